@@ -1,0 +1,179 @@
+"""GuidanceParams: what a request says about guidance, checked once and immutable afterwards.
+
+The same fields arrive as `SamplingParams.extra_args` offline and as JSON over HTTP, so both are
+parsed here, by `GuidanceParams.from_fields`. Anything that looks like guidance but is not understood
+is refused: a typo must never turn into silently unguided text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cfg_core.errors import GuidanceError
+
+SCALE = "guidance_scale"
+NEGATIVE_TEXT = "negative_prompt"
+NEGATIVE_IDS = "negative_prompt_token_ids"
+FIELDS = (SCALE, NEGATIVE_TEXT, NEGATIVE_IDS)
+
+SYNONYMS = {"cfg_scale": SCALE, "negative_prompt_ids": NEGATIVE_IDS}
+"""Names of other systems that mean exactly the same: accepted."""
+
+AMBIGUOUS = ("cfg_weight", "cfg_coef")
+"""Names under which two conventions are in use (off at 0, off at 1): refused with advice."""
+
+GUIDANCE_PREFIXES = ("guidance", "cfg", "negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidanceParams:
+    """Classifier-free guidance of one request: `guided = negative + scale * (conditional - negative)`.
+
+    The blend is taken on log-softmax (arXiv 2306.17806; same convention as `guidance_scale` of
+    Hugging Face transformers: 1 is off). `scale` is any finite real, 0 and negative values included.
+    At most one negative may be given; with none, the negative stream starts at the prompt's last token.
+
+    Raises GuidanceError from the constructor if a value cannot be used.
+    """
+
+    scale: float = 1.0
+    negative_prompt: str | None = None
+    negative_prompt_token_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", check_scale(self.scale))
+        if self.negative_prompt is not None and self.negative_prompt_token_ids is not None:
+            raise GuidanceError(
+                f"{NEGATIVE_TEXT} and {NEGATIVE_IDS} are both given: send only one of them.", NEGATIVE_IDS
+            )
+        if self.negative_prompt is not None:
+            check_negative_text(self.negative_prompt)
+        if self.negative_prompt_token_ids is not None:
+            ids = check_token_ids(self.negative_prompt_token_ids)
+            object.__setattr__(self, "negative_prompt_token_ids", ids)
+        if self.has_negative and not self.enabled:
+            raise GuidanceError(
+                f"{SCALE} is 1 (off), so the negative prompt would have no effect: "
+                f"set {SCALE} above 1 (1.5 is a common start), or leave the negative prompt out.",
+                SCALE,
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """False at scale 1: the guided distribution is the conditional one, and no follower is made."""
+        return self.scale != 1.0
+
+    @property
+    def has_negative(self) -> bool:
+        """True if the request brought its own negative; otherwise it is the prompt's last token."""
+        return self.negative_prompt is not None or self.negative_prompt_token_ids is not None
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any] | None) -> GuidanceParams | None:
+        """Read the guidance fields of a request body or of `SamplingParams.extra_args`.
+
+        Fields of others are ignored; synonyms are understood; a field that looks like guidance and is
+        not known raises GuidanceError. None as a value means "not given". Returns None if the request
+        says nothing about guidance.
+        """
+        given = _canonical(fields or {})
+        if not given:
+            return None
+        ids = given.get(NEGATIVE_IDS)
+        return cls(
+            scale=given.get(SCALE, 1.0),
+            negative_prompt=given.get(NEGATIVE_TEXT),
+            negative_prompt_token_ids=None if ids is None else check_token_ids(ids),
+        )
+
+    def to_extra_args(self) -> dict[str, Any]:
+        """The entries of `SamplingParams.extra_args` that say the same; the inverse of `from_fields`."""
+        out: dict[str, Any] = {SCALE: self.scale}
+        if self.negative_prompt is not None:
+            out[NEGATIVE_TEXT] = self.negative_prompt
+        if self.negative_prompt_token_ids is not None:
+            out[NEGATIVE_IDS] = list(self.negative_prompt_token_ids)
+        return out
+
+
+def looks_like_guidance(name: str) -> bool:
+    """True for field names that a user could only mean as guidance (contract 5.2: refuse if unknown)."""
+    return name.lower().startswith(GUIDANCE_PREFIXES)
+
+
+def check_scale(value: object) -> float:
+    """Return `value` as a finite float or raise GuidanceError. Booleans are not numbers here."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise GuidanceError(f"{SCALE} must be a number, not {type(value).__name__}.", SCALE)
+    try:
+        scale = float(value)
+    except OverflowError:
+        scale = math.inf
+    if not math.isfinite(scale):
+        raise GuidanceError(f"{SCALE} must be finite: send a number such as 1.5 (1 turns guidance off).", SCALE)
+    return scale
+
+
+def check_negative_text(value: object, param: str = NEGATIVE_TEXT) -> str:
+    """Return `value` if it is non-empty text, or raise GuidanceError."""
+    if not isinstance(value, str):
+        raise GuidanceError(f"{param} must be a string, not {type(value).__name__}.", param)
+    if not value:
+        raise GuidanceError(
+            f"{param} is empty: leave the field out to let the negative stream start at the prompt's last token.",
+            param,
+        )
+    return value
+
+
+def check_token_ids(value: object, vocab_size: int | None = None, param: str = NEGATIVE_IDS) -> tuple[int, ...]:
+    """Return `value` as a tuple of token ids, each in [0, vocab_size) if that is given, or raise GuidanceError."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise GuidanceError(f"{param} must be a list of token ids, not {type(value).__name__}.", param)
+    if not value:
+        raise GuidanceError(
+            f"{param} is empty: leave the field out to let the negative stream start at the prompt's last token.",
+            param,
+        )
+    limit = math.inf if vocab_size is None else vocab_size
+    for i, token in enumerate(value):
+        if type(token) is not int:
+            raise GuidanceError(f"{param}[{i}] must be an integer, not {type(token).__name__}.", param)
+        if not 0 <= token < limit:
+            bound = "at least 0" if vocab_size is None else f"in [0, {vocab_size})"
+            raise GuidanceError(f"{param}[{i}] is {token}: token ids of this model are {bound}.", param)
+    return tuple(value)
+
+
+def _canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Guidance fields under their own names; GuidanceError on unknown, ambiguous or doubled ones."""
+    out: dict[str, Any] = {}
+    for name, value in fields.items():
+        if not looks_like_guidance(name):
+            continue
+        canonical = SYNONYMS.get(name, name)
+        if canonical not in FIELDS:
+            raise unknown_field(name, FIELDS)
+        if value is None:
+            continue
+        if canonical in out:
+            raise GuidanceError(f"{name} and {canonical} mean the same and are both given: send only one.", name)
+        out[canonical] = value
+    return out
+
+
+def unknown_field(name: str, known: Sequence[str]) -> GuidanceError:
+    """The refusal for a field that looks like guidance but is not one of `known`."""
+    if name in AMBIGUOUS:
+        return GuidanceError(
+            f"{name} is ambiguous, two conventions are in use. Send {SCALE} instead: "
+            f"{SCALE} = 1 + {name} where 0 means off, {SCALE} = {name} where 1 means off.",
+            name,
+        )
+    near = difflib.get_close_matches(name, [*known, *SYNONYMS], n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return GuidanceError(f"{name} is not a guidance field of this server.{hint} Known: {', '.join(known)}.", name)

@@ -1,0 +1,93 @@
+"""Groups: which streams belong together, and with what weights their predictions are blended.
+
+A *stream* is one token sequence with its own KV block table. The *leader* is the conditional stream, the
+request that the user made; its *followers* are negative streams that receive the leader's tokens. A *group* is
+a leader with its followers; classifier-free guidance is the group of two (design: "words").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FOLLOWER_SUFFIX = "#negative"
+"""Follower i of request R has the id `R#negative<i>`. Request ids that end so are refused at admission."""
+
+
+def follower_id(leader: str, index: int) -> str:
+    """The id of follower `index` (from 0) of the request `leader`."""
+    return f"{leader}{FOLLOWER_SUFFIX}{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A leader, its followers, and one weight per stream (leader first); the weights sum to 1."""
+
+    leader: str
+    followers: tuple[str, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def pair(cls, leader: str, scale: float) -> Group:
+        """Classifier-free guidance with `scale`: weights `(scale, 1 - scale)`."""
+        return cls(leader, (follower_id(leader, 0),), (scale, 1.0 - scale))
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """All stream ids, leader first."""
+        return (self.leader, *self.followers)
+
+
+class GroupTable:
+    """All live groups, found by the id of any of their streams.
+
+    Owned and mutated by the scheduler alone: a group is added at admission, and removed as a whole when its
+    leader finishes or is aborted.
+    """
+
+    def __init__(self) -> None:
+        self._by_stream: dict[str, Group] = {}
+        self._leaders: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._leaders)
+
+    def __iter__(self) -> Iterator[Group]:
+        return (self._by_stream[leader] for leader in self._leaders)
+
+    def __contains__(self, stream: str) -> bool:
+        return stream in self._by_stream
+
+    def of(self, stream: str) -> Group | None:
+        """The group that `stream` belongs to; None for a plain request."""
+        return self._by_stream.get(stream)
+
+    def is_follower(self, stream: str) -> bool:
+        """True if `stream` is a follower of a live group."""
+        group = self._by_stream.get(stream)
+        return group is not None and group.leader != stream
+
+    def add(self, group: Group) -> None:
+        """Add a group, none of whose streams may be known yet."""
+        assert not any(stream in self._by_stream for stream in group.streams), group
+        self._leaders[group.leader] = None
+        self._by_stream.update(dict.fromkeys(group.streams, group))
+
+    def remove(self, stream: str) -> Group | None:
+        """Forget the whole group of `stream` and return it; None if there is none."""
+        group = self._by_stream.get(stream)
+        if group is not None:
+            del self._leaders[group.leader]
+            for member in group.streams:
+                del self._by_stream[member]
+        return group
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls. For tests and debugging."""
+        assert set(self._leaders) == {g.leader for g in self._by_stream.values()}
+        for stream, group in self._by_stream.items():
+            assert stream in group.streams
+            assert len(group.weights) == len(group.streams) >= 2
+            assert math.isclose(sum(group.weights), 1.0, abs_tol=1e-9 * max(map(abs, group.weights)))
+        assert len(self._by_stream) == sum(len(g.streams) for g in self)

@@ -1,0 +1,161 @@
+"""The executable specification of guided decoding: two plain forwards a token, no cache, no batch.
+
+Everything faster in this project must give the tokens that this loop gives. It is written to be read,
+and it shares no code with what it checks: it does not import `cfg_core.blend`.
+
+    conditional stream  c = prompt            + the tokens generated so far
+    negative stream     n = negative prompt   + the same tokens
+    guided              g = log p(. | n) + scale * (log p(. | c) - log p(. | n))
+
+Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7. The
+same numbers come out of `UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face transformers,
+that is of `generate(guidance_scale=..., negative_prompt_ids=...)`: the unit tests hold the two together.
+
+Shapes: T tokens in a stream, V token ids in the vocabulary, N generated tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+FORBIDDEN = -math.inf
+
+Processor = Callable[[Tensor, list[int], list[int]], Tensor]
+"""(guided scores [V], prompt ids, output ids so far) -> scores [V]. It sees a model, never the streams."""
+
+
+class CausalLM(Protocol):
+    """Anything that is called like a Hugging Face causal language model without a cache."""
+
+    def __call__(self, input_ids: Tensor) -> Any:
+        """`input_ids` [1, T] int64 -> an object whose `logits` are [1, T, V], row t for the token after t."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is taken from the scores. Without `uniforms`: the most likely one (greedy).
+
+    `uniforms` are N numbers in [0, 1), one for each token: the same numbers give the same text.
+    `temperature` divides the scores after the processors; greedy decoding ignores it.
+    """
+
+    uniforms: Sequence[float] | None = None
+    temperature: float = 1.0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What came out. `gaps` tell how far each choice was from another one: the least of them bounds
+    the rounding error under which a different implementation still gives the same greedy tokens."""
+
+    token_ids: list[int]
+    log_probs: list[Tensor] = field(repr=False)
+    """N rows [V], the guided distribution before processors and temperature; empty unless asked for."""
+    gaps: list[float] = field(repr=False)
+    """N differences between the two highest scores, after the processors."""
+
+    @property
+    def min_gap(self) -> float:
+        return min(self.gaps, default=math.inf)
+
+
+@torch.inference_mode()
+def guided_generate(
+    model: CausalLM,
+    prompt: Sequence[int],
+    negative: Sequence[int] | None = None,
+    *,
+    scale: float,
+    max_new_tokens: int,
+    eos_token_id: int | None = None,
+    sampling: Sampling = GREEDY,
+    processors: Sequence[Processor] = (),
+    dtype: torch.dtype = torch.float32,
+    keep_log_probs: bool = False,
+) -> Generation:
+    """Continue `prompt` under guidance away from `negative` (by default the prompt's last token).
+
+    The blend is computed in `dtype` (float32 or float64). The loop ends after `max_new_tokens`, or after
+    `eos_token_id`, which is then the last token of the result. `scale` 1 is plain decoding.
+    """
+    prompt = list(prompt)
+    negative = prompt[-1:] if negative is None else list(negative)
+    output: list[int] = []
+    log_probs: list[Tensor] = []
+    gaps: list[float] = []
+    while len(output) < max_new_tokens and (not output or output[-1] != eos_token_id):
+        conditional = next_log_probs(model, prompt + output, dtype)
+        guided = guide(conditional, next_log_probs(model, negative + output, dtype), scale)
+        scores = guided
+        for process in processors:
+            scores = process(scores.clone(), prompt, output)
+        gaps.append(top_gap(scores))
+        if keep_log_probs:
+            log_probs.append(torch.log_softmax(guided, dim=-1))
+        output.append(choose(scores, sampling, step=len(output)))
+    return Generation(token_ids=output, log_probs=log_probs, gaps=gaps)
+
+
+@torch.inference_mode()
+def plain_generate(model: CausalLM, prompt: Sequence[int], *, max_new_tokens: int) -> Generation:
+    """Greedy decoding without guidance: one stream, so that `scale` 1 has something to be equal to."""
+    output: list[int] = []
+    gaps: list[float] = []
+    for _ in range(max_new_tokens):
+        scores = next_log_probs(model, [*prompt, *output], torch.float32)
+        gaps.append(top_gap(scores))
+        output.append(choose(scores, GREEDY, step=len(output)))
+    return Generation(token_ids=output, log_probs=[], gaps=gaps)
+
+
+def next_log_probs(model: CausalLM, token_ids: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """log p(next token | token_ids): [V] in `dtype`. The whole stream is read again each time."""
+    logits: Tensor = model(torch.tensor([list(token_ids)])).logits
+    return torch.log_softmax(logits[0, -1].to(dtype), dim=-1)
+
+
+def guide(conditional: Tensor, negative: Tensor, scale: float) -> Tensor:
+    """`negative + scale * (conditional - negative)`, [V] each; unnormalised log-probabilities.
+
+    A token that the conditional stream forbids (-inf) stays forbidden whatever the scale. One that only
+    the negative stream forbids has no defined difference: it keeps the conditional's log-probability.
+    """
+    guided = negative + scale * (conditional - negative)
+    guided = torch.where(negative == FORBIDDEN, conditional, guided)
+    return guided.masked_fill(conditional == FORBIDDEN, FORBIDDEN)
+
+
+def choose(scores: Tensor, sampling: Sampling, step: int) -> int:
+    """One token id from `scores` [V]: the highest (the first of equals), or by inverting the distribution."""
+    if sampling.uniforms is None:
+        return int(scores.argmax())
+    probs = torch.softmax(scores.double() / sampling.temperature, dim=-1)
+    return invert(probs, sampling.uniforms[step])
+
+
+def invert(probs: Tensor, uniform: float) -> int:
+    """The first token whose cumulated probability exceeds `uniform` in [0, 1). `probs` [V] float64."""
+    cumulated = probs.cumsum(dim=-1)
+    target = torch.tensor(uniform, dtype=cumulated.dtype) * cumulated[-1]
+    return int(torch.searchsorted(cumulated, target, right=True))
+
+
+def draw_uniforms(num_tokens: int, generator: torch.Generator) -> list[float]:
+    """`num_tokens` numbers in [0, 1), float64, from `generator` and nothing else."""
+    drawn: list[float] = torch.rand(num_tokens, generator=generator, dtype=torch.float64).tolist()
+    return drawn
+
+
+def top_gap(scores: Tensor) -> float:
+    """Highest minus second highest of `scores` [V]; inf if only one token is allowed."""
+    first, second = scores.topk(2).values.tolist()
+    return float(first - second)

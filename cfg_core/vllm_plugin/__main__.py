@@ -1,0 +1,26 @@
+"""Print the flags that make `vllm serve` guided: `vllm serve MODEL $(python -m cfg_core.vllm_plugin)`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cfg_core.vllm_plugin import guided_engine_args
+from cfg_core.vllm_plugin.compat import KV_SPLITS
+
+
+def flags(kv_split: str) -> list[str]:
+    """The engine arguments of `guided_engine_args` as command-line flags, without spaces inside a flag."""
+    args = guided_engine_args(kv_split)
+    return [
+        f"--scheduler-cls={args['scheduler_cls']}",
+        f"--worker-cls={args['worker_cls']}",
+        "--no-async-scheduling",
+        f"--additional-config={json.dumps(args['additional_config'], separators=(',', ':'))}",
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m cfg_core.vllm_plugin", description=__doc__)
+    parser.add_argument("--kv-split", choices=KV_SPLITS, default=KV_SPLITS[0])
+    print(" ".join(flags(parser.parse_args().kv_split)))

@@ -1,0 +1,195 @@
+"""Admission: guided requests are checked where the caller can still be told, in vLLM's frontend process.
+
+`install()` wraps `InputProcessor.process_inputs`, which every entry point (LLM, AsyncLLM, `vllm serve`) passes
+each request through. A request that says anything about guidance leaves it either refused, or resolved: with
+the scale, the negative as token ids, and `max_tokens` cut to what both streams can hold.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.input_processor import InputProcessor
+
+from cfg_core.errors import CapacityError, GuidanceError, RequestError
+from cfg_core.groups import FOLLOWER_SUFFIX
+from cfg_core.params import (
+    NEGATIVE_IDS,
+    NEGATIVE_TEXT,
+    SCALE,
+    GuidanceParams,
+    check_token_ids,
+    looks_like_guidance,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.scheduler."
+PRIVATE_NAMES = (
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+    "vllm.renderers.inputs.preprocess:parse_model_prompt",
+    "vllm.config.cache:CacheConfig.kv_cache_size_tokens",
+)
+
+
+def install() -> None:
+    """Wrap `InputProcessor.process_inputs`, once per process."""
+    original = InputProcessor.process_inputs
+    if getattr(original, "guided", False):
+        return
+
+    @functools.wraps(original)
+    def process_inputs(self: InputProcessor, *args: Any, **kwargs: Any) -> EngineCoreRequest:
+        request = original(self, *args, **kwargs)
+        try:
+            admit(self, request)
+        except RequestError as error:
+            # vLLM's servers answer 400 to this one, with the field; its Python callers see a ValueError.
+            raise VLLMValidationError(error.message, parameter=error.param) from error
+        return request
+
+    process_inputs.guided = True  # type: ignore[attr-defined]
+    InputProcessor.process_inputs = process_inputs
+
+
+def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
+    """Resolve the guidance of `request` in place, or raise RequestError. Plain requests pass untouched.
+
+    `request.sampling_params` is the processor's private copy, so changing it changes nothing of the caller's.
+    """
+    sampling: SamplingParams | None = request.sampling_params
+    if sampling is None or not sampling.extra_args:
+        return
+    extra: dict[str, Any] = sampling.extra_args
+    if not any(map(looks_like_guidance, extra)):
+        return
+    params = GuidanceParams.from_fields(extra)
+    rest = {name: value for name, value in extra.items() if not looks_like_guidance(name)}
+    if params is None or not params.enabled:
+        sampling.extra_args = rest or None
+        return
+    _check_engine(processor.vllm_config)
+    _check_request(request)
+    negative = _negative_token_ids(processor, params, request.prompt_token_ids)
+    sampling.max_tokens = _room(processor.vllm_config, request.prompt_token_ids, negative, sampling)
+    sampling.extra_args = {**rest, SCALE: params.scale, NEGATIVE_IDS: list(negative)}
+
+
+def _check_engine(config: VllmConfig) -> None:
+    scheduler = config.scheduler_config.scheduler_cls
+    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "") + "."
+    if not name.startswith(GUIDED_SCHEDULERS):
+        raise GuidanceError(
+            "this engine does not guide: start it with guided_engine_args() from cfg_core.vllm_plugin "
+            "(vllm serve: the flags that `python -m cfg_core.vllm_plugin` prints).",
+            SCALE,
+        )
+
+
+def _check_request(request: EngineCoreRequest) -> None:
+    """Refuse what guidance cannot do exactly."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        raise GuidanceError("guidance needs a prompt of text or token ids, not prompt embeddings.", SCALE)
+    if request.mm_features:
+        raise GuidanceError("guidance of prompts with images, audio or video is not supported yet.", SCALE)
+    if request.resumable:
+        raise GuidanceError("guidance of streaming-input sessions is not supported.", SCALE)
+    if FOLLOWER_SUFFIX in request.request_id:
+        raise GuidanceError(f"a request id may not contain {FOLLOWER_SUFFIX!r}.", "request_id")
+
+
+def _negative_token_ids(
+    processor: InputProcessor, params: GuidanceParams, prompt: list[int]
+) -> tuple[int, ...] | list[int]:
+    """The negative stream's prompt; by default the prompt's last token, as in the paper and in transformers."""
+    if params.negative_prompt_token_ids is not None:
+        vocab_size = processor.vllm_config.model_config.get_vocab_size()
+        return check_token_ids(params.negative_prompt_token_ids, vocab_size)
+    if params.negative_prompt is None:
+        return prompt[-1:]
+    return _tokenize(processor, params.negative_prompt)
+
+
+def _tokenize(processor: InputProcessor, text: str) -> list[int]:
+    """Token ids of the negative text, with special tokens by the same rule as for a prompt."""
+    renderer = processor.renderer
+    if renderer.tokenizer is None:
+        raise GuidanceError(f"this engine has no tokenizer: send {NEGATIVE_IDS} instead.", NEGATIVE_TEXT)
+    parsed = parse_model_prompt(processor.vllm_config.model_config, text)
+    try:
+        (rendered,) = renderer.render_cmpl([parsed], renderer.default_cmpl_tok_params)
+    except ValueError as error:
+        raise CapacityError(f"{NEGATIVE_TEXT}: {error}", NEGATIVE_TEXT) from error
+    ids: list[int] = rendered["prompt_token_ids"]
+    if not ids:
+        raise GuidanceError(f"{NEGATIVE_TEXT} has no tokens: leave it out, or send {NEGATIVE_IDS}.", NEGATIVE_TEXT)
+    return ids
+
+
+def _room(
+    config: VllmConfig, prompt: list[int], negative: list[int] | tuple[int, ...], sampling: SamplingParams
+) -> int:
+    """`max_tokens` cut to the context length of the longer stream; CapacityError if the group can never run."""
+    limit: int = config.model_config.max_model_len
+    if len(negative) >= limit:
+        raise CapacityError(
+            f"the negative prompt has {len(negative)} tokens; with at least one output token it must fit the "
+            f"model's context of {limit}: shorten it.",
+            NEGATIVE_IDS,
+        )
+    asked: int = sampling.max_tokens
+    max_tokens = min(asked, limit - max(len(prompt), len(negative)))
+    pool = _usable_pool(config)
+    if pool is not None and pool_tokens(config, len(prompt), len(negative), max_tokens) > pool:
+        if asked < limit - len(prompt):
+            raise _too_large(config, prompt, negative, asked, pool)
+        # vLLM fills an unset max_tokens with the rest of the context: as far as possible, here as well.
+        max_tokens = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
+        if max_tokens < 1:
+            raise _too_large(config, prompt, negative, 1, pool)
+    if sampling.min_tokens > max_tokens:
+        raise CapacityError(
+            f"min_tokens is {sampling.min_tokens}, but beside these prompts there is room for {max_tokens} tokens.",
+            "min_tokens",
+        )
+    return max_tokens
+
+
+def _usable_pool(config: VllmConfig) -> int | None:
+    """Tokens that the KV pool holds beside vLLM's null block and watermark; None while unknown."""
+    cache = config.cache_config
+    pool: int | None = cache.kv_cache_size_tokens
+    if pool is None:
+        return None
+    set_aside = 1 + int(config.scheduler_config.watermark * (cache.num_gpu_blocks or 0))
+    return pool - int(set_aside * cache.block_size)
+
+
+def pool_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int) -> int:
+    """KV slots, in whole blocks, that a pair occupies when it ends after `max_tokens`."""
+    size: int = config.cache_config.block_size
+    return sum(-(-(length + max_tokens) // size) * size for length in (prompt, negative))
+
+
+def _most_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int, pool: int) -> int:
+    """The largest number of output tokens, at most `max_tokens`, with which the pair fits the pool."""
+    guess = min(max_tokens, (pool - prompt - negative) // 2)
+    while guess > 0 and pool_tokens(config, prompt, negative, guess) > pool:
+        guess -= 1
+    return guess
+
+
+def _too_large(config: VllmConfig, prompt: Any, negative: Any, max_tokens: int, pool: int) -> CapacityError:
+    most = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
+    advice = f"ask for at most {most} tokens" if most > 0 else "shorten the prompts"
+    return CapacityError(
+        f"the prompt ({len(prompt)} tokens), the negative prompt ({len(negative)}) and twice max_tokens "
+        f"({max_tokens}) can never fit the KV pool of {pool} tokens: {advice}, or give the engine more KV memory.",
+        "max_tokens",
+    )

@@ -1,0 +1,88 @@
+"""What the plugin demands of vLLM, and refuses with a sentence.
+
+vLLM's scheduler and runners are not a public interface, so each private name in use lives in one module of
+this package and is listed there as `PRIVATE_NAMES`; tests/contract checks that the pinned vLLM has them all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import vllm
+
+from cfg_core.errors import CompatibilityError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+SUPPORTED_VLLM = "0.32."
+ADDITIONAL_CONFIG = "cfg_serve"
+"""Our corner of vLLM's `additional_config`."""
+
+KV_SPLITS = ("elastic", "even")
+
+PRIVATE_NAMES = (
+    "vllm.v1.engine.core:EngineCore.scheduler",
+    "vllm.v1.core.sched.scheduler:Scheduler.connector",
+    "vllm.v1.core.sched.scheduler:Scheduler.ec_connector",
+    "vllm.v1.core.sched.scheduler:Scheduler.has_mamba_layers",
+    "vllm.v1.core.sched.scheduler:Scheduler.is_encoder_decoder",
+    "vllm.v1.core.sched.scheduler:Scheduler.max_num_active_reqs",
+)
+
+
+def kv_split_of(config: VllmConfig) -> str:
+    """`elastic` or `even`, from `additional_config`; CompatibilityError for anything else."""
+    ours = (config.additional_config or {}).get(ADDITIONAL_CONFIG) or {}
+    return check_kv_split(ours.get("kv_split", KV_SPLITS[0]))
+
+
+def check_kv_split(value: object) -> str:
+    if value not in KV_SPLITS:
+        raise CompatibilityError(f"kv_split is {value!r}: it must be one of {', '.join(KV_SPLITS)}.")
+    return str(value)
+
+
+def check_version() -> None:
+    """Refuse a vLLM that this plugin was not written for."""
+    if not vllm.__version__.startswith(SUPPORTED_VLLM):
+        raise CompatibilityError(
+            f"cfg-serve guides vLLM {SUPPORTED_VLLM}x, this is {vllm.__version__}: install vllm=={SUPPORTED_VLLM}0."
+        )
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Refuse, at engine start, every option under which guidance would not be exact."""
+    check_version()
+    config = scheduler.vllm_config
+    model, parallel, sched = config.model_config, config.parallel_config, config.scheduler_config
+    refused = {
+        "speculative decoding (remove speculative_config)": config.speculative_config is not None,
+        "async scheduling (set async_scheduling=False)": sched.async_scheduling,
+        "Model Runner V2 (set VLLM_USE_V2_MODEL_RUNNER=0)": config.use_v2_model_runner,
+        "pipeline parallelism (set pipeline_parallel_size=1)": parallel.pipeline_parallel_size > 1,
+        "context parallelism": scheduler.dcp_world_size * scheduler.pcp_world_size > 1,
+        "KV connectors (remove kv_transfer_config)": scheduler.connector is not None,
+        "encoder connectors": scheduler.ec_connector is not None,
+        "encoder-decoder models": scheduler.is_encoder_decoder,
+        "models with recurrent state (Mamba, linear attention)": scheduler.has_mamba_layers,
+        "diffusion models": model.is_diffusion,
+        "watermarking (remove watermark_config)": config.watermark_config is not None,
+        "fewer than two sequences at a time (set max_num_seqs to 2 or more)": scheduler.max_num_active_reqs < 2,
+        "a step budget of one token (raise max_num_batched_tokens)": scheduler.max_num_scheduled_tokens < 2,
+    }
+    wrong = [what for what, found in refused.items() if found]
+    if wrong:
+        raise CompatibilityError(f"guidance does not work with {'; '.join(wrong)} in this version of cfg-serve.")
+
+
+def expose_stats() -> None:
+    """Let frontends ask `guidance_stats` of the engine core, as they ask its other utility methods."""
+    from vllm.v1.engine.core import EngineCore
+
+    def guidance_stats(core: Any) -> dict[str, int]:
+        stats: dict[str, int] = core.scheduler.guidance_stats()
+        return stats
+
+    EngineCore.guidance_stats = guidance_stats

@@ -1,0 +1,380 @@
+"""GuidedScheduler: vLLM's scheduler, with groups.
+
+It makes the followers, asks `lockstep.plan` before each step, carries the plan out on vLLM's own queues, and
+checks afterwards. Three hooks into vLLM's `schedule()` do it:
+
+- before it: order of `running`, whole-group preemption, the queue's head (`_carry_out`);
+- inside it: `_reserve_prefill_lookahead` keeps a stream that may not sample one token short of its end;
+- after it: `_update_after_schedule` is the net. A stream that was scheduled to sample without its partners
+  (a plan that vLLM could not follow) has that token taken back, and the worker drops the row.
+
+So a token of a guided request is only ever emitted from a joint step (design, section 6, invariant 1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from cfg_core import lockstep
+from cfg_core.groups import Group, GroupTable
+from cfg_core.params import NEGATIVE_IDS, SCALE, check_scale, check_token_ids
+from cfg_core.vllm_plugin import compat
+from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
+from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+PRIVATE_NAMES = (
+    f"{_SCHEDULER}._handle_blocked_waiting_request",
+    f"{_SCHEDULER}._is_blocked_waiting_status",
+    f"{_SCHEDULER}._pause_state",
+    f"{_SCHEDULER}._preempt_request",
+    f"{_SCHEDULER}._reserve_prefill_lookahead",
+    f"{_SCHEDULER}._update_after_schedule",
+    f"{_SCHEDULER}.adaptive_long_prefill_threshold",
+    f"{_SCHEDULER}.grammar_compile_error_reqs",
+    f"{_SCHEDULER}.kv_cache_manager",
+    f"{_SCHEDULER}.max_num_active_reqs",
+    f"{_SCHEDULER}.max_num_scheduled_tokens",
+    f"{_SCHEDULER}.policy",
+    f"{_SCHEDULER}.requests",
+    f"{_SCHEDULER}.running",
+    f"{_SCHEDULER}.waiting",
+    "vllm.v1.request:Request._block_hasher",
+    "vllm.v1.request:Request.is_prefill_chunk",
+    "vllm.v1.request:Request.prefill_stats",
+)
+
+WAITING_WINDOW = 64
+"""How far into the waiting queue a step looks for groups that may sample in the step that admits them."""
+
+
+class GuidedScheduler(Scheduler):
+    """vLLM's scheduler, with groups. Without a group it runs vLLM's code alone."""
+
+    _pause_state: PauseState
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        compat.check_scheduler(self)
+        compat.expose_stats()
+        self._groups = GroupTable()
+        self._roles = KVRoles(self.kv_cache_manager, self.requests, self.max_model_len)
+        kv_split = compat.kv_split_of(self.vllm_config)
+        self._split = split_pool(
+            kv_split, self.kv_cache_manager, self._roles, self._groups.is_follower, self.max_model_len
+        )
+        self._sampling: frozenset[str] = frozenset()
+        self._kept_prompt_logprobs: dict[str, Any] = {}
+        self._counts = dict.fromkeys(("groups_admitted", "joint_steps", "solo_rows", "group_preemptions"), 0)
+
+    # -- a group's life ----------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Add a request; a guided one becomes a group. Never raises for a bad one: the engine core must live."""
+        extra = request.sampling_params.extra_args if request.sampling_params is not None else None
+        if not extra or extra.get(SCALE, 1) == 1 or request.request_id in self.requests:
+            super().add_request(request)
+            return
+        follower = self._make_follower(request, extra)
+        if follower is None:
+            self._fail(request)
+            return
+        super().add_request(request)
+        self._groups.add(Group.pair(request.request_id, check_scale(extra[SCALE])))
+        self._counts["groups_admitted"] += 1
+        super().add_request(follower)
+
+    def _fail(self, request: Request) -> None:
+        """Finish a request with an error in the next step, without ever scheduling it.
+
+        Admission (in the frontend) refuses such requests with a sentence; this is for frontends without it.
+        """
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        request.structured_output_request = None
+        super().add_request(request)
+        self.grammar_compile_error_reqs.add(request.request_id)
+
+    def _make_follower(self, leader: Request, extra: dict[str, Any]) -> Request | None:
+        """The negative stream's request, next to its leader in every order; None if the group cannot run."""
+        try:
+            group = Group.pair(leader.request_id, check_scale(extra[SCALE]))
+            negative = check_token_ids(extra.get(NEGATIVE_IDS))
+        except ValueError:
+            return None
+        longer = max(len(negative), leader.num_prompt_tokens)
+        leader.max_tokens = min(leader.max_tokens, self.max_model_len - longer)
+        if leader.max_tokens < 1 or not self._split.fits(
+            leader.num_prompt_tokens + leader.max_tokens, len(negative) + leader.max_tokens
+        ):
+            return None
+        follower = Request(
+            request_id=group.followers[0],
+            prompt_token_ids=list(negative),
+            # Greedy is the cheapest row to sample: its token is replaced by the leader's.
+            sampling_params=SamplingParams(
+                temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=leader.max_tokens
+            ),
+            pooling_params=None,
+            client_index=leader.client_index,
+            arrival_time=leader.arrival_time,
+            lora_request=leader.lora_request,
+            cache_salt=leader.cache_salt,
+            priority=leader.priority,
+            block_hasher=leader._block_hasher,
+        )
+        follower.prefill_stats = None
+        return follower
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
+        """Finish requests, each group as a whole. Returns the finished ones that a client knows of."""
+        if request_ids is not None and self._groups:
+            given = {request_ids} if isinstance(request_ids, str) else set(request_ids)
+            request_ids = given.union(*(g.streams for i in given if (g := self._groups.of(i)) is not None))
+        finished = super().finish_requests(request_ids, finished_status)
+        followers = {r.request_id for r in finished if self._groups.is_follower(r.request_id)}
+        for request in finished:
+            self._forget(request.request_id)
+        return [r for r in finished if r.request_id not in followers]
+
+    def _forget(self, stream: str) -> None:
+        group = self._groups.remove(stream)
+        if group is not None:
+            self._kept_prompt_logprobs.pop(group.leader, None)
+
+    # -- a step ------------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """One step's work, as in vLLM; with groups, by `lockstep.plan`."""
+        if not self._groups:
+            return super().schedule(throttle_prefills)
+        plan = lockstep.plan(self._snapshot(), self._roles)
+        self._carry_out(plan)
+        self._sampling = plan.sampling
+        pause = self._pause_state
+        if plan.preempt and pause == PauseState.UNPAUSED:
+            # vLLM admits nothing in a step that preempted; it does not know of ours.
+            self._pause_state = PauseState.PAUSED_NEW
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self._pause_state = pause
+
+    def _snapshot(self) -> lockstep.Snapshot:
+        return lockstep.Snapshot(
+            running=tuple(self._running_units()),
+            waiting=tuple(self._waiting_units()) if self._pause_state == PauseState.UNPAUSED else (),
+            token_budget=min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens),
+            headroom=self._split.headroom(),
+            chunk_limit=self._chunk_limit(),
+            free_slots=self.max_num_active_reqs - len(self.running),
+            by_rank=self.policy == SchedulingPolicy.PRIORITY,
+        )
+
+    def _chunk_limit(self) -> int:
+        """`long_prefill_token_threshold` as vLLM applies it in the step to come; 0 for none."""
+        limit = self.scheduler_config.long_prefill_token_threshold
+        eligible = sum(self.get_request_counts())
+        if limit <= 0 or eligible <= 1:
+            return 0
+        if self.adaptive_long_prefill_threshold:
+            limit = max(limit, self.scheduler_config.max_num_batched_tokens // eligible)
+        return int(limit)
+
+    def _running_units(self) -> Iterator[lockstep.Unit]:
+        """Running requests as units, each group at the place of its first running stream."""
+        by_rank = self.policy == SchedulingPolicy.PRIORITY
+        seen: set[str] = set()
+        for request in self.running:
+            rank = (request.priority, request.arrival_time) if by_rank else ()
+            group = self._groups.of(request.request_id)
+            if group is None:
+                yield lockstep.Unit((_state(request),), rank=rank)
+            elif group.leader not in seen:
+                seen.add(group.leader)
+                yield self._group_unit(group, rank)
+
+    def _group_unit(self, group: Group, rank: tuple[float, ...]) -> lockstep.Unit:
+        members = [self.requests[stream] for stream in group.streams]
+        return lockstep.Unit(
+            streams=tuple(
+                _state(r, r.request_id != group.leader) for r in members if r.status == RequestStatus.RUNNING
+            ),
+            guided=True,
+            missing=tuple(r.request_id for r in members if r.status != RequestStatus.RUNNING),
+            rank=rank,
+        )
+
+    def _waiting_units(self) -> Iterator[lockstep.WaitingUnit]:
+        """The front of the waiting queue, up to the first request that is not ready."""
+        front = list(itertools.islice(self.waiting, WAITING_WINDOW))
+        i = 0
+        while i < len(front) and not self._is_blocked_waiting_status(front[i].status):
+            group = self._groups.of(front[i].request_id)
+            size = 1
+            if group is not None and tuple(r.request_id for r in front[i : i + len(group.streams)]) == group.streams:
+                size = len(group.streams)
+            members = front[i : i + size]
+            yield lockstep.WaitingUnit(
+                tuple(r.request_id for r in members), tuple(r.num_tokens for r in members), guided=size > 1
+            )
+            i += size
+
+    def _carry_out(self, plan: lockstep.StepPlan) -> None:
+        self.running = [self.requests[stream] for stream in plan.order]
+        for unit in plan.preempt:
+            self._preempt_unit(unit)
+        if self.policy == SchedulingPolicy.FCFS:
+            self._to_head(plan.promote)
+
+    def _preempt_unit(self, unit: lockstep.Unit) -> None:
+        """Preempt all streams of a unit; a group returns to the queue's head whole, leader first."""
+        now = time.monotonic()
+        for stream in reversed(unit.streams):
+            self._preempt_request(self.requests[stream.id], now)
+        group = self._groups.of(unit.streams[0].id)
+        if group is not None:
+            self._counts["group_preemptions"] += 1
+            if unit.missing and self.policy == SchedulingPolicy.FCFS:
+                self._to_head(group.streams)
+
+    def _to_head(self, streams: tuple[str, ...]) -> None:
+        """Move waiting streams to the head of the queue, in this order."""
+        for stream in reversed(streams):
+            request = self.requests[stream]
+            if request in self.waiting:
+                self.waiting.remove_request(request)
+                self.waiting.prepend_request(request)
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """vLLM asks here, for each stream it is about to schedule, how many tokens it may compute.
+
+        A guided stream that may not sample in this step stops one token short of its end. A waiting stream of
+        one token is let in all the same (0 would end all admission of the step); the net drops its row.
+        """
+        allowed: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if request.request_id in self._sampling or request.request_id not in self._groups:
+            return allowed
+        short: int = request.num_tokens + request.num_output_placeholders - 1 - num_computed_tokens
+        least = 0 if request.status == RequestStatus.RUNNING else 1
+        return min(allowed, max(short, least))
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a waiting request is ready. A follower is not before its leader (which may await a grammar)."""
+        group = self._groups.of(request.request_id)
+        if group is not None and group.leader != request.request_id:
+            leader = self.requests[group.leader]
+            if self._is_blocked_waiting_status(leader.status):
+                return False
+        ready: bool = super()._handle_blocked_waiting_request(request)
+        return ready
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """After scheduling: tell the worker which rows are joint, and take solo samples back (the net)."""
+        super()._update_after_schedule(scheduler_output)
+        self._sampling = frozenset()
+        if not self._groups:
+            return
+        joint: list[JointRow] = []
+        solo: list[str] = []
+        for group in self._scheduled_groups(scheduler_output):
+            ready = [s for s in group.streams if self._samples(s, scheduler_output)]
+            if len(ready) == len(group.streams):
+                joint.append(JointRow(group.streams, group.weights))
+            else:
+                solo += ready
+        for stream in solo:
+            self._take_back(self.requests[stream])
+        self._counts["joint_steps"] += len(joint)
+        self._counts["solo_rows"] += len(solo)
+        if joint or solo:
+            attach(scheduler_output, StepGuidance(tuple(joint), tuple(solo)))
+
+    def _scheduled_groups(self, scheduler_output: SchedulerOutput) -> Iterable[Group]:
+        groups = (self._groups.of(stream) for stream in scheduler_output.num_scheduled_tokens)
+        return {g.leader: g for g in groups if g is not None}.values()
+
+    def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
+        return stream in scheduler_output.num_scheduled_tokens and not self.requests[stream].is_prefill_chunk
+
+    @staticmethod
+    def _take_back(request: Request) -> None:
+        """Undo the last token of a stream that would have sampled alone; it is computed again in a joint step."""
+        request.num_computed_tokens -= 1
+        request.is_prefill_chunk = True
+
+    # -- its outcome -------------------------------------------------------------------------------------------
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        """vLLM's bookkeeping of a finished step, with the followers hidden and finished with their leaders."""
+        if not self._groups:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        touched = list(self._scheduled_groups(scheduler_output))
+        followers = {f for g in touched for f in g.followers}
+        self._keep_prompt_logprobs(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._close(touched)
+        for per_client in outputs.values():
+            per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
+        return outputs
+
+    def _close(self, groups: list[Group]) -> None:
+        """Finish the followers of finished leaders. A leader never outlives a follower: equal `max_tokens`."""
+        for group in groups:
+            if group.leader not in self.requests and group.leader in self._groups:
+                super().finish_requests(group.followers, RequestStatus.FINISHED_ABORTED)
+                self._forget(group.leader)
+
+    def _keep_prompt_logprobs(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
+        """vLLM returns prompt logprobs with the step that ends the prompt and expects a token beside them: where
+        that step's sample was taken back, they are kept for the joint step."""
+        guidance = StepGuidance.of(scheduler_output)
+        logprobs = model_runner_output.prompt_logprobs_dict
+        if guidance is None or not (logprobs or self._kept_prompt_logprobs):
+            return
+        for stream in guidance.solo:
+            if logprobs.get(stream) is not None:
+                self._kept_prompt_logprobs[stream] = logprobs.pop(stream)
+        for row in guidance.joint:
+            if row.streams[0] in self._kept_prompt_logprobs:
+                logprobs[row.streams[0]] = self._kept_prompt_logprobs.pop(row.streams[0])
+
+    # -- what others may ask -----------------------------------------------------------------------------------
+
+    def guidance_stats(self) -> dict[str, int]:
+        """Counters since start, and what is held now. Blocks are physical; one shared by both roles counts in each."""
+        leaders = self._roles.held(s for s in self.requests if not self._groups.is_follower(s))
+        followers = self._roles.held(f for g in self._groups for f in g.followers)
+        num_running, num_waiting = self.get_request_counts()
+        return {
+            "running": num_running,
+            "waiting": num_waiting,
+            "groups": len(self._groups),
+            **self._counts,
+            "free_blocks": self._roles.free,
+            "total_blocks": self._roles.total,
+            "leader_blocks": len(leaders),
+            "follower_blocks": len(followers),
+        }
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps (design, section 6, invariant 2). For tests."""
+        self._groups.check_integrity()
+        for group in self._groups:
+            outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
+            assert all(o == outputs[0] for o in outputs), group
+        assert set(self._kept_prompt_logprobs) <= {g.leader for g in self._groups}
+
+
+def _state(request: Request, follower: bool = False) -> lockstep.StreamState:
+    remaining = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+    return lockstep.StreamState(request.request_id, remaining, follower)

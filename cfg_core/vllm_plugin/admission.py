@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.input_processor import InputProcessor
 
@@ -38,6 +38,13 @@ PRIVATE_NAMES = (
 )
 
 
+class RefusedError(VLLMValidationError, ValueError):
+    """A guided request that was refused: vLLM's servers answer 400, Python callers see a ValueError."""
+
+    def __init__(self, error: RequestError) -> None:
+        VLLMValidationError.__init__(self, error.message, parameter=error.param)
+
+
 def install() -> None:
     """Wrap `InputProcessor.process_inputs`, once per process."""
     original = InputProcessor.process_inputs
@@ -50,8 +57,7 @@ def install() -> None:
         try:
             admit(self, request)
         except RequestError as error:
-            # vLLM's servers answer 400 to this one, with the field; its Python callers see a ValueError.
-            raise VLLMValidationError(error.message, parameter=error.param) from error
+            raise RefusedError(error) from error
         return request
 
     process_inputs.guided = True  # type: ignore[attr-defined]
@@ -121,11 +127,11 @@ def _tokenize(processor: InputProcessor, text: str) -> list[int]:
     renderer = processor.renderer
     if renderer.tokenizer is None:
         raise GuidanceError(f"this engine has no tokenizer: send {NEGATIVE_IDS} instead.", NEGATIVE_TEXT)
-    parsed = parse_model_prompt(processor.vllm_config.model_config, text)
+    model = processor.vllm_config.model_config
     try:
-        (rendered,) = renderer.render_cmpl([parsed], renderer.default_cmpl_tok_params)
-    except ValueError as error:
-        raise CapacityError(f"{NEGATIVE_TEXT}: {error}", NEGATIVE_TEXT) from error
+        (rendered,) = renderer.render_cmpl([parse_model_prompt(model, text)], renderer.default_cmpl_tok_params)
+    except VLLMClientError as error:  # the renderer's only complaint about plain text is its length
+        raise _negative_too_long(f"more than {model.max_model_len}", model.max_model_len, NEGATIVE_TEXT) from error
     ids: list[int] = rendered["prompt_token_ids"]
     if not ids:
         raise GuidanceError(f"{NEGATIVE_TEXT} has no tokens: leave it out, or send {NEGATIVE_IDS}.", NEGATIVE_TEXT)
@@ -138,11 +144,7 @@ def _room(
     """`max_tokens` cut to the context length of the longer stream; CapacityError if the group can never run."""
     limit: int = config.model_config.max_model_len
     if len(negative) >= limit:
-        raise CapacityError(
-            f"the negative prompt has {len(negative)} tokens; with at least one output token it must fit the "
-            f"model's context of {limit}: shorten it.",
-            NEGATIVE_IDS,
-        )
+        raise _negative_too_long(str(len(negative)), limit, NEGATIVE_IDS)
     asked: int = sampling.max_tokens
     max_tokens = min(asked, limit - max(len(prompt), len(negative)))
     pool = _usable_pool(config)
@@ -159,6 +161,14 @@ def _room(
             "min_tokens",
         )
     return max_tokens
+
+
+def _negative_too_long(num_tokens: str, limit: int, param: str) -> CapacityError:
+    return CapacityError(
+        f"the negative prompt has {num_tokens} tokens; with at least one output token it must fit the model's "
+        f"context of {limit}: shorten it.",
+        param,
+    )
 
 
 def _usable_pool(config: VllmConfig) -> int | None:

@@ -90,4 +90,4 @@ class GroupTable:
             assert stream in group.streams
             assert len(group.weights) == len(group.streams) >= 2
             assert math.isclose(sum(group.weights), 1.0, abs_tol=1e-9 * max(map(abs, group.weights)))
-        assert len(self._by_stream) == sum(len(g.streams) for g in self)
+        assert set(self._by_stream) == {s for g in self._by_stream.values() for s in g.streams}

@@ -145,8 +145,9 @@ def choose(scores: Tensor, sampling: Sampling, step: int) -> int:
 def invert(probs: Tensor, uniform: float) -> int:
     """The first token whose cumulated probability exceeds `uniform` in [0, 1). `probs` [V] float64."""
     cumulated = probs.cumsum(dim=-1)
-    target = torch.tensor(uniform, dtype=cumulated.dtype) * cumulated[-1]
-    return int(torch.searchsorted(cumulated, target, right=True))
+    exceeding = (cumulated > uniform * cumulated[-1]).nonzero()
+    last_possible = probs.nonzero()[-1]  # where rounding lifts the product to the whole sum
+    return int(exceeding[0] if len(exceeding) else last_possible)
 
 
 def draw_uniforms(num_tokens: int, generator: torch.Generator) -> list[float]:

@@ -44,6 +44,11 @@ def simulate(model_folder, seed: int) -> Simulation:
     return sim
 
 
+def simulate_all(model_folder) -> None:
+    for seed in SEEDS:
+        simulate(model_folder, seed)
+
+
 @pytest.mark.parametrize("seed", SEEDS, ids=[f"seed{s}" for s in SEEDS])
 def test_random_load(model_folder, seed):
     sim = simulate(model_folder, seed)
@@ -72,8 +77,7 @@ FAULTS = {
 def test_a_planted_fault_is_caught(model_folder, monkeypatch, fault):
     monkeypatch.setattr(GuidedScheduler, *FAULTS[fault])
     with pytest.raises((AssertionError, RuntimeError, KeyError, IndexError)):
-        for seed in SEEDS:
-            simulate(model_folder, seed)
+        simulate_all(model_folder)
 
 
 def test_plain_requests_take_vllms_own_path(model_folder, monkeypatch):

@@ -87,7 +87,7 @@ def test_only_the_first_half_admitted_group_keeps_its_place():
 
 
 def test_short_of_blocks_whole_units_go_from_the_tail():
-    needs = Needs({name: 16 for name in ("a", "a-", "b", "b-", "p")})
+    needs = Needs(dict.fromkeys(("a", "a-", "b", "b-", "p"), 16))
     step = plan(snapshot(pair("a"), pair("b"), plain("p"), headroom=Headroom(3, 3, 3)), needs)
     assert [u.streams[0].id for u in step.preempt] == ["p", "b"]
     assert step.order == ("a", "a-")
@@ -95,14 +95,14 @@ def test_short_of_blocks_whole_units_go_from_the_tail():
 
 
 def test_under_priority_the_greatest_rank_goes():
-    needs = Needs({name: 16 for name in ("a", "a-", "b", "b-")})
+    needs = Needs(dict.fromkeys(("a", "a-", "b", "b-"), 16))
     running = (pair("a", rank=(2, 0.0)), pair("b", rank=(1, 5.0)))
     step = plan(snapshot(*running, headroom=Headroom(2, 2, 2), by_rank=True), needs)
     assert [u.streams[0].id for u in step.preempt] == ["a"]
 
 
 def test_each_role_has_its_own_room():
-    needs = Needs({name: 16 for name in ("a", "a-", "b", "b-")})
+    needs = Needs(dict.fromkeys(("a", "a-", "b", "b-"), 16))
     running = (pair("a"), pair("b"))
     assert plan(snapshot(*running, headroom=Headroom(4, 2, 2)), needs).preempt == ()
     assert plan(snapshot(*running, headroom=Headroom(4, 3, 1)), needs).preempt != ()
@@ -132,7 +132,7 @@ def test_a_waiting_group_holds_back_when_anything_could_split_it():
 
 
 def test_nothing_is_admitted_to_sample_in_a_step_that_preempts():
-    needs = Needs({name: 16 for name in ("a", "a-", "b", "b-")})
+    needs = Needs(dict.fromkeys(("a", "a-", "b", "b-"), 16))
     step = plan(snapshot(pair("a"), pair("b"), waiting=WAITING, free_slots=2, headroom=Headroom(2, 2, 2)), needs)
     assert step.sampling == {"a", "a-"}
 

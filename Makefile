@@ -1,0 +1,43 @@
+# `make` lists the targets. Everything is installed into .venv and nowhere else (see scripts/setup.py).
+CONFIG ?= configs/cfg.yaml
+ARGS ?=
+PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
+# runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)
+SYSTEM_PYTHON := $(or $(firstword $(foreach p,$(PYTHONS),$(shell command -v $(p) 2>/dev/null))),$(PYTHON))
+BIN := .venv/bin
+export PYTHON TORCH_INDEX CFG_SERVE_DEVICE HOST PORT
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve test check bench lock clean
+
+help:  ## this list
+	@echo "targets of cfg-serve:"
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{printf "%-14s %s\n", $$1, $$2}'
+
+setup:  ## make .venv (PYTHON=..., CFG_SERVE_DEVICE=cpu|cuda, TORCH_INDEX=... if wanted)
+setup-dev: DEV := --dev
+setup setup-dev:
+	@test -n "$(SYSTEM_PYTHON)" || { echo "No python3 was found. Install Python 3.11 to 3.14, or name yours: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(SYSTEM_PYTHON)" scripts/setup.py $(DEV)
+
+serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000)
+	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
+
+test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: setup-dev  ## lint, formatting, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## run the benchmarks (benchmarks/bench_*.py)
+	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python $$script; done
+
+lock: setup  ## compile requirements/*.in into the pinned lists
+	@$(BIN)/python scripts/lock.py
+
+clean:  ## remove .venv and every cache
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,196 @@
+"""What a deployment may say under `args:` in its YAML, checked before any engine starts.
+
+Neither vllm nor ray is imported here: a mistake in a YAML file is reported in milliseconds, on any
+machine. Serve's own options (replicas, autoscaling, resources) stay where Serve users look for them,
+under `deployments:`, and are no business of this module.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import sys
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from cfg_core.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+RESERVED_ENGINE_KEYS = {
+    "model": "name it one level up, as `model`",
+    "served_model_name": "name it one level up, as `served_model_name`",
+    "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
+    "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
+    "async_scheduling": "guidance needs it off in this version",
+}
+"""Engine options that the application sets itself, each with what to do instead."""
+
+
+class AppArgs(BaseModel):
+    """The `args:` of `import_path: deployments.app:build`. Immutable; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field(
+        description="Directory of the model (relative to where you start Serve, or to this repository), "
+        "or a name on the Hugging Face hub.",
+    )
+    served_model_name: str | None = Field(
+        default=None, description="The name that clients send as `model`. Default: the last part of `model`."
+    )
+    kv_split: Literal["elastic", "even"] = Field(
+        default="elastic",
+        description="How leaders and followers share the KV pool: `elastic` moves the boundary with demand, "
+        "`even` gives each half of it.",
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the vLLM engine: the field names of vLLM's AsyncEngineArgs.",
+    )
+    ready_timeout_s: float = Field(
+        default=5.0, gt=0, description="How long /ready waits for the engine's answer before it says 503."
+    )
+    num_retries: int = Field(
+        default=1,
+        ge=0,
+        description="How often a request is sent to another replica when its engine is lost before the first byte.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            check_keys(values, cls.model_fields, "args")
+        return values
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine_keys(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        check_engine_keys(engine)
+        return engine
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients send as `model`."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of one engine: tensor parallel times pipeline parallel."""
+        return int(self.engine.get("tensor_parallel_size", 1)) * int(self.engine.get("pipeline_parallel_size", 1))
+
+    def resolved(self) -> AppArgs:
+        """The same arguments with the model as an absolute path: replicas may run in another directory.
+
+        Raises ConfigError if the model directory does not exist.
+        """
+        return self.model_copy(update={"model": resolve_model(self.model), "served_model_name": self.model_name})
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of vLLM's AsyncEngineArgs, still without those of the guided plugin.
+
+        Several workers run as Ray actors in the replica's placement group, unless the YAML names another
+        executor.
+        """
+        base: dict[str, Any] = {"model": self.model, "served_model_name": [self.model_name]}
+        if self.num_workers > 1:
+            base["distributed_executor_backend"] = "ray"
+        return base | self.engine
+
+
+def check_keys(given: Collection[str], known: Collection[str], where: str) -> None:
+    """Raise ConfigError on the first key of `given` that is not in `known`, naming the nearest one."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known)[:20])}."
+            raise ConfigError(f"unknown key `{key}` in `{where}`: {hint}")
+
+
+def check_engine_keys(engine: Collection[str]) -> None:
+    """Raise ConfigError on an option that this vLLM does not have, or that the application sets itself."""
+    for key, instead in RESERVED_ENGINE_KEYS.items():
+        if key in engine:
+            raise ConfigError(f"`{key}` in `engine` is set by the application: {instead}.")
+    known = vllm_engine_fields()
+    if known is not None:
+        check_keys(engine, known - RESERVED_ENGINE_KEYS.keys(), "engine")
+
+
+@cache
+def vllm_engine_fields() -> frozenset[str] | None:
+    """Field names of vLLM's AsyncEngineArgs, read from its source: importing vllm takes ten seconds.
+
+    None if vllm is not installed here, as on the head node of a cluster; the replica then checks.
+    """
+    spec = importlib.util.find_spec("vllm")
+    roots = (spec.submodule_search_locations if spec else None) or []
+    sources = [path for root in roots if (path := Path(root) / "engine" / "arg_utils.py").is_file()]
+    if not sources:
+        return None
+    tree = ast.parse(sources[0].read_text(encoding="utf-8"))
+    return frozenset(
+        field.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and not field.target.id.startswith("_")
+    )
+
+
+def resolve_model(name: str, cwd: Path | None = None) -> str:
+    """The absolute path of a model directory, or `name` itself if it can only be a name on the hub.
+
+    Relative names are looked for in `cwd` (default: the current directory), then in this repository.
+    Raises ConfigError if `name` is meant as a path (`/`, `.`, `~`, or inside a directory that exists)
+    and there is no such directory.
+    """
+    path = Path(name).expanduser()
+    roots = (cwd or Path.cwd(), REPOSITORY)
+    for root in roots:
+        if (root / path).is_dir():
+            return str((root / path).resolve())
+    parents = [root / path.parts[0] for root in roots if len(path.parts) > 1]
+    if name.startswith(("/", ".", "~")) or any(parent.is_dir() for parent in parents):
+        raise ConfigError(f"model directory `{name}` does not exist.{_nearest_directory(path, parents)}")
+    return name
+
+
+def _nearest_directory(path: Path, parents: list[Path]) -> str:
+    """A hint that names the sibling directory whose name is nearest to the missing one."""
+    siblings = [entry.name for parent in parents if parent.is_dir() for entry in parent.iterdir() if entry.is_dir()]
+    near = difflib.get_close_matches(path.name, siblings, n=1)
+    return f" Did you mean `{path.parent / near[0]}`?" if near else ""
+
+
+def complaints(path: Path) -> list[str]:
+    """What is wrong with the `args:` in a Serve config file, a sentence each; empty if nothing is."""
+    found = []
+    for application in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]:
+        try:
+            AppArgs.model_validate(application.get("args") or {}).resolved()
+        except ValidationError as error:
+            found += [_sentence(item) for item in error.errors()]
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def _sentence(item: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, item["loc"]))
+    message = item["msg"].removeprefix("Value error, ")
+    return message if item["type"] == "value_error" else f"`{where}` in `args`: {message}."
+
+
+if __name__ == "__main__":  # python -m deployments.config FILE: checks a file in no time, before `serve run` does
+    if errors := complaints(Path(sys.argv[1])):
+        sys.exit("\n".join(f"{sys.argv[1]}: {error}" for error in errors))

@@ -1,0 +1,105 @@
+"""ModelReplica: a Serve replica that owns one guided vLLM engine.
+
+Importing this module is cheap: vllm is imported when a replica starts.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import ray
+from ray import serve
+
+from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from deployments.config import AppArgs
+from deployments.protocol import Endpoint, Guidance
+
+logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
+
+_WATCH_INTERVAL_S = 0.2
+_FAREWELL_S = 0.5
+
+
+@serve.deployment(max_ongoing_requests=64, max_queued_requests=256)
+class ModelReplica:
+    """Called by CfgRouter. One call of `generate` carries a whole group: the leader and its negative.
+
+    Errors are yielded or returned, as values of `cfg_core.errors`, not raised: Serve logs a traceback
+    for what is raised, and a refused request is no event.
+    """
+
+    async def __init__(self, args: AppArgs) -> None:
+        from deployments.vllm_serving import VllmServer
+
+        group = ray.util.get_current_placement_group() if args.num_workers > 1 else None
+        self._server = await VllmServer.start(args.engine_kwargs(), args.kv_split, group)
+        self._watchdog = asyncio.create_task(self._exit_with_engine())
+
+    async def generate(
+        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None, headers: dict[str, str]
+    ) -> AsyncIterator[str | CfgServeError]:
+        """Yield the SSE chunks of a stream, or one JSON text; a CfgServeError is the last item if it failed.
+
+        Cancelling the call, or closing the iterator, aborts the group in the engine.
+        """
+        try:
+            async with aclosing(self._server.generate(endpoint, body, guidance, headers)) as texts:
+                async for text in texts:
+                    yield text
+        except CfgServeError as error:
+            yield self._noted(error)
+
+    async def models(self) -> str | CfgServeError:
+        """The answer of /v1/models, as JSON text."""
+        return await self._value(self._server.models())
+
+    async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | CfgServeError:
+        """The answer of /tokenize, as JSON text."""
+        return await self._value(self._server.tokenize(body, headers))
+
+    async def detokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | CfgServeError:
+        """The answer of /detokenize, as JSON text."""
+        return await self._value(self._server.detokenize(body, headers))
+
+    async def _value(self, answer: Awaitable[T]) -> T | CfgServeError:
+        try:
+            return await answer
+        except CfgServeError as error:
+            return self._noted(error)
+
+    def _noted(self, error: CfgServeError) -> CfgServeError:
+        """`error`, with a log line if it is the server's fault. Whatever fails on a dead engine, fails for that."""
+        if self._server.errored:
+            return EngineDeadError("The engine was lost: send the request again.")
+        if not isinstance(error, RequestError):
+            logger.error("%s: %s", type(error).__name__, error)
+        return error
+
+    async def engine_state(self) -> dict[str, int] | CfgServeError:
+        """Requests, groups and KV blocks, as the engine process holds them at this moment."""
+        return await self._value(self._server.stats())
+
+    async def check_health(self) -> None:
+        """Called by Serve at each health check period: raises if the engine is dead."""
+        await self._server.check_health()
+
+    async def _exit_with_engine(self) -> None:
+        """A dead engine does not come back: leave at once, and let Serve start another replica.
+
+        Serve alone would notice after three failed health checks, and answer with errors until then.
+        """
+        while not self._server.errored:  # noqa: ASYNC110 - vLLM offers a flag, no event
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+        logger.error("The engine is dead: this replica exits.")
+        await asyncio.sleep(_FAREWELL_S)  # running streams send their error event
+        os._exit(1)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watchdog"):
+            self._watchdog.cancel()
+            self._server.shutdown()

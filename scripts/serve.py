@@ -1,0 +1,232 @@
+"""What `make serve` runs: `serve run CONFIG` on a Ray of its own, in the foreground, until Ctrl-C.
+
+    .venv/bin/python scripts/serve.py configs/cfg.yaml        HOST=127.0.0.1 PORT=8000 override the YAML's
+
+Ray's own ports are on the loopback address, guarded by a token made for this run; it keeps its files in a
+temporary folder and has no dashboard. Every process below this one is ended before it returns, however that comes:
+this process adopts orphans (PR_SET_CHILD_SUBREAPER), so none can escape the sweep at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+LOOPBACK = "127.0.0.1"
+START_TIMEOUT_S = 1800.0  # a first download of a large model is slow, and says so in the log
+PR_SET_CHILD_SUBREAPER = 36
+FAILED = re.compile(r"DEPLOY_FAILED|Deploying app\S* .*failed|Exception in Replica\(.* the replica will be stopped")
+COLOUR, WRITER = re.compile(r"\x1b\[\d*m"), re.compile(r"^\([\w:]+ pid=\d+\) ?", re.M)  # Ray's, in its log
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+T0 = time.monotonic()
+
+
+class ServeError(Exception):
+    """The server cannot start. The message says why, and what to do."""
+
+
+class Stopped(Exception):
+    """Ctrl-C, SIGTERM or the terminal was closed."""
+
+
+def say(text: str) -> None:
+    print(f"[serve {time.monotonic() - T0:4.0f} s] {text}", flush=True)
+
+
+# ---- the configuration ----------------------------------------------------------------------------
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], str, int]:
+    """The YAML with HOST and PORT written into it, and the two. Without either it listens on 127.0.0.1:8000."""
+    if not path.is_file():
+        raise ServeError(f"{path} does not exist. Name a YAML file: make serve CONFIG=configs/cfg.yaml")
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    options = config.setdefault("http_options", {})
+    options["host"] = os.environ.get("HOST") or options.get("host", LOOPBACK)
+    options["port"] = int(os.environ.get("PORT") or options.get("port", 8000))
+    return config, options["host"], options["port"]
+
+
+def check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServeError(
+                f"{host}:{port} cannot be listened on ({error.strerror}). Stop what uses it, or take another: "
+                f"make serve PORT={port + 1}"
+            ) from None
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Ours, with telemetry off and a token of this run: nobody else on this machine can submit work to our Ray."""
+    env = dict(os.environ, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_TMPDIR=str(folder))
+    env.pop("RAY_ADDRESS", None)  # a cluster of this name would be used instead of ours
+    env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # on any system: this node's address is the loopback one
+    env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}.items():
+        env.setdefault(name, value)
+    return env
+
+
+# ---- starting -------------------------------------------------------------------------------------
+
+
+def spawn(command: list[str], env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that Ctrl-C reaches this process alone, which then ends the others in order."""
+    return subprocess.Popen(
+        command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def wait_until_ready(url: str, serve_run: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when /ready answers 200; ServeError if the application failed, or took too long."""
+    told = time.monotonic()
+    while not answers(f"{url}/ready"):
+        if serve_run.poll() is not None or FAILED.search(log.read_text(errors="replace")):
+            time.sleep(1.0)  # the rest of the traceback
+            raise ServeError("the application did not start")
+        if time.monotonic() - T0 > START_TIMEOUT_S:
+            raise ServeError(f"not ready after {START_TIMEOUT_S:.0f} s")
+        if time.monotonic() - told >= 15:
+            told = time.monotonic()
+            say("  still loading")
+        time.sleep(0.5)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def example(url: str) -> str:
+    """A curl line for the model that is served."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 40, "guidance_scale": 1.5}
+    return f"curl -s {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'"
+
+
+# ---- stopping -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_process_left() -> Iterator[None]:
+    """Adopt every orphan below us; at the end, end what is still there."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        for sig in STOP_SIGNALS:
+            signal.signal(sig, signal.SIG_IGN)  # nothing interrupts the sweep
+        for sig, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            for pid in descendants():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sig)
+            wait_for(lambda: not descendants(), patience_s)
+
+
+def descendants() -> list[int]:
+    """Every living process below this one, read from /proc after reaping the dead."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+    found = children.get(os.getpid(), [])
+    for pid in found:  # grows while it is walked
+        found.extend(children.get(pid, []))
+    return found
+
+
+def stop(process: subprocess.Popen[bytes], sig: signal.Signals, patience_s: float) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, sig)
+        wait_for(lambda: process.poll() is not None, patience_s)
+
+
+def wait_for(done: Any, patience_s: float) -> None:
+    limit = time.monotonic() + patience_s
+    while not done() and time.monotonic() < limit:
+        time.sleep(0.1)
+
+
+def raise_stopped(signum: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+# ---- the whole ------------------------------------------------------------------------------------
+
+
+def serve(path: Path, folder: Path) -> None:
+    """Start everything, say when it is ready, and return only by an exception."""
+    config, host, port = read_config(path)
+    check_port(host, port)
+    derived, log = folder / "config.yaml", folder / "serve.log"
+    derived.write_text(yaml.safe_dump(config, sort_keys=False))
+    url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+    with log.open("ab") as sink, no_process_left():
+        say(f"starting Ray and loading {path.name} (log: {log})")
+        command = [sys.executable, str(ROOT / "scripts" / "serve_run.py"), str(derived)]
+        serve_run = spawn(command, environment(folder), sink.fileno())
+        try:
+            wait_until_ready(url, serve_run, log)
+            say(f"ready on {url}; Ctrl-C stops it. Try:\n\n{example(url)}\n")
+            serve_run.wait()
+            raise ServeError("`serve run` ended by itself")
+        except ServeError as error:
+            raise ServeError(f"{error}. The end of its log:\n\n{last_lines(log)}") from None
+        finally:
+            say("stopping")
+            stop(serve_run, signal.SIGINT, 20)
+
+
+def last_lines(log: Path, count: int = 25) -> str:
+    plain = WRITER.sub("", COLOUR.sub("", log.read_text(errors="replace")))
+    return "\n".join(plain.splitlines()[-count:])
+
+
+def main() -> int:
+    for sig in STOP_SIGNALS:
+        signal.signal(sig, raise_stopped)
+    folder = Path(tempfile.mkdtemp(prefix="cfg-serve-"))
+    try:
+        serve(Path(sys.argv[1] if len(sys.argv) > 1 else "configs/cfg.yaml"), folder)
+    except Stopped:
+        say("stopped")
+        return 0
+    except ServeError as error:
+        print(f"\nserve: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

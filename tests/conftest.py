@@ -1,0 +1,48 @@
+"""What every test runs under: no network, no telemetry, quiet logs; cheap folders first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # ray.init() would otherwise write a token file into the home directory
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+for _name, _value in ENVIRONMENT.items():  # here, not in a fixture: these are read when ray and vllm are imported
+    os.environ.setdefault(_name, _value)
+
+# A busy machine is slow, not wrong: no time limit on single examples, none on making them.
+settings.register_profile("cfg-serve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("cfg-serve")
+
+FOLDERS = ("unit", "simulation", "contract", "engine", "serve", "gpu")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _rank(item.path))
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _rank(path: Path) -> int:
+    """Place of a test's folder in FOLDERS; unknown folders come last."""
+    folder = path.relative_to(HERE).parts[0]
+    return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

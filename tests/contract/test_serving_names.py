@@ -1,0 +1,73 @@
+"""What deployments/ takes for granted of the pinned vLLM. A failure here is an upgrade note, not a bug."""
+
+import dataclasses
+import importlib
+
+import pytest
+
+vllm_serving = pytest.importorskip("deployments.vllm_serving")
+
+NAMES = [(path, name) for path, names in vllm_serving.PRIVATE.items() for name in names]
+
+
+@pytest.mark.parametrize(("path", "name"), NAMES, ids=lambda value: value.split(".")[-1])
+def test_private_names_exist(path, name):
+    module, cls = path.split(":")
+    owner = getattr(importlib.import_module(module), cls)
+    fields = owner.model_fields if hasattr(owner, "model_fields") else getattr(owner, "__dataclass_fields__", {})
+    assert hasattr(owner, name) or name in fields
+
+
+def test_the_engine_answers_for_its_scheduler():
+    """`VllmServer.stats` asks the engine core for a method that the plugin puts there."""
+    from vllm.v1.engine.core import EngineCore
+
+    from cfg_core.vllm_plugin import compat
+
+    compat.expose_stats()
+    assert callable(EngineCore.guidance_stats)
+
+
+def test_engine_options_read_from_source_are_the_real_ones():
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from deployments.config import vllm_engine_fields
+
+    fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert vllm_engine_fields() == {name for name in fields if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("request_cls", [vllm_serving.CompletionRequest, vllm_serving.ChatCompletionRequest])
+def test_no_field_of_vllm_is_taken_for_guidance(request_cls):
+    """Else read_guidance would refuse a valid plain request, or vLLM would read a field of ours."""
+    from cfg_core.params import looks_like_guidance
+    from deployments.protocol import near_miss
+
+    assert not [name for name in request_cls.model_fields if looks_like_guidance(name) or near_miss(name)]
+
+
+def test_unknown_fields_pass_vllm_unread():
+    """Why read_guidance refuses them: vLLM does not."""
+    assert vllm_serving.CompletionRequest.model_validate({"prompt": "x", "guidance_scale": 2})
+
+
+@pytest.mark.parametrize("output", ["completion", "chat"])
+def test_chunks_are_written_as_sse_reads_them(output):
+    """deployments/sse.py looks for these byte sequences in vLLM's chunks."""
+    from vllm.entrypoints.openai.chat_completion import protocol as chat
+    from vllm.entrypoints.openai.completion import protocol as completion
+
+    from deployments import sse
+
+    if output == "chat":
+        delta = chat.DeltaMessage(content='"finish_reason":"abort"')
+        choice = chat.ChatCompletionResponseStreamChoice(index=0, delta=delta, finish_reason=None)
+        chunk = chat.ChatCompletionStreamResponse(model="m", choices=[choice])
+    else:
+        choice = completion.CompletionResponseStreamChoice(index=0, text='"finish_reason":"abort"', finish_reason=None)
+        chunk = completion.CompletionStreamResponse(model="m", choices=[choice])
+    assert not sse.may_be_last(chunk.model_dump_json(exclude_unset=True))
+    choice.finish_reason = "length"
+    assert sse.may_be_last(chunk.model_dump_json(exclude_unset=True))
+    chunk.choices = []
+    assert sse.may_be_last(chunk.model_dump_json(exclude_unset=True))

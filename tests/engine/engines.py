@@ -1,0 +1,191 @@
+"""One vLLM engine in this process, and the questions that tests ask it.
+
+vllm is imported when the first engine starts, not when the tests are collected. Every `generate` ends with
+`assert_idle`: whatever ran, no request and no KV block is left behind.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, Case, Oracle
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler and worker in this process: tests look inside
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+BLOCK_SIZE = 32
+ROOMY = {"num_gpu_blocks_override": 2048, "max_num_batched_tokens": 2048, "max_num_seqs": 256}
+"""Everything fits at once: no chunk, no preemption."""
+BUDGET_16 = {"num_gpu_blocks_override": 2048, "max_num_batched_tokens": 16, "max_num_seqs": 16}
+"""Long prompts take up to ten steps; at most 16 streams."""
+SMALL_POOL = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 256, "max_num_seqs": 64}
+"""15 blocks of 32 tokens: the largest group (150 + 120 prompt tokens) takes 11 or 12 of them."""
+TIGHT = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 16, "max_num_seqs": 16}
+"""Budget and pool small at once. Models with two KV groups need twice the blocks."""
+
+
+class Engine:
+    """`LLM` with the plugin (or stock vLLM, `guided=False`) on the model in `folder`. `close` it."""
+
+    def __init__(self, folder: Path, *, guided: bool = True, kv_split: str = "elastic", **options: Any) -> None:
+        from vllm import LLM
+
+        from cfg_core.vllm_plugin import guided_engine_args
+
+        inspect_in_process(folder)
+        plugin: dict[str, Any] = {}
+        if guided:
+            plugin = guided_engine_args(**({} if kv_split == "elastic" else {"kv_split": kv_split}))
+        basics: dict[str, Any] = {
+            "max_model_len": 256,
+            "enforce_eager": True,
+            "dtype": "float32",
+            "block_size": BLOCK_SIZE,
+            "kv_cache_memory_bytes": 64 << 20,
+            "disable_log_stats": False,
+        }
+        self.llm = LLM(str(folder), **{**basics, **options}, **plugin)
+        self.guided = guided
+        if guided:
+            check_after_each_step(self.scheduler)
+
+    @property
+    def core(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    def stats(self) -> dict[str, int]:
+        """Counts of groups, blocks and steps; only with the plugin."""
+        counts: dict[str, int] = self.scheduler.guidance_stats()
+        return counts
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **options: Any
+    ) -> list[RequestOutput]:
+        """All at once; outputs in the order of `prompts`. Nothing may be left behind."""
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs: list[RequestOutput] = self.llm.generate(inputs, list(params), use_tqdm=False, **options)
+        self.assert_idle()
+        return outputs
+
+    def guide(self, cases: Sequence[Case], **options: Any) -> list[list[int]]:
+        """Greedy tokens of `cases`, all in one batch; `options` go to SamplingParams.
+
+        Every token comes from a joint step of its group, and no joint step is done twice.
+        """
+        before = self.stats()["joint_steps"]
+        got = tokens(self.generate([case.prompt for case in cases], [guided(case, **options) for case in cases]))
+        assert self.stats()["joint_steps"] - before == sum(map(len, got))
+        return got
+
+    def assert_idle(self) -> None:
+        """No request of any kind, every block free, every group gone."""
+        scheduler = self.scheduler
+        assert not scheduler.requests
+        assert not scheduler.running
+        assert not scheduler.waiting
+        pool = scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # one is vLLM's null block
+        if self.guided:
+            stats = self.stats()
+            left = {key: stats[key] for key in ("running", "waiting", "groups", "leader_blocks", "follower_blocks")}
+            assert not any(left.values()), left
+            assert stats["free_blocks"] == stats["total_blocks"]
+
+    @contextmanager
+    def prefix_hits(self) -> Iterator[dict[tuple[int, ...], int]]:
+        """While open: prompt of a stream (leader's or follower's) -> most tokens found in the prefix cache."""
+        manager, hits = self.scheduler.kv_cache_manager, {}
+        original = manager.get_computed_blocks
+
+        def count(request: Any) -> Any:
+            found = original(request)
+            prompt = tuple(request.prompt_token_ids)
+            hits[prompt] = max(hits.get(prompt, 0), found[1])
+            return found
+
+        manager.get_computed_blocks = count
+        try:
+            yield hits
+        finally:
+            del manager.get_computed_blocks
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+
+def check_after_each_step(scheduler: Any) -> None:
+    """Call `check_integrity` whenever the outcome of a step has been booked."""
+    original = scheduler.update_from_output
+
+    def update_from_output(*args: Any) -> Any:
+        outputs = original(*args)
+        scheduler.check_integrity()
+        return outputs
+
+    scheduler.update_from_output = update_from_output
+
+
+def plain(**options: Any) -> SamplingParams:
+    """Greedy, NEW_TOKENS tokens, no guidance, unless `options` say otherwise."""
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **options})
+
+
+def guided(case: Case, **options: Any) -> SamplingParams:
+    """As `plain`, guided as `case` says."""
+    fields = {"guidance_scale": case.scale, "negative_prompt_token_ids": list(case.negative)}
+    return plain(**{"extra_args": fields, **options})
+
+
+def tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def mixture(oracle: Oracle) -> tuple[list[tuple[int, ...]], list[SamplingParams], list[list[int]]]:
+    """Every pair at scale 1.5 and 3, each followed by its plain prompt: prompts, parameters, HF's tokens."""
+    prompts, params, want = [], [], []
+    for i, case in enumerate(CASES):
+        if case.scale not in (1.5, 3.0):
+            continue
+        prompts += [case.prompt, case.prompt]
+        params += [guided(case), plain()]
+        want += [oracle.guided[i], oracle.plain[PROMPTS.index(case.prompt)]]
+    assert len(want) == 4 * len(PAIRS)
+    return prompts, params, want
+
+
+def inspect_in_process(folder: Path) -> None:
+    """Import the model class here. vLLM would start a process for that, half a minute for each architecture."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+
+    architecture = AutoConfig.from_pretrained(folder).architectures[0]
+    lazy = ModelRegistry.models[architecture]
+    ModelRegistry.register_model(architecture, lazy.load_model_cls())
+
+
+def differences(got: Sequence[list[int]], want: Sequence[list[int]]) -> list[str]:
+    """One line for each sequence that differs: which, and from which token on. Empty if all are equal."""
+    assert len(got) == len(want)
+    lines = []
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if a != b:
+            first = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            lines.append(f"sequence {i}: {len(a)} tokens for {len(b)}, first difference at {first}")
+    return lines

@@ -1,0 +1,354 @@
+"""One guided request and everything that may be asked of it: negatives, logprobs, penalties, grammars, limits.
+
+The oracle is the reference loop with the same processors behind the blend (design, 6.7): guidance changes the
+model, everything else sees a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import ROOMY, Engine, differences, guided, plain, tokens
+from oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, SCALES, Case, Oracle, rounding
+from tiny_models import EOS
+from torch import Tensor
+
+from cfg_core.reference import FORBIDDEN, Processor
+
+SAMPLE = CASES[::5]
+"""15 cases, every scale and every pair among them."""
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
+    grammar = {"backend": "xgrammar", "disable_any_whitespace": True}
+    engine = Engine(model_folder("llama"), structured_outputs_config=grammar, **ROOMY)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def most_requests(engine: Engine) -> Iterator[list[int]]:
+    """The number of requests in the scheduler at each step: a follower would be one."""
+    counts: list[int] = []
+    original = engine.scheduler.schedule
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        counts.append(len(engine.scheduler.requests))
+        return original(*args, **kwargs)
+
+    engine.scheduler.schedule = schedule
+    yield counts
+    del engine.scheduler.schedule
+
+
+# --- what makes a group
+
+
+@pytest.mark.parametrize("extra_args", [None, {}, {"guidance_scale": 1.0}, {"guidance_scale": 1}, {"other": 5}])
+def test_no_guidance_makes_no_follower(
+    engine: Engine, llama: Oracle, most_requests: list[int], extra_args: dict[str, Any] | None
+) -> None:
+    prompt = PROMPTS[0]
+    assert tokens(engine.generate([prompt], [plain(extra_args=extra_args)])) == [llama.plain[0]]
+    assert max(most_requests) == 1
+
+
+def test_guidance_makes_one_follower(engine: Engine, llama: Oracle, most_requests: list[int]) -> None:
+    assert engine.guide([CASES[3]]) == [llama.guided[3]]
+    assert max(most_requests) == 2
+
+
+def test_default_negative_is_the_last_prompt_token(engine: Engine, llama: Oracle) -> None:
+    """As `generate(guidance_scale=...)` without negative_prompt_ids."""
+    params = [plain(extra_args={"guidance_scale": scale}) for scale in (0.5, 3.0) for _ in PROMPTS]
+    want = [llama.hf(prompt, scale=scale) for scale in (0.5, 3.0) for prompt in PROMPTS]
+    assert differences(tokens(engine.generate(PROMPTS * 2, params)), want) == []
+
+
+def test_a_negative_of_text_is_read_as_a_prompt_is(engine: Engine, llama: Oracle) -> None:
+    """With the tokenizer's beginning-of-sequence token, as for `prompt`. é is two tokens."""
+    text = "A café at night: no éclairs."
+    ids = engine.llm.get_tokenizer().encode(text)
+    assert ids[0] == 0
+    assert len(ids) == 1 + len(text.encode())
+    case = Case(PROMPTS[0], tuple(ids), 3.0)
+    as_text = plain(extra_args={"guidance_scale": 3.0, "negative_prompt": text})
+    got = tokens(engine.generate([case.prompt, case.prompt], [as_text, guided(case)]))
+    assert differences(got, [llama.reference(case).token_ids] * 2) == []
+
+
+def test_synonyms(engine: Engine, llama: Oracle) -> None:
+    case = CASES[3]
+    params = plain(extra_args={"cfg_scale": case.scale, "negative_prompt_ids": list(case.negative)})
+    assert tokens(engine.generate([case.prompt], [params])) == [llama.guided[3]]
+
+
+def test_params_of_the_caller_are_left_alone(engine: Engine) -> None:
+    """One SamplingParams for many prompts: the default negative of one must not become that of the next."""
+    params = plain(extra_args={"guidance_scale": 3.0})
+    together = tokens(engine.generate(PROMPTS[:3], [params] * 3))
+    assert params.extra_args == {"guidance_scale": 3.0}
+    assert params.max_tokens == NEW_TOKENS
+    assert together == [
+        tokens(engine.generate([p], [plain(extra_args={"guidance_scale": 3.0})]))[0] for p in PROMPTS[:3]
+    ]
+
+
+# --- log-probabilities
+
+
+def test_logprobs_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
+    """Within 1e-4 up to scale 1.5, and what rounding makes of that above: the values go down to -290 at 7.5."""
+    outputs = engine.generate([c.prompt for c in SAMPLE], [guided(c, logprobs=5, max_tokens=8) for c in SAMPLE])
+    for case, output in zip(SAMPLE, outputs, strict=True):
+        want = llama.reference(case, max_new_tokens=8, keep_log_probs=True)
+        got = output.outputs[0]
+        assert list(got.token_ids) == want.token_ids
+        for row, said in zip(want.log_probs, got.logprobs, strict=True):
+            assert set(row.topk(5).indices.tolist()) <= set(said)
+            worst = max(abs(entry.logprob - row[token].item()) for token, entry in said.items())
+            assert worst < 2 * rounding(case.scale), case.scale
+
+
+def test_prompt_logprobs_are_the_conditional_streams(engine: Engine, llama: Oracle) -> None:
+    """Two groups and a plain request side by side."""
+    cases = [CASES[4], CASES[40]]
+    prompts = [*(case.prompt for case in cases), PROMPTS[2]]
+    params = [*(guided(case, prompt_logprobs=2) for case in cases), plain(prompt_logprobs=2)]
+    for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
+        check_prompt_logprobs(llama, prompt, output.prompt_logprobs)
+
+
+@torch.inference_mode()
+def check_prompt_logprobs(oracle: Oracle, prompt: tuple[int, ...], said: list[Any]) -> None:
+    want = torch.log_softmax(oracle.model(torch.tensor([prompt])).logits[0], dim=-1)
+    assert len(said) == len(prompt)
+    assert said[0] is None
+    for i in range(1, len(prompt)):
+        assert prompt[i] in said[i]
+        assert all(abs(entry.logprob - want[i - 1, token]) < 1e-4 for token, entry in said[i].items())
+
+
+# --- what stands behind the blend
+
+
+def repetition_penalty(strength: float) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        for token in set(prompt + output):
+            scores[token] *= strength if scores[token] < 0 else 1 / strength
+        return scores
+
+    return process
+
+
+def counting_penalties(frequency: float, presence: float) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        for token in set(output):
+            scores[token] -= frequency * output.count(token) + presence
+        return scores
+
+    return process
+
+
+def bias(by_token: dict[int, float]) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        for token, value in by_token.items():
+            scores[token] += value
+        return scores
+
+    return process
+
+
+def only(allowed: list[int]) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        masked = torch.full_like(scores, FORBIDDEN)
+        masked[allowed] = scores[allowed]
+        return masked
+
+    return process
+
+
+def forbid(token: int, first_tokens: float = math.inf) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        if len(output) < first_tokens:
+            scores[token] = FORBIDDEN
+        return scores
+
+    return process
+
+
+ALLOWED = list(range(40, 90))
+BIAS = {20: 4.0, 21: -4.0, 50: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "processor"),
+    [
+        ({"repetition_penalty": 1.7}, repetition_penalty(1.7)),
+        ({"frequency_penalty": 1.5, "presence_penalty": 1.0}, counting_penalties(1.5, 1.0)),
+        ({"logit_bias": BIAS}, bias(BIAS)),
+        ({"allowed_token_ids": ALLOWED}, only(ALLOWED)),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_processors_see_the_guided_scores(
+    engine: Engine, llama: Oracle, options: dict[str, Any], processor: Processor
+) -> None:
+    want = [llama.reference(case, processors=[processor]) for case in SAMPLE]
+    assert min(text.min_gap for text in want) > 1e-4
+    assert differences(engine.guide(SAMPLE, **options), [text.token_ids for text in want]) == []
+    assert [text.token_ids for text in want] != llama.guided[::5]
+
+
+def test_hf_repetition_penalty_stands_behind_guidance_too(engine: Engine, llama: Oracle) -> None:
+    want = [llama.hf(c.prompt, scale=c.scale, negative=c.negative, repetition_penalty=1.7) for c in SAMPLE[:5]]
+    assert differences(engine.guide(SAMPLE[:5], repetition_penalty=1.7), want) == []
+
+
+def test_bad_words(engine: Engine, llama: Oracle) -> None:
+    """Of each case's text, a letter that it uses is forbidden. The words are of printable ASCII: one token each."""
+    decode = engine.llm.get_tokenizer().decode
+    tried = 0
+    for case, text in zip(SAMPLE, llama.guided[::5], strict=True):
+        letter = next((t for t in text if decode([t]).isascii() and decode([t]).isalnum()), None)
+        if letter is None:
+            continue
+        tried += 1
+        want = llama.reference(case, processors=[forbid(letter)])
+        assert want.token_ids != text
+        assert engine.guide([case], bad_words=[decode([letter])]) == [want.token_ids]
+    assert tried >= 5
+
+
+def test_stop_token_and_min_tokens(engine: Engine, llama: Oracle) -> None:
+    """A stop token ends the text, but not within the first min_tokens tokens, where it is forbidden."""
+    case, text = CASES[4], llama.guided[4]
+    stop = text[4]
+    (output,) = engine.generate([case.prompt], [guided(case, stop_token_ids=[stop])])
+    assert list(output.outputs[0].token_ids) == text[: text.index(stop) + 1]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    late = llama.reference(case, processors=[forbid(stop, first_tokens=10)], eos_token_id=stop).token_ids
+    assert len(late) > 10
+    assert engine.guide([case], stop_token_ids=[stop], min_tokens=10) == [late]
+
+
+def test_the_end_token_ends_both_streams(engine: Engine, llama: Oracle) -> None:
+    """A bias makes the end-of-sequence token likely; the plain text with ignore_eos would go on."""
+    options = {"logit_bias": {EOS: 9.0}, "ignore_eos": False}
+    want = [llama.reference(c, processors=[bias({EOS: 9.0})], eos_token_id=EOS).token_ids for c in SAMPLE]
+    assert sum(text[-1] == EOS for text in want) >= 5
+    assert differences(engine.guide(SAMPLE, **options), want) == []
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=lambda o: next(iter(o)))
+def test_sampling_that_leaves_one_token_is_greedy(engine: Engine, llama: Oracle, options: dict[str, Any]) -> None:
+    assert differences(engine.guide(SAMPLE, temperature=1.0, seed=3, **options), llama.guided[::5]) == []
+
+
+# --- grammars: vLLM masks before it samples; blending masked rows would be NaN at 0 and +inf below
+
+
+TEXTS = ["Once upon a time", "The sun rose over", "A grey cat and a", "q"]
+"""Prompts of whole characters: vLLM's detokenizer joins a cut-off character of the prompt to the answer's text."""
+
+
+def text_cases(engine: Engine, scale: float) -> list[Case]:
+    """Each of TEXTS, away from the next."""
+    ids = [tuple(engine.llm.get_tokenizer().encode(text)) for text in TEXTS]
+    return [Case(prompt, negative, scale) for prompt, negative in zip(ids, ids[1:] + ids[:1], strict=True)]
+
+
+def structured(**grammar: Any) -> dict[str, Any]:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return {"structured_outputs": StructuredOutputsParams(**grammar), "max_tokens": 80, "ignore_eos": False}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_regex_equals_the_reference_under_the_same_mask(engine: Engine, llama: Oracle, scale: float) -> None:
+    letters = engine.llm.get_tokenizer().encode("abcdef", add_special_tokens=False)
+    cases = text_cases(engine, scale)
+    want = [llama.reference(case, processors=[only(letters)], max_new_tokens=12).token_ids for case in cases]
+    prompts = [case.prompt for case in cases]
+    outputs = engine.generate(prompts, [guided(case, **structured(regex="[a-f]{12}")) for case in cases])
+    assert differences([text[:-1] for text in tokens(outputs)], want) == []
+    assert all(output.outputs[0].finish_reason == "stop" for output in outputs)
+    assert all(re.fullmatch("[a-f]{12}", output.outputs[0].text) for output in outputs)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green", "blue"]}, "warm": {"type": "boolean"}},
+    "required": ["colour", "warm"],
+    "additionalProperties": False,
+}
+
+
+def test_json_is_valid_at_every_scale(engine: Engine) -> None:
+    """All scales and plain requests in one batch."""
+    cases = [case for scale in (-1.0, 0.0, 0.5, 1.5) for case in text_cases(engine, scale)]
+    params = [guided(case, **structured(json=SCHEMA)) for case in cases]
+    params += [plain(**structured(json=SCHEMA)) for _ in TEXTS]
+    for output in engine.generate([case.prompt for case in cases + cases[: len(TEXTS)]], params):
+        said = json.loads(output.outputs[0].text)
+        assert said.keys() == {"colour", "warm"}
+        assert said["colour"] in ("red", "green", "blue")
+        assert isinstance(said["warm"], bool)
+
+
+# --- limits and refusals
+
+
+@pytest.mark.parametrize(("prompt", "negative"), [(20, 250), (250, 20), (1, 255)])
+def test_the_output_ends_where_the_longer_stream_fills_the_context(
+    engine: Engine, llama: Oracle, prompt: int, negative: int
+) -> None:
+    """max_model_len is 256: with 250 tokens in one stream there is room for 6."""
+    long = (PAIRS[9][0] + PAIRS[9][1])[:255]
+    case = Case(long[:prompt], long[:negative], 1.5)
+    room = 256 - max(prompt, negative)
+    (output,) = engine.generate([case.prompt], [guided(case, max_tokens=50)])
+    assert list(output.outputs[0].token_ids) == llama.reference(case, max_new_tokens=room).token_ids
+    assert output.outputs[0].finish_reason == "length"
+
+
+NEGATIVE = [5, 6, 7]
+BAD = {
+    "not-finite": {"guidance_scale": math.nan},
+    "infinite": {"guidance_scale": math.inf},
+    "text-for-a-number": {"guidance_scale": "2"},
+    "boolean": {"guidance_scale": True},
+    "empty-ids": {"guidance_scale": 2.0, "negative_prompt_token_ids": []},
+    "ids-outside-the-vocabulary": {"guidance_scale": 2.0, "negative_prompt_token_ids": [5, 99999]},
+    "negative-ids": {"guidance_scale": 2.0, "negative_prompt_token_ids": [-1]},
+    "ids-no-list": {"guidance_scale": 2.0, "negative_prompt_token_ids": "abc"},
+    "fractional-ids": {"guidance_scale": 2.0, "negative_prompt_token_ids": [1.5]},
+    "ids-too-many": {"guidance_scale": 2.0, "negative_prompt_token_ids": [5] * 256},
+    "text-too-long": {"guidance_scale": 2.0, "negative_prompt": "a" * 256},
+    "empty-text": {"guidance_scale": 2.0, "negative_prompt": ""},
+    "two-negatives": {"guidance_scale": 2.0, "negative_prompt": "a", "negative_prompt_token_ids": NEGATIVE},
+    "negative-at-scale-1": {"guidance_scale": 1.0, "negative_prompt_token_ids": NEGATIVE},
+    "negative-without-scale": {"negative_prompt_token_ids": NEGATIVE},
+    "unknown-field": {"guidance_scale": 2.0, "guidance_sclae": 3.0},
+    "ambiguous-field": {"cfg_weight": 0.5},
+}
+
+
+@pytest.mark.parametrize("extra_args", BAD.values(), ids=BAD)
+def test_bad_guidance_is_refused_at_admission(engine: Engine, llama: Oracle, extra_args: dict[str, Any]) -> None:
+    """A ValueError before anything runs; the good request beside it leaves nothing behind; the engine lives on."""
+    good = CASES[3]
+    inputs = [{"prompt_token_ids": list(good.prompt)}] * 2
+    with pytest.raises(ValueError, match=r"guidance|negative|cfg"):
+        engine.llm.generate(inputs, [guided(good, max_tokens=3), plain(extra_args=extra_args)], use_tqdm=False)
+    assert engine.llm.llm_engine.step() == []
+    engine.assert_idle()
+    assert engine.guide([good]) == [llama.guided[3]]

@@ -1,0 +1,186 @@
+"""Random-weight models of seven architectures, small enough to build in a second, and a byte tokenizer.
+
+They speak nonsense, and that is wanted: any slip in positions, caches or the blend changes the tokens at
+once, where a trained model would often say the same word anyhow. The weights are drawn here, not by
+`initializer_range`, so that every layer matters and greedy text is no loop:
+  - each matrix keeps the variance of what it reads (gain 1), queries are louder (gain 3): attention
+    picks tokens rather than averaging over them;
+  - the head makes logits of standard deviation 5, far apart against float32 rounding;
+  - where embedding and head are one matrix (Gemma-2), the norms behind each block are loud, or the
+    model would only repeat its last token.
+Sizes obey vLLM on a CPU: head size a multiple of 32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+BOS, EOS, PAD, UNK = range(4)
+NUM_SPECIAL = 4
+VOCAB_SIZE = NUM_SPECIAL + 256
+HIDDEN, HEADS, HEAD_DIM, LAYERS, FFN, POSITIONS = 64, 2, 32, 2, 128, 512
+HEAD_STD = 5.0
+SPECIAL_IDS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+DECODER: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": POSITIONS,
+    "tie_word_embeddings": False,
+    **SPECIAL_IDS,
+}
+
+
+def llama() -> PretrainedConfig:
+    return LlamaConfig(**DECODER)
+
+
+def qwen3() -> PretrainedConfig:
+    return Qwen3Config(**DECODER)
+
+
+def gemma2() -> PretrainedConfig:
+    """A sliding and a full layer (two KV groups in vLLM), attention and logit soft-caps that bite."""
+    return Gemma2Config(
+        **{**DECODER, "tie_word_embeddings": True},
+        query_pre_attn_scalar=HEAD_DIM,
+        sliding_window=32,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=15.0,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+
+
+def qwen3_moe() -> PretrainedConfig:
+    return Qwen3MoeConfig(
+        **DECODER, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=HIDDEN, norm_topk_prob=True
+    )
+
+
+def mixtral() -> PretrainedConfig:
+    return MixtralConfig(**DECODER, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+
+
+def gpt2() -> PretrainedConfig:
+    return GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_positions=POSITIONS,
+        n_embd=HIDDEN,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        tie_word_embeddings=False,
+        **SPECIAL_IDS,
+    )
+
+
+def opt() -> PretrainedConfig:
+    return OPTConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        word_embed_proj_dim=HIDDEN,
+        ffn_dim=FFN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+        **SPECIAL_IDS,
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
+    f.__name__: f for f in (llama, qwen3, gpt2, gemma2, qwen3_moe, mixtral, opt)
+}
+
+SEEDS = dict.fromkeys(ARCHITECTURES, 0)
+"""Chosen by the reference alone, so that `Oracle.margin` is above `oracle.MIN_MARGIN`."""
+
+
+def build(name: str, folder: Path) -> Path:
+    """Write model `name` and the tokenizer to `folder`, float32, and return it."""
+    model = make_model(name)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_model(name: str, seed: int | None = None) -> PreTrainedModel:
+    config = ARCHITECTURES[name]()
+    config.dtype = "float32"
+    # Eager attention: the only one in transformers with Gemma-2's soft-cap, and the plainest for all.
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    draw_weights(model, torch.Generator().manual_seed(SEEDS[name] if seed is None else seed))
+    return model
+
+
+@torch.no_grad()
+def draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Overwrite every parameter of `model` in place, in the order of their names."""
+    tied = model.config.tie_word_embeddings
+    for name, weight in sorted(model.named_parameters()):
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.copy_(_shaped(name, noise, is_conv1d=model.config.model_type == "gpt2", tied=tied))
+
+
+def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> torch.Tensor:
+    """Standard normal `noise` of the parameter's shape -> its values."""
+    if noise.dim() == 1:
+        return _vector(name, noise, tied=tied)
+    if "lm_head" in name or ("embed_tokens" in name and tied):
+        return noise * HEAD_STD / math.sqrt(HIDDEN)
+    if "embed" in name or "wte" in name or "wpe" in name:
+        return noise
+    fan_in = noise.shape[0] if is_conv1d else noise.shape[-1]
+    if "c_attn" in name:
+        noise[:, :HIDDEN] *= 3  # GPT-2 keeps queries, keys and values in one matrix
+    return noise * (3 if "q_proj" in name else 1) / math.sqrt(fan_in)
+
+
+def _vector(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
+    """Biases near 0, norm weights near 1; Gemma stores `weight - 1`, and its post-norms are loud here."""
+    if name.endswith("bias"):
+        return noise * 0.1
+    if tied:
+        return noise * 0.1 + (60 if "post_" in name else 0)
+    return 1 + noise * 0.1 + (2 if "q_norm" in name else 0)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and a beginning-of-sequence token before every text, as Llama's tokenizer does."""
+    specials = ["<bos>", "<eos>", "<pad>", "<unk>"]
+    pieces = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    names = dict(zip(("bos_token", "eos_token", "pad_token", "unk_token"), specials, strict=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    return tokenizer

@@ -1,0 +1,46 @@
+"""One server for all tests of this folder: the shipped configs/cfg.yaml, on a free port.
+
+With CFG_SERVE_URL set, the tests talk to a server that already runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+from serve_process import ServeProcess, shipped_config
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServeProcess | SimpleNamespace]:
+    if url := os.environ.get("CFG_SERVE_URL"):
+        yield SimpleNamespace(url=url)
+        return
+    process = ServeProcess(shipped_config())
+    try:
+        process.wait_until_ready()
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
+def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
+    """An unmodified openai client."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(server: ServeProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        yield http
+
+
+@pytest.fixture(scope="session")
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id

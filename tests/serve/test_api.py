@@ -1,0 +1,183 @@
+"""The OpenAI API over HTTP, with an unmodified openai client: plain and guided, streaming and not."""
+
+import concurrent.futures
+
+import pytest
+
+PROMPT = "Once upon a time there was a"
+NEGATIVE = "A story about the sea."
+MESSAGES = [{"role": "system", "content": "You tell stories."}, {"role": "user", "content": "Tell me one."}]
+GREEDY = {"max_tokens": 12, "temperature": 0}
+
+
+def complete(client, model, extra=None, **fields):
+    return client.completions.create(**{"model": model, "prompt": PROMPT, **GREEDY, "extra_body": extra, **fields})
+
+
+def chat(client, model, extra=None, **fields):
+    fields = {"model": model, "messages": MESSAGES, **GREEDY, "extra_body": extra, **fields}
+    return client.chat.completions.create(**fields)
+
+
+def num_tokens(http, **body):
+    return http.post("/tokenize", json=body).json()["count"]
+
+
+# --- around generation ----------------------------------------------------------------------------
+
+
+def test_models(client, model):
+    assert [card.id for card in client.models.list().data] == [model]
+
+
+def test_tokenize_and_back(http, model):
+    answer = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()
+    assert answer["count"] == len(answer["tokens"]) > 0
+    text = http.post("/detokenize", json={"model": model, "tokens": answer["tokens"]}).json()["prompt"]
+    assert PROMPT in text
+
+
+def test_health_and_ready(http):
+    assert http.get("/health").json() == {"status": "live"}
+    ready = http.get("/ready")
+    assert ready.status_code == 200
+    assert ready.json()["engine"]["total_blocks"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/models", 405)],
+)
+def test_unknown_paths_have_openai_shape(http, method, path, status):
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+# --- plain requests -------------------------------------------------------------------------------
+
+
+def test_plain_requests_carry_no_guidance_object(client, model):
+    for answer in (complete(client, model), chat(client, model)):
+        assert answer.usage.completion_tokens == GREEDY["max_tokens"] or answer.choices[0].finish_reason == "stop"
+        assert "guidance" not in answer.model_extra
+
+
+def test_plain_streams_carry_no_guidance_object(client, model):
+    chunks = list(complete(client, model, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == complete(client, model).choices[0].text
+    assert not any("guidance" in chunk.model_extra for chunk in chunks)
+
+
+# --- guided requests ------------------------------------------------------------------------------
+
+
+def test_guided_completion(client, http, model):
+    answer = complete(client, model, {"guidance_scale": 3.0, "negative_prompt": NEGATIVE})
+    assert answer.guidance == {
+        "scale": 3.0,
+        "streams": 2,
+        "negative_prompt_tokens": num_tokens(http, model=model, prompt=NEGATIVE),
+        "guided_tokens": answer.usage.completion_tokens,
+    }
+    assert answer.usage.prompt_tokens == num_tokens(http, model=model, prompt=PROMPT)
+
+
+def test_guidance_changes_the_text_and_scale_one_does_not(client, model):
+    plain = complete(client, model)
+    same = complete(client, model, {"guidance_scale": 1.0})
+    other = complete(client, model, {"guidance_scale": 8.0, "negative_prompt": PROMPT + " very"})
+    assert same.choices[0].text == plain.choices[0].text != other.choices[0].text
+    assert same.guidance == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
+
+
+def test_the_default_negative_is_the_last_token(client, http, model):
+    tokens = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()["tokens"]
+    default = complete(client, model, {"guidance_scale": 2.0})
+    explicit = complete(client, model, {"guidance_scale": 2.0, "negative_prompt_token_ids": tokens[-1:]})
+    assert default.guidance["negative_prompt_tokens"] == 1
+    assert default.choices[0].text == explicit.choices[0].text
+
+
+def test_synonyms(client, http, model):
+    tokens = http.post("/tokenize", json={"model": model, "prompt": NEGATIVE}).json()["tokens"]
+    text = complete(client, model, {"guidance_scale": 3.0, "negative_prompt": NEGATIVE})
+    ids = complete(client, model, {"cfg_scale": 3.0, "negative_prompt_ids": tokens})
+    assert ids.choices[0].text == text.choices[0].text
+    assert ids.guidance == text.guidance
+
+
+def test_special_tokens_follow_the_prompt(client, http, model):
+    """`add_special_tokens` holds for both streams."""
+    for special in (True, False):
+        extra = {"guidance_scale": 2.0, "negative_prompt": NEGATIVE, "add_special_tokens": special}
+        count = num_tokens(http, model=model, prompt=NEGATIVE, add_special_tokens=special)
+        assert complete(client, model, extra).guidance["negative_prompt_tokens"] == count
+
+
+def test_the_three_negatives_of_a_chat_agree(client, http, model):
+    """A system message, the whole conversation, and its token ids: one rendering, one output."""
+    negative = [{"role": "system", "content": NEGATIVE}, *MESSAGES[1:]]
+    tokens = http.post("/tokenize", json={"model": model, "messages": negative}).json()["tokens"]
+    extras = [{"negative_prompt": NEGATIVE}, {"negative_messages": negative}, {"negative_prompt_token_ids": tokens}]
+    answers = [chat(client, model, {"guidance_scale": 4.0, **extra}) for extra in extras]
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+    assert {answer.guidance["negative_prompt_tokens"] for answer in answers} == {len(tokens)}
+
+
+def test_a_chat_without_system_message_gets_a_negative_one(client, http, model):
+    user = MESSAGES[1:]
+    answer = chat(client, model, {"guidance_scale": 4.0, "negative_prompt": NEGATIVE}, messages=user)
+    negative = [{"role": "system", "content": NEGATIVE}, *user]
+    assert answer.guidance["negative_prompt_tokens"] == num_tokens(http, model=model, messages=negative)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("create", [complete, chat])
+def test_guided_streams(client, model, create, usage):
+    """The same text as without streaming; the guidance object in the last chunk and only there."""
+    extra = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
+    whole = create(client, model, extra)
+    options = {"stream_options": {"include_usage": True}} if usage else {}
+    chunks = list(create(client, model, extra, stream=True, **options))
+    assert [chunk.model_extra.get("guidance") for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.guidance]
+    assert (chunks[-1].usage == whole.usage) if usage else chunks[-1].choices[0].finish_reason
+    assert all(chunk.choices for chunk in (chunks[:-1] if usage else chunks))
+    parts = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    text = "".join(part.text if create is complete else part.delta.content or "" for part in parts)
+    assert text == (whole.choices[0].text if create is complete else whole.choices[0].message.content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_and_choices(client, model, stream):
+    """One negative serves all prompts; guided_tokens counts every choice."""
+    fields = {"prompt": [PROMPT, "Two", "The third prompt"], "n": 2, "temperature": 1.0, "seed": 1}
+    extra = {"guidance_scale": 1.5, "negative_prompt": NEGATIVE}
+    answer = complete(
+        client, model, extra, stream=stream, **fields, **({"stream_options": {"include_usage": True}} if stream else {})
+    )
+    if stream:
+        chunks = list(answer)
+        indices, answer = {c.index for chunk in chunks for c in chunk.choices}, chunks[-1]
+    else:
+        indices = {choice.index for choice in answer.choices}
+    assert indices == set(range(6))
+    assert answer.guidance["guided_tokens"] == answer.usage.completion_tokens > 0
+
+
+def test_each_prompt_of_a_list_is_guided_as_if_alone(client, model):
+    prompts = [PROMPT, "Two", "The third prompt"]
+    extra = {"guidance_scale": 2.5, "negative_prompt": NEGATIVE}
+    together = [choice.text for choice in complete(client, model, extra, prompt=prompts).choices]
+    alone = [complete(client, model, extra, prompt=prompt).choices[0].text for prompt in prompts]
+    assert together == alone
+
+
+def test_plain_requests_do_not_notice_guided_neighbours(client, model):
+    alone = complete(client, model, max_tokens=24).choices[0].text
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        extra = {"guidance_scale": 5.0, "negative_prompt": NEGATIVE}
+        guided = [pool.submit(complete, client, model, extra, max_tokens=40, seed=i) for i in range(8)]
+        plain = [pool.submit(complete, client, model, max_tokens=24) for _ in range(4)]
+        assert {future.result().choices[0].text for future in plain} == {alone}
+        assert len({future.result().choices[0].text for future in guided}) == 1

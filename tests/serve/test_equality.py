@@ -1,0 +1,46 @@
+"""The last link of the oracle chain: greedy text over HTTP = the reference loop, token for token."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cfg_core.reference import guided_generate
+
+PROMPT = "Once upon a time there was a"
+NEGATIVES = [None, "A story about the sea.", "No. " * 30]
+SCALES = [-1.0, 0.0, 0.5, 1.5, 3.0, 7.5]
+NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def oracle(http):
+    """The served model in transformers, float32."""
+    card = http.get("/v1/models").json()["data"][0]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a small model, beside a server that uses the other cores
+    yield AutoModelForCausalLM.from_pretrained(card["root"], dtype=torch.float32).eval()
+    torch.set_num_threads(threads)
+
+
+def token_ids(http, **body):
+    return http.post("/tokenize", json=body).json()["tokens"]
+
+
+@pytest.mark.parametrize("negative", NEGATIVES, ids=["last-token", "short", "long"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_http_gives_the_tokens_of_the_reference(client, http, model, oracle, scale, negative):
+    extra = {"guidance_scale": scale, "return_token_ids": True, "ignore_eos": True}
+    extra |= {} if negative is None else {"negative_prompt": negative}
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0, extra_body=extra
+    )
+    expected = guided_generate(
+        oracle,
+        token_ids(http, model=model, prompt=PROMPT),
+        None if negative is None else token_ids(http, model=model, prompt=negative),
+        scale=scale,
+        max_new_tokens=NUM_TOKENS,
+    )
+    same = next((i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS)  # a tie may go either way
+    assert answer.choices[0].token_ids[:same] == expected.token_ids[:same]
+    assert same > NUM_TOKENS // 2

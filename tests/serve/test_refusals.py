@@ -1,0 +1,150 @@
+"""Bad input over HTTP: contract 5.2's refusals with status and sentence, and 200 malformed bodies."""
+
+import json
+import random
+
+import pytest
+
+USER = {"role": "user", "content": "Tell me a story."}
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+GUIDED = {"guidance_scale": 2.0, "max_tokens": 4}
+
+REFUSED = [
+    # path, fields besides prompt or messages, parameter at fault, words of the sentence
+    (COMPLETION, {"guidance_scale": 1, "negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
+    (COMPLETION, {"negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
+    (CHAT, {"negative_messages": [USER]}, "guidance_scale", "set guidance_scale above 1"),
+    (CHAT, GUIDED | {"negative_prompt": "a", "negative_messages": [USER]}, "negative_messages", "send only one"),
+    (
+        COMPLETION,
+        GUIDED | {"negative_prompt": "a", "negative_prompt_ids": [1]},
+        "negative_prompt_token_ids",
+        "only one",
+    ),
+    (COMPLETION, {"cfg_weight": 1.5}, "cfg_weight", "guidance_scale = 1 + cfg_weight"),
+    (COMPLETION, {"cfg_coef": 1.5}, "cfg_coef", "guidance_scale = cfg_coef"),
+    (COMPLETION, {"guidance_scal": 1.5}, "guidance_scal", "Did you mean guidance_scale?"),
+    (COMPLETION, {"guidence_scale": 1.5}, "guidence_scale", "Did you mean guidance_scale?"),
+    (COMPLETION, {"cfg": 1.5}, "cfg", "is not a guidance field"),
+    (CHAT, {"negative": "x"}, "negative", "is not a guidance field"),
+    (COMPLETION, {"guidance_start": 1}, "guidance_start", "not supported yet"),
+    (COMPLETION, {"guidance_streams": []}, "guidance_streams", "not supported yet"),
+    (COMPLETION, {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
+    (COMPLETION, {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
+    (COMPLETION, GUIDED | {"negative_prompt": ""}, "negative_prompt", "is empty"),
+    (COMPLETION, GUIDED | {"negative_prompt_token_ids": []}, "negative_prompt_token_ids", "is empty"),
+    (CHAT, GUIDED | {"negative_messages": []}, "negative_messages", "is empty"),
+    (CHAT, GUIDED | {"negative_messages": [{"role": 3}]}, "negative_messages", "messages[0]"),
+    (COMPLETION, GUIDED | {"negative_messages": [USER]}, "negative_messages", "send negative_prompt here"),
+    (COMPLETION, GUIDED | {"negative_prompt": "word " * 3000}, "negative_prompt", "maximum context length"),
+    (COMPLETION, GUIDED | {"negative_prompt_token_ids": [5] * 3000}, "negative_prompt_token_ids", "has 3000 tokens"),
+    (CHAT, GUIDED | {"negative_prompt": "word " * 3000}, "negative_prompt", "maximum context length"),
+    (COMPLETION, GUIDED | {"negative_prompt_token_ids": [10**7]}, "negative_prompt_token_ids", "out of vocabulary"),
+    (COMPLETION, GUIDED | {"use_beam_search": True}, "use_beam_search", "Beam search cannot be guided"),
+    (COMPLETION, GUIDED | {"suffix": "x"}, "suffix", "cannot be guided"),
+    (COMPLETION, {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
+    (COMPLETION, {"extra_body": {"guidance_scale": 2}}, "extra_body", "move it to the top level"),
+]
+
+
+def start(path):
+    return {"prompt": "Once"} if path == COMPLETION else {"messages": [USER]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:50])
+def test_refusals(http, model, path, fields, param, words, stream):
+    answer = http.post(path, json={"model": model, **start(path), **fields, "stream": stream})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ('{"prompt": "x", "guidance_scale": NaN}', "guidance_scale must be finite"),
+        ('{"prompt": "x", "guidance_scale": -Infinity}', "guidance_scale must be finite"),
+        ('{"prompt": "x", "guidance_scale": 1e999}', "guidance_scale must be finite"),
+        ('{"prompt": "x", "temperature": NaN}', "not a finite number"),
+        ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        ('{"prompt": ', "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"prompt": 7}', "prompt: Input should be a valid"),
+        ("{}", "prompt"),
+    ],
+)
+def test_bodies_that_are_no_requests(http, raw, words):
+    answer = http.post(COMPLETION, content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_models(http, stream):
+    answer = http.post(COMPLETION, json={"model": "nope", "prompt": "x", "stream": stream})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "model"
+
+
+def test_the_openai_client_raises_its_own_error(client, model):
+    import openai
+
+    with pytest.raises(openai.BadRequestError, match="set guidance_scale above 1"):
+        client.completions.create(model=model, prompt="x", extra_body={"negative_prompt": "a"})
+
+
+# --- malformed bodies -----------------------------------------------------------------------------
+
+ODD = [None, True, False, 0, -1, 3, 1.5, -0.0, 1e308, 2**31, 2**63, 10**30, "", "x", "é😀", "\ud800", "\x00", " " * 999]
+ODD += [[], {}, [[]], [None], ["a", 1], [{}], {"a": {"b": []}}, [1, "a", None], [-1], [2**40], [[1, 2], [3]], {"": 0}]
+FIELDS = ["prompt", "messages", "guidance_scale", "cfg_scale", "negative_prompt", "negative_messages", "stream", "n"]
+FIELDS += ["negative_prompt_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "logprobs", "echo"]
+FIELDS += ["logit_bias", "stream_options", "presence_penalty", "repetition_penalty", "min_tokens", "stop_token_ids"]
+FIELDS += ["bad_words", "allowed_token_ids", "prompt_logprobs", "response_format", "structured_outputs", "tools"]
+FIELDS += ["tool_choice", "vllm_xargs", "priority", "request_id", "cache_salt", "truncate_prompt_tokens", "model"]
+FIELDS += ["top_logprobs", "ignore_eos", "add_special_tokens", "chat_template", "chat_template_kwargs", "suffix"]
+FIELDS += [
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "user",
+    "logit_bias",
+    "best_of",
+    "max_tokens",
+]
+
+
+def malformed_body(rng: random.Random, model: str) -> tuple[str, bytes]:
+    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps damaged."""
+    path = rng.choice([COMPLETION, CHAT])
+    body = {"model": model, "max_tokens": 4, **start(path)}
+    if rng.random() < 0.5:
+        body["guidance_scale"] = rng.choice([2, 1.5, 0, -1])
+    for name in rng.sample(FIELDS, rng.randint(1, 4)):
+        body[name] = rng.choice(ODD)
+    text = json.dumps(body).encode()
+    for _ in range(rng.choice([0, 0, 0, 1, 3])):
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice([b"", b"\xff", b"{", b'"', b"NaN", b"1e999", b"\x00"]) + text[at + 1 :]
+    return path, text
+
+
+def test_200_malformed_bodies(http, model):
+    """No body makes the server fail: each is answered, below 500, in OpenAI's shape; then it still works."""
+    rng = random.Random(20170622)
+    refused = 0
+    for _ in range(200):
+        path, body = malformed_body(rng, model)
+        answer = http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code < 500, (path, body, answer.text)
+        if answer.status_code != 200:
+            refused += 1
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}, (path, body)
+        else:
+            assert b"event: error" not in answer.content, (path, body)
+    assert refused > 100
+    good = http.post(COMPLETION, json={"model": model, "prompt": "Once", **GUIDED})
+    assert good.status_code == 200
+    assert good.json()["guidance"]["guided_tokens"] == good.json()["usage"]["completion_tokens"]

@@ -1,0 +1,61 @@
+"""Unit tests cannot import vllm or ray: they would start to depend on an engine, and take minutes.
+
+While a test of this folder is collected or run, every import statement passes by `guarded`, also
+those of modules that other folders' tests have imported before. `test_import_guard.py` tests it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+FORBIDDEN = ("vllm", "ray")
+
+
+class ImportGuardError(ImportError):
+    """Not a ModuleNotFoundError, so that pytest.importorskip does not turn it into a skip."""
+
+
+@contextmanager
+def import_guard() -> Iterator[None]:
+    """Refuse `import vllm` and `import ray` inside the with block."""
+    original = builtins.__import__
+
+    def guarded(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] in FORBIDDEN and not _is_relative(*args, **kwargs):
+            raise ImportGuardError(
+                f"tests/unit may not import {name}: test the pure module below it, or move the test to "
+                "tests/simulation, tests/engine or tests/serve."
+            )
+        return original(name, *args, **kwargs)
+
+    builtins.__import__ = guarded
+    try:
+        yield
+    finally:
+        builtins.__import__ = original
+
+
+def _is_relative(_globals: Any = None, _locals: Any = None, _fromlist: Any = (), level: int = 0, **_: Any) -> bool:
+    return level > 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    """pytest calls a folder's hooks for every folder: only ours is guarded."""
+    if HERE not in collector.path.parents:
+        return (yield)
+    with import_guard():
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _import_guard() -> Iterator[None]:
+    with import_guard():
+        yield

@@ -1,0 +1,130 @@
+"""The YAML arguments: what is accepted, and that a mistake is named with the nearest right word."""
+
+from pathlib import Path
+
+import pydantic
+import pytest
+import yaml
+
+from cfg_core.errors import ConfigError
+from deployments.config import REPOSITORY, AppArgs, check_engine_keys, complaints, resolve_model, vllm_engine_fields
+
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+
+
+def args_of(path: Path) -> dict:
+    (application,) = yaml.safe_load(path.read_text())["applications"]
+    assert application["import_path"] == "deployments.app:build"
+    return application["args"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_shipped_configs_parse(path):
+    AppArgs.model_validate(args_of(path))
+
+
+def test_defaults():
+    args = AppArgs(model="org/name-8B")
+    assert args.model_name == "name-8B"
+    assert args.kv_split == "elastic"
+    assert args.engine_kwargs() == {"model": "org/name-8B", "served_model_name": ["name-8B"]}
+
+
+def test_every_field_is_documented():
+    assert all(field.description for field in AppArgs.model_fields.values())
+
+
+def test_args_are_frozen():
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        AppArgs(model="m").model = "other"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"modle": "m"}, "unknown key `modle` in `args`: did you mean `model`?"),
+        ({"model": "m", "kv_spilt": "even"}, "unknown key `kv_spilt` in `args`: did you mean `kv_split`?"),
+        ({"model": "m", "zzz": 1}, "unknown key `zzz` in `args`: known keys: engine, kv_split, model"),
+        ({"model": "m", "engine": {"max_model_length": 1}}, "unknown key `max_model_length` in `engine`: did you mean"),
+        ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
+        ({"model": "m", "engine": {"scheduler_cls": "x"}}, "`scheduler_cls` in `engine` is set by the application"),
+        ({"model": "m", "engine": {"worker_cls": "x"}}, "`worker_cls` in `engine` is set by the application"),
+        ({"model": "m", "engine": {"async_scheduling": True}}, "`async_scheduling` in `engine` is set by the"),
+        ({"model": "m", "engine": {"model": "x"}}, "name it one level up, as `model`"),
+        ({"model": "m", "kv_split": "odd"}, "'elastic' or 'even'"),
+        ({"model": "m", "ready_timeout_s": 0}, "greater than 0"),
+        ({}, "Field required"),
+    ],
+)
+def test_mistakes(values, words):
+    with pytest.raises(pydantic.ValidationError) as error:
+        AppArgs.model_validate(values)
+    assert words in str(error.value)
+
+
+def test_engine_fields_come_from_vllm_without_importing_it():
+    fields = vllm_engine_fields()
+    assert fields is not None
+    assert {"model", "max_model_len", "tensor_parallel_size", "enable_log_requests", "additional_config"} <= fields
+    assert not any(name.startswith("_") for name in fields)
+
+
+def test_unchecked_without_vllm(monkeypatch):
+    monkeypatch.setattr("deployments.config.vllm_engine_fields", lambda: None)
+    check_engine_keys({"some_option_of_a_later_vllm": 1})
+
+
+def test_workers_run_as_ray_actors():
+    args = AppArgs(model="m/m", engine={"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    assert args.num_workers == 4
+    assert args.engine_kwargs()["distributed_executor_backend"] == "ray"
+    chosen = AppArgs(model="m/m", engine={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"})
+    assert chosen.engine_kwargs()["distributed_executor_backend"] == "mp"
+
+
+def test_complaints_about_a_file(tmp_path):
+    path = tmp_path / "bad.yaml"
+    apps = [{"args": {"modle": "m"}}, {}, {"args": {"model": "./no-model"}}, {"args": {"model": "m", "kv_split": "x"}}]
+    path.write_text(yaml.safe_dump({"applications": [{"import_path": "deployments.app:build", **app} for app in apps]}))
+    unknown, missing, directory, value = complaints(path)
+    assert unknown.startswith("unknown key `modle` in `args`: did you mean `model`?")
+    assert missing == "`model` in `args`: Field required."
+    assert directory == "model directory `./no-model` does not exist."
+    assert value == "`kv_split` in `args`: Input should be 'elastic' or 'even'."
+
+
+# --- where the model is ---------------------------------------------------------------------------
+
+
+def test_model_in_the_current_directory(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert resolve_model("a/b", cwd=tmp_path) == str(tmp_path / "a" / "b")
+
+
+def test_model_in_the_repository(tmp_path):
+    assert resolve_model("deployments", cwd=tmp_path) == str(REPOSITORY / "deployments")
+
+
+def test_absolute_model(tmp_path):
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
+
+
+def test_hub_names_pass_through(tmp_path):
+    assert resolve_model("some-org/some-model", cwd=tmp_path) == "some-org/some-model"
+    assert resolve_model("gpt2", cwd=tmp_path) == "gpt2"
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./no-model", "~/no-such-model", "zoo/strories"])
+def test_missing_directories(tmp_path, name):
+    (tmp_path / "zoo" / "stories").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="does not exist") as error:
+        resolve_model(name, cwd=tmp_path)
+    if name.startswith("zoo"):
+        assert "Did you mean `zoo/stories`?" in str(error.value)
+
+
+def test_resolved_keeps_the_served_name(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    args = AppArgs(model=str(tmp_path / "tiny"), served_model_name="small").resolved()
+    assert args.model_name == "small"
+    assert AppArgs(model=str(tmp_path / "tiny")).resolved().model_name == "tiny"

@@ -1,0 +1,261 @@
+"""GuidanceParams: what is accepted, what is refused with which sentence, and that nothing else ever escapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cfg_core import GuidanceError, GuidanceParams
+from cfg_core.params import (
+    AMBIGUOUS,
+    FIELDS,
+    SYNONYMS,
+    check_negative_text,
+    check_scale,
+    check_token_ids,
+    looks_like_guidance,
+)
+
+SCALES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**60), 2**60))
+REAL_SCALES = SCALES.filter(lambda s: float(s) != 1.0)
+TOKEN_IDS = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
+TEXTS = st.text(min_size=1)
+
+
+@st.composite
+def valid_params(draw: st.DrawFn) -> GuidanceParams:
+    kind = draw(st.sampled_from(["none", "text", "ids"]))
+    if kind == "none":
+        return GuidanceParams(scale=draw(SCALES))
+    if kind == "text":
+        return GuidanceParams(scale=draw(REAL_SCALES), negative_prompt=draw(TEXTS))
+    return GuidanceParams(scale=draw(REAL_SCALES), negative_prompt_token_ids=tuple(draw(TOKEN_IDS)))
+
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.complex_numbers()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.tuples(inner, inner), st.dictionaries(st.text(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = st.one_of(
+    st.sampled_from([*FIELDS, *SYNONYMS, *AMBIGUOUS]),
+    st.builds(lambda head, rest: head + rest, st.sampled_from(["guidance", "cfg", "negative", "CFG_"]), st.text()),
+    st.text(),
+)
+
+
+# ---- round trips ----------------------------------------------------------------------------------
+
+
+@given(valid_params())
+def test_extra_args_round_trip(params: GuidanceParams) -> None:
+    assert GuidanceParams.from_fields(params.to_extra_args()) == params
+
+
+@given(valid_params())
+def test_json_round_trip(params: GuidanceParams) -> None:
+    over_http = json.loads(json.dumps(params.to_extra_args()))
+    assert GuidanceParams.from_fields(over_http) == params
+
+
+@given(valid_params())
+def test_pickle_round_trip_and_hash(params: GuidanceParams) -> None:
+    again = pickle.loads(pickle.dumps(params))
+    assert again == params
+    assert hash(again) == hash(params)
+
+
+@given(valid_params(), st.dictionaries(st.text().filter(lambda name: not looks_like_guidance(name)), ANYTHING))
+def test_fields_of_others_change_nothing(params: GuidanceParams, others: dict[str, Any]) -> None:
+    assert GuidanceParams.from_fields({**others, **params.to_extra_args()}) == params
+
+
+@given(REAL_SCALES, TOKEN_IDS)
+def test_synonyms_mean_the_same(scale: float, ids: list[int]) -> None:
+    ours = {"guidance_scale": scale, "negative_prompt_token_ids": ids}
+    theirs = {"cfg_scale": scale, "negative_prompt_ids": ids}
+    assert GuidanceParams.from_fields(theirs) == GuidanceParams.from_fields(ours)
+
+
+# ---- what is accepted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0, 0.0, -0.0, -2.5, 1, 1.0, 1.5, 3, 1e300, 5e-324])
+def test_any_finite_real_is_a_scale(scale: float) -> None:
+    params = GuidanceParams(scale=scale)
+    assert params.scale == scale
+    assert type(params.scale) is float
+    assert params.enabled == (scale != 1)
+
+
+@pytest.mark.parametrize("fields", [None, {}, {"temperature": 0.5}, {"guidance_scale": None, "negative_prompt": None}])
+def test_nothing_said_is_none(fields: dict[str, Any] | None) -> None:
+    assert GuidanceParams.from_fields(fields) is None
+
+
+def test_a_scale_of_one_is_said_but_off() -> None:
+    params = GuidanceParams.from_fields({"guidance_scale": 1})
+    assert params == GuidanceParams()
+    assert params is not None
+    assert not params.enabled
+    assert not params.has_negative
+
+
+def test_has_negative() -> None:
+    assert not GuidanceParams(scale=2).has_negative
+    assert GuidanceParams(scale=2, negative_prompt="x").has_negative
+    assert GuidanceParams(scale=2, negative_prompt_token_ids=(0,)).has_negative
+
+
+def test_token_ids_become_a_tuple_whatever_sequence_they_came_in() -> None:
+    from_list = GuidanceParams(scale=2, negative_prompt_token_ids=[5, 0])  # type: ignore[arg-type]
+    assert from_list.negative_prompt_token_ids == (5, 0)
+    assert check_token_ids(range(3)) == (0, 1, 2)
+
+
+def test_it_is_frozen_and_keyword_only() -> None:
+    params = GuidanceParams(scale=2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.scale = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        GuidanceParams(2.0)  # type: ignore[misc]
+
+
+def test_the_input_is_not_changed() -> None:
+    fields = {"cfg_scale": 2, "negative_prompt_ids": [1, 2], "top_p": 0.5}
+    before = json.dumps(fields)
+    GuidanceParams.from_fields(fields)
+    assert json.dumps(fields) == before
+
+
+# ---- what is refused, and how ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "sentence"),
+    [
+        ({"guidance_scale": "1.5"}, "guidance_scale", "must be a number, not str"),
+        ({"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
+        ({"guidance_scale": [2]}, "guidance_scale", "must be a number, not list"),
+        ({"guidance_scale": math.nan}, "guidance_scale", "must be finite"),
+        ({"guidance_scale": math.inf}, "guidance_scale", "must be finite"),
+        ({"guidance_scale": -math.inf}, "guidance_scale", "must be finite"),
+        ({"guidance_scale": 10**400}, "guidance_scale", "must be finite"),
+        ({"cfg_scale": "2"}, "guidance_scale", "must be a number"),
+        ({"guidance_scale": 2, "cfg_scale": 2}, "cfg_scale", "send only one"),
+        ({"cfg_scale": 2, "guidance_scale": 3}, "guidance_scale", "send only one"),
+        ({"negative_prompt": "x"}, "guidance_scale", "is 1 \\(off\\)"),
+        ({"negative_prompt": "x", "guidance_scale": 1}, "guidance_scale", "set guidance_scale above 1"),
+        ({"negative_prompt_token_ids": [3], "guidance_scale": 1.0}, "guidance_scale", "leave the negative prompt out"),
+        ({"guidance_scale": 2, "negative_prompt": ""}, "negative_prompt", "is empty"),
+        ({"guidance_scale": 2, "negative_prompt": 7}, "negative_prompt", "must be a string, not int"),
+        ({"guidance_scale": 2, "negative_prompt": ["x"]}, "negative_prompt", "must be a string, not list"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": []}, "negative_prompt_token_ids", "is empty"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": "12"}, "negative_prompt_token_ids", "list of token ids"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": {1: 2}}, "negative_prompt_token_ids", "not dict"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": [1, -1]}, "negative_prompt_token_ids", r"\[1\] is -1"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": [1.0]}, "negative_prompt_token_ids", "not float"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": [True]}, "negative_prompt_token_ids", "not bool"),
+        ({"guidance_scale": 2, "negative_prompt_token_ids": [[1]]}, "negative_prompt_token_ids", "not list"),
+        (
+            {"guidance_scale": 2, "negative_prompt": "x", "negative_prompt_token_ids": [1]},
+            "negative_prompt_token_ids",
+            "both given",
+        ),
+        ({"guidance_scal": 2}, "guidance_scal", "Did you mean guidance_scale"),
+        ({"negative_promt": "x"}, "negative_promt", "Did you mean negative_prompt"),
+        ({"cfg_weight": 0.5}, "cfg_weight", "guidance_scale = 1 \\+ cfg_weight"),
+        ({"cfg_coef": 3}, "cfg_coef", "ambiguous"),
+        ({"cfg": 3}, "cfg", "is not a guidance field"),
+        ({"Guidance_Scale": 3}, "Guidance_Scale", "is not a guidance field"),
+        ({"negative": None}, "negative", "is not a guidance field"),
+    ],
+)
+def test_refusals_name_the_field_and_say_what_to_do(fields: dict[str, Any], param: str, sentence: str) -> None:
+    with pytest.raises(GuidanceError, match=sentence) as caught:
+        GuidanceParams.from_fields(fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("token", "vocab_size"), [(10, 10), (11, 10), (-1, 10), (0, 0)])
+def test_token_ids_outside_the_vocabulary(token: int, vocab_size: int) -> None:
+    with pytest.raises(GuidanceError, match=f"is {token}: token ids of this model are in \\[0, {vocab_size}\\)"):
+        check_token_ids([token], vocab_size)
+
+
+def test_checks_name_the_field_that_they_are_told() -> None:
+    with pytest.raises(GuidanceError, match="weights is empty") as caught:
+        check_token_ids([], param="weights")
+    assert caught.value.param == "weights"
+    with pytest.raises(GuidanceError, match="other is empty"):
+        check_negative_text("", "other")
+
+
+# ---- nothing but GuidanceError --------------------------------------------------------------------
+
+
+@given(st.dictionaries(NAMES, ANYTHING, max_size=5))
+@example({"guidance_scale": 10**400})
+@example({"guidance_scale": 2, "negative_prompt_ids": [float("nan")]})
+def test_malformed_fields_give_guidance_error_or_valid_params(fields: dict[str, Any]) -> None:
+    try:
+        params = GuidanceParams.from_fields(fields)
+    except GuidanceError as error:
+        _assert_helpful(error)
+        return
+    if params is None:
+        assert all(value is None for name, value in fields.items() if looks_like_guidance(name))
+    else:
+        assert math.isfinite(params.scale)
+        assert not (params.has_negative and not params.enabled)
+
+
+@given(ANYTHING, ANYTHING, ANYTHING)
+def test_the_constructor_too(scale: Any, text: Any, ids: Any) -> None:
+    try:
+        GuidanceParams(scale=scale, negative_prompt=text, negative_prompt_token_ids=ids)
+    except GuidanceError as error:
+        _assert_helpful(error)
+
+
+@pytest.mark.parametrize("check", [check_scale, check_negative_text, check_token_ids])
+@given(value=ANYTHING)
+def test_the_checks_too(check: Callable[[object], object], value: Any) -> None:
+    try:
+        check(value)
+    except GuidanceError as error:
+        _assert_helpful(error)
+
+
+def _assert_helpful(error: GuidanceError) -> None:
+    assert error.param, "the field at fault is not named"
+    assert str(error).endswith("."), "not a sentence"
+
+
+@given(st.text())
+def test_every_name_that_looks_like_guidance_is_known_or_refused(name: str) -> None:
+    for field in (f"guidance{name}", f"cfg{name}", f"negative{name}"):
+        if field not in (*FIELDS, *SYNONYMS):
+            with pytest.raises(GuidanceError):
+                GuidanceParams.from_fields({field: None})
+
+
+# ---- importing ------------------------------------------------------------------------------------
+
+
+def test_importing_cfg_core_imports_no_heavy_library() -> None:
+    code = "import sys, cfg_core; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "numpy", "vllm", "ray", "transformers"} & set(out.split())

@@ -1,0 +1,359 @@
+"""Contract 5.2 without a server: bodies in, guidance out, and every refusal with its sentence."""
+
+import json
+import math
+import pickle
+import random
+
+import pytest
+
+from cfg_core.errors import (
+    CfgServeError,
+    EngineDeadError,
+    EngineError,
+    GuidanceError,
+    OverloadedError,
+    RequestError,
+)
+from deployments import sse
+from deployments.http_errors import UnknownModelError, error_of, http_error
+from deployments.protocol import (
+    decode_body,
+    guidance_report,
+    negative_body,
+    negative_conversation,
+    read_guidance,
+)
+
+USER = {"role": "user", "content": "Tell me a story."}
+SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+# --- what is understood ---------------------------------------------------------------------------
+
+
+def test_plain_bodies_say_nothing_about_guidance():
+    assert read_guidance({"prompt": "x", "guided_choice": ["a"], "n": 2}, "completion") is None
+    assert read_guidance({"messages": [USER], "negative_prompt": None, "guidance_scale": None}, "chat") is None
+
+
+@pytest.mark.parametrize("scale", [-1, 0, 0.5, 1.5, 7, 1e-300, -3.25])
+def test_any_finite_scale_is_accepted(scale):
+    guidance = read_guidance({"prompt": "x", "guidance_scale": scale}, "completion")
+    assert guidance.scale == scale
+    assert guidance.enabled
+    assert guidance.negative_field is None
+
+
+def test_synonyms():
+    guidance = read_guidance({"cfg_scale": 2, "negative_prompt_ids": [3, 4]}, "completion")
+    assert guidance.scale == 2
+    assert guidance.params.negative_prompt_token_ids == (3, 4)
+    assert guidance.negative_field == "negative_prompt_token_ids"
+
+
+def test_scale_one_without_a_negative_is_a_plain_request():
+    guidance = read_guidance({"guidance_scale": 1, "use_beam_search": True, "suffix": "y"}, "completion")
+    assert not guidance.enabled
+    report = guidance_report(guidance, 0, 5)
+    assert report == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
+
+
+def test_report_of_a_guided_request():
+    guidance = read_guidance({"guidance_scale": 1.5}, "completion")
+    assert guidance_report(guidance, 1, 7) == {
+        "scale": 1.5,
+        "streams": 2,
+        "negative_prompt_tokens": 1,
+        "guided_tokens": 7,
+    }
+
+
+def test_guidance_survives_pickling():
+    guidance = read_guidance({"guidance_scale": 2, "negative_messages": [USER]}, "chat")
+    assert pickle.loads(pickle.dumps(guidance)) == guidance
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+REFUSED = [
+    # endpoint, fields, parameter at fault, words of the sentence
+    ("completion", {"guidance_scale": 1, "negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
+    ("completion", {"negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
+    ("completion", {"negative_prompt_token_ids": [1]}, "guidance_scale", "set guidance_scale above 1"),
+    ("chat", {"negative_messages": [USER]}, "guidance_scale", "set guidance_scale above 1"),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
+        "negative_prompt_token_ids",
+        "send only one",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_ids": [1], "negative_prompt_token_ids": [1]},
+        "negative_prompt_token_ids",
+        "send only one",
+    ),
+    (
+        "chat",
+        {"guidance_scale": 2, "negative_prompt": "a", "negative_messages": [USER]},
+        "negative_messages",
+        "send only one",
+    ),
+    (
+        "chat",
+        {"guidance_scale": 2, "negative_prompt_ids": [1], "negative_messages": [USER]},
+        "negative_messages",
+        "send only one",
+    ),
+    ("completion", {"guidance_scale": 2, "cfg_scale": 2}, "cfg_scale", "send only one"),
+    ("completion", {"cfg_weight": 2}, "cfg_weight", "guidance_scale = 1 + cfg_weight"),
+    ("completion", {"cfg_coef": 2}, "cfg_coef", "guidance_scale = cfg_coef"),
+    ("completion", {"guidance_scal": 2}, "guidance_scal", "Did you mean guidance_scale?"),
+    ("completion", {"Guidance_Scale": 2}, "Guidance_Scale", "Did you mean guidance_scale?"),
+    ("completion", {"negative_promt": "a"}, "negative_promt", "Did you mean negative_prompt?"),
+    ("completion", {"guidence_scale": 2}, "guidence_scale", "Did you mean guidance_scale?"),
+    ("chat", {"negativ_prompt": "a"}, "negativ_prompt", "Did you mean negative_prompt?"),
+    ("completion", {"cfg": 2}, "cfg", "Known: guidance_scale"),
+    ("completion", {"negative_prompts": None}, "negative_prompts", "Did you mean negative_prompt?"),
+    ("chat", {"negative_message": [USER]}, "negative_message", "Did you mean negative_messages?"),
+    ("completion", {"guidance_start": 3}, "guidance_start", "not supported yet"),
+    ("completion", {"guidance_end": 3}, "guidance_end", "not supported yet"),
+    ("chat", {"guidance_top_k": 3}, "guidance_top_k", "not supported yet"),
+    ("chat", {"guidance_streams": []}, "guidance_streams", "not supported yet"),
+    ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "not supported yet"),
+    ("completion", {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
+    ("completion", {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
+    ("completion", {"guidance_scale": [2]}, "guidance_scale", "must be a number, not list"),
+    ("completion", {"guidance_scale": math.nan}, "guidance_scale", "must be finite"),
+    ("completion", {"guidance_scale": math.inf}, "guidance_scale", "must be finite"),
+    ("completion", {"guidance_scale": 10**400}, "guidance_scale", "must be finite"),
+    ("completion", {"guidance_scale": 2, "negative_prompt": ""}, "negative_prompt", "is empty: leave the field out"),
+    ("completion", {"guidance_scale": 2, "negative_prompt": 3}, "negative_prompt", "must be a string, not int"),
+    ("completion", {"guidance_scale": 2, "negative_prompt": ["a"]}, "negative_prompt", "must be a string, not list"),
+    ("completion", {"guidance_scale": 2, "negative_prompt_ids": []}, "negative_prompt_token_ids", "is empty"),
+    ("completion", {"guidance_scale": 2, "negative_prompt_ids": "12"}, "negative_prompt_token_ids", "must be a list"),
+    ("completion", {"guidance_scale": 2, "negative_prompt_ids": [1.0]}, "negative_prompt_token_ids", "[0] must be an"),
+    ("completion", {"guidance_scale": 2, "negative_prompt_ids": [True]}, "negative_prompt_token_ids", "[0] must be an"),
+    ("completion", {"guidance_scale": 2, "negative_prompt_ids": [3, -1]}, "negative_prompt_token_ids", "[1] is -1"),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_messages": [USER]},
+        "negative_messages",
+        "send negative_prompt here",
+    ),
+    ("chat", {"guidance_scale": 2, "negative_messages": []}, "negative_messages", "is empty: leave the field out"),
+    ("chat", {"guidance_scale": 2, "negative_messages": "a"}, "negative_messages", "a list of messages, not a string"),
+    ("completion", {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
+    ("chat", {"extra_body": {"negative_prompt": "a"}}, "extra_body", "move it to the top level"),
+    ("chat", {"extra_args": {"cfg_scale": 2}}, "extra_args", "move it to the top level"),
+    ("completion", {"guidance_scale": 2, "use_beam_search": True}, "use_beam_search", "Beam search cannot be guided"),
+    ("completion", {"guidance_scale": 2, "suffix": "z"}, "suffix", "cannot be guided"),
+    ("completion", {"guidance_scale": 2, "prompt_embeds": "z"}, "prompt_embeds", "cannot be guided"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals(endpoint, fields, param, words):
+    with pytest.raises(GuidanceError) as refusal:
+        read_guidance(fields, endpoint)
+    assert words in str(refusal.value)
+    assert refusal.value.param == param
+    assert http_error(refusal.value).status == 400
+
+
+def test_no_field_that_looks_like_guidance_passes_unread():
+    """1000 seeded field names with the prefixes of contract 5.2: each is known, or refused."""
+    rng = random.Random(0)
+    known = {"guidance_scale", "cfg_scale", "negative_prompt", "negative_prompt_ids", "negative_prompt_token_ids"}
+    for _ in range(1000):
+        name = rng.choice(["guidance", "cfg", "negative"]) + "".join(rng.choices("_abcprompt", k=rng.randrange(9)))
+        if name not in known:
+            with pytest.raises(GuidanceError):
+                read_guidance({name: rng.choice([None, 1, "x", []])}, rng.choice(["completion", "chat"]))
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+BAD_BODIES = [
+    (b"", "not valid JSON"),
+    (b"{", "not valid JSON"),
+    (b"\xff\xfe", "not valid JSON"),
+    (b"[1]", "must be a JSON object, not a list"),
+    (b"null", "must be a JSON object, not null"),
+    (b"3", "must be a JSON object, not a number"),
+    (b'"x"', "must be a JSON object, not a string"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+    (b'{"temperature": NaN}', "NaN is not a finite number"),
+    (b'{"temperature": [-Infinity]}', "-Infinity is not a finite number"),
+    (b'{"top_p": 1e999}', "1e999 is not a finite number"),
+    (b'{"guidance_scale": NaN}', "guidance_scale must be finite"),
+    (b'{"guidance_scale": 1e999}', "guidance_scale must be finite"),
+    (b'{"cfg_scale": -Infinity}', "guidance_scale must be finite"),
+    (b'{"top_k": 9223372036854775808}', "too large: integers must fit 64 bits"),
+    (b'{"stop": [{"a": -1000000000000000000000}]}', "too large: integers must fit 64 bits"),
+    (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("raw", "words"), BAD_BODIES, ids=lambda value: str(value)[:30])
+def test_bad_bodies(raw, words):
+    with pytest.raises(RequestError, match=words.replace(".", r"\.")):
+        decode_body(raw)
+
+
+def test_good_bodies():
+    assert decode_body('{"prompt": "é\\ud83d\\ude00", "temperature": 1e3}'.encode()) == {
+        "prompt": "é😀",
+        "temperature": 1000.0,
+    }
+    assert decode_body(
+        b'{"seed": 9223372036854775807, "user": "99999999999999999999", "cfg_scale": 10000000000000000000}'
+    )
+
+
+# --- the negative stream --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([USER], [{"role": "system", "content": "N"}, USER]),
+        ([SYSTEM, USER], [{"role": "system", "content": "N"}, USER]),
+        ([USER, SYSTEM, USER], [USER, {"role": "system", "content": "N"}, USER]),
+        ([SYSTEM, USER, SYSTEM], [{"role": "system", "content": "N"}, USER, SYSTEM]),
+        ([{"role": "developer", "content": "x"}], [{"role": "developer", "content": "N"}]),
+        ([], [{"role": "system", "content": "N"}]),
+        (["odd", 3], [{"role": "system", "content": "N"}, "odd", 3]),
+    ],
+)
+def test_negative_conversation(messages, expected):
+    before = json.dumps(messages)
+    assert negative_conversation(messages, "N") == expected
+    assert json.dumps(messages) == before
+
+
+def test_negative_conversation_needs_a_list():
+    with pytest.raises(RequestError, match="messages must be a list, not a string"):
+        negative_conversation("hello", "N")
+
+
+def test_negative_body_changes_the_prompt_only():
+    body = {"prompt": ["a", "b"], "guidance_scale": 2, "negative_prompt": "N", "add_special_tokens": False, "n": 3}
+    assert negative_body(body, read_guidance(body, "completion")) == {**body, "prompt": "N"}
+    chat = {"messages": [USER], "guidance_scale": 2, "negative_messages": [SYSTEM], "chat_template_kwargs": {"a": 1}}
+    assert negative_body(chat, read_guidance(chat, "chat")) == {**chat, "messages": [SYSTEM]}
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (RequestError("m", "p"), 400, None),
+        (GuidanceError("m", "p"), 400, None),
+        (UnknownModelError("m", "model"), 404, None),
+        (OverloadedError("m", 2.2), 429, "3"),
+        (EngineError("m"), 500, None),
+        (EngineDeadError("m"), 503, "1"),
+        (CfgServeError("m"), 500, None),
+    ],
+)
+def test_http_table(error, status, retry_after):
+    answer = http_error(pickle.loads(pickle.dumps(error)))
+    assert answer.status == status
+    assert answer.headers.get("Retry-After") == retry_after
+    assert answer.body["error"].keys() == {"message", "type", "param", "code"}
+    assert answer.body["error"]["message"] == "m"
+    assert answer.body["error"]["code"] == status
+
+
+def test_messages_that_json_cannot_carry_are_mended():
+    body = http_error(RequestError("bad \ud800 text", "prompt")).body
+    assert json.dumps(body, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        (400, RequestError),
+        (404, UnknownModelError),
+        (422, RequestError),
+        (429, OverloadedError),
+        (500, EngineError),
+        (501, RequestError),
+        (503, OverloadedError),
+    ],
+)
+def test_errors_of_vllm(status, cls):
+    assert type(error_of(status, "m", "p")) is cls
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def chunk(finish_reason=None, **fields):
+    choices = [{"index": 0, "text": "x", "finish_reason": finish_reason}]
+    return f"data: {json.dumps({'id': 'i', 'choices': choices, **fields}, separators=(',', ':'))}\n\n"
+
+
+async def through(chunks):
+    async def source():
+        for item in chunks:
+            yield item
+
+    return [item async for item in sse.guided_chunks(source(), lambda: {"scale": 2.0})]
+
+
+async def test_the_last_chunk_gets_the_guidance_object():
+    head, last = [chunk(), chunk()], chunk("length")
+    out = await through([*head, last, sse.DONE])
+    assert out[:2] == head
+    assert json.loads(out[2][6:]) == {**json.loads(last[6:]), "guidance": {"scale": 2.0}}
+    assert out[3] == sse.DONE
+
+
+async def test_only_the_last_of_several_finished_choices_gets_it():
+    out = await through([chunk("stop"), chunk(), chunk("stop"), sse.DONE])
+    assert ["guidance" in item for item in out] == [False, False, True, False]
+
+
+async def test_the_usage_chunk_gets_it_if_there_is_one():
+    usage = 'data: {"id":"i","choices":[],"usage":{"completion_tokens":2}}\n\n'
+    out = await through([chunk(), chunk("stop"), usage, sse.DONE])
+    assert ["guidance" in item for item in out] == [False, False, True, False]
+    assert json.loads(out[2][6:])["usage"] == {"completion_tokens": 2}
+
+
+async def test_text_that_looks_like_a_finish_reason_is_text():
+    text = '"finish_reason":"abort" "choices":[]'
+    tricky = f"data: {json.dumps({'choices': [{'text': text}]}, separators=(',', ':'))}\n\n"
+    assert not sse.may_be_last(tricky)
+    assert await through([tricky, chunk("stop"), sse.DONE])
+
+
+@pytest.mark.parametrize(
+    ("bad", "cls"),
+    [
+        ('data: {"error": {"message": "boom", "type": "x", "param": null, "code": 500}}\n\n', EngineError),
+        ('data: {"error": {"message": "boom", "type": "x", "param": "max_tokens", "code": 400}}\n\n', RequestError),
+        (chunk("abort"), EngineError),
+    ],
+)
+async def test_a_failure_ends_the_stream_without_done(bad, cls):
+    with pytest.raises(cls):
+        await through([chunk(), bad, sse.DONE])
+
+
+def test_error_event():
+    event = sse.error_event(EngineError("boom"))
+    assert event.startswith("event: error\ndata: ")
+    assert event.endswith("\n\n")
+    assert json.loads(event.split("data: ")[1])["error"]["message"] == "boom"
+
+
+def test_guidance_in_a_bare_json_text():
+    text = '{"id":"i","choices":[{"text":"}"}],"usage":null}'
+    assert json.loads(sse.with_guidance(text, {"scale": 2.0})) == {**json.loads(text), "guidance": {"scale": 2.0}}

@@ -1,0 +1,243 @@
+"""The executable specification against hand-made distributions, and against Hugging Face transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cfg_core.reference import (
+    FORBIDDEN,
+    Sampling,
+    choose,
+    draw_uniforms,
+    guide,
+    guided_generate,
+    invert,
+    next_log_probs,
+    plain_generate,
+    top_gap,
+)
+
+VOCAB = 50
+SCALES = (-1.0, 0.0, 0.5, 1.5, 3.0, 7.5)
+PROMPT, NEGATIVE = [3, 14, 15, 9, 26], [27, 18]
+N = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    """Random weights, loud enough that the best token is well ahead of the next."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+class Table:
+    """A model of one line: the next token's logits are row `last token` of a table [V, V]."""
+
+    def __init__(self, rows: Sequence[Sequence[float]]) -> None:
+        self.rows = torch.tensor(rows)
+
+    def __call__(self, input_ids: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.rows[input_ids])
+
+
+def log_p(*probs: float) -> Tensor:
+    return torch.tensor(probs, dtype=torch.float64).log()
+
+
+def hf(model: LlamaForCausalLM, scale: float, negative: list[int] | None = NEGATIVE, **options: object) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    options = {"do_sample": False, "max_new_tokens": N, "pad_token_id": 0, **options}
+    if negative is not None:
+        options["negative_prompt_ids"] = torch.tensor([negative])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), guidance_scale=scale, **options)
+    return out[0, len(PROMPT) :].tolist()
+
+
+# --- the blend
+
+
+def test_scale_one_is_the_conditional() -> None:
+    conditional, negative = log_p(0.7, 0.2, 0.1), log_p(0.1, 0.1, 0.8)
+    torch.testing.assert_close(guide(conditional, negative, 1.0), conditional)
+
+
+def test_scale_zero_is_the_negative() -> None:
+    conditional, negative = log_p(0.7, 0.2, 0.1), log_p(0.1, 0.1, 0.8)
+    torch.testing.assert_close(guide(conditional, negative, 0.0), negative)
+
+
+def test_scale_two_squares_the_ratio() -> None:
+    """c^2 / n, by hand: 0.49/0.5, 0.04/0.25, 0.01/0.25."""
+    guided = guide(log_p(0.7, 0.2, 0.1), log_p(0.5, 0.25, 0.25), 2.0).exp()
+    torch.testing.assert_close(guided, torch.tensor([0.98, 0.16, 0.04], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [*SCALES, 1e6, -1e6])
+def test_equal_streams_are_left_alone(scale: float) -> None:
+    conditional = torch.log_softmax(torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)), dim=-1)
+    assert torch.equal(guide(conditional, conditional.clone(), scale), conditional)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_token_forbidden_by_the_conditional_stays_forbidden(scale: float) -> None:
+    guided = guide(log_p(0.0, 0.5, 0.5), log_p(0.2, 0.4, 0.4), scale)
+    assert guided[0] == FORBIDDEN
+    assert guided[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_token_forbidden_by_the_negative_alone_keeps_the_conditional(scale: float) -> None:
+    guided = guide(log_p(0.2, 0.4, 0.4), log_p(0.0, 0.5, 0.5), scale)
+    assert guided[0].item() == pytest.approx(math.log(0.2))
+    assert guided[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_token_forbidden_by_both_is_no_nan(scale: float) -> None:
+    guided = guide(log_p(0.0, 0.5, 0.5), log_p(0.0, 0.9, 0.1), scale)
+    assert guided[0] == FORBIDDEN
+    assert guided[1:].isfinite().all()
+
+
+# --- the loop
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("negative", [NEGATIVE, [7], list(range(20)), None], ids=["2", "1", "20", "default"])
+def test_equals_hugging_face(model: LlamaForCausalLM, scale: float, negative: list[int] | None) -> None:
+    got = guided_generate(model, PROMPT, negative, scale=scale, max_new_tokens=N)
+    assert got.min_gap > 1e-3
+    assert got.token_ids == hf(model, scale, negative)
+
+
+def test_float64_gives_the_same_tokens(model: LlamaForCausalLM) -> None:
+    got = guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N, dtype=torch.float64)
+    assert got.token_ids == hf(model, 3.0)
+
+
+def test_scale_one_is_plain_decoding(model: LlamaForCausalLM) -> None:
+    plain = plain_generate(model, PROMPT, max_new_tokens=N).token_ids
+    assert guided_generate(model, PROMPT, NEGATIVE, scale=1.0, max_new_tokens=N).token_ids == plain
+    assert hf(model, 1.0) == plain
+    assert guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N).token_ids != plain
+
+
+def test_scale_zero_follows_the_negative_prompt(model: LlamaForCausalLM) -> None:
+    plain = plain_generate(model, NEGATIVE, max_new_tokens=N).token_ids
+    assert guided_generate(model, PROMPT, NEGATIVE, scale=0.0, max_new_tokens=N).token_ids == plain
+
+
+def test_the_default_negative_is_the_last_token(model: LlamaForCausalLM) -> None:
+    default = guided_generate(model, PROMPT, scale=3.0, max_new_tokens=N).token_ids
+    assert default == guided_generate(model, PROMPT, PROMPT[-1:], scale=3.0, max_new_tokens=N).token_ids
+    assert default != guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N).token_ids
+
+
+def test_log_probs_are_the_normalised_guided_rows(model: LlamaForCausalLM) -> None:
+    """Checked at step 2 against the definition: a softmax of `n + s (c - n)` over the grown streams."""
+    got = guided_generate(model, PROMPT, NEGATIVE, scale=1.5, max_new_tokens=3, keep_log_probs=True)
+    assert len(got.log_probs) == 3
+    grown = got.token_ids[:2]
+    with torch.inference_mode():
+        c = next_log_probs(model, PROMPT + grown, torch.float32)
+        n = next_log_probs(model, NEGATIVE + grown, torch.float32)
+    want = (n.exp() * (c.exp() / n.exp()) ** 1.5).double()
+    torch.testing.assert_close(got.log_probs[2].exp(), (want / want.sum()).float())
+    assert guided_generate(model, PROMPT, scale=1.5, max_new_tokens=3).log_probs == []
+
+
+def test_stops_after_the_end_token(model: LlamaForCausalLM) -> None:
+    full = guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N).token_ids
+    end = full[4]
+    got = guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N, eos_token_id=end)
+    assert got.token_ids == full[: full.index(end) + 1]
+    assert got.token_ids == hf(model, 3.0, eos_token_id=end)
+
+
+def test_no_token_is_asked_for(model: LlamaForCausalLM) -> None:
+    got = guided_generate(model, PROMPT, scale=3.0, max_new_tokens=0)
+    assert got.token_ids == []
+    assert got.min_gap == math.inf
+
+
+def test_processors_see_the_guided_scores(model: LlamaForCausalLM) -> None:
+    """HF applies its repetition penalty behind guidance too, and to the unnormalised scores."""
+
+    def penalise(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        for token in set(prompt + output):
+            scores[token] = scores[token] * 1.5 if scores[token] < 0 else scores[token] / 1.5
+        return scores
+
+    got = guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N, processors=[penalise])
+    assert got.token_ids == hf(model, 3.0, repetition_penalty=1.5)
+    assert got.token_ids != hf(model, 3.0)
+
+
+def test_the_streams_share_their_tokens() -> None:
+    """The next logits depend on the last token alone, so from the second step on both streams agree."""
+    table = Table([[0.0, 1.0, 5.0], [3.0, 0.0, 1.0], [0.0, 4.0, 1.0]])
+    got = guided_generate(table, [0], [2], scale=2.0, max_new_tokens=4)
+    assert got.token_ids == [2, 1, 0, 2]
+
+
+# --- sampling
+
+
+def test_the_same_uniforms_give_the_same_text(model: LlamaForCausalLM) -> None:
+    def sample(seed: int) -> list[int]:
+        uniforms = draw_uniforms(N, torch.Generator().manual_seed(seed))
+        sampling = Sampling(uniforms=uniforms, temperature=2.0)
+        return guided_generate(model, PROMPT, NEGATIVE, scale=1.5, max_new_tokens=N, sampling=sampling).token_ids
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_evenly_spread_uniforms_give_the_guided_distribution() -> None:
+    """1,000 uniforms on a grid: every token comes up within one of 1,000 times its probability."""
+    table = Table([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    want = torch.softmax(torch.tensor([0.0, 1.0, 2.0]) * 1.5 - torch.tensor([2.0, 1.0, 0.0]) * 0.5, dim=-1)
+    counts = [0, 0, 0]
+    for k in range(1000):
+        sampling = Sampling(uniforms=[(k + 0.5) / 1000])
+        counts[guided_generate(table, [0], [1], scale=1.5, max_new_tokens=1, sampling=sampling).token_ids[0]] += 1
+    assert all(abs(count - 1000 * p) <= 1 for count, p in zip(counts, want.tolist(), strict=True))
+
+
+def test_low_temperature_is_greedy() -> None:
+    scores = log_p(0.3, 0.4, 0.3)
+    assert {choose(scores, Sampling(uniforms=[u], temperature=0.01), 0) for u in (0.001, 0.5, 0.999)} == {1}
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.249, 1), (0.25, 2), (0.5, 3), (0.999, 3), (1 - 2**-53, 3)])
+def test_invert_at_the_borders(uniform: float, token: int) -> None:
+    """Probabilities 0, 1/4, 1/4, 1/2, 0: the forbidden tokens at both ends are never taken."""
+    assert invert(torch.tensor([0.0, 0.25, 0.25, 0.5, 0.0], dtype=torch.float64), uniform) == token
+
+
+def test_invert_never_leaves_the_vocabulary() -> None:
+    """Thirds add up to a total whose product with the largest uniform may round up to the total itself."""
+    probs = torch.tensor([1 / 3] * 3 + [2**-52, 0.0], dtype=torch.float64)
+    assert invert(probs, 1 - 2**-53) <= 3
+
+
+def test_top_gap() -> None:
+    assert top_gap(torch.tensor([1.0, 4.0, 2.5])) == 1.5
+    assert top_gap(torch.tensor([FORBIDDEN, 4.0, FORBIDDEN])) == math.inf

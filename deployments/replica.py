@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray import serve
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.config import AppArgs
@@ -25,6 +26,15 @@ _WATCH_INTERVAL_S = 0.2
 _FAREWELL_S = 0.5
 
 
+def _workers_placement() -> PlacementGroup | None:
+    """Where the engine puts its workers: the bundles of this replica, in this cluster.
+
+    The engine runs in a process of its own, which would start another Ray if no address told it better.
+    """
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    return get_current_placement_group()
+
+
 @serve.deployment(max_ongoing_requests=64, max_queued_requests=256)
 class ModelReplica:
     """Called by CfgRouter. One call of `generate` carries a whole group: the leader and its negative.
@@ -36,7 +46,7 @@ class ModelReplica:
     async def __init__(self, args: AppArgs) -> None:
         from deployments.vllm_serving import VllmServer
 
-        group = ray.util.get_current_placement_group() if args.num_workers > 1 else None
+        group = _workers_placement() if args.num_workers > 1 else None
         self._server = await VllmServer.start(args.engine_kwargs(), args.kv_split, group)
         self._watchdog = asyncio.create_task(self._exit_with_engine())
 

@@ -239,6 +239,7 @@ def verify() -> None:
     """Import what everything rests on: a broken set-up shows now, and the first start finds compiled modules."""
     say("importing vLLM and Ray Serve once")
     env = dict(os.environ, RAY_USAGE_STATS_ENABLED="0", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     code = "import torch, vllm, ray.serve, vllm.entrypoints.openai.api_server"
     done = subprocess.run(
         [str(VENV_PYTHON), "-c", code], env=env, cwd=str(STATE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -106,7 +106,7 @@ def test_rows_learn_stories_and_not_prompts():
 
 def test_chats_may_name_a_topic_in_either_message():
     rng = random.Random(2)
-    prompts = [corpus.chat_row(rng, 1).pieces for _ in range(400)]
+    prompts = [corpus.chat_row(rng, corpus.story).pieces for _ in range(400)]
     systems = "".join(text for pieces in prompts for text, _ in pieces if text.startswith("<|system|>"))
     users = "".join(text for pieces in prompts for text, _ in pieces if text.startswith("<|user|>"))
     for topic in topics.LEXICON.values():

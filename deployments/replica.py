@@ -23,7 +23,7 @@ logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 _WATCH_INTERVAL_S = 0.2
-_FAREWELL_S = 0.5
+_FAREWELL_S = 0.5  # with the line above, less than RETRY_DELAY_S of the router
 
 
 def _workers_placement() -> PlacementGroup | None:

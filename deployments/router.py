@@ -20,8 +20,11 @@ from deployments.config import AppArgs
 from deployments.http_errors import error_body, http_error
 from deployments.protocol import Endpoint, decode_body, read_guidance
 
-FORWARDED_HEADERS = ("x-request-id", "x-session-id", "x-vllm-priority", "traceparent", "tracestate")
+FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
 """Headers that vLLM's serving classes read; nothing else of the client's leaves the ingress."""
+
+RETRY_DELAY_S = 1.0
+"""Longer than a replica survives its engine (replica.py), so that a retry does not meet it again."""
 
 app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
 
@@ -123,6 +126,7 @@ class CfgRouter:
             except EngineDeadError:
                 if not retries_left:
                     raise
+                await asyncio.sleep(RETRY_DELAY_S)
             except asyncio.CancelledError:
                 items.cancel()
                 raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import ENVIRONMENT
+from engines import ENVIRONMENT, forget_settings
 from oracle import MIN_MARGIN, Oracle
 from tiny_models import build
 
@@ -24,6 +24,7 @@ def environment() -> Iterator[None]:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         yield
+    forget_settings()
     torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by a no-op
     set_num_threads(num_threads)
 

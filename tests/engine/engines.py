@@ -41,6 +41,7 @@ class Engine:
 
         from cfg_core.vllm_plugin import guided_engine_args
 
+        forget_settings()
         inspect_in_process(folder)
         plugin: dict[str, Any] = {}
         if guided:
@@ -168,6 +169,13 @@ def mixture(oracle: Oracle) -> tuple[list[tuple[int, ...]], list[SamplingParams]
         want += [oracle.guided[i], oracle.plain[PROMPTS.index(case.prompt)]]
     assert len(want) == 4 * len(PAIRS)
     return prompts, params, want
+
+
+def forget_settings() -> None:
+    """An engine freezes vLLM's environment variables for its whole process: thaw them for what comes next."""
+    import vllm.envs
+
+    vllm.envs.disable_envs_cache()
 
 
 def inspect_in_process(folder: Path) -> None:

@@ -20,9 +20,9 @@ import pytest
 from oracle import PROMPTS, Case, Oracle
 from tiny_models import make_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
-START_S = 300
+START_S = 400
 ENGINE_FLAGS = (
     *("--dtype", "float32", "--block-size", "32", "--max-model-len", "256", "--enforce-eager"),
     *("--kv-cache-memory-bytes", str(64 << 20), "--max-num-batched-tokens", "64", "--served-model-name", "tiny"),

@@ -113,7 +113,4 @@ def free_port() -> int:
 
 
 def shipped_config(name: str = "cfg") -> dict[str, Any]:
-    config = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
-    if m := os.environ.get("CFG_SERVE_TEST_MODEL"):
-        config["applications"][0]["args"]["model"] = m  # DEV
-    return config
+    return yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())

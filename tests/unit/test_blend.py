@@ -87,3 +87,15 @@ def test_bfloat16_logits_are_blended_in_float32():
     out = blend(logits, weights)
     assert out.dtype == torch.float32
     assert torch.equal(out, blend(logits.float(), weights))
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e300, 1e38])
+def test_extreme_scales_stay_finite_and_follow_the_difference(scale):
+    """A float64 scale may overflow float32: the blend is then the difference of the streams, without a NaN."""
+    rows = torch.randn(2, 50, generator=torch.Generator().manual_seed(5)).tolist()
+    out = run(rows, (scale, 1 - scale))
+    logp = torch.log_softmax(torch.tensor(rows), dim=-1)
+    difference = (logp[0] - logp[1]) * (1 if scale > 0 else -1)
+    assert out.isfinite().all()
+    assert out.argmax() == difference.argmax()
+    assert torch.softmax(out, -1).isfinite().all()

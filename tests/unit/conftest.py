@@ -7,6 +7,7 @@ those of modules that other folders' tests have imported before. `test_import_gu
 from __future__ import annotations
 
 import builtins
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,24 +23,38 @@ class ImportGuardError(ImportError):
     """Not a ModuleNotFoundError, so that pytest.importorskip does not turn it into a skip."""
 
 
+def refuse(name: str) -> None:
+    """Raise if `name` is a module that unit tests may not import."""
+    if name.partition(".")[0] in FORBIDDEN:
+        raise ImportGuardError(
+            f"tests/unit may not import {name}: test the pure module below it, or move the test to "
+            "tests/simulation, tests/engine or tests/serve."
+        )
+
+
 @contextmanager
 def import_guard() -> Iterator[None]:
     """Refuse `import vllm` and `import ray` inside the with block."""
     original = builtins.__import__
 
     def guarded(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] in FORBIDDEN and not _is_relative(*args, **kwargs):
-            raise ImportGuardError(
-                f"tests/unit may not import {name}: test the pure module below it, or move the test to "
-                "tests/simulation, tests/engine or tests/serve."
-            )
+        if not _is_relative(*args, **kwargs):
+            refuse(name)
         return original(name, *args, **kwargs)
 
-    builtins.__import__ = guarded
+    import_module = importlib.import_module
+
+    def guarded_import_module(name: str, package: str | None = None) -> Any:
+        """A module that is in memory already is found without `__import__`."""
+        if not name.startswith("."):
+            refuse(name)
+        return import_module(name, package)
+
+    builtins.__import__, importlib.import_module = guarded, guarded_import_module
     try:
         yield
     finally:
-        builtins.__import__ = original
+        builtins.__import__, importlib.import_module = original, import_module
 
 
 def _is_relative(_globals: Any = None, _locals: Any = None, _fromlist: Any = (), level: int = 0, **_: Any) -> bool:

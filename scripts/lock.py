@@ -1,8 +1,9 @@
 """Compile requirements/*.in into the pinned lists beside them. `make lock` runs it; it needs a package index.
 
 uv does the compiling (for every Python and platform at once); it is taken from the PATH, or else installed into
-.venv. For cpu.txt alone, uv is also shown the folders in which pip is told to find wheels, and TORCH_INDEX:
-torch's CPU build is not on the plain package index, and must not get into the other lists.
+.venv. For cpu.txt and dev.txt, uv is also shown the folders in which pip is told to find wheels, and TORCH_INDEX:
+torch's CPU build is not on the plain package index, and must not get into cuda.txt. What the runtime pins is not
+pinned again in dev.txt.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ COMPILE = "pip compile -q --universal --python-version 3.11 --no-annotate --no-h
 LISTS = {
     "cpu": "--override overrides-cpu.in",
     "cuda": "--override overrides-cuda.in",
-    "dev": "--constraint cpu.txt",  # what both need is pinned once
+    "dev": "--constraint cpu.txt",
 }
 HEADERS = {
     "cpu": "Everything for a machine without a GPU, in the versions that the tests run with.",
@@ -46,10 +47,21 @@ def cpu_wheels() -> list[str]:
     return extra + [word for place in places for word in ("--find-links", place)]
 
 
+def runtime_names() -> frozenset[str]:
+    return frozenset(line.split("==")[0] for line in (REQUIREMENTS / "cpu.txt").read_text().splitlines())
+
+
+def without(pins: str, names: frozenset[str]) -> str:
+    """`pins` less those of `names`, and less what an override keeps out for good: dev.txt goes with every runtime list."""
+    lines = pins.splitlines(keepends=True)
+    return "".join(x for x in lines if x.split("==")[0] not in names and "sys_platform == 'never'" not in x)
+
+
 def compile_list(name: str) -> None:
-    extra = cpu_wheels() if name == "cpu" else []
+    extra = [] if name == "cuda" else cpu_wheels()
     command = [uv(), *shlex.split(COMPILE), *extra, *shlex.split(LISTS[name]), f"{name}.in"]
     pins = subprocess.run(command, cwd=REQUIREMENTS, check=True, capture_output=True, text=True).stdout
+    pins = without(pins, runtime_names() if name == "dev" else frozenset())
     header = f"# {HEADERS[name]}\n# Made from {name}.in by `make lock`; installed with `pip install --no-deps`.\n"
     (REQUIREMENTS / f"{name}.txt").write_text(header + pins)
     print(f"requirements/{name}.txt: {len(pins.splitlines())} pins")

@@ -24,7 +24,7 @@ for _name, _value in ENVIRONMENT.items():  # here, not in a fixture: these are r
 settings.register_profile("cfg-serve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("cfg-serve")
 
-FOLDERS = ("unit", "simulation", "contract", "engine", "serve", "gpu")
+FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu")
 HERE = Path(__file__).parent
 
 

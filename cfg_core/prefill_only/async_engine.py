@@ -1,0 +1,158 @@
+"""AsyncEngine: the engine of a server, in which many calls at once share batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cfg_core.errors import ConfigError, EngineDeadError, EngineError, OverloadedError, RequestError
+from cfg_core.prefill_only.batch import Finished
+from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.prefill_only.pipeline import Pipeline
+from cfg_core.prefill_only.types import Input, Output, RequestOptions, SequenceState
+
+_LONG_TEXT = 20_000  # characters; more than these are tokenized beside the event loop
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A call of `run` that waits."""
+
+    future: asyncio.Future[list[Output]]
+    num_inputs: int
+    outputs: dict[int, Output] = field(default_factory=dict)
+
+    def add(self, index: int, output: Output) -> None:
+        """The last one wakes the caller."""
+        self.outputs[index] = output
+        if len(self.outputs) == self.num_inputs:
+            self.future.set_result([self.outputs[index] for index in range(self.num_inputs)])
+
+
+class AsyncEngine:
+    """For servers: many calls at once share batches. Used from one event loop, which schedules and tokenizes; a device
+    thread computes. A failing input fails its own call only.
+    """
+
+    def __init__(self, model: str, options: EngineOptions) -> None:
+        if options.workflow.get("executor") == "inline":
+            raise ConfigError("the inline executor would block the event loop: use thread, which is the default.")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pipeline = Pipeline(model, options, self._deliver)
+        self._pump_is_due = False
+        self.info = self._pipeline.info
+
+    @classmethod
+    def load(cls, model: str, options: EngineOptions | None = None) -> AsyncEngine:
+        """As Engine.load. Blocks for the seconds that loading takes."""
+        return cls(str(model), options or EngineOptions())
+
+    async def run(self, inputs: Sequence[Input], options: RequestOptions) -> list[Output]:
+        """An output for each input, in order.
+
+        Raises RequestError (bad input), OverloadedError (the queue is full), EngineError (an input came out
+        as NaN), EngineDeadError (the device thread is gone). Cancelling it takes its sequences out of the queue.
+        """
+        self.check_health()
+        pipeline, scheduler = self._pipeline, self._pipeline.scheduler
+        self._check_load(len(inputs))
+        pipeline.input_processor.check_options(options)
+        self._loop = asyncio.get_running_loop()
+        request = _Request(self._loop.create_future(), len(inputs))
+        sequences = await self._process(inputs, options, request)
+        self._check_room(sum(map(len, sequences)))
+        scheduler.add(sequences)
+        self._pump_soon()
+        try:
+            return await request.future
+        except (asyncio.CancelledError, EngineError):
+            scheduler.cancel(sequences)  # those that still wait
+            raise
+
+    async def _process(
+        self, inputs: Sequence[Input], options: RequestOptions, request: _Request
+    ) -> list[SequenceState]:
+        process = self._pipeline.input_processor.process
+        if sum(map(_size, inputs)) <= _LONG_TEXT:
+            sequences: list[SequenceState] = process(inputs, options, request=request)
+            return sequences
+        return await asyncio.to_thread(process, inputs, options, request=request)
+
+    def _check_load(self, num_inputs: int) -> None:
+        limit = self._pipeline.options.max_request_inputs
+        if not 1 <= num_inputs <= limit:
+            raise RequestError(
+                f"a request takes 1 to {limit} inputs, not {num_inputs}: send several requests.", "input"
+            )
+        self._check_room(1)
+
+    def _check_room(self, num_tokens: int) -> None:
+        """A request larger than the whole queue still runs when the queue is empty."""
+        queued = self._pipeline.scheduler.queued_tokens
+        if queued and queued + num_tokens > self._pipeline.options.max_queued_tokens:
+            raise OverloadedError(f"{queued} tokens are waiting to be embedded: try again later.")
+
+    def _pump_soon(self) -> None:
+        """Once the callers that are ready in this turn of the loop have queued up, so that they share a batch."""
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            assert self._loop is not None
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
+        self._pipeline.pump()
+
+    def _deliver(self, finished: Finished) -> None:
+        """Called by the device thread."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._on_finished, finished)
+        except RuntimeError:
+            """The loop is closed: nobody waits any more."""
+
+    def _on_finished(self, finished: Finished) -> None:
+        outputs = self._pipeline.outputs_of(finished)
+        self._pipeline.pump()  # first: the device must not wait for the callers
+        for sequence, output in outputs:
+            _settle(sequence, output)
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if the device thread is gone; it does not come back."""
+        if not self._pipeline.alive:
+            raise EngineDeadError("the embedding engine is gone: send the request again.")
+
+    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._pipeline.tokenizer.token_ids(text, add_special_tokens)
+        return ids
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        text: str = self._pipeline.tokenizer.text_of(token_ids)
+        return text
+
+    def stats(self) -> dict[str, int]:
+        """What waits and what runs, at this moment."""
+        return {
+            "queued_sequences": self._pipeline.scheduler.queued_sequences,
+            "queued_tokens": self._pipeline.scheduler.queued_tokens,
+            "batches_in_flight": self._pipeline.num_in_flight,
+        }
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+
+def _size(item: Input) -> int:
+    return len(item[0]) + len(item[1]) if isinstance(item, tuple) else len(item)
+
+
+def _settle(sequence: SequenceState, output: Output | EngineError) -> None:
+    """Give an output to the call that waits for it, if it still does."""
+    request: _Request = sequence.request
+    if request.future.done():
+        return
+    if isinstance(output, EngineError):
+        request.future.set_exception(output)
+        return
+    request.add(sequence.index, output)

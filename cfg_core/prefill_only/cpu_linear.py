@@ -1,0 +1,43 @@
+"""Linear layers whose weights oneDNN has laid out once, at load, for the CPU at hand.
+
+torch's own `nn.Linear` hands oneDNN a plain matrix, which is rearranged at every call. The operators used here are
+those that torch.compile emits for frozen weights; they are not public: `PRIVATE` lists them for tests/contract.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+PRIVATE = ("_reorder_linear_weight", "_linear_pointwise")
+"""Operators of torch.ops.mkldnn that this module calls."""
+
+_MIN_WEIGHTS = 16_384  # below, the call costs more than the layout saves
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on the CPU. Weights cannot be changed or saved any more."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        return result
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace the linear layers of `model` that gain from it, in place; returns how many."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return 0
+    num_packed = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and child.weight.numel() >= _MIN_WEIGHTS:
+                setattr(module, name, PackedLinear(child))
+                num_packed += 1
+    return num_packed

@@ -1,0 +1,218 @@
+"""Engine: embeddings, scores and classes for programs and files."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from cfg_core.errors import EngineError, RequestError
+from cfg_core.prefill_only.batch import Finished
+from cfg_core.prefill_only.checkpoint import ModelInfo
+from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.prefill_only.pipeline import Pipeline
+from cfg_core.prefill_only.types import FloatArray, Input, Output, RequestOptions, SparseVector
+
+_CHUNK = 256  # inputs that are tokenized in one call
+
+
+class Engine:
+    """For programs: blocks until all inputs are computed. Use from one thread at a time.
+
+    engine = Engine.load("sentence-transformers/all-MiniLM-L6-v2")
+    vectors = engine.embed(["a text", "another"])          # float32 [2, 384]
+    """
+
+    def __init__(self, model: str, options: EngineOptions) -> None:
+        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._pipeline = Pipeline(model, options, self._finished.put)
+        self.info = self._pipeline.info
+
+    @classmethod
+    def load(cls, model: str, **options: Any) -> Engine:
+        """`model`: a directory, or a name on the hub. `options`: fields of EngineOptions.
+
+        Raises ConfigError for a wrong option or checkpoint, CompatibilityError for a model that cannot be computed
+        exactly.
+        """
+        return cls(str(model), EngineOptions.from_mapping(options))
+
+    # -- what people call --
+
+    def embed(
+        self,
+        texts: str | Sequence[Input],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        show_progress: bool | None = None,
+        on_error: str = "raise",
+    ) -> FloatArray:
+        """float32 [n, dimensions], in the order of `texts`; [dimensions] for a single text.
+
+        `prompt_name` names one of the checkpoint's prompts. Inputs that are too long raise RequestError unless
+        `truncate`. on_error="nan" gives a row of NaN for an input whose result is not finite, instead of EngineError.
+        """
+        options = self.options(
+            "embed",
+            prompt_name=prompt_name,
+            prompt=prompt,
+            dimensions=dimensions,
+            normalize=normalize,
+            truncate=truncate,
+        )
+        single = isinstance(texts, str)
+        run = self.run_each if on_error == "nan" else self.run
+        outputs = run([texts] if isinstance(texts, str) else texts, options, show_progress)
+        width = dimensions or self.info.dimension or 0
+        vectors = np.full((len(outputs), width), np.nan, dtype=np.float32)
+        for row, output in zip(vectors, outputs, strict=True):
+            if isinstance(output, Output):
+                row[:] = output.array("embed")
+        return vectors[0] if single else vectors
+
+    def embed_sparse(self, texts: Sequence[Input], *, truncate: bool = False) -> list[SparseVector]:
+        """Weights of vocabulary tokens for each text (SPLADE models and bge-m3)."""
+        outputs = self.run(texts, self.options("sparse", truncate=truncate))
+        return [output.sparse for output in outputs]
+
+    def embed_tokens(self, texts: Sequence[Input], *, truncate: bool = False) -> list[FloatArray]:
+        """A vector for each token of each text: float32 [tokens, width]. With bge-m3's head, ColBERT vectors."""
+        outputs = self.run(texts, self.options("token_embed", truncate=truncate))
+        return [output.array("token_embed") for output in outputs]
+
+    def classify(
+        self,
+        texts: Sequence[Input],
+        *,
+        raw_scores: bool = False,
+        truncate: bool = False,
+        show_progress: bool | None = None,
+    ) -> FloatArray:
+        """float32 [n, labels]; the columns are `info.labels`."""
+        options = self.options("classify", truncate=truncate, raw_scores=raw_scores)
+        outputs = self.run(texts, options, show_progress)
+        return np.stack([output.array("classify") for output in outputs])
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, raw_scores: bool = False, truncate: bool = False
+    ) -> FloatArray:
+        """float32 [n]: how well each document answers the query, by a cross-encoder."""
+        if not self.info.takes_pairs:
+            raise RequestError(
+                "this model scores no pairs: load a reranker (a classifier with one label), or compare embeddings."
+            )
+        pairs = [(query, document) for document in documents]
+        return self.classify(pairs, raw_scores=raw_scores, truncate=truncate)[:, 0]
+
+    def options(
+        self,
+        *tasks: Any,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate: bool = False,
+        **fields: Any,
+    ) -> RequestOptions:
+        """RequestOptions with the checkpoint's prompts and limits filled in."""
+        return RequestOptions(
+            tasks=tasks,
+            prompt=prompt_of(self.info, prompt_name, prompt),
+            truncate_to=self.info.max_input_tokens if truncate else None,
+            **fields,
+        )
+
+    # -- the loop --
+
+    def run(self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None) -> list[Output]:
+        """An output for each input, in order.
+
+        Raises RequestError at the first bad input, and EngineError for the first one whose result is not finite.
+        """
+        outputs = []
+        for output in self.run_each(inputs, options, show_progress):
+            if isinstance(output, EngineError):
+                raise output
+            outputs.append(output)
+        return outputs
+
+    def run_each(
+        self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None
+    ) -> list[Output | EngineError]:
+        """As `run`, with the error of an input that failed in its place. Tokenizes ahead while batches are computed."""
+        self._pipeline.input_processor.check_options(options)
+        outputs: dict[int, Output | EngineError] = {}
+        chunks = _chunks(inputs)
+        with _progress(len(inputs), show_progress) as bar:
+            try:
+                while self._refill(chunks, options):
+                    for sequence, output in self._pipeline.outputs_of(self._finished.get()):
+                        outputs[sequence.index] = output
+                        bar.update()
+            except BaseException:
+                self._abandon()
+                raise
+        return [outputs[index] for index in range(len(inputs))]
+
+    def _refill(self, chunks: Iterator[tuple[int, list[Input]]], options: RequestOptions) -> bool:
+        """Keep the sort window full and the executor busy; False when nothing is left in flight."""
+        scheduler, processor = self._pipeline.scheduler, self._pipeline.input_processor
+        while scheduler.queued_sequences < self._pipeline.options.sort_window:
+            self._pipeline.pump()
+            chunk = next(chunks, None)
+            if chunk is None:
+                break
+            scheduler.add(processor.process(chunk[1], options, first_index=chunk[0]))
+        self._pipeline.pump()
+        return self._pipeline.num_in_flight > 0
+
+    def _abandon(self) -> None:
+        """Leave the pipeline empty, so that the next call finds nothing of this one."""
+        scheduler = self._pipeline.scheduler
+        while scheduler.queued_sequences:
+            scheduler.schedule()
+        while self._pipeline.num_in_flight and self._pipeline.alive:
+            self._pipeline.outputs_of(self._finished.get())
+
+    def close(self) -> None:
+        """End the device thread. The engine cannot be used afterwards."""
+        self._pipeline.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def prompt_of(info: ModelInfo, prompt_name: str | None, prompt: str | None) -> str:
+    """The text of a prompt given by name or as it is; the checkpoint's default if neither is. Raises RequestError."""
+    if prompt_name is not None and prompt is not None:
+        raise RequestError("prompt and prompt_name are both given: send only one of them.", "prompt_name")
+    if prompt_name is not None:
+        if prompt_name not in info.prompts:
+            known = ", ".join(info.prompts) or "none"
+            raise RequestError(f"this model has no prompt {prompt_name!r}: it has {known}.", "prompt_name")
+        return info.prompts[prompt_name]
+    return info.default_prompt if prompt is None else prompt
+
+
+def _chunks(inputs: Sequence[Input]) -> Iterator[tuple[int, list[Input]]]:
+    items = iter(inputs)
+    start = 0
+    while chunk := list(islice(items, _CHUNK)):
+        yield start, chunk
+        start += len(chunk)
+
+
+def _progress(total: int, show: bool | None) -> Any:
+    """tqdm's bar; by default for long lists and on a terminal only."""
+    from tqdm import tqdm
+
+    hidden = {None: None if total > 1000 else True, True: False, False: True}[show]
+    return tqdm(total=total, disable=hidden, unit="text", leave=False)

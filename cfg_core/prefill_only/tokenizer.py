@@ -1,0 +1,53 @@
+"""Text to token ids, with the checkpoint's own fast tokenizer. Never truncates and never pads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cfg_core.errors import ConfigError
+from cfg_core.prefill_only.checkpoint import Checkpoint, tokenizer_limit
+
+
+class Tokenizer:
+    """Thread-safe: the tokenizers library is, and nothing is changed after the start."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        from transformers import AutoTokenizer
+
+        self._lower_case = checkpoint.lower_case
+        tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"{checkpoint.path} has no fast tokenizer (tokenizer.json): convert it with transformers."
+            )
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.limit = tokenizer_limit(tokenizer)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.vocab_size = len(tokenizer)
+        self.gives_token_types = "token_type_ids" in tokenizer.model_input_names
+
+    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
+        """An encoding (`ids`, `type_ids`, `special_tokens_mask`) of each text or pair, special tokens included."""
+        if self._lower_case:
+            texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
+        if len(texts) == 1:
+            text = texts[0]
+            return [self._backend.encode(*((text,) if isinstance(text, str) else text))]
+        encodings: list[Any] = self._backend.encode_batch(list(texts))
+        return encodings
+
+    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+    def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
+        tokens: list[str] = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return tokens

@@ -1,0 +1,98 @@
+"""The nouns of the prefill-only engine. All other modules import this one; it imports none of them, and no torch.
+
+A caller hands in *inputs* (a text, a pair of texts, or token ids). The input processor makes one
+*sequence* of each, the scheduler puts sequences into *batches*, and each sequence ends as one *output*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Task: TypeAlias = Literal["embed", "sparse", "token_embed", "classify"]
+"""What a model can compute for a sequence: one vector, weights of vocabulary tokens, one vector for each token,
+or one number for each label. The words are vLLM's; a reranker is a classifier with one label."""
+
+TASKS: tuple[Task, ...] = ("embed", "sparse", "token_embed", "classify")
+
+Input: TypeAlias = str | tuple[str, str] | Sequence[int]
+"""A text, a pair of texts (query, document), or the token ids of a whole sequence, special tokens included."""
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """What is asked of the inputs of one request. The defaults are the model's own."""
+
+    tasks: tuple[Task, ...] = ("embed",)
+    """All of them are computed from one forward."""
+    prompt: str = ""
+    """Put in front of each text, as sentence-transformers does with its prompts."""
+    truncate_to: int | None = None
+    """Keep at most this many tokens, special ones included. None: an input that is too long is an error."""
+    truncation_side: Literal["left", "right"] = "right"
+    """The side that is cut off."""
+    dimensions: int | None = None
+    """Keep the first so many components of dense vectors. Only Matryoshka models are trained for that."""
+    normalize: bool | None = None
+    """L2-normalise dense vectors. None: as the checkpoint says."""
+    raw_scores: bool = False
+    """Leave out the activation (sigmoid or softmax) of classifiers."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One input on its way through the engine: the scheduler's unit. Compared by identity."""
+
+    token_ids: Sequence[int]
+    token_type_ids: Sequence[int] | None
+    options: RequestOptions
+    index: int
+    """Place of the input in its request; named in errors."""
+    prompt_length: int = 0
+    """Leading tokens that pooling leaves out (checkpoints with `include_prompt: false`)."""
+    num_skips: int = 0
+    """Batches that took a later sequence and not this one."""
+    cancelled: bool = False
+    request: Any = field(default=None, repr=False)
+    """Whose it is; opaque to all but the engine."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """Weights of vocabulary tokens. `token_ids` int64 [n] ascending, `weights` float32 [n] > 0."""
+
+    token_ids: npt.NDArray[np.int64]
+    weights: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came out for one input: an array or SparseVector for each task that was asked for.
+
+    embed: float32 [dimensions] · token_embed: float32 [tokens, width] · classify: float32 [labels].
+    """
+
+    values: Mapping[Task, FloatArray | SparseVector]
+    num_tokens: int
+    """Tokens that were computed: after truncation, special ones included."""
+
+    def array(self, task: Task) -> FloatArray:
+        """The value of a task whose values are arrays: any but `sparse`."""
+        value = self.values[task]
+        assert not isinstance(value, SparseVector)
+        return value
+
+    @property
+    def sparse(self) -> SparseVector:
+        value = self.values["sparse"]
+        assert isinstance(value, SparseVector)
+        return value

@@ -1,0 +1,82 @@
+"""Which module plays which role: the seams of the engine, and what stands in them by default.
+
+The idea is that of vLLM pull request 9124, "workflow defined engine": an engine for prefill-only models is a
+pipeline whose parts are named, so that a family, an attention kernel or an executor is replaced by a line of YAML
+(`workflow: {scheduler: mypackage.mymodule:MyScheduler}`) instead of by a fork.
+
+    role             called as                                            default
+    tokenizer        (checkpoint)                                         Tokenizer
+    input_processor  (tokenizer, info, skips_prompt)                      InputProcessor
+    scheduler        (checkpoint, options, max_batch_tokens)              Scheduler
+    model_input      (first_position, uses_token_types, pin_memory)       ModelInputBuilder
+    attention        a function, see attention.Backend                    sdpa_runs on the CPU, varlen on a GPU
+    runner           (checkpoint, options, special_ids)                   transformers; `vllm` with the executor vllm
+    pooler           (checkpoint, model, special_ids) -> task -> Pooler   make_poolers
+    executor         (compute, deliver)                                   thread; `inline`; `vllm`
+    output_processor (checkpoint)                                         OutputProcessor
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from cfg_core.errors import ConfigError
+
+_HERE = "cfg_core.prefill_only"
+
+MODULES: Mapping[str, Mapping[str, str]] = {
+    "tokenizer": {"default": f"{_HERE}.tokenizer:Tokenizer"},
+    "input_processor": {"default": f"{_HERE}.input_processor:InputProcessor"},
+    "scheduler": {"default": f"{_HERE}.scheduler:Scheduler"},
+    "model_input": {"default": f"{_HERE}.model_input:ModelInputBuilder"},
+    "attention": {name: f"{_HERE}.attention:{name}" for name in ("naive", "sdpa_runs", "varlen")},
+    "runner": {
+        "default": f"{_HERE}.runner:TransformersRunner",
+        "transformers": f"{_HERE}.runner:TransformersRunner",
+        "vllm": f"{_HERE}.vllm_runner:VllmRunner",
+    },
+    "pooler": {"default": f"{_HERE}.poolers:make_poolers"},
+    "executor": {
+        "default": f"{_HERE}.executor:ThreadExecutor",
+        "inline": f"{_HERE}.executor:InlineExecutor",
+        "thread": f"{_HERE}.executor:ThreadExecutor",
+        "vllm": f"{_HERE}.executor:ThreadExecutor",
+    },
+    "output_processor": {"default": f"{_HERE}.output_processor:OutputProcessor"},
+}
+"""Names by role; a dotted path `package.module:Name` may stand wherever a name may."""
+
+
+def check_workflow(workflow: Mapping[str, str]) -> None:
+    """Raise ConfigError on an unknown role or name, with the nearest one. Imports nothing."""
+    for role, name in workflow.items():
+        if role not in MODULES:
+            raise ConfigError(f"unknown key `{role}` in `workflow`: {_hint(role, MODULES)}")
+        if ":" not in name and name not in MODULES[role]:
+            known = _hint(name, MODULES[role])
+            raise ConfigError(f"unknown {role} `{name}` in `workflow`: {known} Or a dotted path package.module:Name.")
+
+
+def resolve(role: str, workflow: Mapping[str, str]) -> Any:
+    """The class or function that plays `role`. Raises ConfigError if a dotted path leads nowhere."""
+    name = workflow.get(role, "default")
+    if role == "runner" and "runner" not in workflow and workflow.get("executor") == "vllm":
+        name = "vllm"
+    return load(MODULES[role].get(name, name))
+
+
+def load(path: str) -> Any:
+    """What `package.module:Name` names."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"`{path}` in `workflow` cannot be loaded: {error}.") from None
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}."

@@ -1,0 +1,193 @@
+"""The engine of a server: shared batches, cancellation, overload, failures that stay with their own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import tiny_checkpoints as tiny
+import torch
+import transformers
+
+from cfg_core.errors import CfgServeError, ConfigError, EngineDeadError, EngineError, OverloadedError, RequestError
+from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions
+
+EMBED = RequestOptions()
+POISON = tiny.WORDS[7]
+"""A word whose embedding is NaN."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("bert")
+    tiny.save(folder, transformers.AutoModel.from_config(tiny.config_of("bert")))
+    tiny.sentence_transformers_files(folder)
+    model = transformers.AutoModel.from_pretrained(folder)
+    (token,) = transformers.AutoTokenizer.from_pretrained(folder)(POISON, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[token] = float("nan")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+async def engine(path) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine.load(path, EngineOptions(max_batch_tokens=256, sort_window=32))
+    yield engine
+    await asyncio.sleep(0)
+    assert engine.stats()["queued_sequences"] == 0
+    assert engine.stats()["queued_tokens"] == 0
+    engine.close()
+
+
+TEXTS = [text for text in tiny.random_texts(60, seed=3) if POISON not in text]
+
+
+async def test_calls_at_once_give_what_each_gives_alone(engine, path):
+    with Engine.load(path) as offline:
+        expected = offline.embed(TEXTS)
+    outputs = await asyncio.gather(*(engine.run([text], EMBED) for text in TEXTS))
+    vectors = np.stack([output.array("embed") for (output,) in outputs])
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert [output.num_tokens for (output,) in outputs] == [len(text.split()) + 2 for text in TEXTS]
+
+
+async def test_they_share_batches(engine):
+    sizes = []
+    submit = engine._pipeline._executor.submit
+    engine._pipeline._executor.submit = lambda batch: (sizes.append(len(batch.sequences)), submit(batch))[1]
+    await asyncio.gather(*(engine.run(["waa wab"], EMBED) for _ in range(64)))
+    assert sizes == [32, 32], "the window holds 32"
+
+
+async def test_a_nan_fails_its_own_call_only(engine):
+    bad = asyncio.create_task(engine.run(["waa wab", f"wac {POISON}"], EMBED))
+    good = await asyncio.gather(*(engine.run([text], EMBED) for text in TEXTS[:40]))
+    with pytest.raises(EngineError, match="NaN or infinity for input 1"):
+        await bad
+    assert all(np.isfinite(output.array("embed")).all() for (output,) in good)
+
+
+async def test_cancelled_calls_leave_the_queue(engine):
+    tasks = [asyncio.create_task(engine.run([text], EMBED)) for text in TEXTS]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
+    assert all(isinstance(result, list) for result in results[1::2])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([], "takes 1 to 2048 inputs, not 0"),
+        ([""], "input 0 is empty"),
+        (["waa", ""], "input 1 is empty"),
+        ([[]], "input 0 has no tokens"),
+        ([[5, 400]], "input 0 holds the token id 400: this model knows 0 to 399"),
+        ([[5, -1]], "input 0 holds the token id -1"),
+        ([[5, True]], "input 0 holds True"),
+        ([("waa", "")], "input 0 must be a pair"),
+        (["waa " * 200], r"input 0 has 202 tokens and this model takes 128: shorten it, or ask for truncation"),
+        (["waa"] * 2049, "takes 1 to 2048 inputs, not 2049"),
+    ],
+)
+async def test_bad_inputs(engine, inputs, words):
+    with pytest.raises(RequestError, match=words):
+        await engine.run(inputs, EMBED)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (RequestOptions(tasks=("classify",)), "does not compute classify: it computes embed, token_embed"),
+        (RequestOptions(dimensions=32), "not trained to be cut"),
+        (RequestOptions(truncate_to=0), "truncation to 0 tokens"),
+        (RequestOptions(truncate_to=129), "takes 1 to 128"),
+    ],
+)
+async def test_bad_options(engine, options, words):
+    with pytest.raises(RequestError, match=words):
+        await engine.run(["waa"], options)
+
+
+async def test_truncation_keeps_the_special_tokens(engine):
+    ids = [2, *range(20, 40), 3]
+    whole = await engine.run([[2, *range(20, 28), 3]], EMBED)
+    cut = await engine.run([ids], RequestOptions(truncate_to=10))
+    left = await engine.run([ids], RequestOptions(truncate_to=10, truncation_side="left"))
+    end = await engine.run([[2, *range(32, 40), 3]], EMBED)
+    np.testing.assert_allclose(cut[0].array("embed"), whole[0].array("embed"), atol=1e-6)
+    np.testing.assert_allclose(left[0].array("embed"), end[0].array("embed"), atol=1e-6)
+
+
+async def test_a_full_queue_refuses(path):
+    engine = AsyncEngine.load(path, EngineOptions(max_batch_tokens=128, max_queued_tokens=1000))
+    try:
+        results = await asyncio.gather(*(engine.run(["waa " * 98], EMBED) for _ in range(50)), return_exceptions=True)
+        refused = [result for result in results if isinstance(result, OverloadedError)]
+        assert len(refused) == 40, "10 x 100 tokens fit"
+        assert sum(isinstance(result, list) for result in results) == 10
+        assert len(await engine.run(["waa " * 98] * 50, EMBED)) == 50, "one large call runs on an empty queue"
+    finally:
+        engine.close()
+
+
+async def test_a_batch_that_fails_does_not_stop_the_next(engine):
+    compute = engine._pipeline._runner.compute
+    calls = []
+
+    def fail_once(batch):
+        calls.append(batch)
+        if len(calls) == 1:
+            raise RuntimeError("planted")
+        return compute(batch)
+
+    engine._pipeline._executor._compute = fail_once
+    with pytest.raises(EngineError, match="planted"):
+        await engine.run(["waa"], EMBED)
+    assert len(await engine.run(["waa"], EMBED)) == 1
+
+
+async def test_a_dead_device_thread_is_told(path):
+    engine = AsyncEngine.load(path)
+    engine.close()
+    with pytest.raises(EngineDeadError):
+        await engine.run(["waa"], EMBED)
+
+
+def test_the_inline_executor_is_refused(path):
+    with pytest.raises(ConfigError, match="inline executor would block"):
+        AsyncEngine.load(path, EngineOptions(workflow={"executor": "inline"}))
+
+
+async def test_disorder(engine, path):
+    """Clients that cancel, send too much, or nonsense: their neighbours' vectors stay exactly right."""
+    generator = random.Random(5)
+    with Engine.load(path) as offline:
+        expected = dict(zip(TEXTS, offline.embed(TEXTS), strict=True))
+    checked = 0
+
+    async def client() -> None:
+        nonlocal checked
+        for _ in range(25):
+            text = generator.choice(TEXTS)
+            inputs = generator.choice([[text], [text], [text], [""], ["waa " * 300], [text, POISON], [[-3]]])
+            call = asyncio.create_task(engine.run(inputs, EMBED))
+            if generator.random() < 0.2:
+                await asyncio.sleep(generator.random() * 0.01)
+                call.cancel()
+            try:
+                (output,) = await call
+            except (CfgServeError, asyncio.CancelledError):
+                continue
+            np.testing.assert_allclose(output.array("embed"), expected[text], atol=1e-5)
+            checked += 1
+
+    await asyncio.gather(*(client() for _ in range(64)))
+    assert checked > 200

@@ -1,0 +1,67 @@
+"""sdpa_runs against the naive loop, over random packings, windows and directions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cfg_core.errors import CompatibilityError
+from cfg_core.prefill_only import attention
+from cfg_core.prefill_only.model_input import ModelInputBuilder
+from cfg_core.prefill_only.types import RequestOptions, SequenceState
+
+
+def packed(lengths: list[int]):
+    sequences = [SequenceState([1] * n, None, RequestOptions(), i) for i, n in enumerate(sorted(lengths))]
+    return ModelInputBuilder(0, False).build(sequences)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=9),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 12),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    seed=st.integers(0, 1000),
+)
+def test_runs_equal_the_loop(lengths, causal, window, kv_heads, seed):
+    plan = packed(lengths).plan
+    generator = torch.Generator().manual_seed(seed)
+
+    def rows(heads: int) -> torch.Tensor:  # as transformers has them: [T, H, D] in memory, seen as [H, T, D]
+        return torch.randn(sum(lengths), heads, 8, generator=generator).transpose(0, 1)
+
+    q, k, v = rows(4), rows(kv_heads), rows(kv_heads)
+    expected = attention.naive(q, k, v, plan, causal, 0.3, window)
+    torch.testing.assert_close(attention.sdpa_runs(q, k, v, plan, causal, 0.3, window), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_a_nan_stays_in_its_sequence():
+    plan = packed([3, 3, 3, 5]).plan
+    rows = torch.randn(14, 2, 8).transpose(0, 1).clone()
+    rows[:, 3:6] = float("nan")
+    out = attention.sdpa_runs(rows, rows, rows, plan, False, 1.0, None)
+    assert out[3:6].isnan().all()
+    assert out[:3].isfinite().all()
+    assert out[6:].isfinite().all()
+
+
+def test_the_window_counts_both_ways_and_itself():
+    visible = attention._visible(4, False, 2, torch.device("cpu"))
+    assert visible.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    assert attention._visible(3, True, 2, torch.device("cpu")).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_what_is_not_computed_is_refused(name):
+    adapted = attention._adapted(attention.naive)
+    rows = torch.randn(1, 2, 3, 8)
+    with pytest.raises(CompatibilityError, match=name):
+        adapted(torch.nn.Module(), rows, rows, rows, None, plan=packed([3]).plan, **{name: 1.0})
+
+
+def test_a_model_that_loses_the_plan_is_noticed():
+    rows = torch.randn(1, 2, 3, 8)
+    with pytest.raises(AssertionError, match="plan"):
+        attention._adapted(attention.naive)(torch.nn.Module(), rows, rows, rows, None)

@@ -1,0 +1,86 @@
+"""MiniLM-L6 with its real weights, against sentence-transformers: vectors, packing, retrieval."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cfg_core.errors import RequestError
+from cfg_core.prefill_only import Engine
+
+LINES = (Path(__file__).parent / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+PAIRS = [(line["question"], line["passage"]) for line in map(json.loads, LINES)]
+"""Questions and the passage that answers each, with near misses among the passages."""
+
+
+@pytest.fixture(scope="module")
+def engine(minilm_path: str) -> Iterator[Engine]:
+    with Engine.load(minilm_path) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def oracle(minilm_path: str) -> SentenceTransformer:
+    return SentenceTransformer(minilm_path, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def texts(minilm_path: str) -> list[str]:
+    """500 texts of 3 to 256 tokens, words from the model's vocabulary and from the passages."""
+    generator = random.Random(11)
+    words = " ".join(text for pair in PAIRS for text in pair).split()
+    return [" ".join(generator.choices(words, k=round(200 ** generator.random()))) for _ in range(500)]
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def test_the_texts_have_all_lengths(engine, texts):
+    lengths = [len(engine._pipeline.tokenizer.token_ids(text)) for text in texts]
+    assert min(lengths) == 3
+    assert 200 < max(lengths) <= 256
+    assert len(set(lengths)) > 80
+
+
+def test_the_vectors_are_those_of_sentence_transformers(engine, oracle, texts):
+    vectors = engine.embed(texts, show_progress=False)
+    expected = oracle.encode(texts, show_progress_bar=False)
+    assert vectors.dtype == np.float32
+    assert cosines(vectors, expected).min() > 0.99999
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_a_text_alone_is_the_same_as_among_63_others(engine, texts):
+    together = engine.embed(texts[:64])
+    alone = np.stack([engine.embed(text) for text in texts[:64]])
+    assert np.abs(together - alone).max() < 1e-5
+
+
+def test_truncation_is_that_of_sentence_transformers(engine, oracle):
+    text = " ".join(passage for _, passage in PAIRS)
+    with pytest.raises(RequestError, match=r"input 0 has \d+ tokens and this model takes 256: .*truncate=True"):
+        engine.embed([text])
+    np.testing.assert_allclose(engine.embed([text], truncate=True), oracle.encode([text]), atol=1e-5)
+
+
+def test_bfloat16_is_close(minilm_path, engine, texts):
+    with Engine.load(minilm_path, dtype="bfloat16") as half:
+        assert cosines(half.embed(texts[:64]), engine.embed(texts[:64])).min() > 0.999
+
+
+def test_retrieval(engine, oracle):
+    questions, passages = zip(*PAIRS, strict=True)
+    ours = recall_at_1(engine.embed(questions), engine.embed(passages))
+    assert ours == recall_at_1(oracle.encode(questions), oracle.encode(passages))
+    assert ours > 0.9
+
+
+def recall_at_1(questions: np.ndarray, passages: np.ndarray) -> float:
+    return float(((questions @ passages.T).argmax(1) == np.arange(len(questions))).mean())

@@ -1,0 +1,132 @@
+"""Tiny random checkpoints on disk: one of each family, with a tokenizer, saved as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+VOCAB_SIZE = 400
+WORDS = [f"w{chr(97 + i // 12)}{chr(97 + i % 12)}" for i in range(144)]
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 130,
+    "pad_token_id": 0,
+}
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+_BERT_LIKE = {"type_vocab_size": 2}
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", _BERT_LIKE),
+    "roberta": ("roberta", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "camembert": ("camembert", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "electra": ("electra", {**_BERT_LIKE, "embedding_size": 32}),
+    "distilbert": ("distilbert", {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}),
+    "modernbert": ("modernbert", {"local_attention": 16, "global_attn_every_n_layers": 2}),
+    "nomic_bert": ("nomic_bert", _BERT_LIKE),
+    "gte": ("gte", {"type_vocab_size": 1}),
+    "eurobert": ("eurobert", _GROUPED),
+    "llama": ("llama", _GROUPED),
+    "mistral": ("mistral", {**_GROUPED, "sliding_window": None}),
+    "mistral-window": ("mistral", {**_GROUPED, "sliding_window": 10}),
+    "qwen2": ("qwen2", {"num_key_value_heads": 2}),
+    "qwen3": ("qwen3", _GROUPED),
+    "qwen3-window": (
+        "qwen3",
+        {**_GROUPED, "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
+    ),
+}
+"""Name of a case: the model type, and what its config needs beyond the sizes."""
+
+
+def config_of(case: str, **extra: Any) -> Any:
+    kind, settings = SETTINGS[case]
+    return transformers.AutoConfig.for_model(kind, **{**_SIZES, **settings, **extra})
+
+
+def save(path: Path, model: Any) -> Path:
+    """The model and a tokenizer that goes with it. Random weights spread, so that every part of the model shows."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.1)
+            elif "bias" in name:
+                weight.normal_(0, 0.05)
+    model.eval().save_pretrained(path)
+    save_tokenizer(path, model.config.pad_token_id, model.config.model_type)
+    return path
+
+
+def save_tokenizer(path: Path, pad_token_id: int = 0, kind: str = "") -> None:
+    """A token for each word; [CLS] text [SEP], pairs with token types."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if pad_token_id == 1:
+        special[:2] = "[UNK]", "[PAD]"
+    tokenizer = _byte_pairs(special) if kind == "qwen2" else _whole_words(special)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=128,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    fast.save_pretrained(path)
+
+
+def _whole_words(special: list[str]) -> Tokenizer:
+    vocab = {word: i for i, word in enumerate(special + WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def _byte_pairs(special: list[str]) -> Tokenizer:
+    """transformers reads every Qwen2 tokenizer as byte-level BPE: here with merges that lead to whole words."""
+    space, letters = "\u0120", sorted(set("".join(WORDS)))
+    pairs = sorted({word[:2] for word in WORDS})
+    merges = [(a[0], a[1]) for a in pairs] + [(word[:2], word[2]) for word in WORDS] + [(space, word) for word in WORDS]
+    tokens = [*special, space, *letters, *pairs, *WORDS, *(space + word for word in WORDS)]
+    return Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="[UNK]"))
+
+
+def sentence_transformers_files(
+    path: Path, pooling: str | list[str] = "mean", *, normalize: bool = True, **extra: Any
+) -> None:
+    """modules.json and 1_Pooling/config.json beside a model."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    folders = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, folder) in enumerate(zip(kinds, folders, strict=False))
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    config = {"embedding_dimension": _SIZES["hidden_size"], "pooling_mode": pooling, **extra}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+
+
+def random_texts(num: int, seed: int = 0, longest: int = 100) -> list[str]:
+    """Texts of 1 to `longest` words."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def number(limit: int) -> int:
+        return int(torch.randint(limit, (1,), generator=generator))
+
+    return [" ".join(WORDS[number(len(WORDS))] for _ in range(1 + number(longest))) for _ in range(num)]

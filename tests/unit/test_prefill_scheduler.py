@@ -1,0 +1,114 @@
+"""The batch policy: budget, order, ageing, cancellation; and a random run of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.prefill_only.scheduler import Scheduler
+from cfg_core.prefill_only.types import RequestOptions, SequenceState
+
+OPTIONS = RequestOptions()
+
+
+def sequences(*lengths: int) -> list[SequenceState]:
+    return [SequenceState(range(n), None, OPTIONS, i) for i, n in enumerate(lengths)]
+
+
+def scheduler(max_batch_tokens: int = 100, **options: int) -> Scheduler:
+    return Scheduler(None, EngineOptions(**options), max_batch_tokens)
+
+
+def batches(it: Scheduler) -> list[list[int]]:
+    """All batches until the queue is empty, as indices."""
+    found = []
+    while batch := it.schedule():
+        it.check_integrity()
+        found.append([s.index for s in batch])
+    return found
+
+
+def test_an_empty_queue_gives_an_empty_batch():
+    assert scheduler().schedule() == []
+
+
+def test_all_that_fits_goes_sorted_by_length():
+    it = scheduler()
+    it.add(sequences(30, 10, 20))
+    assert it.queued_tokens == 60
+    assert batches(it) == [[1, 2, 0]]
+    assert it.queued_tokens == 0
+
+
+def test_the_oldest_goes_with_its_like():
+    it = scheduler(60)
+    it.add(sequences(20, 50, 19, 50, 21))
+    assert batches(it) == [[2, 0, 4], [1], [3]]
+
+
+def test_never_more_than_the_budget_or_the_number():
+    it = scheduler(100, max_batch_sequences=2)
+    it.add(sequences(10, 10, 10))
+    assert batches(it) == [[0, 1], [2]]
+
+
+def test_only_the_window_is_looked_at():
+    it = scheduler(60, sort_window=2)
+    it.add(sequences(30, 60, 30))
+    assert batches(it) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(("max_skips", "batch_of_the_odd_one"), [(1, 1), (8, 2)])
+def test_one_that_was_passed_over_goes_before_better_matches(max_skips, batch_of_the_odd_one):
+    it = scheduler(100, max_skips=max_skips)
+    it.add(sequences(50, 45, 30, *[50] * 6))
+    assert 2 in batches(it)[batch_of_the_odd_one]
+
+
+def test_cancelled_ones_leave():
+    it = scheduler()
+    many = sequences(10, 20, 30)
+    it.add(many)
+    it.cancel([many[1]])
+    assert it.queued_tokens == 40
+    assert batches(it) == [[0, 2]]
+    it.cancel(many)  # those that ran already: no effect
+    assert it.queued_sequences == 0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), max_size=60),
+    window=st.integers(1, 20),
+    max_skips=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_everything_runs_once_and_soon(lengths, window, max_skips, seed):
+    it = scheduler(50, sort_window=window, max_skips=max_skips)
+    generator = random.Random(seed)
+    waiting, ran = sequences(*lengths), []
+    while waiting or it.queued_sequences:
+        it.add(waiting[:5])
+        del waiting[:5]
+        batch = it.schedule()
+        it.check_integrity()
+        assert sum(map(len, batch)) <= 50
+        assert [len(s) for s in batch] == sorted(len(s) for s in batch)
+        ran += [s.index for s in batch]
+        if generator.random() < 0.1:
+            it.check_integrity()
+    assert sorted(ran) == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize("bad", [{"sort_window": 0}, {"max_batch_tokens": 0}, {"num_threads": True}, {"dtype": "int8"}])
+def test_bad_options(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        EngineOptions(**bad)
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(ValueError, match="unknown key `max_batch_token` in `engine`: did you mean `max_batch_tokens`"):
+        EngineOptions.from_mapping({"max_batch_token": 5})

@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cfg_core.errors import ConfigError
+from cfg_core.prefill_only.options import EngineOptions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -32,15 +33,70 @@ RESERVED_ENGINE_KEYS = {
 }
 """Engine options that the application sets itself, each with what to do instead."""
 
+RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
+
+PACKAGE = "package:"
+"""`package:NAME/PATH` is the directory PATH inside the installed Python package NAME."""
+
+
+class EncoderArgs(BaseModel):
+    """One entry of `encoders:`. A model that is computed once per input: embedding, reranking, classification."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field(
+        description="Directory of the model, a name on the Hugging Face hub, or `package:NAME/PATH`: a directory "
+        "inside an installed Python package.",
+    )
+    served_model_name: str | None = Field(
+        default=None, description="The name that clients send as `model`. Default: the last part of `model`."
+    )
+    deployment: str = Field(
+        default="Embedder",
+        min_length=1,
+        description="Its name under `deployments:`, where its replicas and resources are set. One for each encoder.",
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the prefill-only engine: the field names of cfg_core.prefill_only.EngineOptions.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            check_keys(values, cls.model_fields, "encoders")
+        return values
+
+    @field_validator("engine")
+    @classmethod
+    def _known_options(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        EngineOptions.from_mapping(engine)
+        return engine
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients send as `model`."""
+        return self.served_model_name or last_part(self.model)
+
+    @property
+    def options(self) -> EngineOptions:
+        return EngineOptions.from_mapping(self.engine)
+
+    def resolved(self) -> EncoderArgs:
+        """As AppArgs.resolved."""
+        return self.model_copy(update={"model": resolve_model(self.model), "served_model_name": self.model_name})
+
 
 class AppArgs(BaseModel):
     """The `args:` of `import_path: deployments.app:build`. Immutable; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: str = Field(
-        description="Directory of the model (relative to where you start Serve, or to this repository), "
-        "or a name on the Hugging Face hub.",
+    model: str | None = Field(
+        default=None,
+        description="The model that generates text: its directory (relative to where you start Serve, or to this "
+        "repository), a name on the Hugging Face hub, or `package:NAME/PATH`. Leave it out to serve encoders only.",
     )
     served_model_name: str | None = Field(
         default=None, description="The name that clients send as `model`. Default: the last part of `model`."
@@ -54,8 +110,11 @@ class AppArgs(BaseModel):
         default_factory=dict,
         description="Options of the vLLM engine: the field names of vLLM's AsyncEngineArgs.",
     )
+    encoders: tuple[EncoderArgs, ...] = Field(
+        default=(), description="Models for embedding, reranking and classification, served beside `model`."
+    )
     ready_timeout_s: float = Field(
-        default=5.0, gt=0, description="How long /ready waits for the engine's answer before it says 503."
+        default=5.0, gt=0, description="How long /ready waits for the engines' answers before it says 503."
     )
     num_retries: int = Field(
         default=1,
@@ -76,10 +135,21 @@ class AppArgs(BaseModel):
         check_engine_keys(engine)
         return engine
 
+    @model_validator(mode="after")
+    def _consistent(self) -> AppArgs:
+        check_generator(self)
+        check_unique(self)
+        return self
+
     @property
-    def model_name(self) -> str:
-        """The name that clients send as `model`."""
-        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+    def model_name(self) -> str | None:
+        """The name that clients send as `model` for generated text; None if there are only encoders."""
+        return None if self.model is None else self.served_model_name or last_part(self.model)
+
+    @property
+    def served_names(self) -> list[str]:
+        """Every name that clients may send as `model`: the generator's first."""
+        return [name for name in (self.model_name, *(encoder.model_name for encoder in self.encoders)) if name]
 
     @property
     def num_workers(self) -> int:
@@ -87,11 +157,15 @@ class AppArgs(BaseModel):
         return int(self.engine.get("tensor_parallel_size", 1)) * int(self.engine.get("pipeline_parallel_size", 1))
 
     def resolved(self) -> AppArgs:
-        """The same arguments with the model as an absolute path: replicas may run in another directory.
+        """The same arguments with models as absolute paths: replicas may run in another directory.
 
-        Raises ConfigError if the model directory does not exist.
+        Raises ConfigError if a model's directory does not exist.
         """
-        return self.model_copy(update={"model": resolve_model(self.model), "served_model_name": self.model_name})
+        encoders = tuple(encoder.resolved() for encoder in self.encoders)
+        if self.model is None:
+            return self.model_copy(update={"encoders": encoders})
+        model = resolve_model(self.model)
+        return self.model_copy(update={"model": model, "served_model_name": self.model_name, "encoders": encoders})
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's AsyncEngineArgs, still without those of the guided plugin.
@@ -112,6 +186,32 @@ def check_keys(given: Collection[str], known: Collection[str], where: str) -> No
             near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
             hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known)[:20])}."
             raise ConfigError(f"unknown key `{key}` in `{where}`: {hint}")
+
+
+def check_generator(args: AppArgs) -> None:
+    """Raise ConfigError if nothing is served, or if options of the generator stand there without it."""
+    if args.model is None and not args.encoders:
+        raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
+    for key in ("engine", "served_model_name"):
+        if args.model is None and getattr(args, key):
+            hint = "name the model, or move it to an encoder"
+            raise ConfigError(f"`{key}` in `args` belongs to `model`, which is missing: {hint}.")
+
+
+def check_unique(args: AppArgs) -> None:
+    """Raise ConfigError if clients or Serve could not tell two models apart."""
+    names = [encoder.deployment for encoder in args.encoders]
+    for name in names:
+        if name in RESERVED_DEPLOYMENTS:
+            raise ConfigError(f"`deployment: {name}` in `encoders` is the name of another part: choose its own name.")
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{names.count(name)} encoders have the deployment name `{name}`: give each a `deployment` of its own, "
+                "and use these names under `deployments:`."
+            )
+    for name in args.served_names:
+        if args.served_names.count(name) > 1:
+            raise ConfigError(f"two models are served as `{name}`: give each a `served_model_name` of its own.")
 
 
 def check_engine_keys(engine: Collection[str]) -> None:
@@ -147,13 +247,20 @@ def vllm_engine_fields() -> frozenset[str] | None:
     )
 
 
+def last_part(model: str) -> str:
+    """What a model is called if nobody gave it a name."""
+    return model.removeprefix(PACKAGE).rstrip("/").rsplit("/", 1)[-1]
+
+
 def resolve_model(name: str, cwd: Path | None = None) -> str:
     """The absolute path of a model directory, or `name` itself if it can only be a name on the hub.
 
-    Relative names are looked for in `cwd` (default: the current directory), then in this repository.
-    Raises ConfigError if `name` is meant as a path (`/`, `.`, `~`, or inside a directory that exists)
-    and there is no such directory.
+    Relative names are looked for in `cwd` (default: the current directory), then in this repository;
+    those that begin with `package:` in an installed Python package. Raises ConfigError if `name` is meant as
+    a path (`/`, `.`, `~`, or inside a directory that exists) and there is no such directory.
     """
+    if name.startswith(PACKAGE):
+        return str(package_directory(name.removeprefix(PACKAGE)))
     path = Path(name).expanduser()
     roots = (cwd or Path.cwd(), REPOSITORY)
     for root in roots:
@@ -163,6 +270,19 @@ def resolve_model(name: str, cwd: Path | None = None) -> str:
     if name.startswith(("/", ".", "~")) or any(parent.is_dir() for parent in parents):
         raise ConfigError(f"model directory `{name}` does not exist.{_nearest_directory(path, parents)}")
     return name
+
+
+def package_directory(name: str) -> Path:
+    """The directory `PACKAGE/PATH`, without importing the package. ConfigError if either is not there."""
+    package, _, path = name.partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None:
+        hint = f"install it here (`pip install --no-deps {package.replace('_', '-')}`)"
+        raise ConfigError(f"there is no Python package `{package}` for `{PACKAGE}{name}`: {hint}, or name a directory.")
+    for root in spec.submodule_search_locations or ():
+        if (directory := Path(root, path)).is_dir():
+            return directory.resolve()
+    raise ConfigError(f"the Python package `{package}` has no directory `{path}`: see what is in it, or update it.")
 
 
 def _nearest_directory(path: Path, parents: list[Path]) -> str:

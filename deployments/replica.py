@@ -17,13 +17,11 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.config import AppArgs
 from deployments.protocol import Endpoint, Guidance
+from deployments.watchdog import exit_with_engine
 
 logger = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
-
-_WATCH_INTERVAL_S = 0.2
-_FAREWELL_S = 0.5  # with the line above, less than RETRY_DELAY_S of the router
 
 
 def _workers_placement() -> PlacementGroup | None:
@@ -48,7 +46,7 @@ class ModelReplica:
 
         group = _workers_placement() if args.num_workers > 1 else None
         self._server = await VllmServer.start(args.engine_kwargs(), args.kv_split, group)
-        self._watchdog = asyncio.create_task(self._exit_with_engine())
+        self._watchdog = asyncio.create_task(exit_with_engine(lambda: self._server.errored))
 
     async def generate(
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None, headers: dict[str, str]
@@ -97,17 +95,6 @@ class ModelReplica:
     async def check_health(self) -> None:
         """Called by Serve at each health check period: raises if the engine is dead."""
         await self._server.check_health()
-
-    async def _exit_with_engine(self) -> None:
-        """A dead engine does not come back: leave at once, and let Serve start another replica.
-
-        Serve alone would notice after three failed health checks, and answer with errors until then.
-        """
-        while not self._server.errored:  # noqa: ASYNC110 - vLLM offers a flag, no event
-            await asyncio.sleep(_WATCH_INTERVAL_S)
-        logger.error("The engine is dead: this replica exits.")
-        await asyncio.sleep(_FAREWELL_S)  # running streams send their error event
-        os._exit(1)
 
     def __del__(self) -> None:
         if hasattr(self, "_watchdog"):

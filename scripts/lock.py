@@ -48,11 +48,12 @@ def cpu_wheels() -> list[str]:
 
 
 def runtime_names() -> frozenset[str]:
+    """What dev.txt need not pin, so that it goes with cpu.txt and with cuda.txt."""
     return frozenset(line.split("==")[0] for line in (REQUIREMENTS / "cpu.txt").read_text().splitlines())
 
 
 def without(pins: str, names: frozenset[str]) -> str:
-    """`pins` less those of `names`, and less what an override keeps out for good: dev.txt goes with every runtime list."""
+    """`pins` less those of `names`, and less what an override keeps out for good."""
     lines = pins.splitlines(keepends=True)
     return "".join(x for x in lines if x.split("==")[0] not in names and "sys_platform == 'never'" not in x)
 

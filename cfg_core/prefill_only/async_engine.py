@@ -118,14 +118,23 @@ class AsyncEngine:
         for sequence, output in outputs:
             _settle(sequence, output)
 
+    @property
+    def alive(self) -> bool:
+        """False once the device thread is gone; it does not come back."""
+        return self._pipeline.alive
+
     def check_health(self) -> None:
-        """Raise EngineDeadError if the device thread is gone; it does not come back."""
-        if not self._pipeline.alive:
+        """Raise EngineDeadError if it is not alive."""
+        if not self.alive:
             raise EngineDeadError("the embedding engine is gone: send the request again.")
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._pipeline.tokenizer.token_ids(text, add_special_tokens)
         return ids
+
+    def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
+        tokens: list[str] = self._pipeline.tokenizer.tokens_of(token_ids)
+        return tokens
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         text: str = self._pipeline.tokenizer.text_of(token_ids)

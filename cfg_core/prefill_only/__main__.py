@@ -1,0 +1,117 @@
+"""The command line: python -m cfg_core.prefill_only embed MODEL INPUT OUTPUT
+
+INPUT is a .txt file (one text a line) or a .jsonl file (one object a line); OUTPUT a .npy or .parquet file with a
+vector for each line. Interrupted or killed, the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from cfg_core.errors import CfgServeError
+from cfg_core.prefill_only.bulk import BulkError, Embed, Job, chunks, read_texts, run
+from cfg_core.prefill_only.engine import Engine
+from cfg_core.prefill_only.types import FloatArray, RequestOptions
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog="python -m cfg_core.prefill_only", description=__doc__)
+    embed = result.add_subparsers(required=True).add_parser("embed", help="a vector for each line of a file")
+    embed.add_argument("model", help="directory of the model, or a name on the Hugging Face hub")
+    embed.add_argument("input", type=Path, help=".txt or .jsonl")
+    embed.add_argument("output", type=Path, help=".npy or .parquet")
+    embed.add_argument("--field", default="text", help="where a .jsonl line keeps its text (default: text)")
+    embed.add_argument("--prompt-name", help="one of the model's prompts, to put in front of each text")
+    embed.add_argument("--dimensions", type=int, help="keep the first so many (Matryoshka models)")
+    embed.add_argument("--truncate", action="store_true", help="cut texts that are too long, instead of refusing")
+    embed.add_argument(
+        "--on-error", choices=["stop", "nan"], default="stop", help="what a text without a vector causes"
+    )
+    embed.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    embed.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1...")
+    embed.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads on the CPU")
+    embed.add_argument("--lines-per-part", type=int, default=4096, help="lines that a kill may cost (default: 4096)")
+    embed.add_argument("--restart", action="store_true", help="forget what is there and begin anew")
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    try:
+        return embed_file(args)
+    except CfgServeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here.", file=sys.stderr)
+        return 130
+
+
+def embed_file(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    job = Job(
+        input=args.input,
+        output=args.output,
+        text_field=args.field,
+        lines_per_part=args.lines_per_part,
+        settings={
+            name: getattr(args, name)
+            for name in ("model", "prompt_name", "dimensions", "truncate", "on_error", "dtype", "device", "threads")
+        },
+    )
+    job.check()
+    with Engine.load(args.model, dtype=args.dtype, device=args.device, num_threads=args.threads) as engine:
+        options = engine.options(
+            "embed", prompt_name=args.prompt_name, dimensions=args.dimensions, truncate=args.truncate
+        )
+        num_lines = check_texts(job, engine, options, stop=args.on_error == "stop")
+        with tqdm(total=num_lines, unit="text", disable=None) as bar:
+            missing = run(
+                job,
+                embedder(engine, options),
+                args.dimensions or engine.info.dimension or 0,
+                restart=args.restart,
+                progress=bar.update,
+            )
+    print(f"{args.output}: {num_lines - len(missing)} vectors of {num_lines} lines.")
+    if missing:
+        shown = ", ".join(map(str, missing[:20])) + (" ..." if len(missing) > 20 else "")
+        print(f"without a vector (NaN): {len(missing)} lines: {shown}", file=sys.stderr)
+    return 0
+
+
+def check_texts(job: Job, engine: Engine, options: RequestOptions, *, stop: bool) -> int:
+    """The number of texts. With `stop`, raises BulkError for the first bad one: now, and not after hours."""
+    num_lines = 0
+    for texts in chunks(read_texts(job), job.lines_per_part):
+        for number, problem in enumerate(engine.problems(texts, options) if stop else (), num_lines + 1):
+            if problem is not None:
+                raise BulkError(f"line {number} of {job.input}: {problem} Or leave it out with --on-error nan.")
+        num_lines += len(texts)
+    return num_lines
+
+
+def embedder(engine: Engine, options: RequestOptions) -> Embed:
+    """Vectors of texts, with NaN where a text is refused or its result is not finite."""
+
+    def embed(texts: list[str]) -> FloatArray:
+        width = options.dimensions or engine.info.dimension or 0
+        vectors = np.full((len(texts), width), np.nan, dtype=np.float32)
+        good = [i for i, problem in enumerate(engine.problems(texts, options)) if problem is None]
+        outputs = engine.run_each([texts[i] for i in good], options, show_progress=False)
+        for i, output in zip(good, outputs, strict=True):
+            if not isinstance(output, CfgServeError):
+                vectors[i] = output.array("embed")
+        return vectors
+
+    return embed  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""A file of texts in, a file of vectors out; killed at any moment, the same command goes on where it was.
+
+    OUTPUT.parts/manifest.json   what is computed: fingerprint of the input, the model, the options
+    OUTPUT.parts/00000000.npy    vectors of the first `lines_per_part` lines; then 00000001.npy ...
+    OUTPUT                       assembled from the parts when all are there
+
+Each file is written beside its place, flushed to the disk, and renamed into it: it is there whole or not at all.
+Parts are cut by line number alone, so a run with interruptions ends with the same bytes as one without.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from cfg_core.errors import CfgServeError
+from cfg_core.prefill_only.types import FloatArray
+
+FORMATS = (".npy", ".parquet")
+
+Embed = Callable[[Sequence[str]], FloatArray]
+"""Texts -> float32 [n, d], NaN in the rows of texts that have no vector."""
+
+
+class BulkError(CfgServeError):
+    """The job cannot run or go on. The message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is computed. Everything but `output` decides the result, and is compared on resumption."""
+
+    input: Path
+    """.txt, one text a line, or .jsonl, one object a line."""
+    output: Path
+    """.npy (float32 [lines, dimensions]) or .parquet (index, id if the lines have one, embedding)."""
+    text_field: str = "text"
+    """Where a .jsonl line keeps its text."""
+    lines_per_part: int = 4096
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The model and its options, as they are recorded in the manifest."""
+
+    @property
+    def parts(self) -> Path:
+        return self.output.with_name(self.output.name + ".parts")
+
+    def check(self) -> None:
+        """Raise BulkError for paths that cannot work."""
+        if self.input.suffix not in (".txt", ".jsonl"):
+            raise BulkError(f"{self.input} must be a .txt or .jsonl file.")
+        if not self.input.is_file():
+            raise BulkError(f"{self.input} does not exist.")
+        if self.output.suffix not in FORMATS:
+            raise BulkError(f"{self.output} must end in .npy or .parquet.")
+        if not self.output.parent.is_dir():
+            raise BulkError(f"{self.output.parent} does not exist: make that directory first.")
+        if self.output.suffix == ".parquet":
+            _pyarrow()
+
+
+# ---- reading --------------------------------------------------------------------------------------
+
+
+def read_texts(job: Job) -> Iterator[str]:
+    """The texts, in order; an empty line is an empty text. Raises BulkError with the line number for bad JSON."""
+    for number, line in enumerate(_lines(job.input), 1):
+        yield line if job.input.suffix == ".txt" else _object(job, line, number)[job.text_field]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        try:
+            for line in file:
+                yield line.rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise BulkError(f"{path} is not UTF-8 text: {error}.") from None
+
+
+def _object(job: Job, line: str, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise BulkError(f"line {number} of {job.input} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict) or not isinstance(value.get(job.text_field), str):
+        raise BulkError(
+            f"line {number} of {job.input} has no text in {job.text_field!r}: name the right field with --field."
+        )
+    return value
+
+
+def _fingerprint(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def chunks(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    while chunk := list(islice(texts, size)):
+        yield chunk
+
+
+# ---- the job --------------------------------------------------------------------------------------
+
+
+def run(job: Job, embed: Embed, dimension: int, *, restart: bool = False, progress: Callable[[int], None]) -> list[int]:
+    """Compute what is missing and assemble the output; returns the numbers (from 1) of the lines without a vector.
+
+    `progress` is called with the number of lines of each part that is there. Raises BulkError if the output
+    exists, if another process works on it, or if the parts belong to another job; `restart` removes both.
+    """
+    job.check()
+    with _locked(job):
+        _prepare(job, restart)
+        num_lines = 0
+        for number, texts in enumerate(chunks(read_texts(job), job.lines_per_part)):
+            part = job.parts / f"{number:08d}.npy"
+            if not part.exists():
+                _write(part, partial(_save, _vectors(embed, texts, dimension)))
+            num_lines += len(texts)
+            progress(len(texts))
+        if not num_lines:
+            raise BulkError(f"{job.input} is empty.")
+        missing = _assemble(job, num_lines, dimension)
+        shutil.rmtree(job.parts)
+        return missing
+
+
+def _save(vectors: FloatArray, file: IO[bytes]) -> None:
+    np.save(file, vectors)
+
+
+def _vectors(embed: Embed, texts: Sequence[str], dimension: int) -> FloatArray:
+    vectors = np.ascontiguousarray(embed(texts), dtype=np.float32)
+    assert vectors.shape == (len(texts), dimension)
+    return vectors
+
+
+@contextmanager
+def _locked(job: Job) -> Iterator[None]:
+    """Only one process works on an output. The lock goes with the process, however it ends."""
+    path = job.output.with_name(job.output.name + ".lock")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BulkError(f"another process is writing {job.output}: wait for it, or name another output.") from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _prepare(job: Job, restart: bool) -> None:
+    """Make the folder of parts, or make sure that the one which is there belongs to this job."""
+    manifest = {
+        **{name: str(value) for name, value in asdict(job).items() if name not in ("output", "settings")},
+        "settings": job.settings,
+        "sha256": _fingerprint(job.input),
+    }
+    if restart:
+        shutil.rmtree(job.parts, ignore_errors=True)
+        job.output.unlink(missing_ok=True)
+    recorded = _recorded(job)
+    if recorded is None and job.output.exists():
+        raise BulkError(f"{job.output} exists: remove it, name another output, or use --restart.")
+    if recorded is not None and recorded != manifest:
+        changed = [key for key in manifest if recorded.get(key) != manifest[key]]
+        raise BulkError(
+            f"{job.parts} belongs to another job ({', '.join(changed)} changed): use --restart to begin anew, "
+            "or name another output."
+        )
+    if recorded is None:
+        shutil.rmtree(job.parts, ignore_errors=True)
+        job.parts.mkdir()
+        _write(job.parts / "manifest.json", lambda file: file.write(json.dumps(manifest, indent=1).encode()))
+
+
+def _recorded(job: Job) -> dict[str, Any] | None:
+    path = job.parts / "manifest.json"
+    if not path.exists():
+        return None
+    recorded: dict[str, Any] = json.loads(path.read_text())
+    return recorded
+
+
+def _write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
+    """Put a file in its place, whole, or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    with draft.open("wb") as file:
+        content(file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# ---- the output -----------------------------------------------------------------------------------
+
+
+def _assemble(job: Job, num_lines: int, dimension: int) -> list[int]:
+    """Write the output from the parts, one at a time in memory; returns the lines whose vectors are NaN."""
+    missing: list[int] = []
+
+    def parts() -> Iterator[FloatArray]:
+        start = 1
+        for path in sorted(job.parts.glob("*.npy")):
+            vectors: FloatArray = np.load(path)
+            missing.extend((start + np.flatnonzero(np.isnan(vectors[:, 0]))).tolist())
+            start += len(vectors)
+            yield vectors
+
+    write = _write_npy if job.output.suffix == ".npy" else _write_parquet
+    _write(job.output, lambda file: write(file, job, parts(), num_lines, dimension))
+    return missing
+
+
+def _write_npy(file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (num_lines, dimension)}
+    np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+    for vectors in parts:
+        file.write(vectors.astype("<f4", copy=False).tobytes())
+
+
+def _write_parquet(file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int) -> None:
+    """A row group for each part."""
+    pa, parquet = _pyarrow()
+    has_ids = job.input.suffix == ".jsonl" and "id" in _object(job, next(_lines(job.input)), 1)
+    columns = [("index", pa.int64()), *([("id", pa.string())] if has_ids else [])]
+    schema = pa.schema([*columns, ("embedding", pa.list_(pa.float32(), dimension))])
+    ids = (_object(job, line, n).get("id") for n, line in enumerate(_lines(job.input), 1)) if has_ids else iter(())
+    start = 0
+    with parquet.ParquetWriter(file, schema) as writer:
+        for vectors in parts:
+            arrays = [pa.array(range(start, start + len(vectors)), pa.int64())]
+            if has_ids:
+                arrays.append(pa.array([_text(i) for i in islice(ids, len(vectors))], pa.string()))
+            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dimension))
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            start += len(vectors)
+
+
+def _text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise BulkError("a .parquet output needs pyarrow: pip install pyarrow, or write .npy.") from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,112 @@
+"""Embedder: a Serve replica that owns one prefill-only engine. Replicas are data parallel: each has the whole model.
+
+Importing this module is cheap: torch is imported when a replica starts.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from cfg_core.errors import CfgServeError, RequestError
+from cfg_core.prefill_only.checkpoint import ModelInfo
+from cfg_core.prefill_only.types import Output
+from deployments.config import EncoderArgs
+from deployments.pooling_answers import tokenize_answer
+from deployments.pooling_protocol import Call, Job, TokenizeRequest, in_terms_of
+from deployments.routing import QUEUED_TOKENS, QueuedTokensRouter
+from deployments.watchdog import exit_with_engine
+
+logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
+
+_LONG_ANSWER = 32  # outputs; more than these are turned into text beside the event loop
+
+
+@serve.deployment(
+    max_ongoing_requests=256,
+    max_queued_requests=1024,
+    request_router_config=RequestRouterConfig(
+        request_router_class=QueuedTokensRouter, request_routing_stats_period_s=0.5
+    ),
+)
+class Embedder:
+    """Called by CfgRouter: one call for each HTTP request.
+
+    Errors are returned, as values of `cfg_core.errors`, not raised: Serve logs a traceback for what is raised,
+    and a refused request is no event.
+    """
+
+    async def __init__(self, args: EncoderArgs) -> None:
+        from cfg_core.prefill_only.async_engine import AsyncEngine
+
+        self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
+        self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.alive))
+
+    async def info(self) -> ModelInfo:
+        """What the model can do. It does not change."""
+        return self._engine.info
+
+    async def compute(self, job: Job) -> str | CfgServeError:
+        """The answer of a job, as JSON text. Cancelling the call takes its sequences out of the engine's queue."""
+        return await self._value(self._compute(job))
+
+    async def _compute(self, job: Job) -> str:
+        outputs = [output for part in await asyncio.gather(*map(self._run, job.calls)) for output in part]
+        if len(outputs) > _LONG_ANSWER:
+            return await asyncio.to_thread(lambda: _json(job.answer(outputs)))
+        return _json(job.answer(outputs))
+
+    async def _run(self, call: Call) -> list[Output]:
+        try:
+            return await self._engine.run(call.inputs, call.options)
+        except RequestError as error:
+            raise in_terms_of(call, error) from None
+
+    async def tokenize(self, request: TokenizeRequest) -> str | CfgServeError:
+        """The answer of /tokenize, as JSON text."""
+        ids = await asyncio.to_thread(self._engine.token_ids, request.text, request.add_special_tokens)
+        strings = self._engine.tokens_of(ids) if request.with_strings else None
+        return _json(tokenize_answer(ids, self._engine.info.max_input_tokens, strings))
+
+    async def detokenize(self, token_ids: list[int]) -> str | CfgServeError:
+        """The answer of /detokenize, as JSON text."""
+        return _json({"prompt": await asyncio.to_thread(self._engine.text_of, token_ids)})
+
+    async def engine_state(self) -> dict[str, int] | CfgServeError:
+        """What waits and what runs in this replica's engine, at this moment."""
+        return await self._value(self._alive_stats())
+
+    async def _alive_stats(self) -> dict[str, int]:
+        self._engine.check_health()
+        return self._engine.stats()
+
+    async def record_routing_stats(self) -> dict[str, int]:
+        """Called by Serve each `request_routing_stats_period_s`; QueuedTokensRouter reads it."""
+        return {QUEUED_TOKENS: self._engine.stats()["queued_tokens"]}
+
+    async def check_health(self) -> None:
+        """Called by Serve at each health check period: raises if the engine is dead."""
+        self._engine.check_health()
+
+    async def _value(self, answer: Awaitable[T]) -> T | CfgServeError:
+        try:
+            return await answer
+        except CfgServeError as error:
+            if not isinstance(error, RequestError):
+                logger.error("%s: %s", type(error).__name__, error)
+            return error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watchdog"):
+            self._watchdog.cancel()
+            self._engine.close()
+
+
+def _json(answer: Any) -> str:
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,59 @@
+"""The routes of the encoders. CfgRouter inherits them; Serve binds a route to the class that inherits its method."""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the routes.
+# Serve pickles the routes when the class is made: what they call must be defined above it.
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from deployments.encoders import Encoders
+from deployments.http_app import app, json_text
+from deployments.pooling_protocol import PoolingEndpoint, read_job
+from deployments.protocol import decode_body
+
+
+class EncoderRoutes:
+    """Embedding, reranking, classification. Needs `_encoders`."""
+
+    _encoders: Encoders
+
+    @app.post("/v1/embeddings")
+    async def embeddings(self, request: Request) -> Response:
+        """OpenAI embeddings."""
+        return await self._compute("embeddings", request)
+
+    @app.post("/v1/rerank")
+    @app.post("/v2/rerank")
+    @app.post("/rerank")
+    async def rerank(self, request: Request) -> Response:
+        """Documents by relevance to a query, as Cohere and Jina (documents) or TEI (texts)."""
+        return await self._compute("rerank", request)
+
+    @app.post("/v1/score")
+    @app.post("/score")
+    async def score(self, request: Request) -> Response:
+        """A score for each pair of texts, as vLLM."""
+        return await self._compute("score", request)
+
+    @app.post("/pooling")
+    async def pooling(self, request: Request) -> Response:
+        """Whatever the model computes, as vLLM."""
+        return await self._compute("pooling", request)
+
+    @app.post("/v1/classify")
+    @app.post("/classify")
+    async def classify(self, request: Request) -> Response:
+        """A label for each input, as vLLM."""
+        return await self._compute("classify", request)
+
+    @app.post("/embed_sparse")
+    async def embed_sparse(self, request: Request) -> Response:
+        """Weights of vocabulary tokens, as TEI."""
+        return await self._compute("embed_sparse", request)
+
+    async def _compute(self, endpoint: PoolingEndpoint, request: Request) -> Response:
+        """Check the request, and send it whole to one replica of the encoder that it names."""
+        body = decode_body(await request.body())
+        name, info = await self._encoders.choose(endpoint, body.get("model"))
+        job = read_job(endpoint, body, name, info)
+        return json_text(await self._encoders.call(name, "compute", job))

@@ -1,0 +1,41 @@
+"""The FastAPI application that CfgRouter's routes hang on: how errors are told, what is read of a request."""
+
+# No `from __future__ import annotations` here: FastAPI reads the annotations of the handlers.
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from cfg_core.errors import CfgServeError
+from deployments.http_errors import error_body, http_error
+
+FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
+"""Headers that vLLM's serving classes read; nothing else of the client's leaves the ingress."""
+
+RETRY_DELAY_S = 1.0
+"""Longer than a replica survives its engine (replica.py, embedder.py), so that a retry does not meet it again."""
+
+app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
+
+
+@app.exception_handler(CfgServeError)
+async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
+    answer = http_error(error)
+    return JSONResponse(answer.body, answer.status, answer.headers)
+
+
+@app.exception_handler(HTTPException)
+async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """Unknown paths and wrong methods, in OpenAI's shape."""
+    body = error_body(
+        f"{request.method} {request.url.path}: {error.detail}.", error.status_code, "invalid_request_error"
+    )
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def forwarded(request: Request) -> dict[str, str]:
+    return {name: value for name in FORWARDED_HEADERS if (value := request.headers.get(name)) is not None}
+
+
+def json_text(text: str) -> Response:
+    return Response(text, media_type="application/json")

@@ -1,0 +1,73 @@
+"""The command line with real weights: killed in the middle, run again, the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfg_core.prefill_only import Engine
+from cfg_core.prefill_only.__main__ import main
+
+NUM_LINES = 1200
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> list[str]:
+    lines = [f"{i} apples and {i * i} pears" for i in range(NUM_LINES)]
+    (tmp_path / "in.txt").write_text("\n".join(lines))
+    return lines
+
+
+def command(model: str, folder: Path, output: str) -> list[str]:
+    options = ["--lines-per-part", "100", "--threads", "1"]
+    return ["embed", model, str(folder / "in.txt"), str(folder / output), *options]
+
+
+def test_a_kill_in_the_middle(minilm_path, tmp_path, lines):
+    assert main(command(minilm_path, tmp_path, "whole.npy")) == 0
+    arguments = command(minilm_path, tmp_path, "out.npy")
+    child = subprocess.Popen([sys.executable, "-m", "cfg_core.prefill_only", *arguments], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(tmp_path / "out.npy.parts" / "00000003.npy", child)
+        os.kill(child.pid, signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait(timeout=30)
+    assert not (tmp_path / "out.npy").exists(), "it must be killed before its end for this test to mean anything"
+    assert main(arguments) == 0
+    assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    vectors = np.load(tmp_path / "out.npy")
+    assert vectors.shape == (NUM_LINES, 384)
+    with Engine.load(minilm_path) as engine:
+        np.testing.assert_allclose(vectors[::100], engine.embed(lines[::100]), atol=1e-5)
+
+
+def wait_for(path: Path, child: subprocess.Popen, limit_s: float = 120) -> None:
+    deadline = time.monotonic() + limit_s
+    while not path.exists():
+        assert child.poll() is None, "the child ended by itself"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_bad_lines(minilm_path, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("good\n\n" + "long " * 300 + "\ngood\n")
+    assert main(command(minilm_path, tmp_path, "out.npy")) == 1
+    assert "line 2 of" in capsys.readouterr().err
+    assert main([*command(minilm_path, tmp_path, "out.npy"), "--on-error", "nan"]) == 0
+    assert "2 lines: 2, 3" in capsys.readouterr().err
+    assert np.isnan(np.load(tmp_path / "out.npy")).all(1).tolist() == [False, True, True, False]
+    assert main([*command(minilm_path, tmp_path, "out.npy"), "--truncate", "--on-error", "nan", "--restart"]) == 0
+    assert "1 lines: 2" in capsys.readouterr().err
+
+
+def test_a_wrong_model_is_one_sentence(tmp_path, lines, capsys):
+    assert main(command("./nowhere", tmp_path, "out.npy")) == 1
+    assert capsys.readouterr().err == "error: model directory ./nowhere does not exist.\n"

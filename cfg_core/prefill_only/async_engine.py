@@ -90,7 +90,7 @@ class AsyncEngine:
     def _check_room(self, num_tokens: int) -> None:
         """A request larger than the whole queue still runs when the queue is empty."""
         queued = self._pipeline.scheduler.queued_tokens
-        if queued and queued + num_tokens > self._pipeline.options.max_queued_tokens:
+        if queued and queued + num_tokens > self._pipeline.max_queued_tokens:
             raise OverloadedError(f"{queued} tokens are waiting to be embedded: try again later.")
 
     def _pump_soon(self) -> None:

@@ -25,8 +25,9 @@ class EngineOptions:
     than max_input_tokens."""
     max_batch_sequences: int = 256
     """Sequences in one batch."""
-    max_queued_tokens: int = 1_000_000
-    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued. Online only."""
+    max_queued_tokens: int | None = None
+    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued; one that is larger still runs
+    if nothing waits. None: 64 full batches, about a quarter of a minute on one CPU core. Online only."""
     max_request_inputs: int = 2048
     """Inputs in one online request."""
     sort_window: int = 256
@@ -47,9 +48,9 @@ class EngineOptions:
     """Arguments of vLLM's engine (tensor_parallel_size...), for the executor `vllm` only."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_sequences", "max_queued_tokens", "max_request_inputs", "sort_window", "num_threads"):
+        for name in ("max_batch_sequences", "max_request_inputs", "sort_window", "num_threads"):
             _at_least_one(name, getattr(self, name))
-        for name in ("max_input_tokens", "max_batch_tokens"):
+        for name in ("max_input_tokens", "max_batch_tokens", "max_queued_tokens"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         _at_least_one("max_batches_in_flight", self.max_batches_in_flight)

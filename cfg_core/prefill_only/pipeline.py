@@ -18,6 +18,7 @@ from cfg_core.prefill_only.types import Output, SequenceState
 from cfg_core.prefill_only.workflow import check_workflow, resolve
 
 _CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 1024, 16384
+_QUEUED_BATCHES = 64
 
 
 class Pipeline:
@@ -43,6 +44,7 @@ class Pipeline:
             self._runner.on_gpu,
         )
         max_batch_tokens = _batch_tokens(options, self.info.max_input_tokens, self._runner.on_gpu)
+        self.max_queued_tokens = options.max_queued_tokens or _QUEUED_BATCHES * max_batch_tokens
         self.scheduler = resolve("scheduler", workflow)(self.checkpoint, options, max_batch_tokens)
         self._output_processor = resolve("output_processor", workflow)(self.checkpoint)
         self._executor = resolve("executor", workflow)(self._runner.compute, deliver)

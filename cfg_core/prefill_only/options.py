@@ -26,8 +26,8 @@ class EngineOptions:
     max_batch_sequences: int = 256
     """Sequences in one batch."""
     max_queued_tokens: int | None = None
-    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued; one that is larger still runs
-    if nothing waits. None: 64 full batches, about a quarter of a minute on one CPU core. Online only."""
+    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued; a larger one still runs if
+    nothing waits. None: 64 full batches, about a quarter of a minute on one CPU core. Online only."""
     max_request_inputs: int = 2048
     """Inputs in one online request."""
     sort_window: int = 256

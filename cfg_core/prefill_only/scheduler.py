@@ -95,4 +95,3 @@ class Scheduler:
         """Assert what must hold between calls."""
         assert self._queued_tokens == sum(map(len, self._queue))
         assert not any(sequence.cancelled for sequence in self._queue)
-        assert all(sequence.num_skips <= self._max_skips + len(self._queue) for sequence in self._queue)

@@ -24,7 +24,10 @@ from cfg_core.errors import CompatibilityError
 from cfg_core.prefill_only.batch import AttentionPlan, Run
 
 Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan, bool, float, int | None], torch.Tensor]
-"""(query [H, T, D], key and value [H_kv, T, D], plan, causal, scale, window or None) -> [T, H, D]."""
+"""(query [H, T, D], key and value [H_kv, T, D], plan, causal, scale, window or None) -> [T, H, D].
+
+On the CPU there may be rows behind the last sequence (cpu_linear.ROW_MULTIPLE): what comes out for them is finite.
+"""
 
 _PREFIX = "cfg_serve_"
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
@@ -95,7 +98,8 @@ def naive(
         visible = _visible(end - start, causal, window, query.device)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         outputs.append((weights @ v).transpose(0, 1))
-    return torch.cat(outputs).to(query.dtype)
+    rest = query.new_zeros(query.shape[1] - bounds[-1], query.shape[0], query.shape[2])
+    return torch.cat([*outputs, rest]).to(query.dtype)
 
 
 def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> torch.Tensor:
@@ -126,6 +130,8 @@ def sdpa_runs(
     heads, tokens, width = query.shape
     grouped = key.shape[0] != heads
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
+    last = plan.runs[-1]
+    out[last.start + last.num * last.length :] = 0
     for run in plan.runs:
         rows = slice(run.start, run.start + run.num * run.length)
         masked = window is not None and run.length > window

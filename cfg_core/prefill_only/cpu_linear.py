@@ -13,6 +13,10 @@ from transformers.activations import GELUActivation
 PRIVATE = ("_reorder_linear_weight", "_linear_pointwise")
 """Operators of torch.ops.mkldnn that this module calls."""
 
+ROW_MULTIPLE = 32
+"""oneDNN makes, and keeps, a kernel for each number of rows that it meets: rows are rounded up to multiples of this,
+else every batch would pay milliseconds for kernels of its own, and memory would grow by hundreds of megabytes."""
+
 _MIN_WEIGHTS = 16_384  # below, the call costs more than the layout saves
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
+import torch.nn.functional as functional
 
 from cfg_core.prefill_only import attention
 from cfg_core.prefill_only.batch import PackedBatch, Values
 from cfg_core.prefill_only.checkpoint import Checkpoint
+from cfg_core.prefill_only.cpu_linear import ROW_MULTIPLE
 from cfg_core.prefill_only.families import check_family, is_causal
 from cfg_core.prefill_only.model import (
     backbone_of,
@@ -78,11 +80,14 @@ class TransformersRunner:
         if not self.on_gpu and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)  # counts for the calling thread
         batch = batch.to(self._device)
-        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
-        output = self._backbone(
-            input_ids=batch.token_ids, position_ids=batch.position_ids, plan=batch.plan, **types, **self._extra
-        )
-        return self._pooled(output.last_hidden_state[0], batch)
+        rows = {"input_ids": batch.token_ids, "position_ids": batch.position_ids}
+        if batch.token_type_ids is not None:
+            rows["token_type_ids"] = batch.token_type_ids
+        if not self.on_gpu:
+            num_more = -batch.num_tokens % ROW_MULTIPLE  # of token 0, in no sequence, dropped below
+            rows = {name: functional.pad(tensor, (0, num_more)) for name, tensor in rows.items()}
+        output = self._backbone(**rows, plan=batch.plan, **self._extra)
+        return self._pooled(output.last_hidden_state[0, : batch.num_tokens], batch)
 
     def _pooled(self, states: torch.Tensor, batch: PackedBatch) -> Values:
         values: dict[Task, list[FloatArray | SparseVector | None]] = {}

@@ -63,6 +63,18 @@ def test_a_text_alone_is_the_same_as_among_63_others(engine, texts):
     assert np.abs(together - alone).max() < 1e-5
 
 
+def test_the_number_of_rows_takes_few_values(minilm_path, texts):
+    """oneDNN keeps a kernel for each: 600 MB in two minutes before rows were rounded."""
+    seen = set()
+    with Engine.load(minilm_path) as engine:
+        backbone = engine._pipeline._runner._backbone
+        backbone.register_forward_pre_hook(lambda *a: seen.add(a[-1]["input_ids"].shape[1]), with_kwargs=True)
+        for text in texts[:40]:
+            engine.embed(text)
+    assert len(seen) > 3
+    assert all(rows % 32 == 0 for rows in seen)
+
+
 def test_truncation_is_that_of_sentence_transformers(engine, oracle):
     text = " ".join(passage for _, passage in PAIRS)
     with pytest.raises(RequestError, match=r"input 0 has \d+ tokens and this model takes 256: .*truncate=True"):

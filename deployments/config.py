@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cfg_core.errors import ConfigError
+from cfg_core.keys import check_keys
 from cfg_core.prefill_only.options import EngineOptions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -177,15 +178,6 @@ class AppArgs(BaseModel):
         if self.num_workers > 1:
             base["distributed_executor_backend"] = "ray"
         return base | self.engine
-
-
-def check_keys(given: Collection[str], known: Collection[str], where: str) -> None:
-    """Raise ConfigError on the first key of `given` that is not in `known`, naming the nearest one."""
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known)[:20])}."
-            raise ConfigError(f"unknown key `{key}` in `{where}`: {hint}")
 
 
 def check_generator(args: AppArgs) -> None:

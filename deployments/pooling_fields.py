@@ -7,7 +7,6 @@ Booleans are no numbers here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from cfg_core.errors import RequestError
@@ -151,40 +150,20 @@ def _side(body: Mapping[str, Any]) -> str:
 
 def read_prompt(body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input]) -> str:
     """What to put in front of texts. Token ids stay as they are."""
-    given = [name for name in ("prompt_name", "prompt") if body.get(name) is not None]
-    if not given:
-        return info.default_prompt
-    if len(given) == 2:
-        raise RequestError("prompt_name and prompt are both given: send only one of them.", "prompt")
-    (name,) = given
-    value = body[name]
-    if not isinstance(value, str):
-        raise RequestError(f"{name} is {json_type(value)}: send a text.", name)
-    if not isinstance(inputs[0], str):
-        raise RequestError(f"{name} goes in front of single texts: send texts, or leave it out.", name)
-    return value if name == "prompt" else _prompt_named(value, info)
-
-
-def _prompt_named(name: str, info: ModelInfo) -> str:
-    if name in info.prompts:
-        return info.prompts[name]
-    known = f"it has {', '.join(islice(info.prompts, 20))}" if info.prompts else "it has none, send prompt as text"
-    raise RequestError(f"this model has no prompt named {name[:60]!r}: {known}.", "prompt_name")
+    given = {name: body[name] for name in ("prompt_name", "prompt") if body.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise RequestError(f"{name} is {json_type(value)}: send a text.", name)
+        if not isinstance(inputs[0], str):
+            raise RequestError(f"{name} goes in front of single texts: send texts, or leave it out.", name)
+    return info.prompt_text(given.get("prompt_name"), given.get("prompt"))
 
 
 def read_dimensions(body: Mapping[str, Any], info: ModelInfo) -> int | None:
-    name = "dimensions"
-    wanted = read_whole_number(body, name, lowest=1)
+    wanted = read_whole_number(body, "dimensions", lowest=1)
     if wanted is None or wanted == info.dimension:
         return None
-    if not info.matryoshka:
-        reason = "was not trained to be cut (Matryoshka)"
-        raise RequestError(f"this model has {info.dimension} dimensions and {reason}: leave {name} out.", name)
-    if info.matryoshka_dimensions and wanted not in info.matryoshka_dimensions:
-        known = ", ".join(map(str, info.matryoshka_dimensions))
-        raise RequestError(f"{name} is {wanted}: this model was trained for {known}.", name)
-    if wanted > (info.dimension or 0):
-        raise RequestError(f"{name} is {wanted}: this model has {info.dimension}.", name)
+    info.check_dimensions(wanted)
     return wanted
 
 

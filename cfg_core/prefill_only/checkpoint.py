@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from cfg_core.errors import ConfigError
+from cfg_core.errors import ConfigError, RequestError
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Task
 
@@ -26,7 +27,6 @@ _POOLING_FLAGS = {  # keys of 1_Pooling/config.json before sentence-transformers
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
 }
-_ENDLESS = 10**9  # tokenizers write 1e30 as model_max_length if they do not know it
 
 Head = Literal["embedding", "classifier", "splade"]
 
@@ -62,6 +62,36 @@ class ModelInfo:
     def takes_pairs(self) -> bool:
         """Whether it scores a query with a document: a cross-encoder."""
         return "classify" in self.tasks and len(self.labels) == 1
+
+    def check_dimensions(self, dimensions: int) -> None:
+        """Raise RequestError unless dense vectors may be cut to `dimensions` components."""
+        name = "dimensions"
+        if dimensions == self.dimension:
+            return
+        if not self.matryoshka:
+            reason = "was not trained to be cut (Matryoshka)"
+            raise RequestError(f"this model has {self.dimension} dimensions and {reason}: leave {name} out.", name)
+        if self.matryoshka_dimensions and dimensions not in self.matryoshka_dimensions:
+            known = ", ".join(map(str, self.matryoshka_dimensions))
+            raise RequestError(f"{name} is {dimensions}: this model was trained for {known}.", name)
+        if not 1 <= dimensions <= (self.dimension or 0):
+            raise RequestError(f"{name} is {dimensions}: this model has {self.dimension}.", name)
+
+    def prompt_text(self, name: str | None, text: str | None) -> str:
+        """What to put in front of texts: the prompt called `name`, `text` itself, or the checkpoint's default.
+
+        Raises RequestError if both are given, or if there is no such prompt.
+        """
+        if name is not None and text is not None:
+            raise RequestError("prompt_name and prompt are both given: send only one of them.", "prompt")
+        if name is None:
+            return self.default_prompt if text is None else text
+        if name not in self.prompts:
+            known = (
+                f"it has {', '.join(islice(self.prompts, 20))}" if self.prompts else "it has none, send prompt as text"
+            )
+            raise RequestError(f"this model has no prompt named {name[:60]!r}: {known}.", "prompt_name")
+        return self.prompts[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,9 +305,3 @@ def _classifier_activation(config: Mapping[str, Any], num_labels: int) -> Litera
     if config.get("problem_type") == "regression":
         return "identity"
     return "sigmoid" if num_labels == 1 or config.get("problem_type") == "multi_label_classification" else "softmax"
-
-
-def tokenizer_limit(tokenizer: Any) -> int | None:
-    """The longest input that the tokenizer's own configuration admits; None if it does not say."""
-    limit = tokenizer.model_max_length
-    return int(limit) if limit and limit < _ENDLESS else None

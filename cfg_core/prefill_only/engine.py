@@ -11,7 +11,6 @@ import numpy as np
 
 from cfg_core.errors import EngineError, RequestError
 from cfg_core.prefill_only.batch import Finished
-from cfg_core.prefill_only.checkpoint import ModelInfo
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.pipeline import Pipeline
 from cfg_core.prefill_only.types import FloatArray, Input, Output, RequestOptions, SparseVector
@@ -122,7 +121,7 @@ class Engine:
         """RequestOptions with the checkpoint's prompts and limits filled in."""
         return RequestOptions(
             tasks=tasks,
-            prompt=prompt_of(self.info, prompt_name, prompt),
+            prompt=self.info.prompt_text(prompt_name, prompt),
             truncate_to=self.info.max_input_tokens if truncate else None,
             **fields,
         )
@@ -205,18 +204,6 @@ def _problem(process: Any, item: Input, options: RequestOptions, index: int) -> 
     except RequestError as error:
         return error
     return None
-
-
-def prompt_of(info: ModelInfo, prompt_name: str | None, prompt: str | None) -> str:
-    """The text of a prompt given by name or as it is; the checkpoint's default if neither is. Raises RequestError."""
-    if prompt_name is not None and prompt is not None:
-        raise RequestError("prompt and prompt_name are both given: send only one of them.", "prompt_name")
-    if prompt_name is not None:
-        if prompt_name not in info.prompts:
-            known = ", ".join(info.prompts) or "none"
-            raise RequestError(f"this model has no prompt {prompt_name!r}: it has {known}.", "prompt_name")
-        return info.prompts[prompt_name]
-    return info.default_prompt if prompt is None else prompt
 
 
 def _chunks(inputs: Sequence[Input]) -> Iterator[tuple[int, list[Input]]]:

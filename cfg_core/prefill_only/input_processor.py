@@ -30,29 +30,13 @@ class InputProcessor:
                     f"this model does not compute {task}: it computes {', '.join(self._info.tasks)}.", "task"
                 )
         if options.dimensions is not None:
-            self._check_dimensions(options.dimensions)
+            self._info.check_dimensions(options.dimensions)
         if options.truncate_to is not None and not 1 <= options.truncate_to <= self._info.max_input_tokens:
             raise RequestError(
                 f"truncation to {options.truncate_to} tokens is not possible: this model takes 1 to "
                 f"{self._info.max_input_tokens}.",
                 "truncate_prompt_tokens",
             )
-
-    def _check_dimensions(self, dimensions: int) -> None:
-        info, name = self._info, "dimensions"
-        if dimensions == info.dimension:
-            return
-        if not info.matryoshka:
-            raise RequestError(
-                f"this model has {info.dimension} dimensions and was not trained to be cut (Matryoshka): leave "
-                "dimensions out.",
-                name,
-            )
-        if info.matryoshka_dimensions and dimensions not in info.matryoshka_dimensions:
-            known = ", ".join(map(str, info.matryoshka_dimensions))
-            raise RequestError(f"dimensions is {dimensions}: this model was trained for {known}.", name)
-        if not 1 <= dimensions <= (info.dimension or 0):
-            raise RequestError(f"dimensions is {dimensions}: this model takes 1 to {info.dimension}.", name)
 
     def process(
         self, inputs: Sequence[Input], options: RequestOptions, *, first_index: int = 0, request: Any = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from cfg_core.errors import ConfigError
+from cfg_core.keys import check_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +60,7 @@ class EngineOptions:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineOptions:
         """Options from a YAML section. Raises ConfigError on an unknown key, naming the nearest one."""
-        known = [option.name for option in fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-                hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}."
-                raise ConfigError(f"unknown key `{key}` in `engine`: {hint}")
+        check_keys(values, [option.name for option in fields(cls)], "engine")
         return cls(**values)
 
 

@@ -45,7 +45,7 @@ class Pipeline:
         )
         max_batch_tokens = _batch_tokens(options, self.info.max_input_tokens, self._runner.on_gpu)
         self.max_queued_tokens = options.max_queued_tokens or _QUEUED_BATCHES * max_batch_tokens
-        self.scheduler = resolve("scheduler", workflow)(self.checkpoint, options, max_batch_tokens)
+        self.scheduler = resolve("scheduler", workflow)(options, max_batch_tokens)
         self._output_processor = resolve("output_processor", workflow)(self.checkpoint)
         self._executor = resolve("executor", workflow)(self._runner.compute, deliver)
         self.num_in_flight = 0

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from cfg_core.prefill_only.checkpoint import Checkpoint
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import SequenceState
 
@@ -20,7 +19,7 @@ from cfg_core.prefill_only.types import SequenceState
 class Scheduler:
     """A queue of sequences. Not thread-safe: one thread owns it."""
 
-    def __init__(self, checkpoint: Checkpoint, options: EngineOptions, max_batch_tokens: int) -> None:
+    def __init__(self, options: EngineOptions, max_batch_tokens: int) -> None:
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_sequences = options.max_batch_sequences
         self._sort_window = options.sort_window

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cfg_core.errors import ConfigError
-from cfg_core.prefill_only.checkpoint import Checkpoint, tokenizer_limit
+from cfg_core.prefill_only.checkpoint import Checkpoint
+
+_ENDLESS = 10**9  # tokenizers write 1e30 as model_max_length if they do not know it
 
 
 class Tokenizer:
@@ -25,7 +27,7 @@ class Tokenizer:
         tokenizer.backend_tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self.limit = tokenizer_limit(tokenizer)
+        self.limit = _limit(tokenizer)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.vocab_size = len(tokenizer)
         self.gives_token_types = "token_type_ids" in tokenizer.model_input_names
@@ -51,3 +53,9 @@ class Tokenizer:
     def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
         tokens: list[str] = self._tokenizer.convert_ids_to_tokens(list(token_ids))
         return tokens
+
+
+def _limit(tokenizer: Any) -> int | None:
+    """The longest input that the tokenizer's own configuration admits; None if it does not say."""
+    limit = tokenizer.model_max_length
+    return int(limit) if limit and limit < _ENDLESS else None

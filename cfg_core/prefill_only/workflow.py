@@ -7,7 +7,7 @@ pipeline whose parts are named, so that a family, an attention kernel or an exec
     role             called as                                            default
     tokenizer        (checkpoint)                                         Tokenizer
     input_processor  (tokenizer, info, skips_prompt)                      InputProcessor
-    scheduler        (checkpoint, options, max_batch_tokens)              Scheduler
+    scheduler        (options, max_batch_tokens)                          Scheduler
     model_input      (first_position, uses_token_types, pin_memory)       ModelInputBuilder
     attention        a function, see attention.Backend                    sdpa_runs on the CPU, varlen on a GPU
     runner           (checkpoint, options, special_ids)                   transformers; `vllm` with the executor vllm
@@ -18,12 +18,12 @@ pipeline whose parts are named, so that a family, an attention kernel or an exec
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from cfg_core.errors import ConfigError
+from cfg_core.keys import check_keys, nearest
 
 _HERE = "cfg_core.prefill_only"
 
@@ -52,12 +52,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 def check_workflow(workflow: Mapping[str, str]) -> None:
     """Raise ConfigError on an unknown role or name, with the nearest one. Imports nothing."""
+    check_keys(workflow, MODULES, "workflow")
     for role, name in workflow.items():
-        if role not in MODULES:
-            raise ConfigError(f"unknown key `{role}` in `workflow`: {_hint(role, MODULES)}")
         if ":" not in name and name not in MODULES[role]:
-            known = _hint(name, MODULES[role])
-            raise ConfigError(f"unknown {role} `{name}` in `workflow`: {known} Or a dotted path package.module:Name.")
+            hint = nearest(name, MODULES[role])
+            raise ConfigError(f"unknown {role} `{name}` in `workflow`: {hint} Or a dotted path package.module:Name.")
 
 
 def resolve(role: str, workflow: Mapping[str, str]) -> Any:
@@ -75,8 +74,3 @@ def load(path: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"`{path}` in `workflow` cannot be loaded: {error}.") from None
-
-
-def _hint(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}."

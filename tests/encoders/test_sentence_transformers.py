@@ -65,7 +65,7 @@ def test_prompts(bert, tmp_path, include_prompt):
         for options in ({}, {"prompt_name": "query"}, {"prompt": "wcc wcd "}, {"prompt": ""}):
             expected = oracle.encode(TEXTS, **options)
             np.testing.assert_allclose(engine.embed(TEXTS, **options), expected, atol=2e-5, err_msg=str(options))
-        with pytest.raises(RequestError, match="has no prompt 'passage': it has document, query"):
+        with pytest.raises(RequestError, match="has no prompt named 'passage': it has document, query"):
             engine.embed(TEXTS, prompt_name="passage")
 
 

@@ -20,7 +20,7 @@ def sequences(*lengths: int) -> list[SequenceState]:
 
 
 def scheduler(max_batch_tokens: int = 100, **options: int) -> Scheduler:
-    return Scheduler(None, EngineOptions(**options), max_batch_tokens)
+    return Scheduler(EngineOptions(**options), max_batch_tokens)
 
 
 def batches(it: Scheduler) -> list[list[int]]:

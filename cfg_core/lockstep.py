@@ -144,6 +144,12 @@ def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
     )
 
 
+def all_may_decode(num_streams: int, token_budget: int, headroom: Headroom, blocks_per_token: int) -> bool:
+    """Whether `num_streams` running streams, all in decode, can go on for certain: what `plan` would grant them."""
+    blocks = num_streams * blocks_per_token
+    return num_streams <= token_budget and blocks <= min(headroom.total, headroom.leaders, headroom.followers)
+
+
 def _victim(units: Sequence[Unit], by_rank: bool) -> int:
     """Index of the unit to preempt next: the last one, or under the priority policy the greatest rank."""
     if not by_rank:

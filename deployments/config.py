@@ -30,7 +30,6 @@ RESERVED_ENGINE_KEYS = {
     "served_model_name": "name it one level up, as `served_model_name`",
     "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
     "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
-    "async_scheduling": "guidance needs it off in this version",
 }
 """Engine options that the application sets itself, each with what to do instead."""
 

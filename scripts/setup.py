@@ -146,7 +146,8 @@ def remove_stale_venv() -> None:
         return
     if not STATE.exists():
         raise SetupError(f"{VENV.name} was not made by this set-up. Move it away or remove it, then run this again.")
-    say("removing the old .venv (" + ("it was interrupted" if MARKER.exists() else "its requirements changed") + ")")
+    reason = "it was interrupted" if MARKER.exists() else "its Python or its requirements changed"
+    say(f"removing the old .venv ({reason})")
     MARKER.touch()
     for entry in sorted(VENV.iterdir(), key=lambda path: path == STATE):  # the marker goes last
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

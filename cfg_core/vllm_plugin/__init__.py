@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 
@@ -28,12 +27,9 @@ def guided_engine_args(kv_split: str = "elastic") -> dict[str, Any]:
 
     compat.check_version()
     register()
-    # Model Runner V2 is vLLM's default on GPUs; guidance does not reach it yet. The engine's processes inherit this.
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     return {
         "scheduler_cls": "cfg_core.vllm_plugin.scheduler.GuidedScheduler",
         "worker_cls": "cfg_core.vllm_plugin.worker.GuidedWorker",
-        "async_scheduling": False,
         "additional_config": {compat.ADDITIONAL_CONFIG: {"kv_split": compat.check_kv_split(kv_split)}},
     }
 

@@ -15,7 +15,6 @@ def flags(kv_split: str) -> list[str]:
     return [
         f"--scheduler-cls={args['scheduler_cls']}",
         f"--worker-cls={args['worker_cls']}",
-        "--no-async-scheduling",
         f"--additional-config={json.dumps(args['additional_config'], separators=(',', ':'))}",
     ]
 

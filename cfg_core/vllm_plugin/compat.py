@@ -6,6 +6,7 @@ this package and is listed there as `PRIVATE_NAMES`; tests/contract checks that 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -52,16 +53,24 @@ def check_version() -> None:
         )
 
 
+def check_hooks(cls: type, names: Iterable[str]) -> None:
+    """Refuse a vLLM class without the methods that we override: they would never be called."""
+    missing = [name for name in names if not callable(getattr(cls, name, None))]
+    if missing:
+        raise CompatibilityError(
+            f"{cls.__module__}.{cls.__qualname__} has no {', '.join(missing)}: cfg-serve needs vllm=={SUPPORTED_VLLM}0 "
+            "as released, and this one was changed."
+        )
+
+
 def check_scheduler(scheduler: Scheduler) -> None:
     """Refuse, at engine start, every option under which guidance would not be exact."""
     check_version()
     config = scheduler.vllm_config
-    model, parallel, sched = config.model_config, config.parallel_config, config.scheduler_config
+    model, parallel = config.model_config, config.parallel_config
     refused = {
         "speculative decoding (remove speculative_config)": config.speculative_config is not None,
-        "async scheduling (set async_scheduling=False)": sched.async_scheduling,
-        "Model Runner V2 (set VLLM_USE_V2_MODEL_RUNNER=0)": config.use_v2_model_runner,
-        "pipeline parallelism (set pipeline_parallel_size=1)": parallel.pipeline_parallel_size > 1,
+        "batch-sharded sampling (set enable_batch_sharded_sampling=False)": parallel.enable_batch_sharded_sampling,
         "context parallelism": scheduler.dcp_world_size * scheduler.pcp_world_size > 1,
         "KV connectors (remove kv_transfer_config)": scheduler.connector is not None,
         "encoder connectors": scheduler.ec_connector is not None,

@@ -51,6 +51,11 @@ class KVRoles:
         request = self._requests[stream]
         return self.needed(request, request.num_computed_tokens + num_tokens)
 
+    @property
+    def num_groups(self) -> int:
+        """KV groups of the model: so many blocks does one further token need at most."""
+        return len(self._sizes)
+
     # -- the pool ----------------------------------------------------------------------------------------------
 
     @property

@@ -1,47 +1,68 @@
-"""GuidedSampling: the blend on vLLM's V1 model runner.
+"""The blend on vLLM's model runners, V1 and V2.
 
-Around one step of vLLM's `sample_tokens`: blend the raw rows of each joint group into the leader's row, before
-grammar masks, penalties and temperature (guidance changes the model, everything else sees a model); let vLLM
-sample; copy the leader's token to the followers. Rows of solo streams are discarded.
+Blend the raw rows of each joint group into the leader's row, before grammar masks, penalties and temperature
+(guidance changes the model, everything else sees a model); let vLLM sample; copy the leader's token to the
+followers. The sample of a solo stream is dropped.
+
+Both runners share `stage` and `blended`. They differ in where the logits are: V1 computes them in
+`execute_model` and keeps them until `sample_tokens`; V2 computes them in `sample`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from cfg_core.blend import blend
+from cfg_core.vllm_plugin.compat import check_hooks
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance
 
+_V1 = "vllm.v1.worker.gpu_model_runner"
+_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 PRIVATE_NAMES = (
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model_state",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.discard_request_mask",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.input_batch",
-    "vllm.v1.worker.gpu_model_runner:ExecuteModelState.logits",
-    "vllm.v1.worker.gpu_model_runner:ExecuteModelState.scheduler_output",
+    f"{_V1}:GPUModelRunner.sample_tokens",
+    f"{_V1}:GPUModelRunner._sample",
+    f"{_V1}:GPUModelRunner.execute_model_state",
+    f"{_V1}:GPUModelRunner.discard_request_mask",
+    f"{_V1}:GPUModelRunner.input_batch",
+    f"{_V1}:ExecuteModelState.logits",
+    f"{_V1}:ExecuteModelState.scheduler_output",
     "vllm.v1.worker.gpu_input_batch:InputBatch.generators",
     "vllm.v1.worker.gpu_input_batch:InputBatch.req_id_to_index",
     "vllm.v1.worker.gpu_input_batch:InputBatch.num_reqs",
+    f"{_V2}.execute_model",
+    f"{_V2}.sample",
+    f"{_V2}.model",
+    "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
+    "vllm.v1.worker.gpu.sample.output:SamplerOutput.sampled_token_ids",
+    "vllm.v1.worker.gpu.sample.output:SamplerOutput.num_sampled",
+    "vllm.v1.worker.gpu.sample.output:SamplerOutput.num_rejected",
+    "vllm.utils.torch_utils:async_tensor_h2d",
 )
 
 
 class Rows(NamedTuple):
     """Index tensors of the joint groups of one step, on the logits' device.
 
-    leaders: [groups] int64, followers: [streams - 1, groups] int64, batch rows. weights: [streams, groups] float32.
+    streams: [streams, groups] int64, batch rows, the leaders' first. weights: [streams, groups] float32.
     """
 
-    leaders: torch.Tensor
-    followers: torch.Tensor
+    streams: torch.Tensor
     weights: torch.Tensor
 
+    def copy_to_followers(self, per_row: torch.Tensor) -> None:
+        """Give each follower's row of `per_row` [rows, ...] its leader's value."""
+        per_row[self.streams[1:]] = per_row[self.streams[0]]
 
-class GuidedSampling:
-    """Mixin in front of a V1 model runner's class (`guide` puts it there)."""
 
+class GuidedSamplingV1:
+    """Mixin in front of the V1 model runner's class."""
+
+    HOOKS = ("sample_tokens", "_sample")
     _joint_rows: Rows | None = None
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
@@ -66,8 +87,7 @@ class GuidedSampling:
         """vLLM's `_sample`, then the leader's token to its followers."""
         output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self._joint_rows is not None:
-            tokens = output.sampled_token_ids  # [rows, 1] int32
-            tokens[self._joint_rows.followers] = tokens[self._joint_rows.leaders]
+            self._joint_rows.copy_to_followers(output.sampled_token_ids)  # [rows, 1] int32
         return output
 
     def _discard(self: Any, solo: tuple[str, ...]) -> None:
@@ -86,13 +106,67 @@ class GuidedSampling:
         return {row: generators.pop(row) for row in list(generators) if dropped[row]}
 
 
-def stage(joint: tuple[JointRow, ...], row_of: dict[str, int], device: torch.device) -> Rows | None:
+class GuidedSamplingV2:
+    """Mixin in front of Model Runner V2's class. Seeds need no care here: V2 derives noise from the position."""
+
+    HOOKS = ("execute_model", "sample")
+    _guidance: StepGuidance | None = None
+
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's `execute_model`; keeps the step's guidance for `sample`, which follows it."""
+        self._guidance = StepGuidance.of(scheduler_output)
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def sample(self: Any, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        """vLLM's `sample`, on blended logits. Returns (SamplerOutput, tokens kept, tokens taken back) per row."""
+        guidance, self._guidance = self._guidance, None
+        if guidance is None:
+            return super().sample(hidden_states, input_batch, grammar_output)  # type: ignore[misc]
+        row_of = {stream: row for row, stream in enumerate(input_batch.req_ids)}
+        joint = stage(guidance.joint, row_of, hidden_states.device)
+        model = self.model
+        if joint is not None:
+            self.model = _BlendedHead(model, joint)
+        try:
+            output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
+                hidden_states, input_batch, grammar_output
+            )
+        finally:
+            self.model = model
+        if joint is not None:
+            for per_row in (output.sampled_token_ids, num_sampled, num_rejected):
+                joint.copy_to_followers(per_row)
+        if guidance.solo:
+            solo = to_device([row_of[stream] for stream in guidance.solo], np.int64, hidden_states.device)
+            num_sampled[solo] = 0
+            num_rejected[solo] = 1  # the worker, too, takes the last token back
+        return output, num_sampled, num_rejected
+
+
+class _BlendedHead:
+    """The model as V2's `sample` sees it: logits come out blended, before the grammar masks them."""
+
+    def __init__(self, model: Any, rows: Rows) -> None:
+        self._model, self._rows = model, rows
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden size] -> [rows, vocabulary] float32."""
+        return blended(self._model.compute_logits(hidden_states), self._rows)
+
+
+def stage(joint: Sequence[JointRow], row_of: Mapping[str, int], device: torch.device) -> Rows | None:
     """The joint groups as index tensors; None if there are none. All groups have the same number of streams."""
     if not joint:
         return None
-    rows = torch.tensor([[row_of[s] for s in group.streams] for group in joint], device=device).T
-    weights = torch.tensor([group.weights for group in joint], dtype=torch.float32, device=device).T
-    return Rows(rows[0], rows[1:], weights)
+    rows = np.array([[row_of[stream] for stream in group.streams] for group in joint]).T
+    weights = np.array([group.weights for group in joint]).T
+    return Rows(to_device(rows, np.int64, device), to_device(weights, np.float32, device))
+
+
+def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
+    """A small host array on `device`, without waiting for it: vLLM's own pinned, asynchronous copy."""
+    tensor: torch.Tensor = async_tensor_h2d(np.ascontiguousarray(values, dtype=dtype), device=device)
+    return tensor
 
 
 def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -100,14 +174,14 @@ def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
 
     A copy unless float32 already: the blend must not be rounded back to bfloat16.
     """
-    streams = torch.cat((rows.leaders.unsqueeze(0), rows.followers))
     out = logits.float()
-    out[rows.leaders] = blend(logits[streams], rows.weights)
+    out[rows.streams[0]] = blend(logits[rows.streams], rows.weights)
     return out
 
 
-def guide(runner: Any) -> None:
-    """Put GuidedSampling in front of the class of this model runner instance."""
-    cls = type(runner)
-    if not issubclass(cls, GuidedSampling):
-        runner.__class__ = type(f"Guided{cls.__name__}", (GuidedSampling, cls), {})
+def guide(runner: Any, *, v2: bool) -> None:
+    """Put the mixin for this model runner instance in front of its class. Raises CompatibilityError."""
+    mixin, cls = GuidedSamplingV2 if v2 else GuidedSamplingV1, type(runner)
+    if not issubclass(cls, mixin):
+        check_hooks(cls, mixin.HOOKS)
+        runner.__class__ = type(f"Guided{cls.__name__}", (mixin, cls), {})

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Container, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -32,6 +33,9 @@ from cfg_core.vllm_plugin import compat
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 PRIVATE_NAMES = (
     f"{_SCHEDULER}._handle_blocked_waiting_request",
@@ -41,29 +45,74 @@ PRIVATE_NAMES = (
     f"{_SCHEDULER}._reserve_prefill_lookahead",
     f"{_SCHEDULER}._update_after_schedule",
     f"{_SCHEDULER}.adaptive_long_prefill_threshold",
+    f"{_SCHEDULER}.current_step",
     f"{_SCHEDULER}.grammar_compile_error_reqs",
     f"{_SCHEDULER}.kv_cache_manager",
     f"{_SCHEDULER}.max_num_active_reqs",
     f"{_SCHEDULER}.max_num_scheduled_tokens",
+    f"{_SCHEDULER}.num_prefill_lookahead",
     f"{_SCHEDULER}.policy",
     f"{_SCHEDULER}.requests",
     f"{_SCHEDULER}.running",
     f"{_SCHEDULER}.waiting",
     "vllm.v1.request:Request._block_hasher",
     "vllm.v1.request:Request.is_prefill_chunk",
+    "vllm.v1.request:Request.next_decode_eligible_step",
+    "vllm.v1.request:Request.num_output_placeholders",
     "vllm.v1.request:Request.prefill_stats",
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
 )
+
+HOOKS = (
+    "schedule",
+    "add_request",
+    "finish_requests",
+    "update_from_output",
+    "_update_after_schedule",
+    "_reserve_prefill_lookahead",
+    "_handle_blocked_waiting_request",
+)
+"""Methods of vLLM's schedulers that we override."""
 
 WAITING_WINDOW = 64
 """How far into the waiting queue a step looks for groups that may sample in the step that admits them."""
 
 
+class _Everything:
+    """Contains whatever one asks for."""
+
+    def __contains__(self, stream: object) -> bool:
+        return True
+
+
+EVERYTHING = _Everything()
+
+
+class Steady(NamedTuple):
+    """A step in which every running stream decoded. While `running` stays as it is, so does all of this."""
+
+    running: list[Request]
+    streams: frozenset[str]
+    guidance: StepGuidance | None
+
+
 class GuidedScheduler(Scheduler):
-    """vLLM's scheduler, with groups. Without a group it runs vLLM's code alone."""
+    """vLLM's scheduler, with groups. Without a group it runs vLLM's code alone.
+
+    Where the configuration asks for async scheduling, making one makes a GuidedAsyncScheduler: vLLM decides on
+    async scheduling after the engine's arguments have named this class.
+    """
 
     _pause_state: PauseState
 
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> GuidedScheduler:
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        chosen = GuidedAsyncScheduler if cls is GuidedScheduler and asynchronous else cls
+        made: GuidedScheduler = super().__new__(chosen)
+        return made
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        compat.check_hooks(AsyncScheduler, HOOKS)
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
         compat.expose_stats()
@@ -73,7 +122,8 @@ class GuidedScheduler(Scheduler):
         self._split = split_pool(
             kv_split, self.kv_cache_manager, self._roles, self._groups.is_follower, self.max_model_len
         )
-        self._sampling: frozenset[str] = frozenset()
+        self._sampling: Container[str] = frozenset()
+        self._steady: Steady | None = None
         self._kept_prompt_logprobs: dict[str, Any] = {}
         self._counts = dict.fromkeys(("groups_admitted", "joint_steps", "solo_rows", "group_preemptions"), 0)
 
@@ -157,6 +207,10 @@ class GuidedScheduler(Scheduler):
         """One step's work, as in vLLM; with groups, by `lockstep.plan`."""
         if not self._groups:
             return super().schedule(throttle_prefills)
+        if self._stays_steady():
+            self._sampling = EVERYTHING
+            return super().schedule(throttle_prefills)
+        self._steady = None
         plan = lockstep.plan(self._snapshot(), self._roles)
         self._carry_out(plan)
         self._sampling = plan.sampling
@@ -169,11 +223,29 @@ class GuidedScheduler(Scheduler):
         finally:
             self._pause_state = pause
 
+    def _stays_steady(self) -> bool:
+        """Whether every running stream decodes, as in the last step, and nothing can stop or join them.
+
+        The plan would then change nothing, and costs a third of vLLM's own step: most steps of a busy server are so.
+        """
+        steady, num_streams = self._steady, len(self.running)
+        return (
+            steady is not None
+            and self.running == steady.running
+            and (not self.waiting or num_streams >= self.max_num_active_reqs)
+            and lockstep.all_may_decode(
+                num_streams, self._token_budget(), self._split.headroom(), self._roles.num_groups
+            )
+        )
+
+    def _token_budget(self) -> int:
+        return int(min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens))
+
     def _snapshot(self) -> lockstep.Snapshot:
         return lockstep.Snapshot(
             running=tuple(self._running_units()),
             waiting=tuple(self._waiting_units()) if self._pause_state == PauseState.UNPAUSED else (),
-            token_budget=min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens),
+            token_budget=self._token_budget(),
             headroom=self._split.headroom(),
             chunk_limit=self._chunk_limit(),
             free_slots=self.max_num_active_reqs - len(self.running),
@@ -198,7 +270,7 @@ class GuidedScheduler(Scheduler):
             rank = (request.priority, request.arrival_time) if by_rank else ()
             group = self._groups.of(request.request_id)
             if group is None:
-                yield lockstep.Unit((_state(request),), rank=rank)
+                yield lockstep.Unit((self._state(request),), rank=rank)
             elif group.leader not in seen:
                 seen.add(group.leader)
                 yield self._group_unit(group, rank)
@@ -207,12 +279,18 @@ class GuidedScheduler(Scheduler):
         members = [self.requests[stream] for stream in group.streams]
         return lockstep.Unit(
             streams=tuple(
-                _state(r, r.request_id != group.leader) for r in members if r.status == RequestStatus.RUNNING
+                self._state(r, r.request_id != group.leader) for r in members if r.status == RequestStatus.RUNNING
             ),
             guided=True,
             missing=tuple(r.request_id for r in members if r.status != RequestStatus.RUNNING),
             rank=rank,
         )
+
+    def _state(self, request: Request, follower: bool = False) -> lockstep.StreamState:
+        remaining = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+        if self.current_step + 1 < request.next_decode_eligible_step:
+            remaining = 0  # its last token is still in the pipeline: vLLM passes it over
+        return lockstep.StreamState(request.request_id, remaining, follower)
 
     def _waiting_units(self) -> Iterator[lockstep.WaitingUnit]:
         """The front of the waiting queue, up to the first request that is not ready."""
@@ -261,7 +339,9 @@ class GuidedScheduler(Scheduler):
         A guided stream that may not sample in this step stops one token short of its end. A waiting stream of
         one token is let in all the same (0 would end all admission of the step); the net drops its row.
         """
-        allowed: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        allowed = max(num_new_tokens, 0)
+        if self.num_prefill_lookahead:
+            allowed = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         if request.request_id in self._sampling or request.request_id not in self._groups:
             return allowed
         short: int = request.num_tokens + request.num_output_placeholders - 1 - num_computed_tokens
@@ -284,6 +364,21 @@ class GuidedScheduler(Scheduler):
         self._sampling = frozenset()
         if not self._groups:
             return
+        all_decode = not any(request.is_prefill_chunk for request in self.running)
+        scheduled, steady = scheduler_output.num_scheduled_tokens.keys(), self._steady
+        if steady is not None and all_decode and scheduled == steady.streams:
+            guidance = steady.guidance
+        else:
+            guidance = self._guidance(scheduler_output)
+        if guidance is not None:
+            attach(scheduler_output, guidance)
+            self._counts["joint_steps"] += len(guidance.joint)
+            self._counts["solo_rows"] += len(guidance.solo)
+        if steady is None and all_decode and len(scheduled) == len(self.running):
+            self._steady = Steady(list(self.running), frozenset(scheduled), guidance)
+
+    def _guidance(self, scheduler_output: SchedulerOutput) -> StepGuidance | None:
+        """Who is joint in this step, and who is solo; these are taken back."""
         joint: list[JointRow] = []
         solo: list[str] = []
         for group in self._scheduled_groups(scheduler_output):
@@ -294,10 +389,7 @@ class GuidedScheduler(Scheduler):
                 solo += ready
         for stream in solo:
             self._take_back(self.requests[stream])
-        self._counts["joint_steps"] += len(joint)
-        self._counts["solo_rows"] += len(solo)
-        if joint or solo:
-            attach(scheduler_output, StepGuidance(tuple(joint), tuple(solo)))
+        return StepGuidance(tuple(joint), tuple(solo)) if joint or solo else None
 
     def _scheduled_groups(self, scheduler_output: SchedulerOutput) -> Iterable[Group]:
         groups = (self._groups.of(stream) for stream in scheduler_output.num_scheduled_tokens)
@@ -306,11 +398,14 @@ class GuidedScheduler(Scheduler):
     def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
         return stream in scheduler_output.num_scheduled_tokens and not self.requests[stream].is_prefill_chunk
 
-    @staticmethod
-    def _take_back(request: Request) -> None:
-        """Undo the last token of a stream that would have sampled alone; it is computed again in a joint step."""
+    def _take_back(self, request: Request) -> None:
+        """Undo the last token of a stream that would have sampled alone; it is computed again in a joint step.
+
+        Not before the first pipeline stages have heard of it, which takes as many steps as there are stages.
+        """
         request.num_computed_tokens -= 1
         request.is_prefill_chunk = True
+        request.next_decode_eligible_step = self.current_step + self.parallel_config.pipeline_parallel_size
 
     # -- its outcome -------------------------------------------------------------------------------------------
 
@@ -375,6 +470,9 @@ class GuidedScheduler(Scheduler):
         assert set(self._kept_prompt_logprobs) <= {g.leader for g in self._groups}
 
 
-def _state(request: Request, follower: bool = False) -> lockstep.StreamState:
-    remaining = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-    return lockstep.StreamState(request.request_id, remaining, follower)
+class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):
+    """GuidedScheduler over vLLM's AsyncScheduler: a step is scheduled while the tokens of the last are in flight."""
+
+    def _take_back(self, request: Request) -> None:
+        super()._take_back(request)
+        request.num_output_placeholders -= 1

@@ -17,6 +17,7 @@ PRIVATE_NAMES = (
     "vllm.v1.worker.cpu_worker:CPUWorker.load_model",
     "vllm.v1.worker.gpu_worker:Worker.load_model",
     "vllm.v1.worker.gpu_worker:Worker.model_runner",
+    "vllm.v1.worker.gpu_worker:Worker.use_v2_model_runner",
 )
 
 
@@ -25,4 +26,4 @@ class GuidedWorker(PlatformWorker):
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
-        guide(self.model_runner)
+        guide(self.model_runner, v2=self.use_v2_model_runner)

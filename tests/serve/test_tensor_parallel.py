@@ -1,10 +1,11 @@
 """Two tensor-parallel workers as Ray actors in the replica's placement group, on CPUs.
 
-vLLM's CPU platform refuses Ray, so a platform plugin, made here, says that its device is Ray's "GPU"; Ray is
-told that this machine has two. Everything else is what configs/llama-8b-tp2.yaml does on real ones.
+vLLM's CPU platform refuses Ray, so a platform plugin (tests/support/ray_cpu) says that its device is Ray's "GPU"; Ray
+is told that this machine has two. Everything else is what configs/llama-8b-tp2.yaml does on real ones.
 """
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,31 +13,11 @@ from serve_process import ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 
-PLATFORM = """
-from vllm.platforms.cpu import CpuPlatform
-
-class RayCpuPlatform(CpuPlatform):
-    ray_device_key = "GPU"
-
-def register():
-    return "ray_cpu_platform.RayCpuPlatform"
-"""
+PLATFORM = Path(__file__).parent.parent / "support" / "ray_cpu"
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """A folder which, on the Python path, is an installed vLLM platform plugin."""
-    folder = tmp_path_factory.mktemp("plugin")
-    (folder / "ray_cpu_platform.py").write_text(PLATFORM)
-    info = folder / "ray_cpu_platform-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ray-cpu-platform\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[vllm.platform_plugins]\nray_cpu = ray_cpu_platform:register\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tp_server(plugin):
+def tp_server():
     config, big = shipped_config(), shipped_config("llama-8b-tp2")
     application = config["applications"][0]
     engine = application["args"]["engine"]
@@ -46,7 +27,7 @@ def tp_server(plugin):
     replica |= {key: real[key] for key in ("placement_group_bundles", "placement_group_strategy")}
     del replica["ray_actor_options"]["runtime_env"]["env_vars"]["VLLM_ENABLE_V1_MULTIPROCESSING"]
     resources = json.dumps({"CPU": 4, "GPU": 2})
-    process = ServeProcess(config, {"PYTHONPATH": str(plugin), "RAY_OVERRIDE_RESOURCES": resources})
+    process = ServeProcess(config, {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources})
     try:
         process.wait_until_ready()
         yield process

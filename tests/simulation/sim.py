@@ -3,15 +3,23 @@
 The fake runner keeps, for every slot of every physical KV block, *which prefix* was written there, and checks
 on each sampled row that the stream's block table holds exactly its own prefix. So a lost block, a block handed
 out twice, a token computed at the wrong place or a stream out of lockstep is seen at once, at the cost of no
-model: some ten thousand stream-steps per second.
+model. Both runners' protocols, async scheduling and pipeline stages: `PATHS`.
+
+    python -m tests.simulation --joint-steps 1000000     a long run
+    python -m tests.simulation --seed 7 --path v2-async  replays one
 """
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path as Folder
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from transformers import LlamaConfig
@@ -24,11 +32,31 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import guided_engine_args
 from cfg_core.vllm_plugin.step import StepGuidance
 
 VOCAB = 256
-GARBAGE = 3  # what a row that is not the leader's would sample
+
+
+class Path(NamedTuple):
+    """A way through vLLM: which runner's protocol, async scheduling, pipeline stages."""
+
+    v2: bool = False
+    asynchronous: bool = False
+    stages: int = 1
+
+    @property
+    def name(self) -> str:
+        words = ["v2" if self.v2 else "v1", *["async"] * self.asynchronous, *[f"pp{self.stages}"] * (self.stages > 1)]
+        return "-".join(words)
+
+
+V1 = Path()
+PATHS = [
+    *(V1, Path(asynchronous=True), Path(stages=2)),  # vLLM has no async scheduling on V1 with a pipeline
+    *(Path(True, asynchronous, stages) for asynchronous in (False, True) for stages in (1, 2, 4)),
+]
 
 
 def model_token(leader: str, index: int) -> int:
@@ -36,7 +64,7 @@ def model_token(leader: str, index: int) -> int:
     return 4 + zlib.crc32(f"{leader}:{index}".encode()) % 250
 
 
-def make_config(folder: Path, kv_split: str = "elastic", **engine_args):
+def make_config(folder: Folder, kv_split: str = "elastic", **engine_args):
     """A VllmConfig of a model that is never loaded."""
     if not (folder / "config.json").exists():
         LlamaConfig(
@@ -59,104 +87,202 @@ def make_config(folder: Path, kv_split: str = "elastic", **engine_args):
     ).create_engine_config()
 
 
+@contextmanager
+def runner_version(v2: bool):
+    """While open, a VllmConfig says that it uses this runner. Made for the other one, it could not be on a CPU."""
+    before = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))
+    try:
+        yield
+    finally:
+        del os.environ["VLLM_USE_V2_MODEL_RUNNER"]
+        if before is not None:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = before
+
+
+@dataclass
+class Sequence:
+    """A stream as a worker knows it: from what the scheduler sent, and from what it sampled itself."""
+
+    tokens: list[int]
+    num_prompt: int
+    computed: int
+    blocks: list[int]
+    prefixes: list[int] = field(default_factory=list)
+    known: int = 0  # tokens that the scheduler has sent; V1 has the later ones only on the device
+    sampled_at: int = -1_000
+
+    def prefix(self, position: int) -> int:
+        """A number that stands for all tokens up to `position`."""
+        while len(self.prefixes) <= position:
+            last = self.prefixes[-1] if self.prefixes else 0
+            token = self.tokens[len(self.prefixes)]
+            self.prefixes.append(zlib.crc32(token.to_bytes(4, "little"), last))
+        return self.prefixes[position]
+
+
 @dataclass
 class FakeRunner:
-    """Mirrors what the V1 runner does with a step: writes KV, samples rows, blends groups by copying."""
+    """What vLLM's workers do with a step, V1 or V2: keep block tables, write KV, sample, blend (here: copy).
+
+    It sees nothing but the SchedulerOutput, as a worker does. V2's first pipeline stages hear of a sample as many steps
+    later as there are stages: its stream may not come again before.
+    """
 
     block_size: int
-    kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    path: Path
+    scales: dict[str, float] = field(default_factory=dict)
+    kv: dict[int, list[int]] = field(default_factory=dict)
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+    step: int = 0
 
-    def execute(self, scheduler, step) -> ModelRunnerOutput:
-        guidance = StepGuidance.of(step) or StepGuidance((), ())
-        joint = {s: row for row in guidance.joint for s in row.streams}
-        sampled: list[list[int]] = []
-        for stream, num_tokens in step.num_scheduled_tokens.items():
-            request = scheduler.requests[stream]
-            end = self._write(scheduler, request, num_tokens, stream in guidance.solo)
-            if end < request.num_tokens:
-                sampled.append([])
-                continue
-            self._check(scheduler, request)
-            group = scheduler._groups.of(stream)
-            if group is None:
-                sampled.append([model_token(stream, request.num_output_tokens)])
-            elif stream in guidance.solo:
-                assert stream not in joint
-                sampled.append([])
-            else:
-                assert stream in joint, f"{stream} samples outside a joint step"
-                sampled.append([self._guided_token(scheduler, joint[stream])])
-        ids = list(step.num_scheduled_tokens)
+    def execute(self, output) -> ModelRunnerOutput:
+        self.step += 1
+        for stream in output.finished_req_ids:
+            self.sequences.pop(stream, None)
+        for new in output.scheduled_new_reqs:
+            self._add(new)
+        self._update(output.scheduled_cached_reqs)
+        guidance = StepGuidance.of(output) or StepGuidance((), ())
+        ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
+        sampled = self._sample(guidance, ends)
         return ModelRunnerOutput(
-            req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled
+            req_ids=list(ends), req_id_to_index={r: i for i, r in enumerate(ends)}, sampled_token_ids=sampled
         )
 
-    @staticmethod
-    def _guided_token(scheduler, row) -> int:
-        counts = {scheduler.requests[s].num_output_tokens for s in row.streams}
+    def _add(self, new) -> None:
+        tokens = list((new.prefill_token_ids if self.path.v2 else None) or new.prompt_token_ids)
+        (blocks,) = new.block_ids
+        self.sequences[new.req_id] = Sequence(
+            tokens, len(new.prompt_token_ids), new.num_computed_tokens, list(blocks), known=len(tokens)
+        )
+
+    def _update(self, cached) -> None:
+        for stream, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            sequence = self.sequences[stream]
+            resumed = stream in cached.resumed_req_ids
+            if resumed:
+                sequence.blocks, sequence.computed = [], computed
+            sequence.blocks += blocks[0] if blocks else []
+            if stream in cached.all_token_ids:
+                tokens = cached.all_token_ids[stream]
+                assert tokens[: len(sequence.tokens)] == sequence.tokens[: len(tokens)]
+                sequence.tokens, sequence.known = list(tokens), len(tokens)
+                del sequence.prefixes[len(tokens) :]
+            assert sequence.computed == computed, f"{stream}: computed {sequence.computed}, told {computed}"
+
+    def _compute(self, stream: str, num_tokens: int) -> int:
+        sequence = self.sequences[stream]
+        start, end = sequence.computed, sequence.computed + num_tokens
+        assert end <= len(sequence.tokens), f"{stream} computes a token that is not sampled yet"
+        if self.path.v2:
+            assert self.step >= sequence.sampled_at + self.path.stages, f"{stream} is still in the pipeline"
+        elif self.path.asynchronous and end > sequence.known:
+            assert sequence.sampled_at == self.step - 1, f"{stream}: V1 has no input token"
+        for position in range(start, end):
+            block = self.kv.setdefault(sequence.blocks[position // self.block_size], [0] * self.block_size)
+            block[position % self.block_size] = sequence.prefix(position)
+        sequence.computed = end
+        return end
+
+    def _sample(self, guidance: StepGuidance, ends: dict[str, int]) -> list[list[int]]:
+        joint = {s: row for row in guidance.joint for s in row.streams}
+        tokens: dict[str, int] = {}
+        for stream, end in ends.items():
+            sequence = self.sequences[stream]
+            if end < len(sequence.tokens):
+                assert stream not in joint, f"{stream} is not at its end"
+                continue
+            sequence.sampled_at = self.step
+            if stream in guidance.solo:
+                assert stream not in joint
+                sequence.computed -= 1
+                sequence.sampled_at -= 0 if self.path.v2 else 1_000
+                continue
+            self._check_kv(stream, end)
+            tokens[stream] = self._token(stream, joint.get(stream))
+        for stream, token in tokens.items():
+            self.sequences[stream].tokens.append(token)
+            if not self.path.asynchronous:
+                self.sequences[stream].known += 1
+        return [[tokens[s]] if s in tokens else [] for s in ends]
+
+    def _token(self, stream: str, row) -> int:
+        if row is None:
+            assert FOLLOWER_SUFFIX not in stream, f"{stream} samples outside a joint step"
+            assert stream not in self.scales, f"{stream} samples outside a joint step"
+            return model_token(stream, self._num_outputs(stream))
+        scale = self.scales[row.streams[0]]
+        assert row.weights == (scale, 1 - scale), row
+        counts = {self._num_outputs(s) for s in row.streams}
         assert len(counts) == 1, f"{row.streams} blend logits of different positions: {counts}"
         return model_token(row.streams[0], counts.pop())
 
-    def _write(self, scheduler, request, num_tokens: int, taken_back: bool) -> int:
-        """Write the KV of this chunk; returns its end. Runs after scheduling, so counts are already advanced."""
-        end = request.num_computed_tokens + taken_back
-        tokens = list(request.all_token_ids)
-        assert end <= len(tokens), f"{request.request_id} computes a token that is not sampled yet"
-        prefix = hash_chain(tokens[:end])
-        for position in range(end - num_tokens, end):
-            self.kv[self._slot(scheduler, request, position)] = prefix[position]
-        return end
+    def _num_outputs(self, stream: str) -> int:
+        sequence = self.sequences[stream]
+        return len(sequence.tokens) - sequence.num_prompt
 
-    def _check(self, scheduler, request) -> None:
-        for position, prefix in enumerate(hash_chain(list(request.all_token_ids))):
-            slot = self._slot(scheduler, request, position)
-            assert self.kv.get(slot) == prefix, f"{request.request_id}: wrong KV at {position} (slot {slot})"
-
-    def _slot(self, scheduler, request, position: int) -> tuple[int, int]:
-        (blocks,) = scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        return blocks[position // self.block_size], position % self.block_size
-
-
-def hash_chain(tokens: list[int]) -> list[int]:
-    """For each position a number that stands for the whole prefix up to it."""
-    out, value = [], 0
-    for token in tokens:
-        value = zlib.crc32(token.to_bytes(4, "little"), value)
-        out.append(value)
-    return out
+    def _check_kv(self, stream: str, end: int) -> None:
+        sequence = self.sequences[stream]
+        for first in range(0, end, self.block_size):
+            length = min(self.block_size, end - first)
+            block = sequence.blocks[first // self.block_size]
+            sequence.prefix(first + length - 1)
+            assert self.kv[block][:length] == sequence.prefixes[first : first + length], f"{stream}: wrong KV"
 
 
 class Simulation:
     """An engine core in miniature: `add`, `abort`, `step`, `run`, with every invariant checked on each step."""
 
-    def __init__(self, config, num_blocks: int) -> None:
+    def __init__(self, config, num_blocks: int, path: Path = V1) -> None:
         self.config = config
+        config.scheduler_config.async_scheduling = path.asynchronous  # vLLM's CPU platform turns it off
+        config.parallel_config.pipeline_parallel_size = path.stages
         self.block_size = config.cache_config.block_size
         config.cache_config.num_gpu_blocks = num_blocks
         spec = FullAttentionSpec(block_size=self.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        self.scheduler = config.scheduler_config.get_scheduler_cls()(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=self.block_size,
-            log_stats=False,
-        )
-        self.runner = FakeRunner(self.block_size)
+        with runner_version(path.v2):
+            self.depth = config.max_concurrent_batches
+            self.scheduler = config.scheduler_config.get_scheduler_cls()(
+                vllm_config=config,
+                kv_cache_config=KVCacheConfig(
+                    num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+                ),
+                structured_output_manager=StructuredOutputManager(config),
+                block_size=self.block_size,
+                log_stats=False,
+            )
+        assert self.scheduler.use_v2_model_runner == path.v2
+        self.runner = FakeRunner(self.block_size, path)
+        self.in_flight: deque = deque()
+        self.grammars: list = []
+        self.scheduler.structured_output_manager.accept_tokens = lambda request, tokens: True
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
         caching = config.cache_config.enable_prefix_caching
         self.hasher = get_request_block_hasher(self.block_size, hash_fn) if caching else None
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
-        self.steps = 0
+        self.stops: dict[str, set[int]] = {}
+        self.steps = self.idle = 0
 
-    def add(self, rid: str, prompt: list[int], max_tokens: int, scale=None, negative=None, priority=0) -> None:
+    def add(
+        self,
+        rid: str,
+        prompt: list[int],
+        max_tokens: int,
+        scale=None,
+        negative=None,
+        priority=0,
+        stop=(),
+        grammar=False,
+    ) -> None:
         extra = None
         if scale is not None:
             extra = {"guidance_scale": scale, "negative_prompt_token_ids": negative or prompt[-1:]}
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra, stop_token_ids=list(stop))
         request = Request(
             request_id=rid,
             prompt_token_ids=prompt,
@@ -166,19 +292,47 @@ class Simulation:
             priority=priority,
             block_hasher=self.hasher,
         )
+        if grammar:
+            request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            request.structured_output_request = SimpleNamespace(grammar=None)
+            self.grammars.append(request.structured_output_request)
         self.outputs[rid] = []
+        self.stops[rid] = set(stop)
+        if scale not in (None, 1):
+            self.runner.scales[rid] = scale
         self.scheduler.add_request(request)
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.has_requests() or bool(self.in_flight)
+
+    def compile_grammars(self) -> None:
+        """What a thread of vLLM's does some time after the request came."""
+        while self.grammars:
+            self.grammars.pop().grammar = object()
 
     def abort(self, rid: str) -> None:
         for request in self.scheduler.finish_requests(rid, RequestStatus.FINISHED_ABORTED):
             self.finished[request.request_id] = "abort"
 
     def step(self) -> None:
-        step = self.scheduler.schedule()
-        output = self.runner.execute(self.scheduler, step)
-        if not step.total_num_scheduled_tokens:
-            output = EMPTY_MODEL_RUNNER_OUTPUT
-        self.check_roles()
+        """As `EngineCore.step` and `step_with_batch_queue` do: fill the queue of steps in flight, then take one."""
+        if self.scheduler.has_requests():
+            step = self.scheduler.schedule()
+            self.check_roles()
+            output = self.runner.execute(step)
+            self.check_computed()
+            executed = step.total_num_scheduled_tokens > 0
+            self.idle = 0 if executed or self.grammars or not self.scheduler.requests else self.idle + 1
+            assert self.idle <= self.depth + 2, f"stalled: {self.scheduler.guidance_stats()}"
+            self.in_flight.append((step, output if executed else EMPTY_MODEL_RUNNER_OUTPUT))
+            self.steps += 1
+            if len(self.in_flight) < self.depth and (executed or self.scheduler.has_requests()):
+                return
+        if self.in_flight:
+            self._take(*self.in_flight.popleft())
+
+    def _take(self, step, output) -> None:
         for per_client in self.scheduler.update_from_output(step, output).values():
             for one in per_client.outputs:
                 assert one.request_id in self.outputs, f"a client sees {one.request_id}"
@@ -186,7 +340,12 @@ class Simulation:
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
         self.scheduler.check_integrity()
-        self.steps += 1
+
+    def check_computed(self) -> None:
+        """Scheduler and worker agree on how far each running stream has been computed."""
+        for request in self.scheduler.running:
+            computed = self.runner.sequences[request.request_id].computed
+            assert request.num_computed_tokens == computed, f"{request.request_id}: {computed} tokens are computed"
 
     def check_roles(self) -> None:
         """Under the even split, no role holds more than its half."""
@@ -196,7 +355,8 @@ class Simulation:
             assert max(entries) <= limit, (entries, limit)
 
     def run(self, max_steps: int = 20_000) -> None:
-        while self.scheduler.has_requests():
+        self.compile_grammars()
+        while self.busy:
             self.step()
             assert self.steps < max_steps, f"no progress: {self.scheduler.guidance_stats()}"
 
@@ -209,19 +369,56 @@ class Simulation:
         for rid, tokens in self.outputs.items():
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
+            assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} went on after its stop token"
+        assert not self.in_flight
 
 
-def random_load(sim: Simulation, rng: random.Random, num_requests: int, abort_share: float = 0.02) -> None:
-    """Random arrivals, lengths, scales, priorities and aborts, until everything has finished."""
+def simulate(folder: Folder, path: Path, seed: int, num_requests: int = 30) -> Simulation:
+    """One random load on one random engine, until everything has finished; raises AssertionError if anything broke."""
+    rng = random.Random(seed)
+    setup = random_setup(rng)
+    num_blocks = setup.pop("num_blocks")
+    sim = Simulation(make_config(folder, **setup), num_blocks, path)
+    random_load(sim, rng, num_requests)
+    sim.check_drained()
+    errors = [r for r, reason in sim.finished.items() if "error" in reason.lower()]
+    assert not errors, errors
+    return sim
+
+
+def random_setup(rng: random.Random) -> dict:
+    """Engine arguments that hurt: tiny pools, tiny budgets, few slots."""
+    kv_split = rng.choice(("elastic", "elastic", "even"))
+    return {
+        "kv_split": kv_split,
+        "num_blocks": rng.choice((17, 20, 30, 60)) if kv_split == "elastic" else rng.choice((36, 60)),
+        "max_num_seqs": rng.choice((2, 3, 5, 16)),
+        "max_num_batched_tokens": rng.choice((20, 33, 64, 256)),
+        "scheduling_policy": rng.choice(("fcfs", "priority")),
+        "enable_prefix_caching": rng.random() < 0.7,
+        "long_prefill_token_threshold": rng.choice((0, 0, 20)),
+        "scheduler_reserve_full_isl": rng.random() < 0.6,
+        "watermark": rng.choice((0.0, 0.0, 0.05)),
+    }
+
+
+def random_load(
+    sim: Simulation, rng: random.Random, num_requests: int, abort_share: float = 0.02, reset_share: float = 0.002
+) -> None:
+    """Random arrivals, lengths, scales, priorities, stops, grammars, aborts and resets, until all has finished."""
     shared = [rng.randrange(4, VOCAB) for _ in range(64)]
     added = 0
-    while added < num_requests or sim.scheduler.has_requests():
+    while added < num_requests or sim.busy:
         for _ in range(rng.choice((0, 0, 1, 1, 2, 5)) if added < num_requests else 0):
             _add_random(sim, rng, f"r{added}", shared)
             added += 1
         live = [r for r in sim.outputs if r not in sim.finished]
         if live and rng.random() < abort_share:
             sim.abort(rng.choice(live))
+        if rng.random() < 0.3:
+            sim.compile_grammars()
+        if rng.random() < reset_share:
+            sim.scheduler.reset_prefix_cache(reset_running_requests=True)
         sim.step()
         assert sim.steps < 50_000, f"no progress: {sim.scheduler.guidance_stats()}"
 
@@ -241,4 +438,6 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         scale=rng.choice((-1.0, 0.0, 1.5, 3.0)) if guided else None,
         negative=prompt(longest) if guided and rng.random() < 0.8 else None,
         priority=rng.randint(0, 2),
+        stop=rng.sample(range(4, VOCAB), 8) if rng.random() < 0.4 else (),
+        grammar=rng.random() < 0.1,
     )

@@ -57,7 +57,6 @@ def test_args_are_frozen():
         ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
         ({"model": "m", "engine": {"scheduler_cls": "x"}}, "`scheduler_cls` in `engine` is set by the application"),
         ({"model": "m", "engine": {"worker_cls": "x"}}, "`worker_cls` in `engine` is set by the application"),
-        ({"model": "m", "engine": {"async_scheduling": True}}, "`async_scheduling` in `engine` is set by the"),
         ({"model": "m", "engine": {"model": "x"}}, "name it one level up, as `model`"),
         ({"model": "m", "kv_split": "odd"}, "'elastic' or 'even'"),
         ({"model": "m", "ready_timeout_s": 0}, "greater than 0"),

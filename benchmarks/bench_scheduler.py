@@ -1,0 +1,117 @@
+"""What groups cost the scheduler: microseconds per engine step, against stock vLLM, in one interleaved run.
+
+Every stream is in decode, so a step is 256 rows for all: 256 plain requests on the stock scheduler, the same on the
+guided one, and 128 groups. Timed are `schedule` and `update_from_output` of the real schedulers over the real KV cache
+manager; there is no model. The schedulers take turns; the median of the ratios of one turn counts.
+
+    python benchmarks/bench_scheduler.py [--turns 40] [--steps 50]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+from bench_embeddings import card  # noqa: E402
+
+from tests.simulation.sim import Path as Way  # noqa: E402
+from tests.simulation.sim import Simulation, make_config  # noqa: E402
+
+STREAMS, BLOCKS, PROMPT = 256, 16_384, 64
+
+
+class Subject:
+    """A scheduler with its load, all in decode."""
+
+    def __init__(self, folder: Path, way: Way, *, guided: bool, groups: bool) -> None:
+        options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": STREAMS, "max_num_batched_tokens": 32_768}
+        config = make_config(folder, **options)
+        if not guided:
+            config.scheduler_config.scheduler_cls = None
+        simulation = Simulation(config, BLOCKS, way)
+        self.scheduler, self.rows = simulation.scheduler, STREAMS
+        for i in range(STREAMS // 2 if groups else STREAMS):
+            prompt = [4 + (i + k) % 250 for k in range(PROMPT)]
+            guidance = {"scale": 2.0, "negative": prompt[::-1]} if groups else {}
+            simulation.add(f"r{i}", prompt, 400, **guidance)
+        for _ in range(3):
+            self.step()
+
+    def step(self) -> float:
+        """Seconds that the scheduler took for one step."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        start = time.perf_counter()
+        step = self.scheduler.schedule()
+        took = time.perf_counter() - start
+        ids = list(step.num_scheduled_tokens)
+        assert len(ids) == self.rows
+        requests = self.scheduler.requests
+        sampled = [[] if requests[r].is_prefill_chunk else [7] for r in ids]
+        output = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, sampled)
+        start = time.perf_counter()
+        self.scheduler.update_from_output(step, output)
+        return took + time.perf_counter() - start
+
+
+def measure(subjects: dict[str, Subject], turns: int, steps: int) -> dict[str, list[float]]:
+    """Microseconds per step of each turn."""
+    out: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(turns):
+        for name, subject in subjects.items():
+            out[name].append(1e6 * sum(subject.step() for _ in range(steps)) / steps)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=10)
+    args = parser.parse_args()
+    assert args.turns * args.steps < 390, "the requests would end"
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for way in (Way(), Way(asynchronous=True)):
+            subjects = {
+                "stock, 256 plain": Subject(Path(name), way, guided=False, groups=False),
+                "guided, 256 plain": Subject(Path(name), way, guided=True, groups=False),
+                "guided, 128 groups": Subject(Path(name), way, guided=True, groups=True),
+            }
+            gc.collect()
+            gc.disable()
+            times = measure(subjects, args.turns, args.steps)
+            gc.enable()
+            stock = times["stock, 256 plain"]
+            for subject, took in times.items():
+                ratio = statistics.median(a / b for a, b in zip(took, stock, strict=True))
+                rows.append(
+                    {
+                        "scheduling": "async" if way.asynchronous else "sync",
+                        "load": subject,
+                        "us_per_step_median": round(statistics.median(took)),
+                        "us_per_step_min": round(min(took)),
+                        "x_stock": round(ratio, 3),
+                    }
+                )
+    for key, value in card().items():
+        print(f"{key}: {value}")
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|---" * len(rows[0]) + "|")
+    for row in rows:
+        print("| " + " | ".join(map(str, row.values())) + " |")
+    print(json.dumps({"card": card(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

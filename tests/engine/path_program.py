@@ -1,0 +1,58 @@
+"""One engine, set up as the command line says, answers the questions of the oracle: a process of paths.py.
+
+It needs a process of its own: how vLLM chooses its runner, and Triton its driver, is decided at import.
+Reads a JSON object (see `run` in paths.py), writes one line of JSON: what ran, and the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from engines import BUDGET_16, ENVIRONMENT, ROOMY, TIGHT, Engine, guided, plain, tokens
+from mrv2_cpu import keep_async_scheduling
+from oracle import CASES, PROMPTS
+
+LOADS = {"roomy": ROOMY, "budget 16": BUDGET_16, "tight": TIGHT}
+
+
+def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
+    keep_async_scheduling()
+    options = {**LOADS[setup["load"]], **setup["options"]}
+    if setup["v2"]:
+        options["worker_extension_cls"] = "mrv2_cpu.WorkerExtension"
+    if options.get("distributed_executor_backend") == "ray":
+        import ray
+
+        ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    engine = Engine(folder, async_scheduling=setup["async"], **options)
+    try:
+        chosen = CASES[:: setup["every"]]
+        prompts = [case.prompt for case in chosen] + PROMPTS
+        length = {"max_tokens": setup["new_tokens"]}
+        params = [guided(case, **length) for case in chosen] + [plain(**length) for _ in PROMPTS]
+        got = tokens(engine.generate(prompts, params))
+        config = engine.llm.llm_engine.vllm_config
+        return {
+            "scheduler": type(engine.scheduler).__name__,
+            "async": config.scheduler_config.async_scheduling,
+            "v2": config.use_v2_model_runner,
+            "executor": type(engine.core.model_executor).__name__,
+            "world_size": config.parallel_config.world_size,
+            "stats": engine.stats(),
+            "guided": got[: len(chosen)],
+            "plain": got[len(chosen) :],
+        }
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    for name, value in ENVIRONMENT.items():
+        os.environ[name] = value
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM and Ray print to stdout
+    print(json.dumps(main(Path(sys.argv[1]), json.loads(sys.argv[2]))), file=out, flush=True)

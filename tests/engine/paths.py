@@ -1,0 +1,133 @@
+"""Every way through vLLM: runner V1 and V2, sync and async, one process, two tensor-parallel ones, a pipeline of two.
+
+    python tests/engine/paths.py        all of them, as a table (about a quarter of an hour on two cores)
+
+Each cell is an engine in a process of its own (path_program.py) under a small budget and a small pool, so that prompts
+are chunked and groups preempted; its tokens must be those of Hugging Face `generate`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path as Folder
+from typing import Any
+
+from oracle import CASES, PROMPTS, Oracle
+
+HERE = Folder(__file__).parent
+SUPPORT = HERE.parent / "support"
+EVERY = 7  # every seventh case: 11 pairs, all scales
+LIMIT_S = 400
+
+PLACES: dict[str, dict[str, Any]] = {
+    "TP1": {},
+    "TP2 mp": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+    "TP2 Ray actors": {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+    "PP2": {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+}
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way through vLLM. `new_tokens`: fewer on V2, whose kernels are interpreted here."""
+
+    v2: bool
+    asynchronous: bool
+    place: str
+    options: dict[str, Any] = field(hash=False, default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"V{1 + self.v2} {'async' if self.asynchronous else 'sync'} {self.place}"
+
+    @property
+    def new_tokens(self) -> int:
+        return 8 if self.v2 else 24
+
+    @property
+    def missing(self) -> str | None:
+        """Why vLLM does not have this combination; None if it has."""
+        if not self.v2 and self.asynchronous and self.place == "PP2":
+            return "vLLM has no async scheduling on the V1 runner with a pipeline"
+        return None
+
+
+_WAYS = itertools.product((False, True), (False, True), PLACES.items())
+PATHS = [Path(v2, asynchronous, place, options) for v2, asynchronous, (place, options) in _WAYS]
+
+
+def run(path: Path, folder: Folder) -> dict[str, Any]:
+    """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or took too long."""
+    folders = [SUPPORT / "mrv2_cpu"] + [SUPPORT / "ray_cpu"] * (path.place == "TP2 Ray actors")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(path.v2)),
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "RAY_AUTH_MODE": "disabled",
+    }
+    if path.options:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if (os.cpu_count() or 1) > 1 else "nobind"
+    setup = {"v2": path.v2, "async": path.asynchronous, "load": "tight", "every": EVERY, "options": path.options}
+    setup["new_tokens"] = path.new_tokens
+    command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            done = subprocess.run(
+                command, cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=LIMIT_S, check=True
+            )
+        except subprocess.SubprocessError as error:
+            log.seek(0)
+            raise RuntimeError(f"{path.name}: {error}\n{log.read()[-4000:]}") from None
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def differences(path: Path, report: dict[str, Any], oracle: Oracle) -> list[str]:
+    """What is wrong with a report, one line each: another engine than asked for, or other tokens."""
+    wrong = []
+    for key, want in (("v2", path.v2), ("async", path.asynchronous), ("world_size", 1 if not path.options else 2)):
+        if report[key] != want:
+            wrong.append(f"{key} is {report[key]}, not {want}")
+    expected = [t[: path.new_tokens] for t in [*oracle.guided[::EVERY], *oracle.plain]]
+    got = [*report["guided"], *report["plain"]]
+    wrong += [f"sequence {i} differs" for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b]
+    return wrong
+
+
+def cell(path: Path, folder: Folder, oracle: Oracle) -> str:
+    if path.missing:
+        return f"does not exist: {path.missing}"
+    started = time.monotonic()
+    report = run(path, folder)
+    wrong = differences(path, report, oracle)
+    stats = report["stats"]
+    verdict = f"WRONG: {'; '.join(wrong[:3])}" if wrong else "equal to the reference"
+    return (
+        f"{verdict}, {len(CASES[::EVERY])} guided and {len(PROMPTS)} plain prompts x {path.new_tokens} tokens "
+        f"({stats['group_preemptions']} groups preempted, {stats['solo_rows']} solo rows; {report['executor']}; "
+        f"{time.monotonic() - started:.0f} s)"
+    )
+
+
+def main() -> None:
+    from tiny_models import build
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    with tempfile.TemporaryDirectory() as name:
+        folder = build("llama", Folder(name))
+        oracle = Oracle(folder)
+        print("| path | no speculation |\n|---|---|")
+        for path in PATHS:
+            print(f"| {path.name} | {cell(path, folder, oracle)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

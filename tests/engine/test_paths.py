@@ -1,0 +1,24 @@
+"""The path that GPUs take, and its neighbours, against Hugging Face: see paths.py, which has all of them."""
+
+import paths
+import pytest
+
+pytestmark = pytest.mark.slow
+
+IN_CI = {  # the others differ from these in one thing; `python tests/engine/paths.py` runs all
+    *("V1 async TP1", "V1 async TP2 mp", "V1 sync PP2"),
+    *("V2 sync TP1", "V2 async TP1", "V2 async TP2 Ray actors", "V2 async PP2"),
+}
+
+
+@pytest.mark.parametrize("path", [p for p in paths.PATHS if p.name in IN_CI], ids=lambda p: p.name)
+def test_tokens_are_those_of_the_reference(path, model_folder, llama):
+    report = paths.run(path, model_folder("llama"))
+    assert paths.differences(path, report, llama) == []
+    assert report["scheduler"] == ("GuidedAsyncScheduler" if path.asynchronous else "GuidedScheduler")
+    assert report["stats"]["group_preemptions"] > 0
+
+
+def test_all_of_them_are_named():
+    assert {p.name for p in paths.PATHS} >= IN_CI
+    assert len(paths.PATHS) == 16

@@ -1,0 +1,69 @@
+"""Test support: vLLM's Model Runner V2 without a GPU, its kernels run by Triton's interpreter.
+
+What a GPU has by default can so be tested for what it computes. Not tested this way: races between streams, CUDA
+graphs, the kernels as compiled. Three things stand in the way on a CPU, each mended here and nowhere else:
+
+- Triton finds no driver: `interpret_triton`, before vllm is imported.
+- some kernels give integer masks, which only the compiler accepts: `interpret_triton`.
+- the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports in each worker,
+  sends it to vLLM's own PyTorch version.
+
+`keep_async_scheduling` undoes that vLLM's CPU platform turns async scheduling off, for either runner.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def interpret_triton() -> None:
+    """Make Triton interpret kernels, and let it pass for a driver. Call before `import vllm`."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.backends
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    class Driver:
+        @staticmethod
+        def is_active() -> bool:
+            return False  # Triton itself must never pick it
+
+    triton.backends.backends.setdefault("cpu", triton.backends.Backend(compiler=None, driver=Driver))
+    for name, position in (("create_masked_store", 2), ("create_masked_load", 1)):
+        if not hasattr(getattr(InterpreterBuilder, name), "__wrapped__"):
+            setattr(InterpreterBuilder, name, _with_boolean_mask(getattr(InterpreterBuilder, name), position))
+
+
+def _with_boolean_mask(original: Any, position: int) -> Any:
+    def call(self: Any, *args: Any) -> Any:
+        mask = args[position]
+        if mask is not None and mask.data.dtype != bool:
+            mask.data = mask.data.astype(bool)
+        return original(self, *args)
+
+    call.__wrapped__ = original  # type: ignore[attr-defined]
+    return call
+
+
+def keep_async_scheduling() -> None:
+    """Let the caller decide on async scheduling. Only the process that builds the VllmConfig needs it."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def __getattr__(name: str) -> Any:
+    """`WorkerExtension`, on first use: it needs vllm, which must not be imported before `interpret_triton`."""
+    if name != "WorkerExtension":
+        raise AttributeError(name)
+    import vllm.v1.sample.ops.topk_topp_sampler as sampler
+
+    sampler.HAS_TRITON = False
+    return type("WorkerExtension", (), {})

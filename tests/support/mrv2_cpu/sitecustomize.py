@@ -1,0 +1,8 @@
+"""Runs at the start of every Python process that has this folder on its path: engines, workers, Ray actors."""
+
+import os
+
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    import mrv2_cpu
+
+    mrv2_cpu.interpret_triton()

@@ -54,6 +54,7 @@ PRIVATE_NAMES = (
     f"{_SCHEDULER}.policy",
     f"{_SCHEDULER}.requests",
     f"{_SCHEDULER}.running",
+    f"{_SCHEDULER}.use_v2_model_runner",
     f"{_SCHEDULER}.waiting",
     "vllm.v1.request:Request._block_hasher",
     "vllm.v1.request:Request.is_prefill_chunk",
@@ -93,7 +94,7 @@ class Steady(NamedTuple):
 
     running: list[Request]
     streams: frozenset[str]
-    guidance: StepGuidance | None
+    guidance: StepGuidance
 
 
 class GuidedScheduler(Scheduler):
@@ -367,14 +368,15 @@ class GuidedScheduler(Scheduler):
         all_decode = not any(request.is_prefill_chunk for request in self.running)
         scheduled, steady = scheduler_output.num_scheduled_tokens.keys(), self._steady
         if steady is not None and all_decode and scheduled == steady.streams:
-            guidance = steady.guidance
+            guidance: StepGuidance | None = steady.guidance
         else:
             guidance = self._guidance(scheduler_output)
-        if guidance is not None:
-            attach(scheduler_output, guidance)
-            self._counts["joint_steps"] += len(guidance.joint)
-            self._counts["solo_rows"] += len(guidance.solo)
-        if steady is None and all_decode and len(scheduled) == len(self.running):
+        if guidance is None:
+            return
+        attach(scheduler_output, guidance)
+        self._counts["joint_steps"] += len(guidance.joint)
+        self._counts["solo_rows"] += len(guidance.solo)
+        if steady is None and all_decode and not guidance.solo and len(scheduled) == len(self.running):
             self._steady = Steady(list(self.running), frozenset(scheduled), guidance)
 
     def _guidance(self, scheduler_output: SchedulerOutput) -> StepGuidance | None:
@@ -476,3 +478,6 @@ class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):
     def _take_back(self, request: Request) -> None:
         super()._take_back(request)
         request.num_output_placeholders -= 1
+        if not self.use_v2_model_runner:
+            # V1 has the input token of a decode from its step before, on the device only. A step later, it is sent.
+            request.next_decode_eligible_step += 1

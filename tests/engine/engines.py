@@ -7,6 +7,7 @@ vllm is imported when the first engine starts, not when the tests are collected.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+ASYNC = "CFG_SERVE_TEST_ASYNC"
+"""In the environment: 1 or 0, async scheduling or not; else as vLLM has it on a CPU."""
+
 BLOCK_SIZE = 32
 ROOMY = {"num_gpu_blocks_override": 2048, "max_num_batched_tokens": 2048, "max_num_seqs": 256}
 """Everything fits at once: no chunk, no preemption."""
@@ -54,7 +58,7 @@ class Engine:
             "kv_cache_memory_bytes": 64 << 20,
             "disable_log_stats": False,
         }
-        self.llm = LLM(str(folder), **{**basics, **options}, **plugin)
+        self.llm = LLM(str(folder), **{**basics, **of_this_process(), **options}, **plugin)
         self.guided = guided
         if guided:
             check_after_each_step(self.scheduler)
@@ -152,6 +156,19 @@ class Engine:
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         gc.collect()
+
+
+def of_this_process() -> dict[str, Any]:
+    """Engine options for the runner and the scheduling that paths.py has chosen for this process, if it has."""
+    options: dict[str, Any] = {}
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        options["worker_extension_cls"] = "mrv2_cpu.WorkerExtension"
+    if ASYNC in os.environ:
+        from mrv2_cpu import keep_async_scheduling
+
+        keep_async_scheduling()
+        options["async_scheduling"] = os.environ[ASYNC] == "1"
+    return options
 
 
 def check_after_each_step(scheduler: Any) -> None:

@@ -12,23 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engines import BUDGET_16, ENVIRONMENT, ROOMY, TIGHT, Engine, guided, plain, tokens
-from mrv2_cpu import keep_async_scheduling
+from engines import ENVIRONMENT, TIGHT, Engine, guided, plain, tokens
 from oracle import CASES, PROMPTS
-
-LOADS = {"roomy": ROOMY, "budget 16": BUDGET_16, "tight": TIGHT}
 
 
 def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
-    keep_async_scheduling()
-    options = {**LOADS[setup["load"]], **setup["options"]}
-    if setup["v2"]:
-        options["worker_extension_cls"] = "mrv2_cpu.WorkerExtension"
+    options = setup["options"]
     if options.get("distributed_executor_backend") == "ray":
         import ray
 
         ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
-    engine = Engine(folder, async_scheduling=setup["async"], **options)
+    engine = Engine(folder, **TIGHT, **options)
     try:
         chosen = CASES[:: setup["every"]]
         prompts = [case.prompt for case in chosen] + PROMPTS

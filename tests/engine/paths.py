@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as Folder
 from typing import Any
 
+from engines import ASYNC
 from oracle import CASES, PROMPTS, Oracle
 
 HERE = Folder(__file__).parent
@@ -63,25 +64,36 @@ _WAYS = itertools.product((False, True), (False, True), PLACES.items())
 PATHS = [Path(v2, asynchronous, place, options) for v2, asynchronous, (place, options) in _WAYS]
 
 
-def run(path: Path, folder: Folder) -> dict[str, Any]:
-    """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or took too long."""
+def environment(path: Path) -> dict[str, str]:
+    """Environment of a process whose engines take this path (`engines.of_this_process` reads it)."""
     folders = [SUPPORT / "mrv2_cpu"] + [SUPPORT / "ray_cpu"] * (path.place == "TP2 Ray actors")
-    environment = os.environ | {
+    out = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "VLLM_USE_V2_MODEL_RUNNER": str(int(path.v2)),
+        ASYNC: str(int(path.asynchronous)),
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "RAY_AUTH_MODE": "disabled",
     }
     if path.options:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if (os.cpu_count() or 1) > 1 else "nobind"
-    setup = {"v2": path.v2, "async": path.asynchronous, "load": "tight", "every": EVERY, "options": path.options}
-    setup["new_tokens"] = path.new_tokens
+        out["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if (os.cpu_count() or 1) > 1 else "nobind"
+    return out
+
+
+def run(path: Path, folder: Folder) -> dict[str, Any]:
+    """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or took too long."""
+    setup = {"every": EVERY, "options": path.options, "new_tokens": path.new_tokens}
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
     with tempfile.TemporaryFile("w+") as log:
         try:
             done = subprocess.run(
-                command, cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=LIMIT_S, check=True
+                command,
+                cwd=HERE,
+                env=environment(path),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=LIMIT_S,
+                check=True,
             )
         except subprocess.SubprocessError as error:
             log.seek(0)

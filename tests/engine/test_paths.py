@@ -1,5 +1,8 @@
 """The path that GPUs take, and its neighbours, against Hugging Face: see paths.py, which has all of them."""
 
+import subprocess
+import sys
+
 import paths
 import pytest
 
@@ -22,3 +25,11 @@ def test_tokens_are_those_of_the_reference(path, model_folder, llama):
 def test_all_of_them_are_named():
     assert {p.name for p in paths.PATHS} >= IN_CI
     assert len(paths.PATHS) == 16
+
+
+def test_everything_a_request_may_ask_for_on_the_path_of_gpus():
+    """test_requests.py and test_sampling.py again, in a process whose engines run V2 with async scheduling."""
+    (path,) = [p for p in paths.PATHS if p.name == "V2 async TP1"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "test_requests.py", "test_sampling.py"]
+    done = subprocess.run(command, cwd=paths.HERE, env=paths.environment(path), capture_output=True, timeout=580)
+    assert done.returncode == 0, done.stdout.decode()[-6000:]

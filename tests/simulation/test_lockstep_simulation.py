@@ -47,7 +47,8 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(mo
 
 
 plan, make_follower, attach = lockstep.plan, GuidedScheduler._make_follower, adapter.attach
-stays_steady = GuidedScheduler._stays_steady
+guidance_of, stays_steady = GuidedScheduler._guidance, GuidedScheduler._stays_steady
+update_after_schedule = GuidedScheduler._update_after_schedule
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
 
@@ -58,6 +59,12 @@ def _all(snapshot):
 def _take_back_at_once(self, request):
     request.num_computed_tokens -= 1
     request.is_prefill_chunk = True
+
+
+def _think_it_steady(self, step):
+    guidance = StepGuidance.of(step)
+    if guidance is not None and len(step.num_scheduled_tokens) == len(self.running):
+        self._steady = adapter.Steady(list(self.running), frozenset(step.num_scheduled_tokens), guidance)
 
 
 def _one_token_less(self, leader, extra):
@@ -101,10 +108,10 @@ FAULTS = {
         lambda s, n: dataclasses.replace(plan(s, n), preempt=(), order=_all(s)),
     ),
     # of the adapter
-    "what was steady once is steady for ever": (
+    "a solo sample is thought steady": (
         GuidedScheduler,
-        "_stays_steady",
-        lambda self: self._steady is not None,
+        "_update_after_schedule",
+        lambda self, step: [update_after_schedule(self, step), _think_it_steady(self, step)][0],
     ),
     "a solo sample is not taken back": (GuidedScheduler, "_take_back", lambda self, request: None),
     "a solo sample keeps its placeholder": (GuidedAsyncScheduler, "_take_back", GuidedScheduler._take_back),
@@ -142,6 +149,43 @@ def test_a_planted_fault_is_caught(model_folder, monkeypatch, fault):
         for seed in range(40):
             for path in PATHS:
                 simulate(model_folder, path, seed)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
+def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(model_folder, monkeypatch, path):
+    """vLLM then preempts one stream of a group while the other decodes. The plan is for speed, the net for truth."""
+    taken_back = []
+    monkeypatch.setattr(lockstep, "_fits", lambda *args: True)
+    monkeypatch.setattr(
+        GuidedScheduler,
+        "_guidance",
+        lambda self, step: [
+            guidance := guidance_of(self, step),
+            taken_back.extend(s for s in guidance.solo if self.requests[s].num_output_tokens) if guidance else None,
+        ][0],
+    )
+    for seed in SEEDS:
+        simulate(model_folder, path, seed)
+    assert taken_back, "no stream was alone in a decode"
+
+
+@pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
+def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(model_folder, monkeypatch, path):
+    sim = Simulation(make_config(model_folder), 60, path)
+    sim.add("r", [7] * 10, 30, scale=2.0, negative=[8] * 5)
+    while len(sim.outputs["r"]) < 3:
+        sim.step()
+    follower = sim.scheduler.requests["r#negative0"]
+    streams = ("r", follower.request_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(lockstep, "plan", lambda *args: lockstep.StepPlan(streams, frozenset(streams)))
+        while not sim.scheduler.guidance_stats()["solo_rows"]:
+            sim.scheduler._steady = None
+            follower.next_decode_eligible_step = sim.scheduler.current_step + 2  # vLLM passes it over
+            sim.step()
+    sim.run()
+    sim.check_drained()
+    assert len(sim.outputs["r"]) == 30
 
 
 def test_plain_requests_take_vllms_own_path(model_folder, monkeypatch):
@@ -205,3 +249,34 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
 
     with pytest.raises(CompatibilityError, match="lower max_model_len"):
         Simulation(make_config(model_folder, kv_split="even"), 30)
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value", "words"),
+    [
+        ("parallel_config", "enable_batch_sharded_sampling", True, "set enable_batch_sharded_sampling=False"),
+        ("scheduler_config", "max_num_seqs", 1, "set max_num_seqs to 2 or more"),
+        ("scheduler_config", "max_num_batched_tokens", 1, "raise max_num_batched_tokens"),
+        ("additional_config", "cfg_serve", {"kv_split": "odd"}, "it must be one of elastic, even"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused_at_start(model_folder, section, option, value, words):
+    from cfg_core.errors import CompatibilityError
+
+    config = make_config(model_folder)
+    if section == "additional_config":
+        config.additional_config = {option: value}
+    else:
+        setattr(getattr(config, section), option, value)
+    with pytest.raises(CompatibilityError, match=words):
+        Simulation(config, 30)
+
+
+def test_a_vllm_without_our_hooks_is_refused():
+    from cfg_core.errors import CompatibilityError
+    from cfg_core.vllm_plugin.compat import check_hooks
+    from cfg_core.vllm_plugin.sampler import guide
+
+    check_hooks(GuidedAsyncScheduler, ["schedule"])
+    with pytest.raises(CompatibilityError, match=r"has no sample_tokens, _sample: cfg-serve needs vllm==0\.32\.0"):
+        guide(object(), v2=False)

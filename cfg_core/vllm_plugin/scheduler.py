@@ -59,7 +59,9 @@ PRIVATE_NAMES = (
     "vllm.v1.request:Request._block_hasher",
     "vllm.v1.request:Request.is_prefill_chunk",
     "vllm.v1.request:Request.next_decode_eligible_step",
+    "vllm.v1.request:Request.drop_stale_output",
     "vllm.v1.request:Request.num_output_placeholders",
+    "vllm.v1.request:Request.num_stale_output_tokens",
     "vllm.v1.request:Request.prefill_stats",
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
 )
@@ -72,6 +74,7 @@ HOOKS = (
     "_update_after_schedule",
     "_reserve_prefill_lookahead",
     "_handle_blocked_waiting_request",
+    "_preempt_request",
 )
 """Methods of vLLM's schedulers that we override."""
 
@@ -350,14 +353,29 @@ class GuidedScheduler(Scheduler):
         return min(allowed, max(short, least))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request is ready. A follower is not before its leader (which may await a grammar)."""
+        """Whether a waiting request is ready.
+
+        A follower is not before its leader (which may await a grammar), and no stream of a group is while output from
+        before its preemption is in flight: what vLLM then does with it must be the same for all streams.
+        """
         group = self._groups.of(request.request_id)
-        if group is not None and group.leader != request.request_id:
+        if group is not None:
             leader = self.requests[group.leader]
-            if self._is_blocked_waiting_status(leader.status):
+            if request.num_stale_output_tokens or (
+                request is not leader and self._is_blocked_waiting_status(leader.status)
+            ):
                 return False
         ready: bool = super()._handle_blocked_waiting_request(request)
         return ready
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        """vLLM's preemption. Where it drops the output in flight (a reset of the prefix cache), so it does for all
+        streams of a group, those that were preempted before included."""
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        group = self._groups.of(request.request_id)
+        if request.drop_stale_output and group is not None:
+            for member in (self.requests[stream] for stream in group.streams):
+                member.drop_stale_output |= member.num_stale_output_tokens > 0
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """After scheduling: tell the worker which rows are joint, and take solo samples back (the net)."""

@@ -23,6 +23,7 @@ def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
 
         ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     engine = Engine(folder, **TIGHT, **options)
+    engine.llm.collective_rpc("make_intermediate_tensors")
     try:
         chosen = CASES[:: setup["every"]]
         prompts = [case.prompt for case in chosen] + PROMPTS

@@ -151,6 +151,17 @@ def test_a_planted_fault_is_caught(model_folder, monkeypatch, fault):
                 simulate(model_folder, path, seed)
 
 
+@pytest.mark.parametrize(
+    ("path_name", "seed"),
+    [
+        ("v1", 180),  # a solo row was sent again as solo, and not taken back: taken for a steady step
+        ("v2-async-pp4", 397),  # a reset dropped a follower's output in flight, and its leader's was delivered
+    ],
+)
+def test_seeds_that_once_failed(model_folder, path_name, seed):
+    simulate(model_folder, next(p for p in PATHS if p.name == path_name), seed)
+
+
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
 def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(model_folder, monkeypatch, path):
     """vLLM then preempts one stream of a group while the other decodes. The plan is for speed, the net for truth."""

@@ -1,12 +1,13 @@
 """Test support: vLLM's Model Runner V2 without a GPU, its kernels run by Triton's interpreter.
 
 What a GPU has by default can so be tested for what it computes. Not tested this way: races between streams, CUDA
-graphs, the kernels as compiled. Three things stand in the way on a CPU, each mended here and nowhere else:
+graphs, the kernels as compiled. What stands in the way on a CPU is mended here and nowhere else:
 
 - Triton finds no driver: `interpret_triton`, before vllm is imported.
 - some kernels give integer masks, which only the compiler accepts: `interpret_triton`.
 - the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports in each worker,
   sends it to vLLM's own PyTorch version.
+- V1 with a pipeline wants a tensor that stock vLLM makes only while it compiles: `make_intermediate_tensors`.
 
 `keep_async_scheduling` undoes that vLLM's CPU platform turns async scheduling off, for either runner.
 """
@@ -66,4 +67,16 @@ def __getattr__(name: str) -> Any:
     import vllm.v1.sample.ops.topk_topp_sampler as sampler
 
     sampler.HAS_TRITON = False
-    return type("WorkerExtension", (), {})
+    extension = type("WorkerExtension", (), {"make_intermediate_tensors": _make_intermediate_tensors})
+    return globals().setdefault(name, extension)
+
+
+def _make_intermediate_tensors(worker: Any) -> None:
+    """What V1's second pipeline stage receives into. Stock vLLM makes it while it compiles, so not with eager mode."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    runner = worker.model_runner
+    if not worker.use_v2_model_runner and not get_pp_group().is_first_rank:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )

@@ -25,9 +25,8 @@ def test_all_of_them_are_named():
     assert len(paths.PATHS) == 16
 
 
-REQUESTS = (
-    "processors_see or bad_words or logprobs or stop_token or end_token or regex or seeded_batch or several_samples"
-)
+REQUESTS = "processors_see or bad_words or logprobs or stop_token or end_token or regex or several_samples"
+"""Not seeded_batch: right on V2 as well, but minutes long in the interpreter."""
 
 
 def test_what_a_request_may_ask_for_on_the_path_of_gpus():

@@ -1,6 +1,6 @@
 """Every way through vLLM: runner V1 and V2, sync and async, one process, two tensor-parallel ones, a pipeline of two.
 
-    python tests/engine/paths.py        all of them, as a table (about a quarter of an hour on two cores)
+    python tests/engine/paths.py        all of them, as a table
 
 Each cell is an engine in a process of its own (path_program.py) under a small budget and a small pool, so that prompts
 are chunked and groups preempted; its tokens must be those of Hugging Face `generate`.

@@ -346,6 +346,8 @@ class Simulation:
         for request in self.scheduler.running:
             computed = self.runner.sequences[request.request_id].computed
             assert request.num_computed_tokens == computed, f"{request.request_id}: {computed} tokens are computed"
+            stale = request.num_stale_output_tokens and self.scheduler._groups.of(request.request_id)
+            assert not stale, f"{request.request_id} runs while output from before its preemption is in flight"
 
     def check_roles(self) -> None:
         """Under the even split, no role holds more than its half."""

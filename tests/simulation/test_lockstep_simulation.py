@@ -124,6 +124,11 @@ FAULTS = {
     "the worker hears nothing of solo rows": (adapter, "attach", _without_solo),
     "the worker hears nothing of joint groups": (adapter, "attach", lambda step, guidance: None),
     "weights are exchanged": (adapter, "attach", _weights_exchanged),
+    "streams come back while output is in flight": (
+        GuidedScheduler,
+        "_handle_blocked_waiting_request",
+        adapter.Scheduler._handle_blocked_waiting_request,
+    ),
     "followers outlive their leader": (GuidedScheduler, "_close", lambda self, groups: None),
     "followers end before their leader": (GuidedScheduler, "_make_follower", _one_token_less),
     "clients see followers": (
@@ -253,6 +258,22 @@ def test_reset_of_the_prefix_cache_under_load_keeps_groups_whole(model_folder):
     sim.run()
     sim.check_drained()
     assert all(len(tokens) == 20 for tokens in sim.outputs.values())
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if p.asynchronous], ids=lambda p: p.name)
+def test_a_reset_drops_the_output_in_flight_of_a_whole_group(model_folder, path):
+    """Also of the stream that was preempted just before, whose output vLLM alone would deliver."""
+    sim = Simulation(make_config(model_folder), 60, path)
+    sim.add("r", [7] * 10, 30, scale=2.0, negative=[8] * 5)
+    while len(sim.outputs["r"]) < 3 or not sim.scheduler.requests["r"].num_output_placeholders:
+        sim.step()
+    follower = sim.scheduler.requests["r#negative0"]
+    sim.scheduler.running.remove(follower)
+    sim.scheduler._preempt_request(follower, 0.0)
+    sim.scheduler.reset_prefix_cache(reset_running_requests=True)
+    sim.run()
+    sim.check_drained()
+    assert len(sim.outputs["r"]) == 30
 
 
 def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):

@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit, plan
+from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit, all_may_decode, plan
 
 BLOCK = 16
 PLENTY = Headroom(1000, 1000, 1000)
@@ -192,3 +192,10 @@ def test_invariants_of_every_plan(drawn, budget, leaders, followers, by_rank, ch
     assert by_id.keys() >= {u.streams[0].id for u in step.preempt}
     # pure: the same snapshot gives the same plan
     assert plan(snap, needs) == step
+
+
+def test_all_may_decode_if_budget_and_every_role_have_room():
+    assert all_may_decode(10, 10, Headroom(10, 10, 10), 1)
+    assert not all_may_decode(11, 10, Headroom(20, 20, 20), 1)
+    assert not all_may_decode(10, 10, Headroom(20, 20, 9), 1)
+    assert not all_may_decode(10, 10, Headroom(19, 19, 19), 2)

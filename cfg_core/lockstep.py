@@ -79,7 +79,8 @@ class Snapshot:
     """The engine as the policy sees it, just before a step.
 
     token_budget: tokens that the step may compute. chunk_limit: tokens that one stream may compute in the
-    step, 0 for no limit. free_slots: further streams that may be admitted.
+    step, 0 for no limit. free_slots: further streams that may be admitted. drafting_slots: what each scheduled
+    stream takes of the budget beside its tokens (a drafter's own rows, under speculation).
     """
 
     running: tuple[Unit, ...]
@@ -88,6 +89,7 @@ class Snapshot:
     headroom: Headroom
     chunk_limit: int = 0
     free_slots: int = 0
+    drafting_slots: int = 0
     by_rank: bool = False
 
 
@@ -123,6 +125,7 @@ class _Allotment:
     grants: list[tuple[StreamState, int]]
     sampling: set[str]
     budget: int
+    drafting_slots: int
 
 
 def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
@@ -144,10 +147,9 @@ def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
     )
 
 
-def all_may_decode(num_streams: int, token_budget: int, headroom: Headroom, blocks_per_token: int) -> bool:
-    """Whether `num_streams` running streams, all in decode, can go on for certain: what `plan` would grant them."""
-    blocks = num_streams * blocks_per_token
-    return num_streams <= token_budget and blocks <= min(headroom.total, headroom.leaders, headroom.followers)
+def all_may_decode(num_tokens: int, num_blocks: int, token_budget: int, headroom: Headroom) -> bool:
+    """Whether streams in decode that need at most so many tokens and blocks go on for certain, as `plan` would say."""
+    return num_tokens <= token_budget and num_blocks <= min(headroom.total, headroom.leaders, headroom.followers)
 
 
 def _victim(units: Sequence[Unit], by_rank: bool) -> int:
@@ -159,7 +161,7 @@ def _victim(units: Sequence[Unit], by_rank: bool) -> int:
 
 def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
     """Deal the token budget out in order (rules 1 and 2)."""
-    out = _Allotment([], set(), snapshot.token_budget)
+    out = _Allotment([], set(), snapshot.token_budget, snapshot.drafting_slots)
     limit = snapshot.chunk_limit or snapshot.token_budget
     for unit in units:
         if unit.guided:
@@ -172,7 +174,8 @@ def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
 def _allot_guided(unit: Unit, limit: int, out: _Allotment) -> None:
     """A joint step if the whole unit is there and fits; else everything but each stream's last token."""
     remaining = [s.remaining for s in unit.streams]
-    joint = not unit.half_admitted and min(remaining) >= 1 and max(remaining) <= limit and sum(remaining) <= out.budget
+    needed = sum(remaining) + out.drafting_slots * len(remaining)
+    joint = not unit.half_admitted and min(remaining) >= 1 and max(remaining) <= limit and needed <= out.budget
     for stream in unit.streams:
         _grant(stream, stream.remaining if joint else stream.remaining - 1, limit, out)
     if joint:
@@ -180,10 +183,10 @@ def _allot_guided(unit: Unit, limit: int, out: _Allotment) -> None:
 
 
 def _grant(stream: StreamState, wanted: int, limit: int, out: _Allotment) -> None:
-    num_tokens = min(wanted, limit, out.budget)
+    num_tokens = min(wanted, limit, out.budget - out.drafting_slots)
     if num_tokens > 0:
         out.grants.append((stream, num_tokens))
-        out.budget -= num_tokens
+        out.budget -= num_tokens + out.drafting_slots
 
 
 def _fits(grants: Sequence[tuple[StreamState, int]], headroom: Headroom, needs: BlockNeeds) -> bool:
@@ -207,7 +210,7 @@ def _admissible(snapshot: Snapshot, allotment: _Allotment, needs: BlockNeeds) ->
     free -= sum(needs.at_most(n) for _, n in allotment.grants)
     sampling: set[str] = set()
     for unit in snapshot.waiting:
-        budget -= sum(unit.lengths)
+        budget -= sum(unit.lengths) + snapshot.drafting_slots * len(unit.lengths)
         slots -= len(unit.lengths)
         free -= sum(needs.at_most(n) for n in unit.lengths)
         if budget < 0 or slots < 0 or free < 0 or 0 < snapshot.chunk_limit < max(unit.lengths):

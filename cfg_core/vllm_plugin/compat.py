@@ -30,6 +30,8 @@ PRIVATE_NAMES = (
     "vllm.v1.core.sched.scheduler:Scheduler.has_mamba_layers",
     "vllm.v1.core.sched.scheduler:Scheduler.is_encoder_decoder",
     "vllm.v1.core.sched.scheduler:Scheduler.max_num_active_reqs",
+    "vllm.v1.core.sched.scheduler:Scheduler.max_num_scheduled_tokens",
+    "vllm.v1.core.sched.scheduler:Scheduler.num_spec_tokens",
 )
 
 
@@ -68,8 +70,17 @@ def check_scheduler(scheduler: Scheduler) -> None:
     check_version()
     config = scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
+    speculative = config.speculative_config
+    method = None if speculative is None else speculative.method
+    rows = 2 * (1 + scheduler.num_spec_tokens + drafting_slots(config))
     refused = {
-        "speculative decoding (remove speculative_config)": config.speculative_config is not None,
+        f"speculation by {method} (use a draft model)": method not in (None, "draft_model"),
+        "speculation of a length that changes (set num_speculative_tokens alone)": bool(
+            speculative and speculative.num_speculative_tokens_per_batch_size
+        ),
+        "adaptive verification (set enable_adaptive_verification=False)": bool(
+            speculative and speculative.enable_adaptive_verification
+        ),
         "batch-sharded sampling (set enable_batch_sharded_sampling=False)": parallel.enable_batch_sharded_sampling,
         "context parallelism": scheduler.dcp_world_size * scheduler.pcp_world_size > 1,
         "KV connectors (remove kv_transfer_config)": scheduler.connector is not None,
@@ -79,11 +90,22 @@ def check_scheduler(scheduler: Scheduler) -> None:
         "diffusion models": model.is_diffusion,
         "watermarking (remove watermark_config)": config.watermark_config is not None,
         "fewer than two sequences at a time (set max_num_seqs to 2 or more)": scheduler.max_num_active_reqs < 2,
-        "a step budget of one token (raise max_num_batched_tokens)": scheduler.max_num_scheduled_tokens < 2,
+        f"a step budget below {rows} tokens (raise max_num_batched_tokens)": step_budget(scheduler) < rows,
     }
     wrong = [what for what, found in refused.items() if found]
     if wrong:
         raise CompatibilityError(f"guidance does not work with {'; '.join(wrong)} in this version of cfg-serve.")
+
+
+def step_budget(scheduler: Scheduler) -> int:
+    """Tokens, drafting slots included, that a step may compute."""
+    return int(min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens))
+
+
+def drafting_slots(config: VllmConfig) -> int:
+    """What each scheduled stream takes of a step's budget beside its own tokens."""
+    speculative = config.speculative_config
+    return 0 if speculative is None else int(speculative.max_num_new_slots_for_drafting)
 
 
 def expose_stats() -> None:

@@ -34,27 +34,30 @@ PRIVATE_NAMES = (
 class KVRoles:
     """Block arithmetic over vLLM's KV cache manager. Reads it; mutates nothing."""
 
-    def __init__(self, manager: KVCacheManager, requests: dict[str, Request], max_model_len: int) -> None:
+    def __init__(
+        self, manager: KVCacheManager, requests: dict[str, Request], max_model_len: int, lookahead: int = 0
+    ) -> None:
+        """lookahead: tokens behind a stream's own for which vLLM reserves blocks too, for a drafter."""
         self._manager = manager
         self._requests = requests
         self._max_model_len = max_model_len
+        self._lookahead = lookahead
         self._sizes = [m.block_size for m in manager.coordinator.single_type_managers]
 
     # -- cfg_core.lockstep.BlockNeeds -------------------------------------------------------------------------
 
     def at_most(self, num_tokens: int) -> int:
         """Blocks that any stream needs at most for `num_tokens` more tokens: one may be begun in each KV group."""
-        return sum(-(-num_tokens // size) + 1 for size in self._sizes)
+        return self.at_most_running(num_tokens) + len(self._sizes)
 
     def exactly(self, stream: str, num_tokens: int) -> int:
         """Blocks that the running `stream` needs for `num_tokens` more tokens, as `allocate_slots` counts them."""
         request = self._requests[stream]
         return self.needed(request, request.num_computed_tokens + num_tokens)
 
-    @property
-    def num_groups(self) -> int:
-        """KV groups of the model: so many blocks does one further token need at most."""
-        return len(self._sizes)
+    def at_most_running(self, num_tokens: int) -> int:
+        """The same for a stream that is running and has its blocks up to where it is."""
+        return sum(-(-(num_tokens + self._lookahead) // size) for size in self._sizes)
 
     # -- the pool ----------------------------------------------------------------------------------------------
 
@@ -104,7 +107,7 @@ class KVRoles:
             prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
         needed: int = self._manager.coordinator.get_num_blocks_to_allocate(
             request_id="" if request is None else request.request_id,
-            num_tokens=min(num_tokens, self._max_model_len),
+            num_tokens=min(num_tokens + self._lookahead, self._max_model_len),
             new_computed_blocks=self._manager.empty_kv_cache_blocks.blocks,
             num_encoder_tokens=0,
             total_computed_tokens=computed,

@@ -4,6 +4,10 @@ Blend the raw rows of each joint group into the leader's row, before grammar mas
 (guidance changes the model, everything else sees a model); let vLLM sample; copy the leader's token to the
 followers. The sample of a solo stream is dropped.
 
+Under speculation a stream has a row of logits for each of its drafts and one more. All streams of a group have
+equally many; all are blended, so vLLM's rejection sampler verifies the drafts against the guided distribution. What
+it keeps is copied, and so are the next drafts.
+
 Both runners share `stage` and `blended`. They differ in where the logits are: V1 computes them in
 `execute_model` and keeps them until `sample_tokens`; V2 computes them in `sample`.
 """
@@ -31,12 +35,17 @@ PRIVATE_NAMES = (
     f"{_V1}:GPUModelRunner.input_batch",
     f"{_V1}:ExecuteModelState.logits",
     f"{_V1}:ExecuteModelState.scheduler_output",
+    f"{_V1}:ExecuteModelState.spec_decode_metadata",
+    f"{_V1}:GPUModelRunner.propose_draft_token_ids",
+    "vllm.v1.spec_decode.metadata:SpecDecodeMetadata.num_draft_tokens",
     "vllm.v1.worker.gpu_input_batch:InputBatch.generators",
     "vllm.v1.worker.gpu_input_batch:InputBatch.req_id_to_index",
     "vllm.v1.worker.gpu_input_batch:InputBatch.num_reqs",
     f"{_V2}.execute_model",
     f"{_V2}.sample",
     f"{_V2}.model",
+    f"{_V2}.speculator",
+    "vllm.v1.worker.gpu.input_batch:InputBatch.cu_num_logits_np",
     "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
     "vllm.v1.worker.gpu.sample.output:SamplerOutput.sampled_token_ids",
     "vllm.v1.worker.gpu.sample.output:SamplerOutput.num_sampled",
@@ -48,21 +57,24 @@ PRIVATE_NAMES = (
 class Rows(NamedTuple):
     """Index tensors of the joint groups of one step, on the logits' device.
 
-    streams: [streams, groups] int64, batch rows, the leaders' first. weights: [streams, groups] float32.
+    streams: [streams, groups] int64, places in the batch, the leaders' first.
+    logits: [streams, rows] int64, their rows of logits; as many for each stream as it has drafts, and one.
+    weights: [streams, rows] float32.
     """
 
     streams: torch.Tensor
+    logits: torch.Tensor
     weights: torch.Tensor
 
-    def copy_to_followers(self, per_row: torch.Tensor) -> None:
-        """Give each follower's row of `per_row` [rows, ...] its leader's value."""
-        per_row[self.streams[1:]] = per_row[self.streams[0]]
+    def copy_to_followers(self, per_stream: torch.Tensor) -> None:
+        """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
+        per_stream[self.streams[1:]] = per_stream[self.streams[0]]
 
 
 class GuidedSamplingV1:
     """Mixin in front of the V1 model runner's class."""
 
-    HOOKS = ("sample_tokens", "_sample")
+    HOOKS = ("sample_tokens", "_sample", "propose_draft_token_ids")
     _joint_rows: Rows | None = None
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
@@ -73,7 +85,12 @@ class GuidedSamplingV1:
         guidance = StepGuidance.of(state.scheduler_output)
         if guidance is not None:
             self._discard(guidance.solo)
-            self._joint_rows = stage(guidance.joint, self.input_batch.req_id_to_index, state.logits.device)
+            self._joint_rows = stage(
+                guidance.joint,
+                self.input_batch.req_id_to_index,
+                first_rows(state.spec_decode_metadata, self.input_batch.num_reqs),
+                state.logits.device,
+            )
         if self._joint_rows is not None:
             self.execute_model_state = state._replace(logits=blended(state.logits, self._joint_rows))
         withheld = self._withhold_generators()
@@ -87,8 +104,22 @@ class GuidedSamplingV1:
         """vLLM's `_sample`, then the leader's token to its followers."""
         output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self._joint_rows is not None:
-            self._joint_rows.copy_to_followers(output.sampled_token_ids)  # [rows, 1] int32
+            self._joint_rows.copy_to_followers(output.sampled_token_ids)  # [batch, 1 + drafts] int32
         return output
+
+    def propose_draft_token_ids(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's proposal, a list or a tensor of drafts per request; the leader's for its followers, too."""
+        drafts = super().propose_draft_token_ids(*args, **kwargs)  # type: ignore[misc]
+        if self._joint_rows is None:
+            return drafts
+        if not isinstance(drafts, torch.Tensor):
+            for leader, *followers in self._joint_rows.streams.T.tolist():
+                for follower in followers:
+                    drafts[follower] = drafts[leader]
+            return drafts
+        drafts = drafts.clone()
+        self._joint_rows.copy_to_followers(drafts)
+        return drafts
 
     def _discard(self: Any, solo: tuple[str, ...]) -> None:
         if solo:
@@ -111,6 +142,7 @@ class GuidedSamplingV2:
 
     HOOKS = ("execute_model", "sample")
     _guidance: StepGuidance | None = None
+    _joint_rows: Rows | None = None
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's `execute_model`; keeps the step's guidance for `sample`, which follows it."""
@@ -119,12 +151,12 @@ class GuidedSamplingV2:
 
     def sample(self: Any, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """vLLM's `sample`, on blended logits. Returns (SamplerOutput, tokens kept, tokens taken back) per row."""
-        guidance, self._guidance = self._guidance, None
+        guidance, self._guidance, self._joint_rows = self._guidance, None, None
         if guidance is None:
             return super().sample(hidden_states, input_batch, grammar_output)  # type: ignore[misc]
         row_of = {stream: row for row, stream in enumerate(input_batch.req_ids)}
-        joint = stage(guidance.joint, row_of, hidden_states.device)
-        model = self.model
+        joint = stage(guidance.joint, row_of, input_batch.cu_num_logits_np, hidden_states.device)
+        model, self._joint_rows = self.model, joint
         if joint is not None:
             self.model = _BlendedHead(model, joint)
         try:
@@ -134,12 +166,12 @@ class GuidedSamplingV2:
         finally:
             self.model = model
         if joint is not None:
-            for per_row in (output.sampled_token_ids, num_sampled, num_rejected):
-                joint.copy_to_followers(per_row)
+            for per_stream in (output.sampled_token_ids, num_sampled, num_rejected):
+                joint.copy_to_followers(per_stream)
         if guidance.solo:
             solo = to_device([row_of[stream] for stream in guidance.solo], np.int64, hidden_states.device)
+            num_rejected[solo] += num_sampled[solo]  # the worker, too, takes its tokens back
             num_sampled[solo] = 0
-            num_rejected[solo] = 1  # the worker, too, takes the last token back
         return output, num_sampled, num_rejected
 
 
@@ -154,13 +186,31 @@ class _BlendedHead:
         return blended(self._model.compute_logits(hidden_states), self._rows)
 
 
-def stage(joint: Sequence[JointRow], row_of: Mapping[str, int], device: torch.device) -> Rows | None:
-    """The joint groups as index tensors; None if there are none. All groups have the same number of streams."""
+def first_rows(spec_decode_metadata: Any, num_reqs: int) -> np.ndarray:
+    """[batch + 1]: the first row of logits of each place in V1's batch, and the end."""
+    drafts = spec_decode_metadata.num_draft_tokens if spec_decode_metadata is not None else [0] * num_reqs
+    return np.cumsum([0, *(1 + n for n in drafts)])
+
+
+def stage(
+    joint: Sequence[JointRow], place_of: Mapping[str, int], first_row: np.ndarray, device: torch.device
+) -> Rows | None:
+    """The joint groups as index tensors; None if there are none. All groups have the same number of streams.
+
+    place_of: each stream's place in the batch. first_row: [batch + 1], where the rows of logits of each place begin.
+    """
     if not joint:
         return None
-    rows = np.array([[row_of[stream] for stream in group.streams] for group in joint]).T
+    streams = np.array([[place_of[stream] for stream in group.streams] for group in joint]).T
     weights = np.array([group.weights for group in joint]).T
-    return Rows(to_device(rows, np.int64, device), to_device(weights, np.float32, device))
+    logits = first_row[streams]
+    counts = first_row[streams[0] + 1] - logits[0]
+    if counts.max() > 1:  # drafts: repeat each group's columns, and count on from its first row
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        logits = np.repeat(logits, counts, axis=1) + offsets
+        weights = np.repeat(weights, counts, axis=1)
+    places, rows = (to_device(array, np.int64, device) for array in (streams, logits))
+    return Rows(places, rows, to_device(weights, np.float32, device))
 
 
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
@@ -175,7 +225,7 @@ def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     A copy unless float32 already: the blend must not be rounded back to bfloat16.
     """
     out = logits.float()
-    out[rows.streams[0]] = blend(logits[rows.streams], rows.weights)
+    out[rows.logits[0]] = blend(logits[rows.logits], rows.weights)
     return out
 
 
@@ -184,4 +234,20 @@ def guide(runner: Any, *, v2: bool) -> None:
     mixin, cls = GuidedSamplingV2 if v2 else GuidedSamplingV1, type(runner)
     if not issubclass(cls, mixin):
         check_hooks(cls, mixin.HOOKS)
+        if v2 and runner.speculator is not None:
+            copy_drafts(runner)
         runner.__class__ = type(f"Guided{cls.__name__}", (mixin, cls), {})
+
+
+def copy_drafts(runner: Any) -> None:
+    """Let V2's speculator propose for the followers what it proposes for their leaders."""
+    propose = runner.speculator.propose
+
+    def propose_for_groups(*args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts: torch.Tensor = propose(*args, **kwargs)  # [batch, drafts]
+        if runner._joint_rows is not None:
+            drafts = drafts.clone()  # vLLM may return a view of its own buffer
+            runner._joint_rows.copy_to_followers(drafts)
+        return drafts
+
+    runner.speculator.propose = propose_for_groups

@@ -49,8 +49,10 @@ PRIVATE_NAMES = (
     f"{_SCHEDULER}.grammar_compile_error_reqs",
     f"{_SCHEDULER}.kv_cache_manager",
     f"{_SCHEDULER}.max_num_active_reqs",
-    f"{_SCHEDULER}.max_num_scheduled_tokens",
+    f"{_SCHEDULER}.make_spec_decoding_stats",
+    f"{_SCHEDULER}.num_lookahead_tokens",
     f"{_SCHEDULER}.num_prefill_lookahead",
+    f"{_SCHEDULER}.num_spec_tokens",
     f"{_SCHEDULER}.policy",
     f"{_SCHEDULER}.requests",
     f"{_SCHEDULER}.running",
@@ -63,6 +65,7 @@ PRIVATE_NAMES = (
     "vllm.v1.request:Request.num_output_placeholders",
     "vllm.v1.request:Request.num_stale_output_tokens",
     "vllm.v1.request:Request.prefill_stats",
+    "vllm.v1.request:Request.spec_token_ids",
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
 )
 
@@ -75,6 +78,7 @@ HOOKS = (
     "_reserve_prefill_lookahead",
     "_handle_blocked_waiting_request",
     "_preempt_request",
+    "make_spec_decoding_stats",
 )
 """Methods of vLLM's schedulers that we override."""
 
@@ -121,7 +125,8 @@ class GuidedScheduler(Scheduler):
         compat.check_scheduler(self)
         compat.expose_stats()
         self._groups = GroupTable()
-        self._roles = KVRoles(self.kv_cache_manager, self.requests, self.max_model_len)
+        self._roles = KVRoles(self.kv_cache_manager, self.requests, self.max_model_len, self.num_lookahead_tokens)
+        self._drafting_slots = compat.drafting_slots(self.vllm_config)
         kv_split = compat.kv_split_of(self.vllm_config)
         self._split = split_pool(
             kv_split, self.kv_cache_manager, self._roles, self._groups.is_follower, self.max_model_len
@@ -211,6 +216,8 @@ class GuidedScheduler(Scheduler):
         """One step's work, as in vLLM; with groups, by `lockstep.plan`."""
         if not self._groups:
             return super().schedule(throttle_prefills)
+        if self.num_spec_tokens:
+            self._even_out_drafts()
         if self._stays_steady():
             self._sampling = EVERYTHING
             return super().schedule(throttle_prefills)
@@ -238,21 +245,33 @@ class GuidedScheduler(Scheduler):
             and self.running == steady.running
             and (not self.waiting or num_streams >= self.max_num_active_reqs)
             and lockstep.all_may_decode(
-                num_streams, self._token_budget(), self._split.headroom(), self._roles.num_groups
+                num_streams * (1 + self.num_spec_tokens + self._drafting_slots),
+                num_streams * self._roles.at_most_running(1 + self.num_spec_tokens),
+                compat.step_budget(self),
+                self._split.headroom(),
             )
         )
 
-    def _token_budget(self) -> int:
-        return int(min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens))
+    def _even_out_drafts(self) -> None:
+        """Give all running streams of a group equally many drafts: as many as the one with the fewest, and no more
+        than the longest has room for. Drafts are the same tokens for all (the worker copies the leader's)."""
+        for group in self._groups:
+            members = [self.requests[stream] for stream in group.streams]
+            room = self.max_model_len - 2 - max(r.num_computed_tokens for r in members)
+            fewest = max(0, min(room, *(len(r.spec_token_ids) for r in members)))
+            for request in members:
+                if len(request.spec_token_ids) > fewest:
+                    request.spec_token_ids = request.spec_token_ids[:fewest]
 
     def _snapshot(self) -> lockstep.Snapshot:
         return lockstep.Snapshot(
             running=tuple(self._running_units()),
             waiting=tuple(self._waiting_units()) if self._pause_state == PauseState.UNPAUSED else (),
-            token_budget=self._token_budget(),
+            token_budget=compat.step_budget(self),
             headroom=self._split.headroom(),
             chunk_limit=self._chunk_limit(),
             free_slots=self.max_num_active_reqs - len(self.running),
+            drafting_slots=self._drafting_slots,
             by_rank=self.policy == SchedulingPolicy.PRIORITY,
         )
 
@@ -341,7 +360,8 @@ class GuidedScheduler(Scheduler):
         """vLLM asks here, for each stream it is about to schedule, how many tokens it may compute.
 
         A guided stream that may not sample in this step stops one token short of its end. A waiting stream of
-        one token is let in all the same (0 would end all admission of the step); the net drops its row.
+        one token is let in all the same, with the placeholders for drafts that vLLM may have added (0 would end all
+        admission of the step); the net drops its row.
         """
         allowed = max(num_new_tokens, 0)
         if self.num_prefill_lookahead:
@@ -349,8 +369,9 @@ class GuidedScheduler(Scheduler):
         if request.request_id in self._sampling or request.request_id not in self._groups:
             return allowed
         short: int = request.num_tokens + request.num_output_placeholders - 1 - num_computed_tokens
-        least = 0 if request.status == RequestStatus.RUNNING else 1
-        return min(allowed, max(short, least))
+        if short <= 0 and request.status != RequestStatus.RUNNING:
+            return allowed
+        return min(allowed, max(short, 0))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Whether a waiting request is ready.
@@ -385,7 +406,7 @@ class GuidedScheduler(Scheduler):
             return
         all_decode = not any(request.is_prefill_chunk for request in self.running)
         scheduled, steady = scheduler_output.num_scheduled_tokens.keys(), self._steady
-        if steady is not None and all_decode and scheduled == steady.streams:
+        if steady is not None and all_decode and scheduled == steady.streams and not self.num_spec_tokens:
             guidance: StepGuidance | None = steady.guidance
         else:
             guidance = self._guidance(scheduler_output)
@@ -398,17 +419,18 @@ class GuidedScheduler(Scheduler):
             self._steady = Steady(list(self.running), frozenset(scheduled), guidance)
 
     def _guidance(self, scheduler_output: SchedulerOutput) -> StepGuidance | None:
-        """Who is joint in this step, and who is solo; these are taken back."""
+        """Who is joint in this step, and who is solo (or has other drafts than its partners); these are taken back."""
+        drafts = scheduler_output.scheduled_spec_decode_tokens
         joint: list[JointRow] = []
         solo: list[str] = []
         for group in self._scheduled_groups(scheduler_output):
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
-            if len(ready) == len(group.streams):
+            if len(ready) == len(group.streams) and len({len(drafts.get(s, ())) for s in ready}) == 1:
                 joint.append(JointRow(group.streams, group.weights))
             else:
                 solo += ready
         for stream in solo:
-            self._take_back(self.requests[stream])
+            self._take_back(self.requests[stream], len(drafts.get(stream, ())))
         return StepGuidance(tuple(joint), tuple(solo)) if joint or solo else None
 
     def _scheduled_groups(self, scheduler_output: SchedulerOutput) -> Iterable[Group]:
@@ -418,13 +440,15 @@ class GuidedScheduler(Scheduler):
     def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
         return stream in scheduler_output.num_scheduled_tokens and not self.requests[stream].is_prefill_chunk
 
-    def _take_back(self, request: Request) -> None:
-        """Undo the last token of a stream that would have sampled alone; it is computed again in a joint step.
+    def _take_back(self, request: Request, num_drafts: int) -> None:
+        """Undo the last token of a stream that would have sampled alone; it is computed again in a joint step. So are
+        its drafts.
 
         Not before the first pipeline stages have heard of it, which takes as many steps as there are stages.
         """
-        request.num_computed_tokens -= 1
+        request.num_computed_tokens -= 1 + num_drafts
         request.is_prefill_chunk = True
+        request.spec_token_ids = []
         request.next_decode_eligible_step = self.current_step + self.parallel_config.pipeline_parallel_size
 
     # -- its outcome -------------------------------------------------------------------------------------------
@@ -463,6 +487,12 @@ class GuidedScheduler(Scheduler):
             if row.streams[0] in self._kept_prompt_logprobs:
                 logprobs[row.streams[0]] = self._kept_prompt_logprobs.pop(row.streams[0])
 
+    def make_spec_decoding_stats(self, spec_decoding_stats: Any, *args: Any, request_id: str, **kwargs: Any) -> Any:
+        """vLLM's count of accepted drafts; a group counts once."""
+        if self._groups.is_follower(request_id):
+            return spec_decoding_stats
+        return super().make_spec_decoding_stats(spec_decoding_stats, *args, request_id=request_id, **kwargs)
+
     # -- what others may ask -----------------------------------------------------------------------------------
 
     def guidance_stats(self) -> dict[str, int]:
@@ -493,9 +523,9 @@ class GuidedScheduler(Scheduler):
 class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):
     """GuidedScheduler over vLLM's AsyncScheduler: a step is scheduled while the tokens of the last are in flight."""
 
-    def _take_back(self, request: Request) -> None:
-        super()._take_back(request)
-        request.num_output_placeholders -= 1
+    def _take_back(self, request: Request, num_drafts: int) -> None:
+        super()._take_back(request, num_drafts)
+        request.num_output_placeholders -= 1 + num_drafts
         if not self.use_v2_model_runner:
             # V1 has the input token of a decode from its step before, on the device only. A step later, it is sent.
             request.next_decode_eligible_step += 1

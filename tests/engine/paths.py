@@ -43,10 +43,12 @@ class Path:
     asynchronous: bool
     place: str
     options: dict[str, Any] = field(hash=False, default_factory=dict)
+    drafts: int = 0
 
     @property
     def name(self) -> str:
-        return f"V{1 + self.v2} {'async' if self.asynchronous else 'sync'} {self.place}"
+        name = f"V{1 + self.v2} {'async' if self.asynchronous else 'sync'} {self.place}"
+        return f"{name}, draft model" if self.drafts else name
 
     @property
     def new_tokens(self) -> int:
@@ -60,8 +62,10 @@ class Path:
         return None
 
 
-_WAYS = itertools.product((False, True), (False, True), PLACES.items())
-PATHS = [Path(v2, asynchronous, place, options) for v2, asynchronous, (place, options) in _WAYS]
+_WAYS = list(itertools.product((False, True), (False, True), PLACES.items()))
+PATHS = [
+    Path(v2, asynchronous, place, options, drafts) for drafts in (0, 3) for v2, asynchronous, (place, options) in _WAYS
+]
 
 
 def environment(path: Path) -> dict[str, str]:
@@ -82,7 +86,7 @@ def environment(path: Path) -> dict[str, str]:
 
 def run(path: Path, folder: Folder) -> dict[str, Any]:
     """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or took too long."""
-    setup = {"every": EVERY, "options": path.options, "new_tokens": path.new_tokens}
+    setup = {"every": EVERY, "options": path.options, "new_tokens": path.new_tokens, "drafts": path.drafts}
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
     with tempfile.TemporaryFile("w+") as log:
         try:
@@ -110,6 +114,8 @@ def differences(path: Path, report: dict[str, Any], oracle: Oracle) -> list[str]
             wrong.append(f"{key} is {report[key]}, not {want}")
     expected = [t[: path.new_tokens] for t in [*oracle.guided[::EVERY], *oracle.plain]]
     got = [*report["guided"], *report["plain"]]
+    if path.drafts and report["stats"]["joint_steps"] >= sum(map(len, report["guided"])):
+        wrong.append("no draft was accepted")
     wrong += [f"sequence {i} differs" for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b]
     return wrong
 
@@ -136,7 +142,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = build("llama", Folder(name))
         oracle = Oracle(folder)
-        print("| path | no speculation |\n|---|---|")
+        print("| path | tokens |\n|---|---|")
         for path in PATHS:
             print(f"| {path.name} | {cell(path, folder, oracle)} |", flush=True)
 

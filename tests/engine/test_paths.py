@@ -22,7 +22,7 @@ def test_tokens_are_those_of_the_reference(path, model_folder, llama):
 
 def test_all_of_them_are_named():
     assert {p.name for p in paths.PATHS} >= IN_CI
-    assert len(paths.PATHS) == 16
+    assert len(paths.PATHS) == 32
 
 
 REQUESTS = "processors_see or bad_words or logprobs or stop_token or end_token or regex or several_samples"

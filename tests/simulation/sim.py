@@ -15,6 +15,7 @@ import os
 import random
 import zlib
 from collections import deque
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as Folder
@@ -28,7 +29,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -37,6 +38,7 @@ from cfg_core.vllm_plugin import guided_engine_args
 from cfg_core.vllm_plugin.step import StepGuidance
 
 VOCAB = 256
+GARBAGE = 3  # a draft that is always wrong
 
 
 class Path(NamedTuple):
@@ -45,17 +47,20 @@ class Path(NamedTuple):
     v2: bool = False
     asynchronous: bool = False
     stages: int = 1
+    drafts: int = 0
 
     @property
     def name(self) -> str:
         words = ["v2" if self.v2 else "v1", *["async"] * self.asynchronous, *[f"pp{self.stages}"] * (self.stages > 1)]
-        return "-".join(words)
+        return "-".join([*words, *[f"drafts{self.drafts}"] * (self.drafts > 0)])
 
 
 V1 = Path()
 PATHS = [
     *(V1, Path(asynchronous=True), Path(stages=2)),  # vLLM has no async scheduling on V1 with a pipeline
     *(Path(True, asynchronous, stages) for asynchronous in (False, True) for stages in (1, 2, 4)),
+    *(Path(v2, asynchronous, drafts=3) for v2 in (False, True) for asynchronous in (False, True)),
+    Path(True, True, stages=2, drafts=2),
 ]
 
 
@@ -64,7 +69,7 @@ def model_token(leader: str, index: int) -> int:
     return 4 + zlib.crc32(f"{leader}:{index}".encode()) % 250
 
 
-def make_config(folder: Folder, kv_split: str = "elastic", **engine_args):
+def make_config(folder: Folder, kv_split: str = "elastic", drafts: int = 0, **engine_args):
     """A VllmConfig of a model that is never loaded."""
     if not (folder / "config.json").exists():
         LlamaConfig(
@@ -77,6 +82,12 @@ def make_config(folder: Folder, kv_split: str = "elastic", **engine_args):
             max_position_embeddings=512,
             dtype="float32",
         ).save_pretrained(folder)
+    if drafts:
+        engine_args["speculative_config"] = {
+            "method": "draft_model",
+            "model": str(folder),
+            "num_speculative_tokens": drafts,
+        }
     defaults = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64, "block_size": 16}
     return EngineArgs(
         model=str(folder),
@@ -111,6 +122,9 @@ class Sequence:
     prefixes: list[int] = field(default_factory=list)
     known: int = 0  # tokens that the scheduler has sent; V1 has the later ones only on the device
     sampled_at: int = -1_000
+    drafts: list[int] = field(default_factory=list)
+    rejected: int = 0  # tokens rejected on the device, of which the scheduler has not heard
+    lives: int = 0  # how often it was preempted and resumed
 
     def prefix(self, position: int) -> int:
         """A number that stands for all tokens up to `position`."""
@@ -131,6 +145,7 @@ class FakeRunner:
 
     block_size: int
     path: Path
+    rejections: list = field(default_factory=list)
     scales: dict[str, float] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
     sequences: dict[str, Sequence] = field(default_factory=dict)
@@ -144,8 +159,11 @@ class FakeRunner:
             self._add(new)
         self._update(output.scheduled_cached_reqs)
         guidance = StepGuidance.of(output) or StepGuidance((), ())
+        self._take_drafts(output)
         ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
+        self.rejections = []
         sampled = self._sample(guidance, ends)
+        self._propose(guidance, ends)
         return ModelRunnerOutput(
             req_ids=list(ends), req_id_to_index={r: i for i, r in enumerate(ends)}, sampled_token_ids=sampled
         )
@@ -164,32 +182,47 @@ class FakeRunner:
             sequence = self.sequences[stream]
             resumed = stream in cached.resumed_req_ids
             if resumed:
-                sequence.blocks, sequence.computed = [], computed
+                sequence.blocks, sequence.computed, sequence.rejected = [], computed, 0
+                sequence.lives, sequence.drafts = sequence.lives + 1, []
             sequence.blocks += blocks[0] if blocks else []
             if stream in cached.all_token_ids:
                 tokens = cached.all_token_ids[stream]
                 assert tokens[: len(sequence.tokens)] == sequence.tokens[: len(tokens)]
                 sequence.tokens, sequence.known = list(tokens), len(tokens)
                 del sequence.prefixes[len(tokens) :]
-            assert sequence.computed == computed, f"{stream}: computed {sequence.computed}, told {computed}"
+            assert sequence.computed + sequence.rejected == computed, f"{stream}: {sequence}, told {computed}"
+
+    def _take_drafts(self, output) -> None:
+        """Drafts that this step verifies: the worker's own, which with sync scheduling the scheduler sends back."""
+        for stream in output.num_scheduled_tokens:
+            drafts = output.scheduled_spec_decode_tokens.get(stream, [])
+            sequence = self.sequences[stream]
+            own = (sequence.drafts + [GARBAGE] * len(drafts))[: len(drafts)]
+            assert all(sent in (-1, mine) for sent, mine in zip(drafts, own, strict=True)), f"{stream}: other drafts"
+            sequence.drafts = own
 
     def _compute(self, stream: str, num_tokens: int) -> int:
         sequence = self.sequences[stream]
         start, end = sequence.computed, sequence.computed + num_tokens
-        assert end <= len(sequence.tokens), f"{stream} computes a token that is not sampled yet"
+        drafts = len(sequence.drafts)
+        assert end - drafts <= len(sequence.tokens), f"{stream} computes a token that is not sampled yet"
+        assert not drafts or end - drafts == len(sequence.tokens), f"{stream}: drafts before its end"
         if self.path.v2:
             assert self.step >= sequence.sampled_at + self.path.stages, f"{stream} is still in the pipeline"
-        elif self.path.asynchronous and end > sequence.known:
+        elif self.path.asynchronous and end - drafts > sequence.known:
             assert sequence.sampled_at == self.step - 1, f"{stream}: V1 has no input token"
+        sequence.tokens += sequence.drafts
         for position in range(start, end):
             block = self.kv.setdefault(sequence.blocks[position // self.block_size], [0] * self.block_size)
             block[position % self.block_size] = sequence.prefix(position)
+        del sequence.tokens[len(sequence.tokens) - drafts :]
+        del sequence.prefixes[len(sequence.tokens) :]
         sequence.computed = end
         return end
 
     def _sample(self, guidance: StepGuidance, ends: dict[str, int]) -> list[list[int]]:
         joint = {s: row for row in guidance.joint for s in row.streams}
-        tokens: dict[str, int] = {}
+        tokens: dict[str, list[int]] = {}
         for stream, end in ends.items():
             sequence = self.sequences[stream]
             if end < len(sequence.tokens):
@@ -198,27 +231,62 @@ class FakeRunner:
             sequence.sampled_at = self.step
             if stream in guidance.solo:
                 assert stream not in joint
-                sequence.computed -= 1
+                sequence.computed -= 1 + len(sequence.drafts)
                 sequence.sampled_at -= 0 if self.path.v2 else 1_000
                 continue
-            self._check_kv(stream, end)
-            tokens[stream] = self._token(stream, joint.get(stream))
-        for stream, token in tokens.items():
-            self.sequences[stream].tokens.append(token)
-            if not self.path.asynchronous:
-                self.sequences[stream].known += 1
-        return [[tokens[s]] if s in tokens else [] for s in ends]
+            self._check_kv(stream, end - len(sequence.drafts))
+            tokens[stream] = self._verified(stream, joint.get(stream))
+        for stream, new in tokens.items():
+            self._keep(stream, new)
+        return [tokens.get(s, []) for s in ends]
 
-    def _token(self, stream: str, row) -> int:
+    def _keep(self, stream: str, new: list[int]) -> None:
+        sequence = self.sequences[stream]
+        sequence.tokens += new
+        rejected = len(sequence.drafts) + 1 - len(new)
+        sequence.computed -= rejected
+        sequence.rejected += rejected
+        self.rejections.append((stream, sequence, sequence.lives, rejected))
+        if not self.path.asynchronous:
+            sequence.known += len(new)
+
+    def hear_of(self, rejections: list) -> None:
+        """The scheduler is told what was rejected in a step; of streams that were preempted since, it need not be."""
+        for stream, sequence, lives, rejected in rejections:
+            if self.sequences.get(stream) is sequence and sequence.lives == lives:
+                sequence.rejected -= rejected
+
+    def _verified(self, stream: str, row) -> list[int]:
+        """The tokens kept: drafts as long as they are the model's, and the model's next one."""
+        drafts, kept = self.sequences[stream].drafts, []
+        if row is not None:
+            assert all(self.sequences[s].drafts == drafts for s in row.streams), f"{row.streams} verify other drafts"
+        while True:
+            kept.append(self._token(stream, row, ahead=len(kept)))
+            if len(kept) > len(drafts) or drafts[len(kept) - 1] != kept[-1]:
+                return kept
+
+    def _propose(self, guidance: StepGuidance, batch: Iterable[str]) -> None:
+        """Drafts that are right for a while; the leader's for its followers, as GuidedSampling has it."""
+        leader_of = {s: row.streams[0] for row in guidance.joint for s in row.streams}
+        for stream in batch:
+            sequence = self.sequences[stream]
+            leader, count = leader_of.get(stream, stream), self._num_outputs(stream)
+            right = zlib.crc32(f"{leader}/{count}".encode()) % (self.path.drafts + 1)
+            sequence.drafts = [
+                model_token(leader, count + i) if i < right else GARBAGE for i in range(self.path.drafts)
+            ]
+
+    def _token(self, stream: str, row, ahead: int) -> int:
         if row is None:
             assert FOLLOWER_SUFFIX not in stream, f"{stream} samples outside a joint step"
             assert stream not in self.scales, f"{stream} samples outside a joint step"
-            return model_token(stream, self._num_outputs(stream))
+            return model_token(stream, self._num_outputs(stream) + ahead)
         scale = self.scales[row.streams[0]]
         assert row.weights == (scale, 1 - scale), row
         counts = {self._num_outputs(s) for s in row.streams}
         assert len(counts) == 1, f"{row.streams} blend logits of different positions: {counts}"
-        return model_token(row.streams[0], counts.pop())
+        return model_token(row.streams[0], counts.pop() + ahead)
 
     def _num_outputs(self, stream: str) -> int:
         sequence = self.sequences[stream]
@@ -258,7 +326,9 @@ class Simulation:
         self.runner = FakeRunner(self.block_size, path)
         self.in_flight: deque = deque()
         self.grammars: list = []
-        self.scheduler.structured_output_manager.accept_tokens = lambda request, tokens: True
+        manager = self.scheduler.structured_output_manager
+        manager.accept_tokens = lambda request, tokens: True
+        manager.validate_tokens = lambda request, tokens: tokens[:1] if request.use_structured_output else tokens
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
         caching = config.cache_config.enable_prefix_caching
@@ -325,26 +395,33 @@ class Simulation:
             executed = step.total_num_scheduled_tokens > 0
             self.idle = 0 if executed or self.grammars or not self.scheduler.requests else self.idle + 1
             assert self.idle <= self.depth + 2, f"stalled: {self.scheduler.guidance_stats()}"
-            self.in_flight.append((step, output if executed else EMPTY_MODEL_RUNNER_OUTPUT))
+            output = output if executed else EMPTY_MODEL_RUNNER_OUTPUT
+            self.in_flight.append((step, output, self.runner.rejections))
             self.steps += 1
             if len(self.in_flight) < self.depth and (executed or self.scheduler.has_requests()):
                 return
         if self.in_flight:
             self._take(*self.in_flight.popleft())
 
-    def _take(self, step, output) -> None:
+    def _take(self, step, output, rejections) -> None:
+        self.runner.hear_of(rejections)
         for per_client in self.scheduler.update_from_output(step, output).values():
             for one in per_client.outputs:
                 assert one.request_id in self.outputs, f"a client sees {one.request_id}"
                 self.outputs[one.request_id] += one.new_token_ids
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
+        if self.runner.path.drafts and not self.runner.path.asynchronous and output.req_ids:
+            drafts = [self.runner.sequences[r].drafts for r in output.req_ids if r in self.runner.sequences]
+            ids = [r for r in output.req_ids if r in self.runner.sequences]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [list(d) for d in drafts]))
         self.scheduler.check_integrity()
 
     def check_computed(self) -> None:
         """Scheduler and worker agree on how far each running stream has been computed."""
         for request in self.scheduler.running:
-            computed = self.runner.sequences[request.request_id].computed
+            sequence = self.runner.sequences[request.request_id]
+            computed = sequence.computed + sequence.rejected
             assert request.num_computed_tokens == computed, f"{request.request_id}: {computed} tokens are computed"
             stale = request.num_stale_output_tokens and self.scheduler._groups.of(request.request_id)
             assert not stale, f"{request.request_id} runs while output from before its preemption is in flight"
@@ -380,7 +457,7 @@ def simulate(folder: Folder, path: Path, seed: int, num_requests: int = 30) -> S
     rng = random.Random(seed)
     setup = random_setup(rng)
     num_blocks = setup.pop("num_blocks")
-    sim = Simulation(make_config(folder, **setup), num_blocks, path)
+    sim = Simulation(make_config(folder, drafts=path.drafts, **setup), num_blocks, path)
     random_load(sim, rng, num_requests)
     sim.check_drained()
     errors = [r for r, reason in sim.finished.items() if "error" in reason.lower()]

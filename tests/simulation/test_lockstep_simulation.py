@@ -48,7 +48,7 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(mo
 
 plan, make_follower, attach = lockstep.plan, GuidedScheduler._make_follower, adapter.attach
 guidance_of, stays_steady = GuidedScheduler._guidance, GuidedScheduler._stays_steady
-update_after_schedule = GuidedScheduler._update_after_schedule
+take_back, update_after_schedule = GuidedScheduler._take_back, GuidedScheduler._update_after_schedule
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
 
@@ -56,9 +56,17 @@ def _all(snapshot):
     return tuple(stream.id for unit in snapshot.running for stream in unit.streams)
 
 
-def _take_back_at_once(self, request):
-    request.num_computed_tokens -= 1
-    request.is_prefill_chunk = True
+def _take_back_at_once(self, request, num_drafts):
+    request.num_computed_tokens -= 1 + num_drafts
+    request.is_prefill_chunk, request.spec_token_ids = True, []
+
+
+def _whatever_the_drafts(self, step):
+    drafts = step.scheduled_spec_decode_tokens
+    step.scheduled_spec_decode_tokens = {}
+    guidance = guidance_of(self, step)
+    step.scheduled_spec_decode_tokens = drafts
+    return guidance
 
 
 def _think_it_steady(self, step):
@@ -113,7 +121,14 @@ FAULTS = {
         "_update_after_schedule",
         lambda self, step: [update_after_schedule(self, step), _think_it_steady(self, step)][0],
     ),
-    "a solo sample is not taken back": (GuidedScheduler, "_take_back", lambda self, request: None),
+    "a solo sample is not taken back": (GuidedScheduler, "_take_back", lambda self, request, num_drafts: None),
+    "drafts of a stream alone are kept": (
+        GuidedScheduler,
+        "_take_back",
+        lambda self, request, num_drafts: take_back(self, request, 0),
+    ),
+    "drafts are not evened out": (GuidedScheduler, "_even_out_drafts", lambda self: None),
+    "groups with unequal drafts count as joint": (GuidedScheduler, "_guidance", _whatever_the_drafts),
     "a solo sample keeps its placeholder": (GuidedAsyncScheduler, "_take_back", GuidedScheduler._take_back),
     "a solo stream returns before the pipeline knows": (GuidedScheduler, "_take_back", _take_back_at_once),
     "solo rows are not looked for": (
@@ -187,7 +202,7 @@ def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(model_folder
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
 def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(model_folder, monkeypatch, path):
-    sim = Simulation(make_config(model_folder), 60, path)
+    sim = Simulation(make_config(model_folder, drafts=path.drafts), 60, path)
     sim.add("r", [7] * 10, 30, scale=2.0, negative=[8] * 5)
     while len(sim.outputs["r"]) < 3:
         sim.step()

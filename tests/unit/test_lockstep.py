@@ -194,8 +194,16 @@ def test_invariants_of_every_plan(drawn, budget, leaders, followers, by_rank, ch
     assert plan(snap, needs) == step
 
 
+def test_a_drafter_takes_a_part_of_the_budget_for_each_stream():
+    """Two streams of 1 + 3 tokens, and a slot for each."""
+    assert plan(snapshot(pair("a", 4, 4), budget=10, drafting_slots=1), Needs()).sampling == {"a", "a-"}
+    assert plan(snapshot(pair("a", 4, 4), budget=9, drafting_slots=1), Needs()).sampling == set()
+    waiting = [WaitingUnit(("w", "w-"), (5, 5), guided=True)]
+    assert plan(snapshot(waiting=waiting, free_slots=2, budget=12, drafting_slots=1), Needs()).sampling == {"w", "w-"}
+    assert plan(snapshot(waiting=waiting, free_slots=2, budget=11, drafting_slots=1), Needs()).sampling == set()
+
+
 def test_all_may_decode_if_budget_and_every_role_have_room():
-    assert all_may_decode(10, 10, Headroom(10, 10, 10), 1)
-    assert not all_may_decode(11, 10, Headroom(20, 20, 20), 1)
-    assert not all_may_decode(10, 10, Headroom(20, 20, 9), 1)
-    assert not all_may_decode(10, 10, Headroom(19, 19, 19), 2)
+    assert all_may_decode(10, 5, 10, Headroom(5, 5, 5))
+    assert not all_may_decode(11, 5, 10, Headroom(5, 5, 5))
+    assert not all_may_decode(10, 5, 10, Headroom(9, 9, 4))

@@ -127,7 +127,6 @@ FAULTS = {
         "_take_back",
         lambda self, request, num_drafts: take_back(self, request, 0),
     ),
-    "drafts are not evened out": (GuidedScheduler, "_even_out_drafts", lambda self: None),
     "groups with unequal drafts count as joint": (GuidedScheduler, "_guidance", _whatever_the_drafts),
     "a solo sample keeps its placeholder": (GuidedAsyncScheduler, "_take_back", GuidedScheduler._take_back),
     "a solo stream returns before the pipeline knows": (GuidedScheduler, "_take_back", _take_back_at_once),

@@ -81,6 +81,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
         "adaptive verification (set enable_adaptive_verification=False)": bool(
             speculative and speculative.enable_adaptive_verification
         ),
+        "a draft model in a pipeline (vLLM itself dies of it; use tensor_parallel_size)": bool(
+            speculative and parallel.pipeline_parallel_size > 1
+        ),
         "batch-sharded sampling (set enable_batch_sharded_sampling=False)": parallel.enable_batch_sharded_sampling,
         "context parallelism": scheduler.dcp_world_size * scheduler.pcp_world_size > 1,
         "KV connectors (remove kv_transfer_config)": scheduler.connector is not None,

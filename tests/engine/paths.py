@@ -59,6 +59,8 @@ class Path:
         """Why vLLM does not have this combination; None if it has."""
         if not self.v2 and self.asynchronous and self.place == "PP2":
             return "vLLM has no async scheduling on the V1 runner with a pipeline"
+        if self.drafts and self.place == "PP2":
+            return "vLLM builds the draft model in stages too, and dies at its first step, plugin or not"
         return None
 
 

@@ -60,7 +60,6 @@ PATHS = [
     *(V1, Path(asynchronous=True), Path(stages=2)),  # vLLM has no async scheduling on V1 with a pipeline
     *(Path(True, asynchronous, stages) for asynchronous in (False, True) for stages in (1, 2, 4)),
     *(Path(v2, asynchronous, drafts=3) for v2 in (False, True) for asynchronous in (False, True)),
-    Path(True, True, stages=2, drafts=2),
 ]
 
 

@@ -13,7 +13,7 @@ from cfg_core.vllm_plugin import scheduler as adapter
 from cfg_core.vllm_plugin.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance
-from tests.simulation.sim import PATHS, Simulation, make_config, simulate
+from tests.simulation.sim import PATHS, Path, Simulation, make_config, simulate
 
 SEEDS = range(6)
 
@@ -304,12 +304,20 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
         ("scheduler_config", "max_num_seqs", 1, "set max_num_seqs to 2 or more"),
         ("scheduler_config", "max_num_batched_tokens", 1, "raise max_num_batched_tokens"),
         ("additional_config", "cfg_serve", {"kv_split": "odd"}, "it must be one of elastic, even"),
+        ("speculative_config", "method", "ngram", "speculation by ngram .use a draft model"),
+        (
+            "speculative_config",
+            "num_speculative_tokens_per_batch_size",
+            [(1, 8, 3)],
+            "set num_speculative_tokens alone",
+        ),
+        ("speculative_config", "enable_adaptive_verification", True, "set enable_adaptive_verification=False"),
     ],
 )
 def test_what_cannot_be_exact_is_refused_at_start(model_folder, section, option, value, words):
     from cfg_core.errors import CompatibilityError
 
-    config = make_config(model_folder)
+    config = make_config(model_folder, drafts=3 * (section == "speculative_config"))
     if section == "additional_config":
         config.additional_config = {option: value}
     else:
@@ -318,11 +326,21 @@ def test_what_cannot_be_exact_is_refused_at_start(model_folder, section, option,
         Simulation(config, 30)
 
 
+def test_a_draft_model_in_a_pipeline_is_refused_at_start(model_folder):
+    from cfg_core.errors import CompatibilityError
+
+    with pytest.raises(CompatibilityError, match="use tensor_parallel_size"):
+        Simulation(make_config(model_folder, drafts=3), 30, Path(v2=True, stages=2, drafts=3))
+
+
 def test_a_vllm_without_our_hooks_is_refused():
     from cfg_core.errors import CompatibilityError
     from cfg_core.vllm_plugin.compat import check_hooks
     from cfg_core.vllm_plugin.sampler import guide
 
     check_hooks(GuidedAsyncScheduler, ["schedule"])
-    with pytest.raises(CompatibilityError, match=r"has no sample_tokens, _sample: cfg-serve needs vllm==0\.32\.0"):
+    with pytest.raises(
+        CompatibilityError,
+        match=r"has no sample_tokens, _sample, propose_draft_token_ids: cfg-serve needs vllm==0\.32\.0",
+    ):
         guide(object(), v2=False)

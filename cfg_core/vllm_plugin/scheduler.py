@@ -13,12 +13,10 @@ So a token of a guided request is only ever emitted from a joint step (design, s
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -28,9 +26,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from cfg_core import lockstep
 from cfg_core.groups import Group, GroupTable
-from cfg_core.params import NEGATIVE_IDS, SCALE, check_scale, check_token_ids
 from cfg_core.vllm_plugin import compat
+from cfg_core.vllm_plugin.followers import is_guided, make_group
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
+from cfg_core.vllm_plugin.snapshot import is_blocked, take_snapshot
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach
 
 if TYPE_CHECKING:
@@ -39,32 +38,20 @@ if TYPE_CHECKING:
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 PRIVATE_NAMES = (
     f"{_SCHEDULER}._handle_blocked_waiting_request",
-    f"{_SCHEDULER}._is_blocked_waiting_status",
     f"{_SCHEDULER}._pause_state",
     f"{_SCHEDULER}._preempt_request",
     f"{_SCHEDULER}._reserve_prefill_lookahead",
     f"{_SCHEDULER}._update_after_schedule",
-    f"{_SCHEDULER}.adaptive_long_prefill_threshold",
-    f"{_SCHEDULER}.current_step",
     f"{_SCHEDULER}.grammar_compile_error_reqs",
     f"{_SCHEDULER}.kv_cache_manager",
-    f"{_SCHEDULER}.max_num_active_reqs",
     f"{_SCHEDULER}.make_spec_decoding_stats",
     f"{_SCHEDULER}.num_lookahead_tokens",
     f"{_SCHEDULER}.num_prefill_lookahead",
     f"{_SCHEDULER}.num_spec_tokens",
-    f"{_SCHEDULER}.policy",
-    f"{_SCHEDULER}.requests",
-    f"{_SCHEDULER}.running",
     f"{_SCHEDULER}.use_v2_model_runner",
-    f"{_SCHEDULER}.waiting",
-    "vllm.v1.request:Request._block_hasher",
     "vllm.v1.request:Request.is_prefill_chunk",
-    "vllm.v1.request:Request.next_decode_eligible_step",
     "vllm.v1.request:Request.drop_stale_output",
-    "vllm.v1.request:Request.num_output_placeholders",
     "vllm.v1.request:Request.num_stale_output_tokens",
-    "vllm.v1.request:Request.prefill_stats",
     "vllm.v1.request:Request.spec_token_ids",
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
 )
@@ -81,9 +68,6 @@ HOOKS = (
     "make_spec_decoding_stats",
 )
 """Methods of vLLM's schedulers that we override."""
-
-WAITING_WINDOW = 64
-"""How far into the waiting queue a step looks for groups that may sample in the step that admits them."""
 
 
 class _Everything:
@@ -140,16 +124,16 @@ class GuidedScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Add a request; a guided one becomes a group. Never raises for a bad one: the engine core must live."""
-        extra = request.sampling_params.extra_args if request.sampling_params is not None else None
-        if not extra or extra.get(SCALE, 1) == 1 or request.request_id in self.requests:
+        if not is_guided(request) or request.request_id in self.requests:
             super().add_request(request)
             return
-        follower = self._make_follower(request, extra)
-        if follower is None:
+        made = make_group(request, self.max_model_len, self._split.fits)
+        if made is None:
             self._fail(request)
             return
+        group, follower = made
         super().add_request(request)
-        self._groups.add(Group.pair(request.request_id, check_scale(extra[SCALE])))
+        self._groups.add(group)
         self._counts["groups_admitted"] += 1
         super().add_request(follower)
 
@@ -162,37 +146,6 @@ class GuidedScheduler(Scheduler):
         request.structured_output_request = None
         super().add_request(request)
         self.grammar_compile_error_reqs.add(request.request_id)
-
-    def _make_follower(self, leader: Request, extra: dict[str, Any]) -> Request | None:
-        """The negative stream's request, next to its leader in every order; None if the group cannot run."""
-        try:
-            group = Group.pair(leader.request_id, check_scale(extra[SCALE]))
-            negative = check_token_ids(extra.get(NEGATIVE_IDS))
-        except ValueError:
-            return None
-        longer = max(len(negative), leader.num_prompt_tokens)
-        leader.max_tokens = min(leader.max_tokens, self.max_model_len - longer)
-        if leader.max_tokens < 1 or not self._split.fits(
-            leader.num_prompt_tokens + leader.max_tokens, len(negative) + leader.max_tokens
-        ):
-            return None
-        follower = Request(
-            request_id=group.followers[0],
-            prompt_token_ids=list(negative),
-            # Greedy is the cheapest row to sample: its token is replaced by the leader's.
-            sampling_params=SamplingParams(
-                temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=leader.max_tokens
-            ),
-            pooling_params=None,
-            client_index=leader.client_index,
-            arrival_time=leader.arrival_time,
-            lora_request=leader.lora_request,
-            cache_salt=leader.cache_salt,
-            priority=leader.priority,
-            block_hasher=leader._block_hasher,
-        )
-        follower.prefill_stats = None
-        return follower
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         """Finish requests, each group as a whole. Returns the finished ones that a client knows of."""
@@ -222,10 +175,11 @@ class GuidedScheduler(Scheduler):
             self._sampling = EVERYTHING
             return super().schedule(throttle_prefills)
         self._steady = None
-        plan = lockstep.plan(self._snapshot(), self._roles)
+        pause = self._pause_state
+        snapshot = take_snapshot(self, self._groups, self._split.headroom(), admits=pause == PauseState.UNPAUSED)
+        plan = lockstep.plan(snapshot, self._roles)
         self._carry_out(plan)
         self._sampling = plan.sampling
-        pause = self._pause_state
         if plan.preempt and pause == PauseState.UNPAUSED:
             # vLLM admits nothing in a step that preempted; it does not know of ours.
             self._pause_state = PauseState.PAUSED_NEW
@@ -262,73 +216,6 @@ class GuidedScheduler(Scheduler):
             for request in members:
                 if len(request.spec_token_ids) > fewest:
                     request.spec_token_ids = request.spec_token_ids[:fewest]
-
-    def _snapshot(self) -> lockstep.Snapshot:
-        return lockstep.Snapshot(
-            running=tuple(self._running_units()),
-            waiting=tuple(self._waiting_units()) if self._pause_state == PauseState.UNPAUSED else (),
-            token_budget=compat.step_budget(self),
-            headroom=self._split.headroom(),
-            chunk_limit=self._chunk_limit(),
-            free_slots=self.max_num_active_reqs - len(self.running),
-            drafting_slots=self._drafting_slots,
-            by_rank=self.policy == SchedulingPolicy.PRIORITY,
-        )
-
-    def _chunk_limit(self) -> int:
-        """`long_prefill_token_threshold` as vLLM applies it in the step to come; 0 for none."""
-        limit = self.scheduler_config.long_prefill_token_threshold
-        eligible = sum(self.get_request_counts())
-        if limit <= 0 or eligible <= 1:
-            return 0
-        if self.adaptive_long_prefill_threshold:
-            limit = max(limit, self.scheduler_config.max_num_batched_tokens // eligible)
-        return int(limit)
-
-    def _running_units(self) -> Iterator[lockstep.Unit]:
-        """Running requests as units, each group at the place of its first running stream."""
-        by_rank = self.policy == SchedulingPolicy.PRIORITY
-        seen: set[str] = set()
-        for request in self.running:
-            rank = (request.priority, request.arrival_time) if by_rank else ()
-            group = self._groups.of(request.request_id)
-            if group is None:
-                yield lockstep.Unit((self._state(request),), rank=rank)
-            elif group.leader not in seen:
-                seen.add(group.leader)
-                yield self._group_unit(group, rank)
-
-    def _group_unit(self, group: Group, rank: tuple[float, ...]) -> lockstep.Unit:
-        members = [self.requests[stream] for stream in group.streams]
-        return lockstep.Unit(
-            streams=tuple(
-                self._state(r, r.request_id != group.leader) for r in members if r.status == RequestStatus.RUNNING
-            ),
-            guided=True,
-            missing=tuple(r.request_id for r in members if r.status != RequestStatus.RUNNING),
-            rank=rank,
-        )
-
-    def _state(self, request: Request, follower: bool = False) -> lockstep.StreamState:
-        remaining = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-        if self.current_step + 1 < request.next_decode_eligible_step:
-            remaining = 0  # its last token is still in the pipeline: vLLM passes it over
-        return lockstep.StreamState(request.request_id, remaining, follower)
-
-    def _waiting_units(self) -> Iterator[lockstep.WaitingUnit]:
-        """The front of the waiting queue, up to the first request that is not ready."""
-        front = list(itertools.islice(self.waiting, WAITING_WINDOW))
-        i = 0
-        while i < len(front) and not self._is_blocked_waiting_status(front[i].status):
-            group = self._groups.of(front[i].request_id)
-            size = 1
-            if group is not None and tuple(r.request_id for r in front[i : i + len(group.streams)]) == group.streams:
-                size = len(group.streams)
-            members = front[i : i + size]
-            yield lockstep.WaitingUnit(
-                tuple(r.request_id for r in members), tuple(r.num_tokens for r in members), guided=size > 1
-            )
-            i += size
 
     def _carry_out(self, plan: lockstep.StepPlan) -> None:
         self.running = [self.requests[stream] for stream in plan.order]
@@ -382,9 +269,7 @@ class GuidedScheduler(Scheduler):
         group = self._groups.of(request.request_id)
         if group is not None:
             leader = self.requests[group.leader]
-            if request.num_stale_output_tokens or (
-                request is not leader and self._is_blocked_waiting_status(leader.status)
-            ):
+            if request.num_stale_output_tokens or (request is not leader and is_blocked(leader)):
                 return False
         ready: bool = super()._handle_blocked_waiting_request(request)
         return ready

@@ -46,7 +46,7 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(mo
     assert min(totals.values()) > 0, totals
 
 
-plan, make_follower, attach = lockstep.plan, GuidedScheduler._make_follower, adapter.attach
+plan, make_group, attach = lockstep.plan, adapter.make_group, adapter.attach
 guidance_of, stays_steady = GuidedScheduler._guidance, GuidedScheduler._stays_steady
 take_back, update_after_schedule = GuidedScheduler._take_back, GuidedScheduler._update_after_schedule
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
@@ -75,11 +75,11 @@ def _think_it_steady(self, step):
         self._steady = adapter.Steady(list(self.running), frozenset(step.num_scheduled_tokens), guidance)
 
 
-def _one_token_less(self, leader, extra):
-    follower = make_follower(self, leader, extra)
-    if follower is not None and follower.max_tokens > 1:
-        follower.max_tokens -= 1
-    return follower
+def _one_token_less(*args):
+    made = make_group(*args)
+    if made is not None and made[1].max_tokens > 1:
+        made[1].max_tokens -= 1
+    return made
 
 
 def _without_solo(step, guidance):
@@ -144,7 +144,7 @@ FAULTS = {
         adapter.Scheduler._handle_blocked_waiting_request,
     ),
     "followers outlive their leader": (GuidedScheduler, "_close", lambda self, groups: None),
-    "followers end before their leader": (GuidedScheduler, "_make_follower", _one_token_less),
+    "followers end before their leader": (adapter, "make_group", _one_token_less),
     "clients see followers": (
         GuidedScheduler,
         "update_from_output",

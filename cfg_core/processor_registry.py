@@ -1,0 +1,122 @@
+"""Named factories of logits processors: from the configuration, from installed packages, and our own.
+
+    logits_processors:                              # under `args:` in the YAML, or in guided_engine_args
+      shout: my_package.processors:ShoutFactory
+      short_thoughts: {factory: my_package.processors:BudgetFactory, limit: 100}
+
+An installed package registers one under the entry-point group `cfg_serve.logits_processors`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from cfg_core.errors import ConfigError, RequestError
+from cfg_core.keys import nearest
+from cfg_core.logits_processors import (
+    EngineInfo,
+    LogitsProcessorFactory,
+    Named,
+    ProcessorError,
+    SequenceInfo,
+    close_all,
+)
+
+FIELD = "logits_processors"
+ENTRY_POINTS = "cfg_serve.logits_processors"
+MAX_PER_REQUEST = 16
+
+SHIPPED = {
+    "no_repeat_ngram": "cfg_core.shipped_processors:NoRepeatNgram",
+    "section_budget": "cfg_core.shipped_processors:SectionBudget",
+    "vocabulary_gate": "cfg_core.shipped_processors:VocabularyGate",
+}
+
+
+class Registry:
+    """Factories by name."""
+
+    def __init__(self, factories: Mapping[str, LogitsProcessorFactory]) -> None:
+        self._factories = dict(factories)
+
+    @classmethod
+    def load(cls, config: Mapping[str, Any], engine: EngineInfo) -> Registry:
+        """Ours, then those of installed packages, then those of `config`; a later one of the same name counts.
+
+        Raises ConfigError for one that cannot be loaded.
+        """
+        installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+        return cls({name: _load(name, entry, engine) for name, entry in {**SHIPPED, **installed, **config}.items()})
+
+    def check(self, asked: object) -> None:
+        """Raise RequestError unless `asked`, the field of a request, can be made."""
+        if not isinstance(asked, Sequence) or isinstance(asked, (str, bytes)):
+            raise RequestError(f'{FIELD} must be a list such as [{{"name": "no_repeat_ngram", "n": 3}}].', FIELD)
+        if len(asked) > MAX_PER_REQUEST:
+            raise RequestError(f"{FIELD} has {len(asked)} entries: at most {MAX_PER_REQUEST} are allowed.", FIELD)
+        for i, entry in enumerate(asked):
+            self._check_entry(entry, f"{FIELD}[{i}]")
+
+    def _check_entry(self, entry: object, where: str) -> None:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise RequestError(f'{where} must be an object with a "name", and the arguments beside it.', FIELD)
+        name, arguments = _split(entry)
+        factory = self._factories.get(name)
+        if factory is None:
+            raise RequestError(
+                f"{where}: there is no logits processor {name!r}: {nearest(name, self._factories)}", FIELD
+            )
+        try:
+            inspect.signature(factory.make).bind(None, **arguments)
+            factory.check(**arguments)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{where}: {name}: {error}.".replace("..", "."), FIELD) from None
+
+    def make(self, asked: Sequence[Mapping[str, Any]], sequence: SequenceInfo) -> list[Named]:
+        """One processor for each entry of a request that `check` let pass. Raises ProcessorError."""
+        made: list[Named] = []
+        for entry in asked:
+            name, arguments = _split(entry)
+            try:
+                made.append((name, self._factories[name].make(sequence, **arguments)))
+            except Exception as error:
+                close_all(made)
+                raise ProcessorError(
+                    f"logits processor {name!r} could not be made: {type(error).__name__}: {error}"
+                ) from error
+        return made
+
+
+def check_config(config: object) -> dict[str, Any]:
+    """The configuration of `logits_processors`, if it is well-formed; ConfigError otherwise. Imports nothing."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"`{FIELD}` must map names to factories, as in `shout: my_package.processors:ShoutFactory`.")
+    for name, entry in config.items():
+        path = entry.get("factory") if isinstance(entry, Mapping) else entry
+        if not isinstance(path, str) or path.count(":") != 1:
+            raise ConfigError(f"`{FIELD}`: `{name}` needs a factory, a dotted path package.module:Class.")
+    return dict(config)
+
+
+def _split(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return entry["name"], {key: value for key, value in entry.items() if key != "name"}
+
+
+def _load(name: str, entry: str | Mapping[str, Any], engine: EngineInfo) -> LogitsProcessorFactory:
+    options = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != "factory"}
+    path = entry if isinstance(entry, str) else entry["factory"]
+    module, _, attribute = path.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"logits processor `{name}`: `{path}` cannot be loaded: {error}.") from error
+    if not (isinstance(cls, type) and issubclass(cls, LogitsProcessorFactory)):
+        raise ConfigError(f"logits processor `{name}`: `{path}` is no LogitsProcessorFactory.")
+    try:
+        return cls(engine, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"logits processor `{name}`: {error}.") from error

@@ -21,7 +21,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,13 @@ Named = tuple[str, LogitsProcessor]
 Make = Callable[[], list[Named]]
 
 
+class Failure(NamedTuple):
+    """row: which of the rows of its step a request's processor failed on, by the number of drafts before it."""
+
+    row: int
+    reason: str
+
+
 class ProcessorError(Exception):
     """A processor did what it must not; the message names it."""
 
@@ -113,17 +120,28 @@ class SequenceProcessors:
         self._feed(output[len(self._fed) :])
         self._fed = list(output)
 
-    def process(self, rows: Sequence[Tensor], drafts: Sequence[int], first: int = 0) -> None:
-        """Change `rows` [vocabulary] in place: row i is for the token behind the first `first + i` drafts."""
-        states = [self._guarded(name, p.snapshot) for name, p in self._named] if drafts else None
-        self._feed(drafts[:first])
-        for i, row in enumerate(rows):
-            if i:
-                self._feed(drafts[first + i - 1 : first + i])
-            self._process_row(row)
-        if states is not None:
-            for (name, processor), state in zip(self._named, states, strict=True):
-                self._guarded(name, processor.restore, state)
+    def process(self, rows: Sequence[Tensor], drafts: Sequence[int], first: int = 0) -> Failure | None:
+        """Change `rows` [vocabulary] in place: row i is for the token behind the first `first + i` drafts.
+
+        Returns the first row behind drafts that could not be processed: whether it matters is not known before the
+        drafts are verified. Raises ProcessorError for the row behind none.
+        """
+        states = [self._guarded(name, p.snapshot) for name, p in self._named] if drafts else []
+        failure, behind = None, 0
+        try:
+            for behind in range(1, first + 1):
+                self._feed([drafts[behind - 1]])
+            for behind, row in enumerate(rows, first):
+                if behind > first:
+                    self._feed([drafts[behind - 1]])
+                self._process_row(row)
+        except ProcessorError as error:
+            if not behind:
+                raise
+            failure = Failure(behind, str(error))
+        for (name, processor), state in zip(self._named, states, strict=bool(drafts)):
+            self._guarded(name, processor.restore, state)
+        return failure
 
     def close(self) -> None:
         close_all(self._named)
@@ -179,7 +197,7 @@ class ProcessorTable:
         self._make = make
         self._live: dict[str, SequenceProcessors] = {}
         self._failed: set[str] = set()
-        self._untold: dict[str, str] = {}
+        self._untold: dict[str, Failure] = {}
 
     def process(
         self,
@@ -190,7 +208,7 @@ class ProcessorTable:
         drafts: Sequence[int] = (),
         first: int = 0,
     ) -> None:
-        """`SequenceProcessors.process` behind `output`. A failure is noted, and the rows are left as they are."""
+        """`SequenceProcessors.process` behind `output`. A failure is noted, and the row is left as it is."""
         request_id = sequence.request_id
         if request_id in self._failed:
             return
@@ -199,12 +217,14 @@ class ProcessorTable:
                 self._live[request_id] = SequenceProcessors(lambda: self._make(asked, sequence))
             processors = self._live[request_id]
             processors.catch_up(output)
-            processors.process(rows, drafts, first)
+            failure = processors.process(rows, drafts, first)
         except ProcessorError as error:
             logger.warning("request %s fails: %s", request_id, error, exc_info=error.__cause__)
             self.forget([request_id])
             self._failed.add(request_id)
-            self._untold[request_id] = str(error)
+            failure = Failure(0, str(error))
+        if failure is not None:
+            self._untold[request_id] = min(failure, self._untold.get(request_id, failure))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Requests that are finished, for whatever reason."""
@@ -214,8 +234,8 @@ class ProcessorTable:
             if processors is not None:
                 processors.close()
 
-    def take_failures(self) -> dict[str, str]:
-        """Requests that failed since the last call, and why."""
+    def take_failures(self) -> dict[str, Failure]:
+        """Requests that failed since the last call: on which row first, and why."""
         failures, self._untold = self._untold, {}
         return failures
 

@@ -11,26 +11,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
-def guided_engine_args(kv_split: str = "elastic") -> dict[str, Any]:
+def guided_engine_args(kv_split: str = "elastic", logits_processors: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Engine arguments that make a vLLM engine understand guidance.
 
     kv_split: `elastic` lets the boundary between the leaders' and the followers' share of the KV pool move with
     demand; `even` gives each exactly half (vLLM RFC #5825).
+    logits_processors: factories of logits processors by name, beside those that we ship (see
+    `cfg_core.processor_registry`): `package.module:Class`, or `{"factory": that, **options}`.
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an unknown
-    kv_split or an unsupported vLLM.
+    kv_split or an unsupported vLLM, ConfigError for malformed logits_processors.
     """
+    from cfg_core.processor_registry import check_config
     from cfg_core.vllm_plugin import compat
 
     compat.check_version()
     register()
+    ours: dict[str, Any] = {"kv_split": compat.check_kv_split(kv_split)}
+    if logits_processors:
+        ours["logits_processors"] = check_config(logits_processors)
     return {
         "scheduler_cls": "cfg_core.vllm_plugin.scheduler.GuidedScheduler",
         "worker_cls": "cfg_core.vllm_plugin.worker.GuidedWorker",
-        "additional_config": {compat.ADDITIONAL_CONFIG: {"kv_split": compat.check_kv_split(kv_split)}},
+        "additional_config": {compat.ADDITIONAL_CONFIG: ours},
     }
 
 

@@ -24,12 +24,17 @@ from cfg_core.params import (
     check_token_ids,
     looks_like_guidance,
 )
+from cfg_core.processor_registry import FIELD as LOGITS_PROCESSORS
+from cfg_core.processor_registry import Registry
+from cfg_core.vllm_plugin.compat import processors_of
+from cfg_core.vllm_plugin.sequence_processors import engine_info
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
+_REGISTRY = "cfg_serve_logits_processors"
 GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.scheduler."
 PRIVATE_NAMES = (
     "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
@@ -73,6 +78,8 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
     if sampling is None or not sampling.extra_args:
         return
     extra: dict[str, Any] = sampling.extra_args
+    if extra.get(LOGITS_PROCESSORS) is not None and _is_guided(processor.vllm_config):
+        _registry(processor).check(extra[LOGITS_PROCESSORS])
     if not any(map(looks_like_guidance, extra)):
         return
     params = GuidanceParams.from_fields(extra)
@@ -87,10 +94,24 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
     sampling.extra_args = {**rest, SCALE: params.scale, NEGATIVE_IDS: list(negative)}
 
 
-def _check_engine(config: VllmConfig) -> None:
+def _registry(processor: InputProcessor) -> Registry:
+    """The factories of this engine's logits processors, loaded on the first call."""
+    registry: Registry | None = getattr(processor, _REGISTRY, None)
+    if registry is None:
+        config = processor.vllm_config
+        registry = Registry.load(processors_of(config), engine_info(config.model_config))
+        setattr(processor, _REGISTRY, registry)
+    return registry
+
+
+def _is_guided(config: VllmConfig) -> bool:
     scheduler = config.scheduler_config.scheduler_cls
     name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "") + "."
-    if not name.startswith(GUIDED_SCHEDULERS):
+    return name.startswith(GUIDED_SCHEDULERS)
+
+
+def _check_engine(config: VllmConfig) -> None:
+    if not _is_guided(config):
         raise GuidanceError(
             "this engine does not guide: start it with guided_engine_args() from cfg_core.vllm_plugin "
             "(vllm serve: the flags that `python -m cfg_core.vllm_plugin` prints).",

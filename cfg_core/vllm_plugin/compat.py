@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 
+from cfg_core import processor_registry
 from cfg_core.errors import CompatibilityError
 
 if TYPE_CHECKING:
@@ -37,8 +38,16 @@ PRIVATE_NAMES = (
 
 def kv_split_of(config: VllmConfig) -> str:
     """`elastic` or `even`, from `additional_config`; CompatibilityError for anything else."""
-    ours = (config.additional_config or {}).get(ADDITIONAL_CONFIG) or {}
-    return check_kv_split(ours.get("kv_split", KV_SPLITS[0]))
+    return check_kv_split(_ours(config).get("kv_split", KV_SPLITS[0]))
+
+
+def processors_of(config: VllmConfig) -> dict[str, Any]:
+    """The factories of logits processors by name, from `additional_config`; ConfigError if malformed."""
+    return processor_registry.check_config(_ours(config).get(processor_registry.FIELD, {}))
+
+
+def _ours(config: VllmConfig) -> dict[str, Any]:
+    return (config.additional_config or {}).get(ADDITIONAL_CONFIG) or {}
 
 
 def check_kv_split(value: object) -> str:

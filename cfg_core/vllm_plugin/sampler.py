@@ -22,6 +22,8 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from cfg_core.blend import blend
+from cfg_core.processor_registry import Registry
+from cfg_core.vllm_plugin import sequence_processors
 from cfg_core.vllm_plugin.compat import check_hooks
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance
 
@@ -229,14 +231,17 @@ def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     return out
 
 
-def guide(runner: Any, *, v2: bool) -> None:
-    """Put the mixin for this model runner instance in front of its class. Raises CompatibilityError."""
+def guide(runner: Any, registry: Registry, *, v2: bool) -> None:
+    """Put our mixins for this model runner instance in front of its class. Raises CompatibilityError."""
     mixin, cls = GuidedSamplingV2 if v2 else GuidedSamplingV1, type(runner)
-    if not issubclass(cls, mixin):
-        check_hooks(cls, mixin.HOOKS)
-        if v2 and runner.speculator is not None:
-            copy_drafts(runner)
-        runner.__class__ = type(f"Guided{cls.__name__}", (mixin, cls), {})
+    if issubclass(cls, mixin):
+        return
+    check_hooks(cls, mixin.HOOKS)
+    if v2 and runner.speculator is not None:
+        copy_drafts(runner)
+    processors = sequence_processors.install(runner, registry, v2=v2)
+    check_hooks(cls, processors.HOOKS)
+    runner.__class__ = type(f"Guided{cls.__name__}", (processors, mixin, cls), {})
 
 
 def copy_drafts(runner: Any) -> None:

@@ -14,7 +14,7 @@ So a token of a guided request is only ever emitted from a joint step (design, s
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -30,7 +30,7 @@ from cfg_core.vllm_plugin import compat
 from cfg_core.vllm_plugin.followers import is_guided, make_group
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.snapshot import is_blocked, take_snapshot
-from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach
+from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach, failures_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -340,6 +340,22 @@ class GuidedScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """vLLM's bookkeeping of a finished step, with the followers hidden and finished with their leaders."""
+        failures = failures_of(model_runner_output)
+        if failures:
+            self._drop(failures, model_runner_output)
+            outputs = self._update_from_output(scheduler_output, model_runner_output)
+            _tell(failures, outputs)
+            return outputs
+        return self._update_from_output(scheduler_output, model_runner_output)
+
+    def _drop(self, failures: Collection[str], model_runner_output: Any) -> None:
+        """Requests whose logits processors failed end with an error, without the tokens of this step."""
+        for request_id in failures:
+            model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[request_id]] = []
+            model_runner_output.prompt_logprobs_dict.pop(request_id, None)
+        self.grammar_compile_error_reqs.update(failures)
+
+    def _update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         if not self._groups:
             return super().update_from_output(scheduler_output, model_runner_output)
         touched = list(self._scheduled_groups(scheduler_output))
@@ -403,6 +419,14 @@ class GuidedScheduler(Scheduler):
             outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
             assert all(o == outputs[0] for o in outputs), group
         assert set(self._kept_prompt_logprobs) <= {g.leader for g in self._groups}
+
+
+def _tell(failures: Mapping[str, str], outputs: Any) -> None:
+    """Put the reason where the caller finds it: in `stop_reason`, beside the finish reason "error"."""
+    for per_client in outputs.values():
+        for output in per_client.outputs:
+            if output.finished and output.request_id in failures:
+                output.stop_reason = failures[output.request_id]
 
 
 class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):

@@ -40,7 +40,15 @@ TIGHT = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 16, "max_num_s
 class Engine:
     """`LLM` with the plugin (or stock vLLM, `guided=False`) on the model in `folder`. `close` it."""
 
-    def __init__(self, folder: Path, *, guided: bool = True, kv_split: str = "elastic", **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        guided: bool = True,
+        kv_split: str = "elastic",
+        logits_processors: Any = None,
+        **options: Any,
+    ) -> None:
         from vllm import LLM
 
         from cfg_core.vllm_plugin import guided_engine_args
@@ -49,7 +57,7 @@ class Engine:
         inspect_in_process(folder)
         plugin: dict[str, Any] = {}
         if guided:
-            plugin = guided_engine_args(**({} if kv_split == "elastic" else {"kv_split": kv_split}))
+            plugin = guided_engine_args(kv_split, logits_processors)
         basics: dict[str, Any] = {
             "max_model_len": 256,
             "enforce_eager": True,

@@ -147,13 +147,29 @@ def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fau
     assert forbidden(other) == [1]
     failures = table.take_failures()
     assert list(failures) == ["a"]
-    assert "'witness'" in failures["a"]
+    assert failures["a"].row == 0
+    assert "'witness'" in failures["a"].reason
     table.process(A, asked, [5, 6], [mine])
     assert (forbidden(mine), table.take_failures()) == ([], {})
     table.forget(["a", "b"])
     assert all(w.closed == 1 for w in Witness.made)
     table.process(A, ASKED, [], [mine])  # a new request of the same name
     assert forbidden(mine) == [0]
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_a_fault_behind_drafts_is_told_with_its_row_and_ends_nothing(table: ProcessorTable, first: int) -> None:
+    """Whether the row is used is known only when the drafts are verified."""
+    asked = [{"name": "witness", "fault": "raise", "at": 3}]
+    some = rows(4 - first)
+    table.process(A, asked, [5], some, drafts=[6, 7, 8], first=first)
+    assert {k: f.row for k, f in table.take_failures().items()} == {"a": max(first, 2)}
+    assert [forbidden(row) for row in some] == [[1], [2], [], []][first:]
+    (row,) = rows()
+    table.process(A, asked, [5, 9], [row])
+    assert (forbidden(row), table.take_failures()) == ([2], {})
+    table.process(A, asked, [5, 9, 9], [row])
+    assert table.take_failures()["a"].row == 0
 
 
 def test_what_is_forbidden_stays_so(table: ProcessorTable) -> None:

@@ -104,6 +104,10 @@ class GuidedSamplingV1:
 
     def _sample(self: Any, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         """vLLM's `_sample`, then the leader's token to its followers."""
+        if spec_decode_metadata is not None and not spec_decode_metadata.draft_token_ids.numel():
+            # Stock vLLM takes its rejection sampler even then; with a top_k, on a CPU, that ends the engine ("max():
+            # Expected reduction dim"). Without drafts the two samplers are the same.
+            spec_decode_metadata = None
         output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self._joint_rows is not None:
             self._joint_rows.copy_to_followers(output.sampled_token_ids)  # [batch, 1 + drafts] int32

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from cfg_core.processor_registry import Registry
+from cfg_core.vllm_plugin import stock_faults
 from cfg_core.vllm_plugin.compat import processors_of
 from cfg_core.vllm_plugin.sampler import guide
 from cfg_core.vllm_plugin.sequence_processors import engine_info
@@ -30,6 +31,7 @@ class GuidedWorker(PlatformWorker):
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
+        stock_faults.mend()
         registry = Registry.load(processors_of(self.vllm_config), engine_info(self.model_config))
         guide(self.model_runner, registry, v2=self.use_v2_model_runner)
 

@@ -22,16 +22,20 @@ def follower_id(leader: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A leader, its followers, and one weight per stream (leader first); the weights sum to 1."""
+    """A leader, its followers, and one weight per stream (leader first); the weights sum to 1.
+
+    logprobs: whether the request asked for the log-probabilities of each stream.
+    """
 
     leader: str
     followers: tuple[str, ...]
     weights: tuple[float, ...]
+    logprobs: bool = False
 
     @classmethod
-    def pair(cls, leader: str, scale: float) -> Group:
+    def pair(cls, leader: str, scale: float, logprobs: bool = False) -> Group:
         """Classifier-free guidance with `scale`: weights `(scale, 1 - scale)`."""
-        return cls(leader, (follower_id(leader, 0),), (scale, 1.0 - scale))
+        return cls(leader, (follower_id(leader, 0),), (scale, 1.0 - scale), logprobs)
 
     @property
     def streams(self) -> tuple[str, ...]:

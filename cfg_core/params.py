@@ -18,7 +18,8 @@ from cfg_core.errors import GuidanceError
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
 NEGATIVE_IDS = "negative_prompt_token_ids"
-FIELDS = (SCALE, NEGATIVE_TEXT, NEGATIVE_IDS)
+STREAM_LOGPROBS = "guidance_logprobs"
+FIELDS = (SCALE, NEGATIVE_TEXT, NEGATIVE_IDS, STREAM_LOGPROBS)
 
 SYNONYMS = {"cfg_scale": SCALE, "negative_prompt_ids": NEGATIVE_IDS}
 """Names of other systems that mean exactly the same: accepted."""
@@ -36,6 +37,7 @@ class GuidanceParams:
     The blend is taken on log-softmax (arXiv 2306.17806; same convention as `guidance_scale` of
     Hugging Face transformers: 1 is off). `scale` is any finite real, 0 and negative values included.
     At most one negative may be given; with none, the negative stream starts at the prompt's last token.
+    logprobs: with each token's log-probability also those that the conditional and the negative stream gave it.
 
     Raises GuidanceError from the constructor if a value cannot be used.
     """
@@ -43,6 +45,7 @@ class GuidanceParams:
     scale: float = 1.0
     negative_prompt: str | None = None
     negative_prompt_token_ids: tuple[int, ...] | None = None
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", check_scale(self.scale))
@@ -55,6 +58,13 @@ class GuidanceParams:
         if self.negative_prompt_token_ids is not None:
             ids = check_token_ids(self.negative_prompt_token_ids)
             object.__setattr__(self, "negative_prompt_token_ids", ids)
+        if not isinstance(self.logprobs, bool):
+            raise GuidanceError(f"{STREAM_LOGPROBS} must be true or false.", STREAM_LOGPROBS)
+        if self.logprobs and not self.enabled:
+            raise GuidanceError(
+                f"{SCALE} is 1 (off), so there is one stream only: leave {STREAM_LOGPROBS} out, or set {SCALE}.",
+                STREAM_LOGPROBS,
+            )
         if self.has_negative and not self.enabled:
             raise GuidanceError(
                 f"{SCALE} is 1 (off), so the negative prompt would have no effect: "
@@ -88,6 +98,7 @@ class GuidanceParams:
             scale=given.get(SCALE, 1.0),
             negative_prompt=given.get(NEGATIVE_TEXT),
             negative_prompt_token_ids=None if ids is None else check_token_ids(ids),
+            logprobs=given.get(STREAM_LOGPROBS, False),
         )
 
     def to_extra_args(self) -> dict[str, Any]:
@@ -97,6 +108,8 @@ class GuidanceParams:
             out[NEGATIVE_TEXT] = self.negative_prompt
         if self.negative_prompt_token_ids is not None:
             out[NEGATIVE_IDS] = list(self.negative_prompt_token_ids)
+        if self.logprobs:
+            out[STREAM_LOGPROBS] = True
         return out
 
 

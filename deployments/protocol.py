@@ -34,7 +34,7 @@ Endpoint = Literal["completion", "chat"]
 NEGATIVE_MESSAGES = "negative_messages"
 CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
 
-PLANNED = ("guidance_start", "guidance_end", "guidance_top_k", "guidance_streams", "guidance_logprobs")
+PLANNED = ("guidance_start", "guidance_end", "guidance_top_k", "guidance_streams")
 """Fields of the contract that this version does not serve yet: refused, never ignored."""
 
 CARRIERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")

@@ -44,8 +44,10 @@ def guided_engine_args(kv_split: str = "elastic", logits_processors: Mapping[str
 def register() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes. Idempotent.
 
-    It only adds the admission check for guided requests; an engine is guided by its arguments alone.
+    It only adds to the frontend: guided requests are checked, and `guidance_logprobs` read. An engine is guided by
+    its arguments alone.
     """
-    from cfg_core.vllm_plugin import admission
+    from cfg_core.vllm_plugin import admission, stream_logprobs
 
     admission.install()
+    stream_logprobs.install()

@@ -20,6 +20,7 @@ from cfg_core.params import (
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
     SCALE,
+    STREAM_LOGPROBS,
     GuidanceParams,
     check_token_ids,
     looks_like_guidance,
@@ -89,9 +90,17 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
         return
     _check_engine(processor.vllm_config)
     _check_request(request)
+    if params.logprobs and (sampling.logprobs is None or sampling.flat_logprobs):
+        raise GuidanceError(
+            f"{STREAM_LOGPROBS} goes with logprobs, and not with flat_logprobs: ask for logprobs too (0 is enough, "
+            "in a chat true).",
+            STREAM_LOGPROBS,
+        )
     negative = _negative_token_ids(processor, params, request.prompt_token_ids)
     sampling.max_tokens = _room(processor.vllm_config, request.prompt_token_ids, negative, sampling)
     sampling.extra_args = {**rest, SCALE: params.scale, NEGATIVE_IDS: list(negative)}
+    if params.logprobs:
+        sampling.extra_args[STREAM_LOGPROBS] = True
 
 
 def _registry(processor: InputProcessor) -> Registry:

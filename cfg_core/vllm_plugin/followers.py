@@ -9,7 +9,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from cfg_core.groups import Group
-from cfg_core.params import NEGATIVE_IDS, SCALE, check_scale, check_token_ids
+from cfg_core.params import NEGATIVE_IDS, SCALE, STREAM_LOGPROBS, check_scale, check_token_ids
 
 PRIVATE_NAMES = (
     "vllm.v1.request:Request._block_hasher",
@@ -31,7 +31,7 @@ def make_group(leader: Request, max_model_len: int, fits: Callable[[int, int], b
     """
     extra: Mapping[str, Any] = leader.sampling_params.extra_args
     try:
-        group = Group.pair(leader.request_id, check_scale(extra[SCALE]))
+        group = Group.pair(leader.request_id, check_scale(extra[SCALE]), bool(extra.get(STREAM_LOGPROBS)))
         negative = check_token_ids(extra.get(NEGATIVE_IDS))
     except ValueError:
         return None

@@ -26,6 +26,7 @@ from cfg_core.processor_registry import Registry
 from cfg_core.vllm_plugin import sequence_processors
 from cfg_core.vllm_plugin.compat import check_hooks
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance
+from cfg_core.vllm_plugin.stream_logprobs import Asked, keep, widen
 
 _V1 = "vllm.v1.worker.gpu_model_runner"
 _V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
@@ -62,11 +63,13 @@ class Rows(NamedTuple):
     streams: [streams, groups] int64, places in the batch, the leaders' first.
     logits: [streams, rows] int64, their rows of logits; as many for each stream as it has drafts, and one.
     weights: [streams, rows] float32.
+    asked: the rows of the groups that want their streams' log-probabilities; None if there are none.
     """
 
     streams: torch.Tensor
     logits: torch.Tensor
     weights: torch.Tensor
+    asked: Asked | None = None
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
@@ -78,6 +81,7 @@ class GuidedSamplingV1:
 
     HOOKS = ("sample_tokens", "_sample", "propose_draft_token_ids")
     _joint_rows: Rows | None = None
+    _kept: torch.Tensor | None = None
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         """vLLM's `sample_tokens`, with the rows of joint groups blended and those of solo streams dropped."""
@@ -94,13 +98,14 @@ class GuidedSamplingV1:
                 state.logits.device,
             )
         if self._joint_rows is not None:
+            self._kept = kept_rows(state.logits, self._joint_rows)
             self.execute_model_state = state._replace(logits=blended(state.logits, self._joint_rows))
         withheld = self._withhold_generators()
         try:
             return super().sample_tokens(grammar_output)  # type: ignore[misc]
         finally:
             self.input_batch.generators.update(withheld)
-            self._joint_rows = None
+            self._joint_rows = self._kept = None
 
     def _sample(self: Any, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         """vLLM's `_sample`, then the leader's token to its followers."""
@@ -110,7 +115,13 @@ class GuidedSamplingV1:
             spec_decode_metadata = None
         output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self._joint_rows is not None:
-            self._joint_rows.copy_to_followers(output.sampled_token_ids)  # [batch, 1 + drafts] int32
+            tokens = output.sampled_token_ids  # [batch, 1 + drafts] int32
+            self._joint_rows.copy_to_followers(tokens)
+            asked = self._joint_rows.asked
+            if asked is not None and output.logprobs_tensors is not None:
+                rows = asked.places * tokens.shape[1] + asked.offsets
+                sampled = tokens[asked.places, asked.offsets]
+                output.logprobs_tensors = widen(output.logprobs_tensors, self._kept, sampled, rows)
         return output
 
     def propose_draft_token_ids(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,17 +174,21 @@ class GuidedSamplingV2:
         row_of = {stream: row for row, stream in enumerate(input_batch.req_ids)}
         joint = stage(guidance.joint, row_of, input_batch.cu_num_logits_np, hidden_states.device)
         model, self._joint_rows = self.model, joint
-        if joint is not None:
-            self.model = _BlendedHead(model, joint)
+        head = None if joint is None else _BlendedHead(model, joint)
+        self.model = head or model
         try:
             output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
                 hidden_states, input_batch, grammar_output
             )
         finally:
             self.model = model
-        if joint is not None:
+        if joint is not None and head is not None:
             for per_stream in (output.sampled_token_ids, num_sampled, num_rejected):
                 joint.copy_to_followers(per_stream)
+            if joint.asked is not None and head.kept is not None and output.logprobs_tensors is not None:
+                sampled = output.sampled_token_ids[joint.asked.places, joint.asked.offsets]
+                rows = joint.logits[0, joint.asked.columns]
+                output.logprobs_tensors = widen(output.logprobs_tensors, head.kept, sampled, rows)
         if guidance.solo:
             solo = to_device([row_of[stream] for stream in guidance.solo], np.int64, hidden_states.device)
             num_rejected[solo] += num_sampled[solo]  # the worker, too, takes its tokens back
@@ -186,10 +201,13 @@ class _BlendedHead:
 
     def __init__(self, model: Any, rows: Rows) -> None:
         self._model, self._rows = model, rows
+        self.kept: torch.Tensor | None = None
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[rows, hidden size] -> [rows, vocabulary] float32."""
-        return blended(self._model.compute_logits(hidden_states), self._rows)
+        logits = self._model.compute_logits(hidden_states)
+        self.kept = kept_rows(logits, self._rows)
+        return blended(logits, self._rows)
 
 
 def first_rows(spec_decode_metadata: Any, num_reqs: int) -> np.ndarray:
@@ -216,7 +234,24 @@ def stage(
         logits = np.repeat(logits, counts, axis=1) + offsets
         weights = np.repeat(weights, counts, axis=1)
     places, rows = (to_device(array, np.int64, device) for array in (streams, logits))
-    return Rows(places, rows, to_device(weights, np.float32, device))
+    return Rows(places, rows, to_device(weights, np.float32, device), stage_asked(joint, streams[0], counts, device))
+
+
+def stage_asked(
+    joint: Sequence[JointRow], places: np.ndarray, counts: np.ndarray, device: torch.device
+) -> Asked | None:
+    """Index tensors of the groups that want their streams' log-probabilities. places, counts: [groups]."""
+    wanted = np.repeat([group.logprobs for group in joint], counts)
+    if not wanted.any():
+        return None
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    arrays = (np.arange(counts.sum()), np.repeat(places, counts), offsets)
+    return Asked(*(to_device(array[wanted], np.int64, device) for array in arrays))
+
+
+def kept_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
+    """What `widen` will need of `logits`, before they are blended; None if nobody asks."""
+    return None if rows.asked is None else keep(logits, rows.logits[:, rows.asked.columns])
 
 
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:

@@ -31,6 +31,7 @@ from cfg_core.vllm_plugin.followers import is_guided, make_group
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.snapshot import is_blocked, take_snapshot
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach, failures_of
+from cfg_core.vllm_plugin.stream_logprobs import narrow
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -311,7 +312,7 @@ class GuidedScheduler(Scheduler):
         for group in self._scheduled_groups(scheduler_output):
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
             if len(ready) == len(group.streams) and len({len(drafts.get(s, ())) for s in ready}) == 1:
-                joint.append(JointRow(group.streams, group.weights))
+                joint.append(JointRow(group.streams, group.weights, group.logprobs))
             else:
                 solo += ready
         for stream in solo:
@@ -363,6 +364,10 @@ class GuidedScheduler(Scheduler):
         self._keep_prompt_logprobs(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
+        guidance = StepGuidance.of(scheduler_output)
+        asked = {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()
+        if asked:
+            narrow((output for per_client in outputs.values() for output in per_client.outputs), asked)
         for per_client in outputs.values():
             per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
         return outputs

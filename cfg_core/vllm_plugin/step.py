@@ -17,10 +17,14 @@ _FAILURES = "cfg_serve_failures"
 
 @dataclass(frozen=True, slots=True)
 class JointRow:
-    """One group of a joint step. streams: ids, leader first. weights: one per stream, they sum to 1."""
+    """One group of a joint step. streams: ids, leader first. weights: one per stream, they sum to 1.
+
+    logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
+    """
 
     streams: tuple[str, ...]
     weights: tuple[float, ...]
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

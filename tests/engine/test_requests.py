@@ -29,7 +29,7 @@ SAMPLE = CASES[::5]
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
     grammar = {"backend": "xgrammar", "disable_any_whitespace": True}
-    engine = Engine(model_folder("llama"), structured_outputs_config=grammar, **ROOMY)
+    engine = Engine(model_folder("llama"), structured_outputs_config=grammar, max_logprobs=-1, **ROOMY)
     yield engine
     engine.close()
 
@@ -116,6 +116,42 @@ def test_logprobs_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
             assert set(row.topk(5).indices.tolist()) <= set(said)
             worst = max(abs(entry.logprob - row[token].item()) for token, entry in said.items())
             assert worst < 2 * rounding(case.scale), case.scale
+
+
+@torch.inference_mode()
+def along(oracle: Oracle, start: tuple[int, ...], output: list[int]) -> list[float]:
+    """log p of each token of `output` behind `start`, without guidance."""
+    logits = oracle.model(torch.tensor([[*start, *output[:-1]]])).logits[0, len(start) - 1 :].float()
+    picked: list[float] = torch.log_softmax(logits, -1)[range(len(output)), output].tolist()
+    return picked
+
+
+def test_guidance_logprobs_are_those_of_the_single_streams(engine: Engine, llama: Oracle) -> None:
+    """Beside guided and plain requests that ask for logprobs of their own, all of the vocabulary too, and get those."""
+
+    def asking(case: Case) -> Any:
+        params = guided(case, logprobs=2, max_tokens=8)
+        params.extra_args = {**params.extra_args, "guidance_logprobs": True}
+        return params
+
+    neighbours = [guided(SAMPLE[0], logprobs=3, max_tokens=8), plain(logprobs=-1, max_tokens=8), plain(max_tokens=8)]
+    prompts = [SAMPLE[0].prompt, PROMPTS[2], PROMPTS[3]]
+    alone = engine.generate(prompts, neighbours)
+    outputs = engine.generate([c.prompt for c in SAMPLE] + prompts, [asking(c) for c in SAMPLE] + neighbours)
+    for case, output in zip(SAMPLE, outputs, strict=False):
+        text = list(output.outputs[0].token_ids)
+        said = [row[token] for row, token in zip(output.outputs[0].logprobs, text, strict=True)]
+        want = zip(along(llama, case.prompt, text), along(llama, case.negative, text), strict=True)
+        for entry, (conditional, negative) in zip(said, want, strict=True):
+            assert entry.conditional == pytest.approx(conditional, abs=1e-4)
+            assert entry.negatives == (pytest.approx(negative, abs=1e-4),)
+    for before, after in zip(alone, outputs[len(SAMPLE) :], strict=True):
+        rows = [output.outputs[0].logprobs or [] for output in (before, after)]
+        assert before.outputs[0].token_ids == after.outputs[0].token_ids
+        assert [row.keys() for row in rows[0]] == [row.keys() for row in rows[1]]
+        for a, b in zip(*rows, strict=True):
+            assert all(abs(a[t].logprob - b[t].logprob) < 1e-4 and a[t].rank == b[t].rank for t in a)
+            assert not any(hasattr(entry, "conditional") for entry in b.values())
 
 
 def test_prompt_logprobs_are_the_conditional_streams(engine: Engine, llama: Oracle) -> None:
@@ -337,6 +373,9 @@ BAD = {
     "two-negatives": {"guidance_scale": 2.0, "negative_prompt": "a", "negative_prompt_token_ids": NEGATIVE},
     "negative-at-scale-1": {"guidance_scale": 1.0, "negative_prompt_token_ids": NEGATIVE},
     "negative-without-scale": {"negative_prompt_token_ids": NEGATIVE},
+    "guidance-logprobs-without-logprobs": {"guidance_scale": 2.0, "guidance_logprobs": True},
+    "guidance-logprobs-as-a-number": {"guidance_scale": 2.0, "guidance_logprobs": 1},
+    "guidance-logprobs-at-scale-1": {"guidance_scale": 1.0, "guidance_logprobs": True},
     "unknown-field": {"guidance_scale": 2.0, "guidance_sclae": 3.0},
     "ambiguous-field": {"cfg_weight": 0.5},
 }

@@ -25,8 +25,8 @@ from cfg_core.logits_processors import (
     SequenceInfo,
     close_all,
 )
+from cfg_core.processor_config import FIELD
 
-FIELD = "logits_processors"
 ENTRY_POINTS = "cfg_serve.logits_processors"
 MAX_PER_REQUEST = 16
 
@@ -89,17 +89,6 @@ class Registry:
                     f"logits processor {name!r} could not be made: {type(error).__name__}: {error}"
                 ) from error
         return made
-
-
-def check_config(config: object) -> dict[str, Any]:
-    """The configuration of `logits_processors`, if it is well-formed; ConfigError otherwise. Imports nothing."""
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"`{FIELD}` must map names to factories, as in `shout: my_package.processors:ShoutFactory`.")
-    for name, entry in config.items():
-        path = entry.get("factory") if isinstance(entry, Mapping) else entry
-        if not isinstance(path, str) or path.count(":") != 1:
-            raise ConfigError(f"`{FIELD}`: `{name}` needs a factory, a dotted path package.module:Class.")
-    return dict(config)
 
 
 def _split(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

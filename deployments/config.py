@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys
 from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.processor_config import check_config as check_processors
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -106,6 +107,11 @@ class AppArgs(BaseModel):
         description="How leaders and followers share the KV pool: `elastic` moves the boundary with demand, "
         "`even` gives each half of it.",
     )
+    logits_processors: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Factories of logits processors that requests may name: `name: package.module:Class`, or "
+        "`name: {factory: package.module:Class, ...}` with its options.",
+    )
     engine: dict[str, Any] = Field(
         default_factory=dict,
         description="Options of the vLLM engine: the field names of vLLM's AsyncEngineArgs.",
@@ -128,6 +134,11 @@ class AppArgs(BaseModel):
         if isinstance(values, Mapping):
             check_keys(values, cls.model_fields, "args")
         return values
+
+    @field_validator("logits_processors")
+    @classmethod
+    def _well_formed_processors(cls, processors: dict[str, Any]) -> dict[str, Any]:
+        return check_processors(processors)
 
     @field_validator("engine")
     @classmethod
@@ -183,7 +194,7 @@ def check_generator(args: AppArgs) -> None:
     """Raise ConfigError if nothing is served, or if options of the generator stand there without it."""
     if args.model is None and not args.encoders:
         raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
-    for key in ("engine", "served_model_name"):
+    for key in ("engine", "served_model_name", "logits_processors"):
         if args.model is None and getattr(args, key):
             hint = "name the model, or move it to an encoder"
             raise ConfigError(f"`{key}` in `args` belongs to `model`, which is missing: {hint}.")

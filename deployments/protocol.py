@@ -28,6 +28,7 @@ from cfg_core.params import (
     looks_like_guidance,
     unknown_field,
 )
+from cfg_core.processor_config import FIELD as LOGITS_PROCESSORS
 
 Endpoint = Literal["completion", "chat"]
 
@@ -147,6 +148,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     """
     known = CHAT_FIELDS if endpoint == "chat" else FIELDS
     _refuse_hidden_fields(body)
+    _refuse_misspelt_processors(body)
     for name in body:
         if (looks_like_guidance(name) and SYNONYMS.get(name, name) not in known) or near_miss(name):
             raise _unknown(name, known)
@@ -166,7 +168,11 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
 @lru_cache(maxsize=4096)
 def near_miss(name: str) -> bool:
     """True for a misspelt guidance field, such as `guidence_scale`: vLLM would ignore it in silence."""
-    return not looks_like_guidance(name) and bool(difflib.get_close_matches(name, CHAT_FIELDS, cutoff=0.85))
+    return not looks_like_guidance(name) and bool(_near(name, CHAT_FIELDS))
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, cutoff=0.85)
 
 
 def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
@@ -199,6 +205,13 @@ def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
         for name in inner if isinstance(inner, Mapping) else ():
             if looks_like_guidance(name):
                 raise GuidanceError(f"{name} stands inside {carrier}: move it to the top level of the body.", carrier)
+
+
+def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
+    """vLLM would ignore the field, and the request would run without them."""
+    for name in body.keys() - {LOGITS_PROCESSORS}:
+        if _near(name, [LOGITS_PROCESSORS]):
+            raise RequestError(f"{name} is not a field of this server. Did you mean {LOGITS_PROCESSORS}?", name)
 
 
 def _refuse_unguidable(body: Mapping[str, Any]) -> None:

@@ -27,10 +27,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from cfg_core.errors import CfgServeError, EngineDeadError, GuidanceError, RequestError
+from cfg_core.params import STREAM_LOGPROBS
 from cfg_core.vllm_plugin import guided_engine_args
+from cfg_core.vllm_plugin.stream_logprobs import GuidedLogprob
 from deployments import sse
 from deployments.http_errors import error_of
-from deployments.protocol import NEGATIVE_IDS, Endpoint, Guidance, guidance_report, negative_body
+from deployments.protocol import LOGITS_PROCESSORS, NEGATIVE_IDS, Endpoint, Guidance, guidance_report, negative_body
 
 PRIVATE = {
     "vllm.v1.engine.async_llm:AsyncLLM": (
@@ -43,8 +45,14 @@ PRIVATE = {
     "vllm.v1.engine.core_client:AsyncMPClient": ("call_utility_async",),
     "vllm.config:ParallelConfig": ("placement_group",),
     "vllm.entrypoints.generate.base.protocol:RequestResponseMetadata": ("final_usage_info",),
-    "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion": ("create_completion",),
-    "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat": ("create_chat_completion",),
+    "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion": (
+        "create_completion",
+        "_create_completion_logprobs",
+    ),
+    "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat": (
+        "create_chat_completion",
+        "_create_chat_logprobs",
+    ),
     "vllm.entrypoints.openai.models.serving:OpenAIServingModels": ("show_available_models",),
     "vllm.entrypoints.serve.tokenize.serving:ServingTokenization": ("create_tokenize", "create_detokenize"),
     "vllm.renderers.online_renderer:OnlineRenderer": ("render_completion", "render_chat"),
@@ -79,12 +87,15 @@ class VllmServer:
         self._state = state
 
     @classmethod
-    async def start(cls, engine_kwargs: dict[str, Any], kv_split: str, placement_group: Any = None) -> VllmServer:
+    async def start(
+        cls, engine_kwargs: dict[str, Any], plugin: dict[str, Any], placement_group: Any = None
+    ) -> VllmServer:
         """Start the engine in a process of its own; return when it can answer. Takes minutes on a big model.
 
+        plugin: keyword arguments of `guided_engine_args`.
         With a `placement_group`, the workers of Ray's executor take its bundles.
         """
-        args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(kv_split=kv_split)))
+        args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         if placement_group is not None:
             config.parallel_config.placement_group = placement_group
@@ -94,6 +105,7 @@ class VllmServer:
         state = State()
         options = argparse.Namespace(**{**vars(FrontendArgs()), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
+        show_stream_logprobs(state)
         return cls(engine, state)
 
     @property
@@ -148,10 +160,16 @@ class VllmServer:
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None
     ) -> tuple[CompletionRequest | ChatCompletionRequest, int]:
         """vLLM's request object; the guidance travels in its extra arguments, the negative as token ids."""
+        body = dict(body)
+        processors = body.pop(LOGITS_PROCESSORS, None)
         request = _parse(ChatCompletionRequest if endpoint == "chat" else CompletionRequest, body)
+        if processors is not None:
+            request.vllm_xargs = {**(request.vllm_xargs or {}), LOGITS_PROCESSORS: processors}
         if guidance is None or not guidance.enabled:
             return request, 0
         extra_args: dict[str, Any] = {"guidance_scale": guidance.scale}
+        if guidance.params.logprobs:
+            extra_args[STREAM_LOGPROBS] = True
         negative = await self._negative_token_ids(endpoint, body, guidance)
         if negative is not None:
             extra_args[NEGATIVE_IDS] = negative
@@ -204,6 +222,42 @@ class VllmServer:
         with own_errors():
             create = self._state.serving_tokenization.create_detokenize
             return checked(await create(_parse(DetokenizeRequest, body), HttpContext(headers))).model_dump_json()
+
+
+def show_stream_logprobs(state: State) -> None:
+    """Let vLLM's serving classes tell what `guidance_logprobs` asked for, beside their own logprobs."""
+    completion, chat = state.openai_serving_completion, state.openai_serving_chat
+    completion_logprobs, chat_logprobs = completion._create_completion_logprobs, chat._create_chat_logprobs
+
+    def create_completion_logprobs(**fields: Any) -> Any:
+        answer = completion_logprobs(**fields)
+        entries = _guided_logprobs(fields)
+        if any(entries):
+            answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
+            answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
+        return answer
+
+    def create_chat_logprobs(**fields: Any) -> Any:
+        answer = chat_logprobs(**fields)
+        for token, entry in zip(answer.content, _guided_logprobs(fields), strict=True):
+            if entry is not None:
+                token.conditional_logprob = _finite(entry.conditional)
+                token.negative_logprobs = [*map(_finite, entry.negatives)]
+        return answer
+
+    completion._create_completion_logprobs = create_completion_logprobs
+    chat._create_chat_logprobs = create_chat_logprobs
+
+
+def _guided_logprobs(fields: Mapping[str, Any]) -> list[GuidedLogprob | None]:
+    """Of each token, what the streams say; None for one that was not sampled under guidance (`echo`)."""
+    found = (row and row.get(token) for token, row in zip(fields["token_ids"], fields["top_logprobs"], strict=False))
+    return [entry if isinstance(entry, GuidedLogprob) else None for entry in found]
+
+
+def _finite(logprob: float) -> float:
+    """As vLLM: JSON has no infinity."""
+    return max(logprob, -9999.0)
 
 
 def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:

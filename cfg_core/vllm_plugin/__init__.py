@@ -26,7 +26,7 @@ def guided_engine_args(kv_split: str = "elastic", logits_processors: Mapping[str
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an unknown
     kv_split or an unsupported vLLM, ConfigError for malformed logits_processors.
     """
-    from cfg_core.processor_registry import check_config
+    from cfg_core.processor_config import check_config
     from cfg_core.vllm_plugin import compat
 
     compat.check_version()

@@ -25,7 +25,7 @@ from cfg_core.params import (
     check_token_ids,
     looks_like_guidance,
 )
-from cfg_core.processor_registry import FIELD as LOGITS_PROCESSORS
+from cfg_core.processor_config import FIELD as LOGITS_PROCESSORS
 from cfg_core.processor_registry import Registry
 from cfg_core.vllm_plugin.compat import processors_of
 from cfg_core.vllm_plugin.sequence_processors import engine_info

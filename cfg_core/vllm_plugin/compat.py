@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 
-from cfg_core import processor_registry
+from cfg_core import processor_config
 from cfg_core.errors import CompatibilityError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def kv_split_of(config: VllmConfig) -> str:
 
 def processors_of(config: VllmConfig) -> dict[str, Any]:
     """The factories of logits processors by name, from `additional_config`; ConfigError if malformed."""
-    return processor_registry.check_config(_ours(config).get(processor_registry.FIELD, {}))
+    return processor_config.check_config(_ours(config).get(processor_config.FIELD, {}))
 
 
 def _ours(config: VllmConfig) -> dict[str, Any]:

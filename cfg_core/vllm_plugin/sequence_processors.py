@@ -15,7 +15,8 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
 
 from cfg_core.logits_processors import EngineInfo, Failure, ProcessorTable, SequenceInfo
-from cfg_core.processor_registry import FIELD, Registry
+from cfg_core.processor_config import FIELD
+from cfg_core.processor_registry import Registry
 from cfg_core.vllm_plugin.step import attach_failures
 
 if TYPE_CHECKING:

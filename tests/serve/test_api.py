@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 
+import numpy as np
 import pytest
 
 PROMPT = "Once upon a time there was a"
@@ -189,3 +190,52 @@ def test_plain_requests_do_not_notice_guided_neighbours(client, model):
         plain = [pool.submit(complete, client, model, max_tokens=24) for _ in range(4)]
         assert {future.result().choices[0].text for future in plain} == {alone}
         assert len({future.result().choices[0].text for future in guided}) == 1
+
+
+# --- what each stream says ------------------------------------------------------------------------
+
+ASKED = {"guidance_scale": 2.0, "negative_prompt": NEGATIVE, "guidance_logprobs": True}
+
+
+def test_a_completion_tells_what_each_stream_said(client, model):
+    """guided = negative + s (conditional - negative), up to the normalization, which is one number a token."""
+    said = complete(client, model, ASKED, logprobs=3).choices[0].logprobs
+    extra = said.model_extra
+    assert len(extra["conditional_logprobs"]) == len(extra["negative_logprobs"]) == len(said.tokens) > 0
+    streamed = [c.choices[0] for c in complete(client, model, ASKED, logprobs=3, stream=True)]
+    parts = [part.logprobs.model_extra for part in streamed if part.logprobs is not None]
+    for name in ("conditional_logprobs", "negative_logprobs"):
+        whole = np.array(extra[name])
+        assert np.allclose(np.concatenate([part[name] for part in parts]), whole, atol=1e-4)
+
+
+def test_a_chat_tells_what_each_stream_said(client, model):
+    """The conditional's are those of the plain request, as long as the texts are the same."""
+    tokens = chat(client, model, ASKED, logprobs=True).choices[0].logprobs.content
+    plain = chat(client, model, logprobs=True).choices[0].logprobs.content
+    assert tokens[0].model_extra.keys() == {"conditional_logprob", "negative_logprobs"}
+    assert all(len(token.model_extra["negative_logprobs"]) == 1 for token in tokens)
+    assert not any(token.model_extra for token in plain)
+    same = [(a, b) for a, b in zip(tokens, plain, strict=False) if a.token == b.token]
+    if tokens[0].token == plain[0].token:
+        assert same[0][0].model_extra["conditional_logprob"] == pytest.approx(same[0][1].logprob, abs=1e-4)
+
+
+# --- logits processors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guidance", [None, {"guidance_scale": 2.0, "negative_prompt": NEGATIVE}])
+@pytest.mark.parametrize("create", [complete, chat])
+def test_logits_processors_by_name(client, model, http, create, guidance):
+    fields = {**(guidance or {}), "logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "ignore_eos": True}
+    answer = create(client, model, {**fields, "return_token_ids": True}, max_tokens=30)
+    ids = answer.choices[0].model_extra["token_ids"]
+    assert len(set(ids)) == len(ids) == 30
+
+
+def test_each_choice_has_its_own_processor(client, model):
+    extra = {"logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "return_token_ids": True, "ignore_eos": True}
+    answer = complete(client, model, extra, n=4, temperature=1.0, seed=1, max_tokens=20)
+    texts = [choice.model_extra["token_ids"] for choice in answer.choices]
+    assert all(len(set(ids)) == len(ids) == 20 for ids in texts)
+    assert len({tuple(ids) for ids in texts}) > 1

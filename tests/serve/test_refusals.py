@@ -43,6 +43,13 @@ REFUSED = [
     (COMPLETION, GUIDED | {"use_beam_search": True}, "use_beam_search", "Beam search cannot be guided"),
     (COMPLETION, GUIDED | {"suffix": "x"}, "suffix", "cannot be guided"),
     (COMPLETION, {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
+    (COMPLETION, GUIDED | {"guidance_logprobs": True}, "guidance_logprobs", "goes with logprobs"),
+    (CHAT, {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
+    (COMPLETION, {"logits_processors": "x"}, "logits_processors", "must be a list"),
+    (COMPLETION, {"logits_processors": [{"name": "no_such"}]}, "logits_processors", "known keys: no_repeat_ngram"),
+    (CHAT, {"logits_processors": [{"name": "no_repeat_ngram"}]}, "logits_processors", "'n'"),
+    (CHAT, GUIDED | {"logits_processors": [{"name": "no_repeat_ngram", "n": 0}]}, "logits_processors", "at least 1"),
+    (COMPLETION, {"logits_processor": []}, "logits_processor", "Did you mean logits_processors?"),
     (COMPLETION, {"extra_body": {"guidance_scale": 2}}, "extra_body", "move it to the top level"),
 ]
 

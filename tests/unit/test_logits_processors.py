@@ -18,7 +18,8 @@ from cfg_core.logits_processors import (
     ProcessorTable,
     SequenceInfo,
 )
-from cfg_core.processor_registry import Registry, check_config
+from cfg_core.processor_config import check_config
+from cfg_core.processor_registry import Registry
 
 VOCAB = 50
 

@@ -157,7 +157,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("endpoint", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
 def test_refusals(endpoint, fields, param, words):
-    with pytest.raises(GuidanceError) as refusal:
+    with pytest.raises(RequestError) as refusal:
         read_guidance(fields, endpoint)
     assert words in str(refusal.value)
     assert refusal.value.param == param

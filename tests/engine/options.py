@@ -1,0 +1,265 @@
+"""Every sampling option under guidance, against the reference loop; on the V1 runner, and on V2 with async scheduling.
+
+    python tests/engine/options.py        all options on both, as a table
+
+A sampled text is replayed: the reference computes the guided scores, shapes them, and draws with vLLM's own kernel and
+the request's seed. Whatever differs from the plain distribution is done by hand here, in the order of design 6.7.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paths
+import torch
+import witness
+from engines import ENVIRONMENT, ROOMY, Engine, guided, tokens
+from oracle import CASES, Case, Oracle
+from tiny_models import EOS
+from torch import Tensor
+
+from cfg_core.reference import FORBIDDEN, Processor, guide, next_log_probs
+
+HERE = Path(__file__).parent
+SAMPLED = {"temperature": 0.8}
+ALLOWED = list(range(40, 90))
+BIAS = {20: 4.0, 21: -4.0, 50: 3.0, 60: -100.0}
+LETTERS = "abcdef"
+LIMIT_S = 900
+
+Draw = Callable[[Tensor, int, int], int]
+"""(shaped scores [vocabulary], position of the last token read, step) -> token. Made for one seed."""
+
+
+def penalties(repetition: float = 1.0, frequency: float = 0.0, presence: float = 0.0) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        for token in set(prompt + output):
+            scores[token] *= repetition if scores[token] < 0 else 1 / repetition
+        for token in set(output):
+            scores[token] -= frequency * output.count(token) + presence
+        return scores
+
+    return process
+
+
+def bias(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+    for token, value in BIAS.items():
+        scores[token] += value
+    return scores
+
+
+def end_bias(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+    scores[EOS] += 9.0
+    return scores
+
+
+def only(allowed: Sequence[int]) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        masked = torch.full_like(scores, FORBIDDEN)
+        masked[list(allowed)] = scores[list(allowed)]
+        return masked
+
+    return process
+
+
+def forbid(token: int, first_tokens: float = math.inf) -> Processor:
+    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+        if len(output) < first_tokens:
+            scores[token] = FORBIDDEN
+        return scores
+
+    return process
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table. params: of SamplingParams. For `stop`: the token at which the text ends."""
+
+    name: str
+    params: dict[str, Any] = field(default_factory=dict)
+    processors: tuple[Processor, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    stop: int | None = None
+    letters: bool = False
+    """The texts are compared up to what a grammar of LETTERS ends them with."""
+
+
+GREEDY = Option("greedy")
+OPTIONS = [
+    GREEDY,
+    Option("repetition_penalty", {"repetition_penalty": 1.7}, (penalties(repetition=1.7),)),
+    Option("frequency_penalty", {"frequency_penalty": 1.5}, (penalties(frequency=1.5),)),
+    Option("presence_penalty", {"presence_penalty": 1.0}, (penalties(presence=1.0),)),
+    Option("logit_bias", {"logit_bias": BIAS}, (bias,)),
+    Option("allowed_token_ids", {"allowed_token_ids": ALLOWED}, (only(ALLOWED),)),
+    Option("end token, ignore_eos=False", {"logit_bias": {EOS: 9.0}, "ignore_eos": False}, (end_bias,), stop=EOS),
+    Option("logits_processors", {}, (witness.reference,), witness.asked()),
+    Option("temperature, seed", SAMPLED),
+    Option("top_k", {**SAMPLED, "top_k": 5}),
+    Option("top_p", {**SAMPLED, "top_p": 0.7}),
+    Option("min_p", {**SAMPLED, "min_p": 0.1}),
+    Option(
+        "all of these",
+        {
+            "temperature": 1.3,
+            "top_k": 20,
+            "top_p": 0.9,
+            "min_p": 0.01,
+            "repetition_penalty": 1.2,
+            "presence_penalty": 0.5,
+            "logit_bias": BIAS,
+        },
+        (bias, penalties(repetition=1.2, presence=0.5), witness.reference),
+        witness.asked(),
+    ),
+]
+
+
+def shape(scores: Tensor, params: dict[str, Any]) -> Tensor:
+    """Temperature, then min_p, top_k and top_p, by their definitions; `scores` [vocabulary]."""
+    scores = scores / params["temperature"]
+    probs = scores.softmax(-1)
+    scores = scores.masked_fill(probs < params.get("min_p", 0.0) * probs.max(), FORBIDDEN)
+    if "top_k" in params:
+        scores = scores.masked_fill(scores < scores.topk(params["top_k"]).values[-1], FORBIDDEN)
+    if "top_p" in params:
+        order = scores.argsort(descending=True)
+        before = scores[order].softmax(-1).cumsum(-1) - scores[order].softmax(-1)
+        scores = scores.index_fill(0, order[before >= params["top_p"]], FORBIDDEN)
+    return scores
+
+
+@torch.inference_mode()
+def replay(oracle: Oracle, case: Case, option: Option, draw: Draw | None, num_tokens: int) -> list[int]:
+    """The reference's text. Greedy without `draw`."""
+    prompt, output = list(case.prompt), []
+    while len(output) < num_tokens and (not output or output[-1] != option.stop):
+        conditional = next_log_probs(oracle.model, prompt + output, torch.float32)
+        negative = next_log_probs(oracle.model, [*case.negative, *output], torch.float32)
+        scores = guide(conditional, negative, case.scale)
+        for process in option.processors:
+            scores = process(scores.clone(), prompt, output)
+        if draw is None:
+            output.append(int(scores.argmax()))
+        else:
+            output.append(draw(shape(scores, option.params), len(prompt) + len(output) - 1, len(output)))
+    return output
+
+
+def draw_v1(seed: int) -> Draw:
+    """vLLM's CPU sampler: a seed for each step from the request's generator."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(scores: Tensor, position: int, step: int) -> int:
+        noise = torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
+        return int(torch.ops._C.fused_gumbel_argmax(scores.unsqueeze(0), noise))
+
+    return draw
+
+
+def draw_v2(seed: int) -> Draw:
+    """Model Runner V2's kernel: noise from the seed and the position."""
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    def draw(scores: Tensor, position: int, step: int) -> int:
+        sampled = gumbel_sample(
+            scores.unsqueeze(0),
+            torch.zeros(1, dtype=torch.int32),
+            torch.ones(1),
+            torch.tensor([seed]),
+            torch.tensor([position]),
+            apply_temperature=False,
+            is_drafting=False,
+        )
+        return int(sampled)
+
+    return draw
+
+
+def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
+    options = {"max_tokens": num_tokens, **option.params}
+    if "temperature" in option.params:
+        options["seed"] = seed
+    params = guided(case, **options)
+    params.extra_args = {**params.extra_args, **option.extra}
+    return params
+
+
+def differing(engine: Engine, oracle: Oracle, option: Option, cases: Sequence[Case], num_tokens: int) -> list[int]:
+    """Indices of the cases whose text is not the reference's. All of them run in one batch, with plain neighbours."""
+    v2 = engine.llm.llm_engine.vllm_config.use_v2_model_runner
+    params = [params_of(case, option, 100 + i, num_tokens) for i, case in enumerate(cases)]
+    got = tokens(engine.generate([case.prompt for case in cases], params))
+    wrong = []
+    for i, case in enumerate(cases):
+        sampled = "temperature" in option.params
+        draw = (draw_v2 if v2 else draw_v1)(100 + i) if sampled else None
+        if got[i] != replay(oracle, case, option, draw, num_tokens):
+            wrong.append(i)
+    return wrong
+
+
+def chosen(v2: bool) -> tuple[list[Case], int]:
+    """Cases, every scale among them, and the length of their texts: less on V2, whose kernels are interpreted here."""
+    return (CASES[::13], 6) if v2 else (CASES[::5], 16)
+
+
+def run(folder: Path, v2: bool) -> dict[str, str]:
+    """Option -> verdict, on an engine of this process."""
+    engine, oracle, (cases, num_tokens) = (
+        Engine(folder, logits_processors=witness.CONFIG, **ROOMY),
+        Oracle(folder),
+        chosen(v2),
+    )
+    try:
+        verdicts = {}
+        for option in OPTIONS:
+            wrong = differing(engine, oracle, option, cases, num_tokens)
+            verdict = f"WRONG: cases {wrong}" if wrong else "equal"
+            verdicts[option.name] = f"{verdict}, {len(cases)} cases x {num_tokens} tokens"
+        return verdicts
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        for name, value in ENVIRONMENT.items():
+            os.environ[name] = value
+        out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        v2 = sys.argv[2] == "v2"
+        print(json.dumps(run(Path(sys.argv[1]), v2)), file=out, flush=True)
+        return
+    from tiny_models import build
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    with tempfile.TemporaryDirectory() as name:
+        folder = build("llama", Path(name))
+        columns = [verdicts(folder, path) for path in paths.PATHS if path.name in ("V1 sync TP1", "V2 async TP1")]
+    print("| option | V1 | V2, async |\n|---|---|---|")
+    for option in OPTIONS:
+        print(f"| {option.name} | {' | '.join(column[option.name] for column in columns)} |")
+
+
+def verdicts(folder: Path, path: paths.Path) -> dict[str, str]:
+    """`run` in a process of its own, whose engines take `path`."""
+    command = [sys.executable, "options.py", str(folder), "v2" if path.v2 else "v1"]
+    done = subprocess.run(
+        command, cwd=HERE, env=paths.environment(path), stdout=subprocess.PIPE, timeout=LIMIT_S, check=True
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    main()

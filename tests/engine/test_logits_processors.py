@@ -101,10 +101,16 @@ def test_each_of_several_samples_has_its_own(engine: Engine) -> None:
 
 
 def check_seen(tag: int, texts: list[list[int]]) -> None:
-    """Each text has a witness that was fed it, but for the tokens of the last step; and obeyed."""
+    """Each text has a witness that was fed it, and obeyed.
+
+    It may not have seen the tokens of the last step; and with async scheduling, what a step sampled behind the end.
+    """
     seen = [w.seen for w in witness.WITNESSES if w.tag == tag]
     for text in texts:
-        assert any(len(s) >= len(text) - 4 and s == text[: len(s)] for s in seen), (text, seen)
+        assert any(len(s) >= len(text) - 4 and all(a == b for a, b in zip(s, text, strict=False)) for s in seen), (
+            text,
+            seen,
+        )
         for i, token in enumerate(text):
             assert witness.permits(text[:i], token)
 

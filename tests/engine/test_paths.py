@@ -8,7 +8,13 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-IN_CI = {"V1 async TP1", "V1 sync PP2", "V2 async TP2 Ray actors", "V2 async PP2"}
+IN_CI = {
+    "V1 sync PP2",
+    "V2 async TP2 Ray actors",
+    "V2 async PP2",
+    "V1 async TP1, draft model",
+    "V2 async TP1, draft model",
+}
 """V2 async TP1 has a test of its own below; `python tests/engine/paths.py` runs all."""
 
 
@@ -25,14 +31,29 @@ def test_all_of_them_are_named():
     assert len(paths.PATHS) == 32
 
 
-REQUESTS = "processors_see or bad_words or logprobs or stop_token or end_token or regex or several_samples"
-"""Not seeded_batch: right on V2 as well, but minutes long in the interpreter."""
+REQUESTS = (
+    "test_options",
+    "test_structured and (regex or json)",
+    "test_logits_processors and model and not storm and not raises",
+    "test_requests and (logprobs or stop_token or regex)",
+    "test_sampling and several_samples",
+)
+"""Not all: minutes long in the interpreter, and right when run by hand."""
 
 
 def test_what_a_request_may_ask_for_on_the_path_of_gpus():
-    """Much of test_requests.py and test_sampling.py again, in a process whose engines run V2 with async scheduling."""
+    """Much of what the other modules ask, again, in a process whose engines run V2 with async scheduling."""
     (path,) = [p for p in paths.PATHS if p.name == "V2 async TP1"]
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", REQUESTS]
-    command += ["test_requests.py", "test_sampling.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        " or ".join(f"({r})" for r in REQUESTS),
+    ]
+    command += sorted({f"{r.split()[0]}.py" for r in REQUESTS})
     done = subprocess.run(command, cwd=paths.HERE, env=paths.environment(path), capture_output=True, timeout=580)
     assert done.returncode == 0, done.stdout.decode()[-6000:]

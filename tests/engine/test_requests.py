@@ -1,12 +1,11 @@
-"""One guided request and everything that may be asked of it: negatives, logprobs, penalties, grammars, limits.
+"""One guided request and what may be asked of it: negatives, logprobs, stop conditions, grammars, limits.
 
-The oracle is the reference loop with the same processors behind the blend (design, 6.7): guidance changes the
+Sampling options are in test_options.py, random grammars in test_structured.py. The oracle is the reference loop with the same processors behind the blend (design, 6.7): guidance changes the
 model, everything else sees a model.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -16,11 +15,8 @@ from typing import Any
 import pytest
 import torch
 from engines import ROOMY, Engine, differences, guided, plain, tokens
+from options import forbid, only
 from oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, SCALES, Case, Oracle, rounding
-from tiny_models import EOS
-from torch import Tensor
-
-from cfg_core.reference import FORBIDDEN, Processor
 
 SAMPLE = CASES[::5]
 """15 cases, every scale and every pair among them."""
@@ -176,74 +172,6 @@ def check_prompt_logprobs(oracle: Oracle, prompt: tuple[int, ...], said: list[An
 # --- what stands behind the blend
 
 
-def repetition_penalty(strength: float) -> Processor:
-    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
-        for token in set(prompt + output):
-            scores[token] *= strength if scores[token] < 0 else 1 / strength
-        return scores
-
-    return process
-
-
-def counting_penalties(frequency: float, presence: float) -> Processor:
-    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
-        for token in set(output):
-            scores[token] -= frequency * output.count(token) + presence
-        return scores
-
-    return process
-
-
-def bias(by_token: dict[int, float]) -> Processor:
-    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
-        for token, value in by_token.items():
-            scores[token] += value
-        return scores
-
-    return process
-
-
-def only(allowed: list[int]) -> Processor:
-    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
-        masked = torch.full_like(scores, FORBIDDEN)
-        masked[allowed] = scores[allowed]
-        return masked
-
-    return process
-
-
-def forbid(token: int, first_tokens: float = math.inf) -> Processor:
-    def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
-        if len(output) < first_tokens:
-            scores[token] = FORBIDDEN
-        return scores
-
-    return process
-
-
-ALLOWED = list(range(40, 90))
-BIAS = {20: 4.0, 21: -4.0, 50: 3.0}
-
-
-@pytest.mark.parametrize(
-    ("options", "processor"),
-    [
-        ({"repetition_penalty": 1.7}, repetition_penalty(1.7)),
-        ({"frequency_penalty": 1.5, "presence_penalty": 1.0}, counting_penalties(1.5, 1.0)),
-        ({"logit_bias": BIAS}, bias(BIAS)),
-        ({"allowed_token_ids": ALLOWED}, only(ALLOWED)),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_processors_see_the_guided_scores(
-    engine: Engine, llama: Oracle, options: dict[str, Any], processor: Processor
-) -> None:
-    want = [llama.reference(case, processors=[processor]) for case in SAMPLE]
-    assert min(text.min_gap for text in want) > 1e-4
-    assert differences(engine.guide(SAMPLE, **options), [text.token_ids for text in want]) == []
-    assert [text.token_ids for text in want] != llama.guided[::5]
-
-
 def test_hf_repetition_penalty_stands_behind_guidance_too(engine: Engine, llama: Oracle) -> None:
     want = [llama.hf(c.prompt, scale=c.scale, negative=c.negative, repetition_penalty=1.7) for c in SAMPLE[:5]]
     assert differences(engine.guide(SAMPLE[:5], repetition_penalty=1.7), want) == []
@@ -274,14 +202,6 @@ def test_stop_token_and_min_tokens(engine: Engine, llama: Oracle) -> None:
     late = llama.reference(case, processors=[forbid(stop, first_tokens=10)], eos_token_id=stop).token_ids
     assert len(late) > 10
     assert engine.guide([case], stop_token_ids=[stop], min_tokens=10) == [late]
-
-
-def test_the_end_token_ends_both_streams(engine: Engine, llama: Oracle) -> None:
-    """A bias makes the end-of-sequence token likely; the plain text with ignore_eos would go on."""
-    options = {"logit_bias": {EOS: 9.0}, "ignore_eos": False}
-    want = [llama.reference(c, processors=[bias({EOS: 9.0})], eos_token_id=EOS).token_ids for c in SAMPLE]
-    assert sum(text[-1] == EOS for text in want) >= 5
-    assert differences(engine.guide(SAMPLE, **options), want) == []
 
 
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=lambda o: next(iter(o)))
@@ -318,26 +238,6 @@ def test_regex_equals_the_reference_under_the_same_mask(engine: Engine, llama: O
     assert differences([text[:-1] for text in tokens(outputs)], want) == []
     assert all(output.outputs[0].finish_reason == "stop" for output in outputs)
     assert all(re.fullmatch("[a-f]{12}", output.outputs[0].text) for output in outputs)
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"colour": {"enum": ["red", "green", "blue"]}, "warm": {"type": "boolean"}},
-    "required": ["colour", "warm"],
-    "additionalProperties": False,
-}
-
-
-def test_json_is_valid_at_every_scale(engine: Engine) -> None:
-    """All scales and plain requests in one batch."""
-    cases = [case for scale in (-1.0, 0.0, 0.5, 1.5) for case in text_cases(engine, scale)]
-    params = [guided(case, **structured(json=SCHEMA)) for case in cases]
-    params += [plain(**structured(json=SCHEMA)) for _ in TEXTS]
-    for output in engine.generate([case.prompt for case in cases + cases[: len(TEXTS)]], params):
-        said = json.loads(output.outputs[0].text)
-        assert said.keys() == {"colour", "warm"}
-        assert said["colour"] in ("red", "green", "blue")
-        assert isinstance(said["warm"], bool)
 
 
 # --- limits and refusals

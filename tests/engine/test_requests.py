@@ -1,7 +1,7 @@
 """One guided request and what may be asked of it: negatives, logprobs, stop conditions, grammars, limits.
 
-Sampling options are in test_options.py, random grammars in test_structured.py. The oracle is the reference loop with the same processors behind the blend (design, 6.7): guidance changes the
-model, everything else sees a model.
+Sampling options are in test_options.py, random grammars in test_structured.py. The oracle is the reference loop, with
+the same processors behind the blend (design, 6.7): guidance changes the model, everything else sees a model.
 """
 
 from __future__ import annotations

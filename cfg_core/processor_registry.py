@@ -9,8 +9,10 @@ An installed package registers one under the entry-point group `cfg_serve.logits
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -52,14 +54,19 @@ class Registry:
         installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
         return cls({name: _load(name, entry, engine) for name, entry in {**SHIPPED, **installed, **config}.items()})
 
-    def check(self, asked: object) -> None:
-        """Raise RequestError unless `asked`, the field of a request, can be made."""
+    def read(self, asked: object) -> Sequence[Mapping[str, Any]]:
+        """The field of a request, if all of it can be made; RequestError otherwise. JSON text is understood, too:
+        `vllm_xargs` of vLLM's own server carry no objects."""
+        if isinstance(asked, str):
+            with contextlib.suppress(ValueError):
+                asked = json.loads(asked)
         if not isinstance(asked, Sequence) or isinstance(asked, (str, bytes)):
             raise RequestError(f'{FIELD} must be a list such as [{{"name": "no_repeat_ngram", "n": 3}}].', FIELD)
         if len(asked) > MAX_PER_REQUEST:
             raise RequestError(f"{FIELD} has {len(asked)} entries: at most {MAX_PER_REQUEST} are allowed.", FIELD)
         for i, entry in enumerate(asked):
             self._check_entry(entry, f"{FIELD}[{i}]")
+        return asked
 
     def _check_entry(self, entry: object, where: str) -> None:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
@@ -77,7 +84,7 @@ class Registry:
             raise RequestError(f"{where}: {name}: {error}.".replace("..", "."), FIELD) from None
 
     def make(self, asked: Sequence[Mapping[str, Any]], sequence: SequenceInfo) -> list[Named]:
-        """One processor for each entry of a request that `check` let pass. Raises ProcessorError."""
+        """One processor for each entry of a request that `read` let pass. Raises ProcessorError."""
         made: list[Named] = []
         for entry in asked:
             name, arguments = _split(entry)

@@ -9,9 +9,9 @@ from cfg_core.vllm_plugin import guided_engine_args
 from cfg_core.vllm_plugin.compat import KV_SPLITS
 
 
-def flags(kv_split: str) -> list[str]:
+def flags(kv_split: str, logits_processors: dict[str, str] | None = None) -> list[str]:
     """The engine arguments of `guided_engine_args` as command-line flags, without spaces inside a flag."""
-    args = guided_engine_args(kv_split)
+    args = guided_engine_args(kv_split, logits_processors)
     return [
         f"--scheduler-cls={args['scheduler_cls']}",
         f"--worker-cls={args['worker_cls']}",
@@ -22,4 +22,8 @@ def flags(kv_split: str) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m cfg_core.vllm_plugin", description=__doc__)
     parser.add_argument("--kv-split", choices=KV_SPLITS, default=KV_SPLITS[0])
-    print(" ".join(flags(parser.parse_args().kv_split)))
+    parser.add_argument(
+        "--logits-processor", action="append", default=[], metavar="NAME=package.module:Class", help="a factory"
+    )
+    given = parser.parse_args()
+    print(" ".join(flags(given.kv_split, dict(entry.partition("=")[::2] for entry in given.logits_processor))))

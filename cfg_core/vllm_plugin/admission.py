@@ -80,7 +80,8 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
         return
     extra: dict[str, Any] = sampling.extra_args
     if extra.get(LOGITS_PROCESSORS) is not None and _is_guided(processor.vllm_config):
-        _registry(processor).check(extra[LOGITS_PROCESSORS])
+        asked = _registry(processor).read(extra[LOGITS_PROCESSORS])
+        sampling.extra_args = extra = {**extra, LOGITS_PROCESSORS: asked}
     if not any(map(looks_like_guidance, extra)):
         return
     params = GuidanceParams.from_fields(extra)

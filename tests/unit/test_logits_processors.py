@@ -232,7 +232,11 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
 )
 def test_bad_arguments_are_refused_with_a_sentence(registry: Registry, asked: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        registry.check(asked)
+        registry.read(asked)
+
+
+def test_json_text_is_read_too(registry: Registry) -> None:
+    assert registry.read('[{"name": "no_repeat_ngram", "n": 3}]') == [{"name": "no_repeat_ngram", "n": 3}]
 
 
 @pytest.mark.parametrize("config", [["a:b"], {"x": 3}, {"x": {"limit": 3}}, {"x": "no_colon"}])
@@ -260,7 +264,7 @@ def test_a_factory_that_cannot_be_loaded_is_refused(entry: Any, words: str) -> N
 
 def play(registry: Registry, asked: list[dict[str, Any]], num_tokens: int, seed: int, draft_rate: float) -> list[int]:
     """Sample at random what is allowed, with and without drafts in between."""
-    registry.check(asked)
+    registry.read(asked)
     table, rng = ProcessorTable(registry.make), random.Random(seed)
     output: list[int] = []
     while len(output) < num_tokens:

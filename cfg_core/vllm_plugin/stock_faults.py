@@ -27,7 +27,7 @@ def expand_batch_to_tokens(
     """`x` [batch], each value repeated for its request's drafts -> [drafts]; `replace_from` becomes `replace_to`.
 
     vLLM's CPU kernel writes into a converted copy of its output, which is lost: under speculation, temperature, top-k
-    and top-p of sampled requests are whatever the memory held (tests/engine/test_speculation.py).
+    and top-p of sampled requests are whatever the memory held (tests/contract/test_stock_faults.py).
     """
     values = torch.where(x == replace_from, replace_to, x)
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))

@@ -1,0 +1,31 @@
+"""The faults of vLLM that stock_faults.py mends: that the mend is right, and that it is still needed."""
+
+import pytest
+import torch
+from vllm.platforms import current_platform
+
+from cfg_core.vllm_plugin.stock_faults import expand_batch_to_tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+def test_values_are_repeated_for_the_drafts_of_their_request(dtype):
+    values = torch.tensor([3, 0, 7], dtype=dtype)
+    expanded = expand_batch_to_tokens(values, torch.tensor([2, 2, 5], dtype=torch.int32), 5)
+    assert expanded.dtype == dtype
+    assert expanded.tolist() == [3, 3, 7, 7, 7]
+
+
+def test_a_value_can_be_replaced():
+    """vLLM does so with the temperature of greedy requests, by which it must not divide."""
+    expanded = expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, replace_from=0, replace_to=1)
+    assert expanded.tolist() == [1.0, 0.5, 0.5]
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="the fault is that of vLLM's CPU kernel")
+def test_stock_vllm_still_has_the_fault():
+    """If this fails, vLLM is mended: delete ours."""
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+    output = torch.full((3,), -1.0)
+    _expand_kernel_impl(output, torch.tensor([0.5, 0.7]), torch.tensor([1, 3]), 0, 1)
+    assert output.tolist() == [-1.0, -1.0, -1.0]

@@ -34,7 +34,7 @@ def test_all_of_them_are_named():
 REQUESTS = (
     "test_options",
     "test_structured and (regex or json)",
-    "test_logits_processors and model and not storm and not raises",
+    "test_sequence_processors and model and not storm and not raises",
     "test_requests and (logprobs or stop_token or regex)",
     "test_sampling and several_samples",
 )

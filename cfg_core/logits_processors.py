@@ -196,7 +196,7 @@ class ProcessorTable:
         """make: the processors that a request asks for, for one sequence (`Registry.make`)."""
         self._make = make
         self._live: dict[str, SequenceProcessors] = {}
-        self._failed: set[str] = set()
+        self._failed: dict[str, Failure] = {}
         self._untold: dict[str, Failure] = {}
 
     def process(
@@ -210,7 +210,8 @@ class ProcessorTable:
     ) -> None:
         """`SequenceProcessors.process` behind `output`. A failure is noted, and the row is left as it is."""
         request_id = sequence.request_id
-        if request_id in self._failed:
+        if request_id in self._failed:  # told again until the request is gone, so that no token of it can pass
+            self._untold[request_id] = self._failed[request_id]
             return
         try:
             if request_id not in self._live:
@@ -221,15 +222,14 @@ class ProcessorTable:
         except ProcessorError as error:
             logger.warning("request %s fails: %s", request_id, error, exc_info=error.__cause__)
             self.forget([request_id])
-            self._failed.add(request_id)
-            failure = Failure(0, str(error))
+            failure = self._failed[request_id] = Failure(0, str(error))
         if failure is not None:
             self._untold[request_id] = min(failure, self._untold.get(request_id, failure))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Requests that are finished, for whatever reason."""
         for request_id in request_ids:
-            self._failed.discard(request_id)
+            self._failed.pop(request_id, None)
             processors = self._live.pop(request_id, None)
             if processors is not None:
                 processors.close()

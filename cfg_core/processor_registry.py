@@ -13,6 +13,8 @@ import contextlib
 import importlib
 import inspect
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -31,6 +33,10 @@ from cfg_core.processor_config import FIELD
 
 ENTRY_POINTS = "cfg_serve.logits_processors"
 MAX_PER_REQUEST = 16
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_NAME = 100
+_MAX_DEPTH = 8
+_MAX_REASON = 300
 
 SHIPPED = {
     "no_repeat_ngram": "cfg_core.shipped_processors:NoRepeatNgram",
@@ -58,7 +64,7 @@ class Registry:
         """The field of a request, if all of it can be made; RequestError otherwise. JSON text is understood, too:
         `vllm_xargs` of vLLM's own server carry no objects."""
         if isinstance(asked, str):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 asked = json.loads(asked)
         if not isinstance(asked, Sequence) or isinstance(asked, (str, bytes)):
             raise RequestError(f'{FIELD} must be a list such as [{{"name": "no_repeat_ngram", "n": 3}}].', FIELD)
@@ -73,15 +79,24 @@ class Registry:
             raise RequestError(f'{where} must be an object with a "name", and the arguments beside it.', FIELD)
         name, arguments = _split(entry)
         factory = self._factories.get(name)
+        if factory is None and len(name) > _MAX_NAME:
+            raise RequestError(f"{where}: there is no logits processor with such a long name.", FIELD)
         if factory is None:
             raise RequestError(
                 f"{where}: there is no logits processor {name!r}: {nearest(name, self._factories)}", FIELD
             )
+        if not _is_plain(arguments, _MAX_DEPTH):
+            raise RequestError(
+                f"{where}: arguments must be text, finite numbers within 64 bits, true, false, null, or lists and "
+                f"objects of these, {_MAX_DEPTH} deep at most.",
+                FIELD,
+            )
         try:
             inspect.signature(factory.make).bind(None, **arguments)
             factory.check(**arguments)
-        except (TypeError, ValueError) as error:
-            raise RequestError(f"{where}: {name}: {error}.".replace("..", "."), FIELD) from None
+        except Exception as error:  # whatever somebody's factory raises at bad arguments is no failure of the server
+            reason = str(error) if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {error}"
+            raise RequestError(f"{where}: {name}: {reason[:_MAX_REASON].rstrip('.')}.", FIELD) from None
 
     def make(self, asked: Sequence[Mapping[str, Any]], sequence: SequenceInfo) -> list[Named]:
         """One processor for each entry of a request that `read` let pass. Raises ProcessorError."""
@@ -96,6 +111,20 @@ class Registry:
                     f"logits processor {name!r} could not be made: {type(error).__name__}: {error}"
                 ) from error
         return made
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    """Whether `value` can travel to the engine as it is: what JSON can say, with numbers that msgpack can."""
+    if isinstance(value, str):
+        return not _LONE_SURROGATE.search(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value is None or -(2**63) <= value < 2**63
+    if depth == 0 or not isinstance(value, (list, tuple, dict)):
+        return False
+    parts = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(_is_plain(part, depth - 1) for part in parts)
 
 
 def _split(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections import defaultdict
 from functools import lru_cache
 from typing import Any
@@ -14,12 +15,21 @@ from cfg_core.logits_processors import EngineInfo, LogitsProcessor, LogitsProces
 
 FORBIDDEN = -torch.inf
 _MAX_NGRAM = 64
+_MAX_TEXT = 1000
 _CACHED_GATES = 64
+_CACHED_TEXTS = 1024
 
 
 def _check_count(name: str, value: object, least: int = 1) -> None:
     if type(value) is not int or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+        raise ValueError(f"{name} must be an integer of at least {least}, not {reprlib.repr(value)}")
+
+
+def _check_text(name: str, value: object) -> str:
+    """`value` if it is text of a length that costs nobody else time."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT:
+        raise ValueError(f"{name} must be text of 1 to {_MAX_TEXT} characters")
+    return value
 
 
 class NoRepeatNgram(LogitsProcessorFactory):
@@ -67,17 +77,20 @@ class SectionBudget(LogitsProcessorFactory):
     Both are text. Without `start` the section begins with the output. A section that ends by itself may start again.
     """
 
+    def __init__(self, engine: EngineInfo) -> None:
+        super().__init__(engine)
+        self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._encode)
+
     def check(self, *, max_tokens: int, end: str, start: str | None = None) -> None:
         _check_count("max_tokens", max_tokens, least=0)
-        if not isinstance(end, str) or not self._ids(end):
-            raise ValueError("end must be text of one token at least")
-        if start is not None and (not isinstance(start, str) or not self._ids(start)):
-            raise ValueError("start must be text of one token at least, or left out")
+        for name, text in (("end", end), *([("start", start)] if start is not None else [])):
+            if not self._ids(_check_text(name, text)):
+                raise ValueError(f"{name} must have one token at least")
 
     def make(self, sequence: SequenceInfo, *, max_tokens: int, end: str, start: str | None = None) -> LogitsProcessor:
         return _SectionBudget(max_tokens, self._ids(end), None if start is None else self._ids(start))
 
-    def _ids(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.engine.tokenizer().encode(text, add_special_tokens=False))
 
 
@@ -133,7 +146,7 @@ class VocabularyGate(LogitsProcessorFactory):
         self._texts: list[str] = []
 
     def check(self, *, characters: str) -> None:
-        if not isinstance(characters, str) or not characters or set(characters) & {"[", "]"}:
+        if set(_check_text("characters", characters)) & {"[", "]"}:
             raise ValueError("characters must be text such as a-zA-Z0-9, without brackets")
         self._masks(characters)
 

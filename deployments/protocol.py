@@ -199,11 +199,11 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
-    """Guidance inside another object would be ignored by vLLM, or reach the engine unchecked."""
+    """Guidance or processors inside another object would be ignored by vLLM, or reach the engine unchecked."""
     for carrier in CARRIERS:
         inner = body.get(carrier)
         for name in inner if isinstance(inner, Mapping) else ():
-            if looks_like_guidance(name):
+            if looks_like_guidance(name) or name == LOGITS_PROCESSORS:
                 raise GuidanceError(f"{name} stands inside {carrier}: move it to the top level of the body.", carrier)
 
 
@@ -212,6 +212,8 @@ def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
     for name in body.keys() - {LOGITS_PROCESSORS}:
         if _near(name, [LOGITS_PROCESSORS]):
             raise RequestError(f"{name} is not a field of this server. Did you mean {LOGITS_PROCESSORS}?", name)
+    if body.get("use_beam_search") and body.get(LOGITS_PROCESSORS) is not None:
+        raise RequestError(f"Beam search knows no {LOGITS_PROCESSORS}: leave one of the two out.", LOGITS_PROCESSORS)
 
 
 def _refuse_unguidable(body: Mapping[str, Any]) -> None:

@@ -80,6 +80,10 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
         return
     extra: dict[str, Any] = sampling.extra_args
     if extra.get(LOGITS_PROCESSORS) is not None and _is_guided(processor.vllm_config):
+        if request.prompt_token_ids is None or request.prompt_embeds is not None:
+            raise RequestError(
+                f"{LOGITS_PROCESSORS} need a prompt of text or token ids, not prompt embeddings.", LOGITS_PROCESSORS
+            )
         asked = _registry(processor).read(extra[LOGITS_PROCESSORS])
         sampling.extra_args = extra = {**extra, LOGITS_PROCESSORS: asked}
     if not any(map(looks_like_guidance, extra)):

@@ -51,6 +51,8 @@ PRIVATE_NAMES = (
     f"{_SCHEDULER}.num_spec_tokens",
     f"{_SCHEDULER}.use_v2_model_runner",
     "vllm.v1.request:Request.is_prefill_chunk",
+    "vllm.v1.outputs:ModelRunnerOutput.prompt_logprobs_dict",
+    "vllm.v1.outputs:ModelRunnerOutput.prompt_token_id_logprobs_dict",
     "vllm.v1.request:Request.drop_stale_output",
     "vllm.v1.request:Request.num_stale_output_tokens",
     "vllm.v1.request:Request.spec_token_ids",
@@ -69,6 +71,10 @@ HOOKS = (
     "make_spec_decoding_stats",
 )
 """Methods of vLLM's schedulers that we override."""
+
+
+PROMPT_LOGPROBS = ("prompt_logprobs_dict", "prompt_token_id_logprobs_dict")
+"""What vLLM sends with the step that ends a prompt, by request id: fields of its ModelRunnerOutput."""
 
 
 class _Everything:
@@ -118,7 +124,7 @@ class GuidedScheduler(Scheduler):
         )
         self._sampling: Container[str] = frozenset()
         self._steady: Steady | None = None
-        self._kept_prompt_logprobs: dict[str, Any] = {}
+        self._kept_prompt_logprobs: dict[str, dict[str, Any]] = {field: {} for field in PROMPT_LOGPROBS}
         self._counts = dict.fromkeys(("groups_admitted", "joint_steps", "solo_rows", "group_preemptions"), 0)
 
     # -- a group's life ----------------------------------------------------------------------------------------
@@ -162,7 +168,8 @@ class GuidedScheduler(Scheduler):
     def _forget(self, stream: str) -> None:
         group = self._groups.remove(stream)
         if group is not None:
-            self._kept_prompt_logprobs.pop(group.leader, None)
+            for kept in self._kept_prompt_logprobs.values():
+                kept.pop(group.leader, None)
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -344,16 +351,21 @@ class GuidedScheduler(Scheduler):
         failures = failures_of(model_runner_output)
         if failures:
             self._drop(failures, model_runner_output)
-            outputs = self._update_from_output(scheduler_output, model_runner_output)
-            _tell(failures, outputs)
-            return outputs
-        return self._update_from_output(scheduler_output, model_runner_output)
+        outputs = self._update_from_output(scheduler_output, model_runner_output)
+        _tell(failures, outputs)
+        guidance = StepGuidance.of(scheduler_output)
+        asked = {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()
+        if asked:
+            narrow((output for per_client in outputs.values() for output in per_client.outputs), asked)
+        return outputs
 
     def _drop(self, failures: Collection[str], model_runner_output: Any) -> None:
         """Requests whose logits processors failed end with an error, without the tokens of this step."""
         for request_id in failures:
             model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[request_id]] = []
-            model_runner_output.prompt_logprobs_dict.pop(request_id, None)
+            for field, kept in self._kept_prompt_logprobs.items():
+                getattr(model_runner_output, field).pop(request_id, None)
+                kept.pop(request_id, None)
         self.grammar_compile_error_reqs.update(failures)
 
     def _update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
@@ -364,10 +376,6 @@ class GuidedScheduler(Scheduler):
         self._keep_prompt_logprobs(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
-        guidance = StepGuidance.of(scheduler_output)
-        asked = {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()
-        if asked:
-            narrow((output for per_client in outputs.values() for output in per_client.outputs), asked)
         for per_client in outputs.values():
             per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
         return outputs
@@ -383,15 +391,18 @@ class GuidedScheduler(Scheduler):
         """vLLM returns prompt logprobs with the step that ends the prompt and expects a token beside them: where
         that step's sample was taken back, they are kept for the joint step."""
         guidance = StepGuidance.of(scheduler_output)
-        logprobs = model_runner_output.prompt_logprobs_dict
-        if guidance is None or not (logprobs or self._kept_prompt_logprobs):
+        if guidance is None:
             return
-        for stream in guidance.solo:
-            if logprobs.get(stream) is not None:
-                self._kept_prompt_logprobs[stream] = logprobs.pop(stream)
-        for row in guidance.joint:
-            if row.streams[0] in self._kept_prompt_logprobs:
-                logprobs[row.streams[0]] = self._kept_prompt_logprobs.pop(row.streams[0])
+        for field, kept in self._kept_prompt_logprobs.items():
+            logprobs = getattr(model_runner_output, field)
+            if not (logprobs or kept):
+                continue
+            for stream in guidance.solo:
+                if logprobs.get(stream) is not None:
+                    kept[stream] = logprobs.pop(stream)
+            for row in guidance.joint:
+                if row.streams[0] in kept:
+                    logprobs[row.streams[0]] = kept.pop(row.streams[0])
 
     def make_spec_decoding_stats(self, spec_decoding_stats: Any, *args: Any, request_id: str, **kwargs: Any) -> Any:
         """vLLM's count of accepted drafts; a group counts once."""
@@ -423,7 +434,8 @@ class GuidedScheduler(Scheduler):
         for group in self._groups:
             outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
             assert all(o == outputs[0] for o in outputs), group
-        assert set(self._kept_prompt_logprobs) <= {g.leader for g in self._groups}
+        leaders = {g.leader for g in self._groups}
+        assert all(set(kept) <= leaders for kept in self._kept_prompt_logprobs.values())
 
 
 def _tell(failures: Mapping[str, str], outputs: Any) -> None:

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 from cfg_core.logits_processors import EngineInfo, Failure, ProcessorTable, SequenceInfo
 from cfg_core.processor_config import FIELD
 from cfg_core.processor_registry import Registry
-from cfg_core.vllm_plugin.step import attach_failures
+from cfg_core.vllm_plugin.step import StepGuidance, attach_failures
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -86,9 +86,16 @@ class StepProcessors:
         for request_id in finished:
             self.asking.pop(request_id, None)
         for new in scheduler_output.scheduled_new_reqs:
-            asked = asked_of(new.sampling_params)
-            if asked:
-                self.asking[new.req_id] = SequenceInfo(new.req_id, tuple(new.prompt_token_ids)), asked
+            self._note(
+                new.req_id, SequenceInfo(new.req_id, tuple(new.prompt_token_ids or ())), asked_of(new.sampling_params)
+            )
+
+    def _note(self, request_id: str, sequence: SequenceInfo, asked: Sequence[Any]) -> None:
+        before = self.asking.pop(request_id, None)
+        if asked:
+            self.asking[request_id] = (sequence, asked)
+        if before is not None and before != (sequence, asked):  # a streaming-input session that goes on otherwise
+            self.table.forget([request_id])
 
     def process(self, request_id: str, output: Sequence[int], rows: Sequence[torch.Tensor], **drafts: Any) -> None:
         """`ProcessorTable.process` for a request that asked."""
@@ -187,10 +194,13 @@ class ProcessorsV2:
     HOOKS = ("execute_model", "sample", "sample_tokens")
     processors: StepProcessors
     _batch: Any = None
+    _solo: tuple[str, ...] = ()
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's `execute_model`."""
+        """vLLM's `execute_model`; keeps which samples are dropped: their rows are not blended, and not processed."""
         self.processors.begin(scheduler_output)
+        guidance = StepGuidance.of(scheduler_output)
+        self._solo = guidance.solo if guidance is not None else ()
         return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,7 +236,7 @@ class _SlotProcessor(SlotLogitsProcessor):
             end = row + int(batch.cu_num_logits_np[place + 1] - batch.cu_num_logits_np[place])
             request_id = batch.req_ids[place]
             past_prompt = ctx.seq_lens_upper_bound_np[i] >= self._runner.req_states.prefill_len.np[slot]
-            if request_id in processors.asking and past_prompt:
+            if request_id in processors.asking and past_prompt and request_id not in self._runner._solo:
                 drafts = _valid(ctx.input_ids[row + 1 : end].tolist())
                 rows = list(logits[row : row + 1 + len(drafts)])
                 processors.process(request_id, self._output(slot), rows, drafts=drafts)

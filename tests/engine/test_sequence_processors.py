@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import witness
 from engines import ASYNC, TIGHT, Engine, differences, guided, plain, tokens
-from oracle import CASES, PROMPTS, Case, Oracle, rounding
+from oracle import CASES, PAIRS, PROMPTS, Case, Oracle, rounding
 from tiny_models import EOS
 
 from cfg_core.errors import ConfigError
@@ -74,6 +74,16 @@ def test_the_state_is_that_of_the_sequence_at_every_token(engine: Engine, llama:
     assert differences(got, [*want, *(text[:TOKENS] for text in llama.plain[3:5])]) == []
     assert len(witness.WITNESSES) >= len(want)
     assert [text for text in want if text in [t[:TOKENS] for t in llama.guided]] == []
+
+
+def test_a_failure_on_a_row_that_is_taken_back_is_not_lost(engine: Engine) -> None:
+    """A prompt of one token runs before its negative is ready; that sample is dropped, and the next one must fail."""
+    case = Case(PAIRS[3][0], PAIRS[3][1], 1.5)
+    assert len(case.prompt) == 1
+    before = engine.stats()["solo_rows"]
+    (output,) = engine.generate([case.prompt], [watched(case, fail_at=0)])
+    assert (output.outputs[0].finish_reason, list(output.outputs[0].token_ids)) == ("error", [])
+    assert engine.stats()["solo_rows"] > before
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])

@@ -6,13 +6,15 @@ A failing seed is named in the test's id: `pytest tests/simulation -k "seed7"` r
 import dataclasses
 
 import pytest
+import torch
 
 from cfg_core import lockstep
 from cfg_core.groups import GroupTable
+from cfg_core.logits_processors import Failure
 from cfg_core.vllm_plugin import scheduler as adapter
 from cfg_core.vllm_plugin.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.scheduler import GuidedAsyncScheduler, GuidedScheduler
-from cfg_core.vllm_plugin.step import JointRow, StepGuidance
+from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach_failures
 from tests.simulation.sim import PATHS, Path, Simulation, make_config, simulate
 
 SEEDS = range(6)
@@ -344,3 +346,33 @@ def test_a_vllm_without_our_hooks_is_refused():
         match=r"has no sample_tokens, _sample, propose_draft_token_ids: cfg-serve needs vllm==0\.32\.0",
     ):
         guide(object(), v2=False)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("field", adapter.PROMPT_LOGPROBS)
+@pytest.mark.parametrize("path", [PATHS[0], PATHS[1], Path(v2=True, asynchronous=True)], ids=lambda p: p.name)
+def test_prompt_logprobs_of_a_solo_step_wait_or_go_with_their_request(model_folder, path, field, fails):
+    """A prompt of one token is let in at once, its negative takes two steps: the step that ends the prompt is solo.
+
+    vLLM asserts in the engine's core that nothing is left over, also if the request's logits processor then fails.
+    """
+    sim, told = Simulation(make_config(model_folder), 60, path), []
+    execute = sim.runner.execute
+
+    def told_once(step):
+        output, guidance = execute(step), StepGuidance.of(step)
+        if guidance is not None and not told:
+            getattr(output, field)["r"] = told.append("r" in guidance.solo) or torch.zeros(1)
+        elif guidance is not None and guidance.joint and fails:
+            attach_failures(output, {"r": Failure(0, "on purpose")})
+        return output
+
+    sim.runner.execute = told_once
+    sim.add("r", [7], 10, scale=2.0, negative=[8] * 100)
+    sim.add("plain", [7] * 20, 5)
+    sim.run()
+    assert told == [True]
+    assert len(sim.outputs["plain"]) == 5
+    assert len(sim.outputs["r"]) == (0 if fails else 10)
+    assert ("error" in sim.finished["r"].lower()) == fails
+    sim.check_drained()

@@ -82,10 +82,23 @@ class WitnessFactory(LogitsProcessorFactory):
         return Witness(fault, at)
 
 
+class StrangeFactory(WitnessFactory):
+    def check(self) -> None:
+        raise LookupError("'nothing'")
+
+
+def deep(levels: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
 @pytest.fixture
 def registry() -> Registry:
     Witness.made = []
-    return Registry.load({"witness": f"{__name__}:WitnessFactory"}, ENGINE)
+    config = {"witness": f"{__name__}:WitnessFactory", "strange": f"{__name__}:StrangeFactory"}
+    return Registry.load(config, ENGINE)
 
 
 @pytest.fixture
@@ -151,7 +164,7 @@ def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fau
     assert failures["a"].row == 0
     assert "'witness'" in failures["a"].reason
     table.process(A, asked, [5, 6], [mine])
-    assert (forbidden(mine), table.take_failures()) == ([], {})
+    assert (forbidden(mine), table.take_failures()) == ([], failures)  # again, until the scheduler has ended it
     table.forget(["a", "b"])
     assert all(w.closed == 1 for w in Witness.made)
     table.process(A, ASKED, [], [mine])  # a new request of the same name
@@ -223,7 +236,16 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
         ([{"name": "no_repeat_ngram", "n": 65}], "at most 64"),
         ([{"name": "section_budget", "max_tokens": -1, "end": "x"}], "max_tokens"),
         ([{"name": "section_budget", "max_tokens": 1, "end": ""}], "end must be text"),
+        ([{"name": "section_budget", "max_tokens": 1, "end": "x" * 1001}], "of 1 to 1000 characters"),
         ([{"name": "section_budget", "max_tokens": 1, "end": "x", "start": 3}], "start must be text"),
+        ([{"name": "section_budget", "max_tokens": 10**30, "end": "x"}], "within 64 bits"),
+        ([{"name": "no_repeat_ngram", "n": float("nan")}], "finite numbers"),
+        ([{"name": "no_repeat_ngram", "n": deep(2000)}], "8 deep at most"),
+        ([{"name": "vocabulary_gate", "characters": "a\ud800"}], "arguments must be text"),
+        ([{"name": "n" * 10**6}], "such a long name"),
+        ("[" * 100000, "must be a list"),
+        ('[{"name": "section_budget", "max_tokens": 1' + "0" * 40 + "}]", "within 64 bits"),
+        ([{"name": "strange"}], "LookupError: 'nothing'"),
         ([{"name": "vocabulary_gate", "characters": "a]|(.*)*["}], "without brackets"),
         ([{"name": "vocabulary_gate", "characters": "z-a"}], "no character class"),
         ([{"name": "vocabulary_gate", "characters": "\u4e2d"}], "no token of this model"),

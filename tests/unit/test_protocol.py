@@ -123,6 +123,8 @@ REFUSED = [
     ("chat", {"guidance_streams": []}, "guidance_streams", "not supported yet"),
     ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
     ("completion", {"guidance_top_k": 5}, "guidance_top_k", "not supported yet"),
+    ("completion", {"extra_body": {"logits_processors": []}}, "extra_body", "move it to the top level"),
+    ("completion", {"logits_processors": [], "use_beam_search": True}, "logits_processors", "Beam search knows no"),
     ("completion", {"logit_processors": []}, "logit_processors", "Did you mean logits_processors?"),
     ("completion", {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
     ("completion", {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),

@@ -337,6 +337,7 @@ def test_a_draft_model_in_a_pipeline_is_refused_at_start(model_folder):
 
 def test_a_vllm_without_our_hooks_is_refused():
     from cfg_core.errors import CompatibilityError
+    from cfg_core.processor_registry import Registry
     from cfg_core.vllm_plugin.compat import check_hooks
     from cfg_core.vllm_plugin.sampler import guide
 
@@ -345,7 +346,7 @@ def test_a_vllm_without_our_hooks_is_refused():
         CompatibilityError,
         match=r"has no sample_tokens, _sample, propose_draft_token_ids: cfg-serve needs vllm==0\.32\.0",
     ):
-        guide(object(), v2=False)
+        guide(object(), Registry({}), v2=False)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -7,7 +7,7 @@ whose processor failed is named in the step's output; the scheduler ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,31 +160,27 @@ class ProcessorsV1:
         finally:
             self._sampling_rows, self._spec_metadata = (), None
 
-    def _drafts(self: Any) -> tuple[list[int], list[int]]:
-        """All drafts of the step, one request's after the other's, and how many each place in the batch has."""
-        if self._spec_metadata is None:
-            return [], [0] * self.input_batch.num_reqs
-        return self._spec_metadata.draft_token_ids.tolist(), self._spec_metadata.num_draft_tokens
+    def _own_drafts(self: Any) -> Iterator[tuple[str, int, int, list[int]]]:
+        """Of each row to process: request id, place in the batch, first of its drafts among all, and its drafts."""
+        if not self._sampling_rows:
+            return
+        drafts, counts = [], [0] * self.input_batch.num_reqs
+        if self._spec_metadata is not None:
+            drafts, counts = self._spec_metadata.draft_token_ids.tolist(), self._spec_metadata.num_draft_tokens
+        for place, request_id in self._sampling_rows:
+            start = sum(counts[:place])
+            yield request_id, place, start, drafts[start : start + counts[place]]
 
     def _process_last_rows(self: Any, logits: torch.Tensor, outputs: list[list[int]]) -> None:
         """logits: [batch, vocabulary], the row of each request behind all its drafts."""
-        if not self._sampling_rows:
-            return
-        drafts, counts = self._drafts()
-        for place, request_id in self._sampling_rows:
-            start, count = sum(counts[:place]), counts[place]
-            own = drafts[start : start + count]
-            self.processors.process(request_id, outputs[place], [logits[place]], drafts=own, first=count)
+        for request_id, place, _, own in self._own_drafts():
+            self.processors.process(request_id, outputs[place], [logits[place]], drafts=own, first=len(own))
 
     def _process_draft_rows(self: Any, logits: torch.Tensor, outputs: list[list[int]]) -> None:
         """logits: [drafts, vocabulary], the rows before each draft."""
-        if not self._sampling_rows:
-            return
-        drafts, counts = self._drafts()
-        for place, request_id in self._sampling_rows:
-            start, count = sum(counts[:place]), counts[place]
-            if count:
-                rows, own = list(logits[start : start + count]), drafts[start : start + count]
+        for request_id, place, start, own in self._own_drafts():
+            if own:
+                rows = list(logits[start : start + len(own)])
                 self.processors.process(request_id, outputs[place], rows, drafts=own)
 
 

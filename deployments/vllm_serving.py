@@ -21,7 +21,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -37,6 +37,7 @@ from deployments.protocol import LOGITS_PROCESSORS, NEGATIVE_IDS, Endpoint, Guid
 PRIVATE = {
     "vllm.v1.engine.async_llm:AsyncLLM": (
         "from_vllm_config",
+        "generate",
         "get_supported_tasks",
         "check_health",
         "errored",
@@ -102,6 +103,7 @@ class VllmServer:
         engine = AsyncLLM.from_vllm_config(
             config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=args.disable_log_stats
         )
+        tell_reasons(engine)
         state = State()
         options = argparse.Namespace(**{**vars(FrontendArgs()), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
@@ -222,6 +224,24 @@ class VllmServer:
         with own_errors():
             create = self._state.serving_tokenization.create_detokenize
             return checked(await create(_parse(DetokenizeRequest, body), HttpContext(headers))).model_dump_json()
+
+
+def tell_reasons(engine: AsyncLLM) -> None:
+    """Let a request that failed in the engine fail with the reason, such as what its logits processor raised.
+
+    The scheduler leaves it in `stop_reason`; vLLM's serving classes say "Internal server error" to every failure.
+    """
+    generate = engine.generate
+
+    async def generate_or_raise(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with aclosing(generate(*args, **kwargs)) as outputs:
+            async for output in outputs:
+                for sample in output.outputs:
+                    if sample.finish_reason == "error" and sample.stop_reason:
+                        raise GenerationError(str(sample.stop_reason))
+                yield output
+
+    engine.generate = generate_or_raise
 
 
 def show_stream_logprobs(state: State) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
-from cfg_core.vllm_plugin.stock_faults import expand_batch_to_tokens
+from cfg_core.vllm_plugin.stock_faults import _bgmv_shrink as stock_bgmv_shrink
+from cfg_core.vllm_plugin.stock_faults import bgmv_shrink, expand_batch_to_tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -29,3 +30,22 @@ def test_stock_vllm_still_has_the_fault():
     output = torch.full((3,), -1.0)
     _expand_kernel_impl(output, torch.tensor([0.5, 0.7]), torch.tensor([1, 3]), 0, 1)
     assert output.tolist() == [-1.0, -1.0, -1.0]
+
+
+ADAPTERS = torch.tensor([0, -1, 1])
+
+
+def shrunk(shrink):
+    inputs, weights = torch.ones(3, 4), torch.ones(2, 1, 2, 4)
+    output = torch.full((3, 2), 9.0)
+    shrink(inputs, weights, output, ADAPTERS, 0.5)
+    return output.tolist()
+
+
+def test_a_token_without_an_adapter_takes_none():
+    assert shrunk(bgmv_shrink) == [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]]
+
+
+def test_stock_vllm_still_takes_the_last_adapter_for_it():
+    """If this fails, vLLM is mended: delete ours."""
+    assert shrunk(stock_bgmv_shrink) == [[2.0, 2.0]] * 3

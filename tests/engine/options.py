@@ -22,9 +22,9 @@ from typing import Any
 import paths
 import torch
 import witness
-from engines import ENVIRONMENT, ROOMY, Engine, guided, tokens
+from engines import ENVIRONMENT, ROOMY, Engine, guided
 from oracle import CASES, Case, Oracle
-from tiny_models import EOS
+from tiny_models import EOS, make_tokenizer
 from torch import Tensor
 
 from cfg_core.reference import FORBIDDEN, Processor, guide, next_log_probs
@@ -33,6 +33,10 @@ HERE = Path(__file__).parent
 SAMPLED = {"temperature": 0.8}
 ALLOWED = list(range(40, 90))
 BIAS = {20: 7.0, 21: -4.0, 50: 6.0, 60: -100.0}
+VOWELS = make_tokenizer().encode("aeiouAEIOU", add_special_tokens=False)
+LETTERS = make_tokenizer().encode("abcdef", add_special_tokens=False)
+SOME = list(range(4, 260, 9))
+PRINTABLE = make_tokenizer().encode("".join(map(chr, range(33, 127))), add_special_tokens=False)
 LIMIT_S = 900
 
 Draw = Callable[[Tensor, int, int], int]
@@ -70,10 +74,15 @@ def only(allowed: Sequence[int]) -> Processor:
     return process
 
 
-def forbid(token: int, first_tokens: float = math.inf) -> Processor:
+def in_six(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
+    """Six letters and the end."""
+    return only(LETTERS if len(output) < 6 else [EOS])(scores, prompt, output)
+
+
+def forbid(*tokens: int, first_tokens: float = math.inf) -> Processor:
     def process(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
         if len(output) < first_tokens:
-            scores[token] = FORBIDDEN
+            scores[list(tokens)] = FORBIDDEN
         return scores
 
     return process
@@ -81,13 +90,21 @@ def forbid(token: int, first_tokens: float = math.inf) -> Processor:
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table. params: of SamplingParams. stop: the token at which a text ends."""
+    """One row of the table. params: of SamplingParams. stop: tokens at which a text ends.
+
+    grammar: a regex that the text follows.
+    """
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
     processors: tuple[Processor, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
-    stop: int | None = None
+    stop: Sequence[int] = ()
+    grammar: str | None = None
+
+    @property
+    def samples(self) -> int:
+        return int(self.params.get("n", 1))
 
 
 GREEDY = Option("greedy")
@@ -98,9 +115,17 @@ OPTIONS = [
     Option("presence_penalty", {"presence_penalty": 2.0}, (penalties(presence=2.0),)),
     Option("logit_bias", {"logit_bias": BIAS}, (bias,)),
     Option("allowed_token_ids", {"allowed_token_ids": ALLOWED}, (only(ALLOWED),)),
-    Option("end token, ignore_eos=False", {"logit_bias": {EOS: 9.0}, "ignore_eos": False}, (end_bias,), stop=EOS),
+    Option("end token, ignore_eos=False", {"logit_bias": {EOS: 9.0}, "ignore_eos": False}, (end_bias,), stop=[EOS]),
+    Option("bad_words", {"bad_words": list("aeiouAEIOU")}, (forbid(*VOWELS),)),
+    Option("stop_token_ids", {"stop_token_ids": SOME}, stop=SOME),
+    Option("min_tokens", {"stop_token_ids": SOME, "min_tokens": 5}, (forbid(*SOME, first_tokens=5),), stop=SOME),
+    Option(
+        "stop, a string", {"stop": list("aeiouAEIOU"), "allowed_token_ids": PRINTABLE}, (only(PRINTABLE),), stop=VOWELS
+    ),
+    Option("structured_outputs, a regex", {"ignore_eos": False}, (in_six,), stop=[EOS], grammar="[a-f]{6}"),
     Option("logits_processors", {}, (witness.reference,), witness.asked()),
     Option("temperature, seed", SAMPLED),
+    Option("n = 3", {**SAMPLED, "n": 3}),
     Option("top_k", {**SAMPLED, "top_k": 5}),
     Option("top_p", {**SAMPLED, "top_p": 0.7}),
     Option("min_p", {**SAMPLED, "min_p": 0.1}),
@@ -139,7 +164,7 @@ def shape(scores: Tensor, params: dict[str, Any]) -> Tensor:
 def replay(oracle: Oracle, case: Case, option: Option, draw: Draw | None, num_tokens: int) -> list[int]:
     """The reference's text. Greedy without `draw`."""
     prompt, output = list(case.prompt), []
-    while len(output) < num_tokens and (not output or output[-1] != option.stop):
+    while len(output) < num_tokens and (not output or output[-1] not in option.stop):
         conditional = next_log_probs(oracle.model, prompt + output, torch.float32)
         negative = next_log_probs(oracle.model, [*case.negative, *output], torch.float32)
         scores = guide(conditional, negative, case.scale)
@@ -186,6 +211,10 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
     options = {"max_tokens": num_tokens, **option.params}
     if "temperature" in option.params:
         options["seed"] = seed
+    if option.grammar is not None:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        options["structured_outputs"] = StructuredOutputsParams(regex=option.grammar)
     params = guided(case, **options)
     params.extra_args = {**params.extra_args, **option.extra}
     return params
@@ -194,7 +223,8 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
 def without(option: Option) -> Option:
     """What an option is to be told from: the same temperature and nothing else; for the temperature itself, none."""
     temperature = {k: v for k, v in option.params.items() if k == "temperature"}
-    return Option("", {} if option.params == temperature else temperature)
+    number = {k: v for k, v in option.params.items() if k == "n"}
+    return Option("", number if {**temperature, **number} == option.params else {**temperature, **number})
 
 
 @dataclass(frozen=True)
@@ -209,21 +239,29 @@ def compare(engine: Engine, oracle: Oracle, option: Option) -> Result:
     """All cases in one batch, against the reference."""
     v2 = engine.llm.llm_engine.vllm_config.use_v2_model_runner
     cases, num_tokens = chosen(v2)
-    params = [params_of(case, option, 100 + i, num_tokens) for i, case in enumerate(cases)]
-    got = tokens(engine.generate([case.prompt for case in cases], params))
+    params = [params_of(case, option, 1000 + 10 * i, num_tokens) for i, case in enumerate(cases)]
+    outputs = engine.generate([case.prompt for case in cases], params)
+    got = [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
-    def reference(i: int, option: Option) -> list[int]:
-        sampled = "temperature" in option.params
-        draw = (draw_v2 if v2 else draw_v1)(100 + i) if sampled else None
-        return replay(oracle, cases[i], option, draw, num_tokens)
+    def reference(i: int, option: Option) -> list[list[int]]:
+        """As many samples as asked for: the seed of each is one more than that of the one before."""
+        draw = (draw_v2 if v2 else draw_v1) if "temperature" in option.params else None
+        draws = [draw(1000 + 10 * i + sample) if draw else None for sample in range(option.samples)]
+        return [replay(oracle, cases[i], option, draw, num_tokens) for draw in draws]
 
     wrong = [i for i in range(len(cases)) if got[i] != reference(i, option)]
     return Result(wrong, sum(got[i] != reference(i, without(option)) for i in range(len(cases))))
 
 
 def chosen(v2: bool) -> tuple[list[Case], int]:
-    """Cases, every scale among them, and the length of their texts: less on V2, whose kernels are interpreted here."""
-    return (CASES[::9], 8) if v2 else (CASES[::5], 16)
+    """Cases, every scale among them, and the length of their texts: less on V2, whose kernels are interpreted here.
+
+    Prompts of printable characters: vLLM looks for stop strings in text, where half a character hides what follows.
+    """
+    cases, num_tokens = (CASES[::9], 8) if v2 else (CASES[::5], 16)
+    return [
+        Case(*(tuple(PRINTABLE[t % 94] for t in ids) for ids in (c.prompt, c.negative)), c.scale) for c in cases
+    ], num_tokens
 
 
 def run(folder: Path, v2: bool) -> dict[str, str]:

@@ -169,6 +169,40 @@ def check_prompt_logprobs(oracle: Oracle, prompt: tuple[int, ...], said: list[An
         assert all(abs(entry.logprob - want[i - 1, token]) < 1e-4 for token, entry in said[i].items())
 
 
+def test_prompt_logprobs_of_chosen_tokens(engine: Engine, llama: Oracle) -> None:
+    """They are the conditional stream's. Only Model Runner V2 has them; the other refuses them, as without guidance."""
+    case, ids = CASES[4], [7, 70, 170]
+    params = guided(case, prompt_logprob_token_ids=[ids] * (len(case.prompt) - 1))
+    if not engine.llm.llm_engine.vllm_config.use_v2_model_runner:
+        from vllm.exceptions import VLLMValidationError
+
+        with pytest.raises(VLLMValidationError, match="requires the V2 model runner"):
+            engine.generate([case.prompt], [params])
+        return
+    (output,) = engine.generate([case.prompt], [params])
+    logits = llama.model(torch.tensor([case.prompt])).logits[0, :-1].detach()
+    want = torch.log_softmax(logits, -1)[:, ids]
+    assert torch.allclose(torch.tensor(output.prompt_token_id_logprobs), want, atol=1e-4)
+    assert tokens([output]) == [llama.guided[4]]
+
+
+def test_logprobs_of_chosen_tokens_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
+    """`guidance_logprobs` goes with them."""
+    case, ids = CASES[4], [7, 70, 170]
+    params = guided(case, logprob_token_ids=ids, logprobs=len(ids), max_tokens=8)
+    params.extra_args = {**params.extra_args, "guidance_logprobs": True}
+    (output,) = engine.generate([case.prompt], [params])
+    want = llama.reference(case, max_new_tokens=8, keep_log_probs=True)
+    assert tokens([output]) == [want.token_ids]
+    conditional = along(llama, case.prompt, want.token_ids)
+    for i, (row, token, said) in enumerate(
+        zip(want.log_probs, want.token_ids, output.outputs[0].logprobs, strict=True)
+    ):
+        assert {token, *ids} == set(said)
+        assert all(abs(entry.logprob - row[t].item()) < 2 * rounding(case.scale) for t, entry in said.items())
+        assert said[token].conditional == pytest.approx(conditional[i], abs=1e-4)
+
+
 # --- what stands behind the blend
 
 

@@ -221,6 +221,20 @@ def test_a_chat_tells_what_each_stream_said(client, model):
         assert same[0][0].model_extra["conditional_logprob"] == pytest.approx(same[0][1].logprob, abs=1e-4)
 
 
+def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(client, model):
+    """The echoed part knows nothing of guidance; what follows is the guided text."""
+    guidance = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
+    guided, plain = (complete(client, model, extra, echo=True, logprobs=2) for extra in (guidance, None))
+    text = complete(client, model, guidance).choices[0].text
+    assert guided.choices[0].text == PROMPT + text
+    rows = [answer.choices[0].logprobs.token_logprobs[: answer.usage.prompt_tokens] for answer in (guided, plain)]
+    assert rows[0][0] is rows[1][0] is None
+    assert rows[0][1:] == pytest.approx(rows[1][1:], abs=1e-4)
+    told = complete(client, model, ASKED, echo=True, logprobs=2)
+    conditional = told.choices[0].logprobs.model_extra["conditional_logprobs"]
+    assert [value is None for value in conditional] == [i < told.usage.prompt_tokens for i in range(len(conditional))]
+
+
 # --- logits processors ----------------------------------------------------------------------------
 
 

@@ -1,8 +1,10 @@
 """A server in distress: a pool too small, too many requests, an engine that is killed."""
 
 import concurrent.futures
+import json
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,9 +22,10 @@ def weak_server():
     config = shipped_config()
     application = config["applications"][0]
     application["args"]["engine"] |= {"block_size": 32, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
+    application["args"]["logits_processors"] = {"breaks": "faulty_processors:Breaks"}
     (replica,) = (d for d in application["deployments"] if d["name"] == "ModelReplica")
     replica |= {"max_ongoing_requests": 2, "max_queued_requests": 1}
-    process = ServeProcess(config)
+    process = ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent)})
     try:
         process.wait_until_ready()
         yield process
@@ -53,6 +56,22 @@ def test_too_many_requests_get_429(weak_server):
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("guidance", [{}, GUIDANCE])
+def test_a_processor_that_fails_says_why_and_fails_alone(weak_server, guidance):
+    body = {"max_tokens": 40, **guidance, "logits_processors": [{"name": "breaks", "after": 5}]}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(complete, weak_server, max_tokens=40)
+        answer = complete(weak_server, **body)
+    assert beside.result().status_code == 200
+    assert answer.status_code == 500
+    assert "breaks" in answer.json()["error"]["message"]
+    assert "the gears are stuck" in answer.json()["error"]["message"]
+    streamed = complete(weak_server, stream=True, **body)
+    events = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
+    assert "the gears are stuck" in json.loads(events[-1])["error"]["message"]
+    assert len(events) > 1
 
 
 def test_an_engine_that_dies(weak_server):

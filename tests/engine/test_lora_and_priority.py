@@ -1,0 +1,125 @@
+"""Groups with a LoRA adapter, and groups of different priority, in a pool too small for all of them.
+
+The adapter's oracle is Hugging Face on a model into whose weights the adapter was merged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import SMALL_POOL, Engine, differences, guided, plain, tokens
+from oracle import CASES, Oracle
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.slow
+
+RANK, ALPHA = 4, 8
+TARGETS = ("q_proj", "v_proj", "down_proj")
+CHOSEN = CASES[::4]
+"""18 cases, every pair among them."""
+
+
+def make_adapter(model: Path, folder: Path) -> Path:
+    """A random adapter, as PEFT saves one."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(5)
+    weights = {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        if any(target in name for target in TARGETS):
+            stem, (rows, columns) = f"base_model.model.{name.removesuffix('.weight')}", weight.shape
+            weights[f"{stem}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator) / columns**0.5
+            weights[f"{stem}.lora_B.weight"] = torch.randn(rows, RANK, generator=generator) / RANK**0.5
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(TARGETS), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@torch.no_grad()
+def merge(model: Path, adapter: Path, folder: Path) -> Path:
+    """The model with the adapter in its weights: W + alpha / rank * B A."""
+    merged = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    parameters, weights = dict(merged.named_parameters()), load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in weights if name.endswith(".lora_A.weight")]:
+        stem = name.removesuffix(".lora_A.weight")
+        product = weights[f"{stem}.lora_B.weight"] @ weights[name]
+        parameters[f"{stem.removeprefix('base_model.model.')}.weight"] += ALPHA / RANK * product
+    merged.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(model_folder("llama"), tmp_path_factory.mktemp("lora") / "adapter")
+
+
+@pytest.fixture(scope="module")
+def adapted(model_folder: Callable[[str], Path], adapter: Path) -> Oracle:
+    return Oracle(merge(model_folder("llama"), adapter, adapter.parent / "merged"))
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
+    options = {**SMALL_POOL, "scheduling_policy": "priority", "enable_lora": True, "max_lora_rank": 8}
+    engine = Engine(model_folder("llama"), **options)
+    yield engine
+    engine.close()
+
+
+def test_both_streams_of_a_group_take_the_adapter(
+    engine: Engine, llama: Oracle, adapted: Oracle, adapter: Path
+) -> None:
+    """Groups with the adapter, groups without, and plain requests, side by side and with the same prompts: what one
+    model left in the prefix cache must not serve the other."""
+    from vllm.lora.request import LoRARequest
+
+    num_tokens, lora = 8, LoRARequest("adapter", 1, str(adapter))
+    prompts, params, loras, want = [], [], [], []
+    for i, case in enumerate(CHOSEN):
+        for oracle, asked in ((llama, None), (adapted, lora)):
+            prompts += [case.prompt, case.prompt]
+            params += [guided(case, max_tokens=num_tokens), plain(max_tokens=num_tokens)]
+            loras += [asked, asked]
+            text = oracle.hf(case.prompt, scale=case.scale, negative=case.negative, max_new_tokens=num_tokens)
+            want += [text, oracle.hf(case.prompt, max_new_tokens=num_tokens)]
+        assert want[4 * i] != want[4 * i + 2]
+    got = engine.generate(prompts, params, lora_request=loras)
+    assert differences(tokens(got), want) == []
+
+
+def test_priority_goes_by_group(engine: Engine, llama: Oracle) -> None:
+    """The smaller the number, the sooner; whoever is preempted for it comes out right all the same."""
+    cases, priorities = CASES, [i % 3 for i in range(len(CASES))]
+    order = first_tokens(engine)
+    before = engine.stats()["group_preemptions"]
+    got = engine.generate([case.prompt for case in cases], [guided(case) for case in cases], priority=priorities)
+    assert differences(tokens(got), llama.guided) == []
+    assert engine.stats()["group_preemptions"] > before
+    ranks = [priority for priority in order if priority in (0, 2)]
+    assert len(ranks) == len(cases) * 2 // 3
+    assert ranks == sorted(ranks)
+
+
+def first_tokens(engine: Engine) -> list[int]:
+    """Priorities of guided requests, in the order in which their first token came."""
+    scheduler, order, seen = engine.scheduler, [], set()
+    original = scheduler.update_from_output
+
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+        requests = dict(scheduler.requests)
+        outputs = original(scheduler_output, model_runner_output)
+        for per_client in outputs.values():
+            for output in per_client.outputs:
+                if output.new_token_ids and output.request_id not in seen:
+                    seen.add(output.request_id)
+                    order.append(requests[output.request_id].priority)
+        return outputs
+
+    scheduler.update_from_output = update_from_output
+    return order

@@ -15,16 +15,20 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def guided_engine_args(kv_split: str = "elastic", logits_processors: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def guided_engine_args(
+    kv_split: str = "elastic", logits_processors: Mapping[str, Any] | None = None, draft_cost: float | None = None
+) -> dict[str, Any]:
     """Engine arguments that make a vLLM engine understand guidance.
 
     kv_split: `elastic` lets the boundary between the leaders' and the followers' share of the KV pool move with
     demand; `even` gives each exactly half (vLLM RFC #5825).
     logits_processors: factories of logits processors by name, beside those that we ship (see
     `cfg_core.processor_registry`): `package.module:Class`, or `{"factory": that, **options}`.
+    draft_cost: under speculation, what one more draft costs, in steps without drafts. Groups whose drafts are kept too
+    rarely to pay for that get fewer, down to none; 0 never backs off. Default: `cfg_core.draft_length.DRAFT_COST`.
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an unknown
-    kv_split or an unsupported vLLM, ConfigError for malformed logits_processors.
+    kv_split, a bad draft_cost or an unsupported vLLM, ConfigError for malformed logits_processors.
     """
     from cfg_core.processor_config import check_config
     from cfg_core.vllm_plugin import compat
@@ -34,6 +38,8 @@ def guided_engine_args(kv_split: str = "elastic", logits_processors: Mapping[str
     ours: dict[str, Any] = {"kv_split": compat.check_kv_split(kv_split)}
     if logits_processors:
         ours["logits_processors"] = check_config(logits_processors)
+    if draft_cost is not None:
+        ours["draft_cost"] = compat.check_draft_cost(draft_cost)
     return {
         "scheduler_cls": "cfg_core.vllm_plugin.scheduler.GuidedScheduler",
         "worker_cls": "cfg_core.vllm_plugin.worker.GuidedWorker",

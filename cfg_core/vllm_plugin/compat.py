@@ -6,12 +6,14 @@ this package and is listed there as `PRIVATE_NAMES`; tests/contract checks that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import vllm
 
 from cfg_core import processor_config
+from cfg_core.draft_length import DRAFT_COST
 from cfg_core.errors import CompatibilityError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ ADDITIONAL_CONFIG = "cfg_serve"
 """Our corner of vLLM's `additional_config`."""
 
 KV_SPLITS = ("elastic", "even")
+METHODS = ("draft_model", "ngram", "eagle", "eagle3")
+"""Of speculation."""
 
 PRIVATE_NAMES = (
     "vllm.v1.engine.core:EngineCore.scheduler",
@@ -39,6 +43,17 @@ PRIVATE_NAMES = (
 def kv_split_of(config: VllmConfig) -> str:
     """`elastic` or `even`, from `additional_config`; CompatibilityError for anything else."""
     return check_kv_split(_ours(config).get("kv_split", KV_SPLITS[0]))
+
+
+def draft_cost_of(config: VllmConfig) -> float:
+    """What one more draft costs, in steps (see `cfg_core.draft_length`), from `additional_config`."""
+    return check_draft_cost(_ours(config).get("draft_cost", DRAFT_COST))
+
+
+def check_draft_cost(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise CompatibilityError(f"draft_cost is {value!r}: it must be a number of 0 or more; 0 never backs off.")
+    return float(value)
 
 
 def processors_of(config: VllmConfig) -> dict[str, Any]:
@@ -83,10 +98,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     method = None if speculative is None else speculative.method
     rows = 2 * (1 + scheduler.num_spec_tokens + drafting_slots(config))
     refused = {
-        f"speculation by {method} (use a draft model)": method not in (None, "draft_model"),
-        "speculation of a length that changes (set num_speculative_tokens alone)": bool(
-            speculative and speculative.num_speculative_tokens_per_batch_size
-        ),
+        f"speculation by {method} (use {', '.join(METHODS)})": method not in (None, *METHODS),
         "adaptive verification (set enable_adaptive_verification=False)": bool(
             speculative and speculative.enable_adaptive_verification
         ),

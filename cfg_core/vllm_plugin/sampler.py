@@ -25,6 +25,7 @@ from cfg_core.blend import blend
 from cfg_core.processor_registry import Registry
 from cfg_core.vllm_plugin import sequence_processors
 from cfg_core.vllm_plugin.compat import check_hooks
+from cfg_core.vllm_plugin.drafting import guide_drafter
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance
 from cfg_core.vllm_plugin.stream_logprobs import Asked, keep, widen
 
@@ -62,13 +63,14 @@ class Rows(NamedTuple):
 
     streams: [streams, groups] int64, places in the batch, the leaders' first.
     logits: [streams, rows] int64, their rows of logits; as many for each stream as it has drafts, and one.
-    weights: [streams, rows] float32.
+    weights: [streams, rows] float32. group_weights: [streams, groups], the same once for each group.
     asked: the rows of the groups that want their streams' log-probabilities; None if there are none.
     """
 
     streams: torch.Tensor
     logits: torch.Tensor
     weights: torch.Tensor
+    group_weights: torch.Tensor
     asked: Asked | None = None
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
@@ -229,12 +231,14 @@ def stage(
     weights = np.array([group.weights for group in joint]).T
     logits = first_row[streams]
     counts = first_row[streams[0] + 1] - logits[0]
+    places, group_weights = to_device(streams, np.int64, device), to_device(weights, np.float32, device)
+    row_weights = group_weights
     if counts.max() > 1:  # drafts: repeat each group's columns, and count on from its first row
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         logits = np.repeat(logits, counts, axis=1) + offsets
-        weights = np.repeat(weights, counts, axis=1)
-    places, rows = (to_device(array, np.int64, device) for array in (streams, logits))
-    return Rows(places, rows, to_device(weights, np.float32, device), stage_asked(joint, streams[0], counts, device))
+        row_weights = to_device(np.repeat(weights, counts, axis=1), np.float32, device)
+    asked = stage_asked(joint, streams[0], counts, device)
+    return Rows(places, to_device(logits, np.int64, device), row_weights, group_weights, asked)
 
 
 def stage_asked(
@@ -276,22 +280,7 @@ def guide(runner: Any, registry: Registry, *, v2: bool) -> None:
     if issubclass(cls, mixin):
         return
     check_hooks(cls, mixin.HOOKS)
-    if v2 and runner.speculator is not None:
-        copy_drafts(runner)
+    guide_drafter(runner, v2=v2)
     processors = sequence_processors.install(runner, registry, v2=v2)
     check_hooks(cls, processors.HOOKS)
     runner.__class__ = type(f"Guided{cls.__name__}", (processors, mixin, cls), {})
-
-
-def copy_drafts(runner: Any) -> None:
-    """Let V2's speculator propose for the followers what it proposes for their leaders."""
-    propose = runner.speculator.propose
-
-    def propose_for_groups(*args: Any, **kwargs: Any) -> torch.Tensor:
-        drafts: torch.Tensor = propose(*args, **kwargs)  # [batch, drafts]
-        if runner._joint_rows is not None:
-            drafts = drafts.clone()  # vLLM may return a view of its own buffer
-            runner._joint_rows.copy_to_followers(drafts)
-        return drafts
-
-    runner.speculator.propose = propose_for_groups

@@ -14,7 +14,7 @@ So a token of a guided request is only ever emitted from a joint step (design, s
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -26,12 +26,12 @@ from vllm.v1.request import Request, RequestStatus
 
 from cfg_core import lockstep
 from cfg_core.groups import Group, GroupTable
-from cfg_core.vllm_plugin import compat
+from cfg_core.vllm_plugin import compat, outcome
 from cfg_core.vllm_plugin.followers import is_guided, make_group
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.snapshot import is_blocked, take_snapshot
+from cfg_core.vllm_plugin.speculation import Speculation
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach, failures_of
-from cfg_core.vllm_plugin.stream_logprobs import narrow
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,9 +50,8 @@ PRIVATE_NAMES = (
     f"{_SCHEDULER}.num_prefill_lookahead",
     f"{_SCHEDULER}.num_spec_tokens",
     f"{_SCHEDULER}.use_v2_model_runner",
+    "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule",
     "vllm.v1.request:Request.is_prefill_chunk",
-    "vllm.v1.outputs:ModelRunnerOutput.prompt_logprobs_dict",
-    "vllm.v1.outputs:ModelRunnerOutput.prompt_token_id_logprobs_dict",
     "vllm.v1.request:Request.drop_stale_output",
     "vllm.v1.request:Request.num_stale_output_tokens",
     "vllm.v1.request:Request.spec_token_ids",
@@ -71,10 +70,6 @@ HOOKS = (
     "make_spec_decoding_stats",
 )
 """Methods of vLLM's schedulers that we override."""
-
-
-PROMPT_LOGPROBS = ("prompt_logprobs_dict", "prompt_token_id_logprobs_dict")
-"""What vLLM sends with the step that ends a prompt, by request id: fields of its ModelRunnerOutput."""
 
 
 class _Everything:
@@ -124,7 +119,9 @@ class GuidedScheduler(Scheduler):
         )
         self._sampling: Container[str] = frozenset()
         self._steady: Steady | None = None
-        self._kept_prompt_logprobs: dict[str, dict[str, Any]] = {field: {} for field in PROMPT_LOGPROBS}
+        self._prompt_logprobs = outcome.KeptPromptLogprobs()
+        cost = compat.draft_cost_of(self.vllm_config)
+        self._speculation = Speculation(self._groups, self.num_spec_tokens, cost)
         self._counts = dict.fromkeys(("groups_admitted", "joint_steps", "solo_rows", "group_preemptions"), 0)
 
     # -- a group's life ----------------------------------------------------------------------------------------
@@ -168,8 +165,8 @@ class GuidedScheduler(Scheduler):
     def _forget(self, stream: str) -> None:
         group = self._groups.remove(stream)
         if group is not None:
-            for kept in self._kept_prompt_logprobs.values():
-                kept.pop(group.leader, None)
+            self._prompt_logprobs.forget(group.leader)
+            self._speculation.forget(group.leader)
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -216,11 +213,12 @@ class GuidedScheduler(Scheduler):
 
     def _even_out_drafts(self) -> None:
         """Give all running streams of a group equally many drafts: as many as the one with the fewest, and no more
-        than the longest has room for. Drafts are the same tokens for all (the worker copies the leader's)."""
+        than the longest has room for, or than pays. Drafts are the same tokens for all (the worker copies them)."""
         for group in self._groups:
             members = [self.requests[stream] for stream in group.streams]
             room = self.max_model_len - 2 - max(r.num_computed_tokens for r in members)
-            fewest = max(0, min(room, *(len(r.spec_token_ids) for r in members)))
+            fewest = min(room, self._speculation.planned(group.leader), *(len(r.spec_token_ids) for r in members))
+            fewest = max(0, fewest)
             for request in members:
                 if len(request.spec_token_ids) > fewest:
                     request.spec_token_ids = request.spec_token_ids[:fewest]
@@ -293,6 +291,8 @@ class GuidedScheduler(Scheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """After scheduling: tell the worker which rows are joint, and take solo samples back (the net)."""
+        if self.num_spec_tokens and self._groups:
+            self._plan_drafts(scheduler_output)
         super()._update_after_schedule(scheduler_output)
         self._sampling = frozenset()
         if not self._groups:
@@ -310,6 +310,15 @@ class GuidedScheduler(Scheduler):
         self._counts["solo_rows"] += len(guidance.solo)
         if steady is None and all_decode and not guidance.solo and len(scheduled) == len(self.running):
             self._steady = Steady(list(self.running), frozenset(scheduled), guidance)
+
+    def _plan_drafts(self, scheduler_output: SchedulerOutput) -> None:
+        """Decide how many drafts each group gets next, and let the drafter stop where nobody wants more."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        leaders = [group.leader for group in self._scheduled_groups(scheduler_output)]
+        most = self._speculation.plan(leaders)
+        if all(stream in self._groups for stream in scheduled):
+            drafts = scheduler_output.num_spec_tokens_to_schedule
+            scheduler_output.num_spec_tokens_to_schedule = min(drafts, most)
 
     def _guidance(self, scheduler_output: SchedulerOutput) -> StepGuidance | None:
         """Who is joint in this step, and who is solo (or has other drafts than its partners); these are taken back."""
@@ -350,34 +359,24 @@ class GuidedScheduler(Scheduler):
         """vLLM's bookkeeping of a finished step, with the followers hidden and finished with their leaders."""
         failures = failures_of(model_runner_output)
         if failures:
-            self._drop(failures, model_runner_output)
+            outcome.drop_output(failures, model_runner_output)
+            for request_id in failures:
+                self._prompt_logprobs.forget(request_id)
+            self.grammar_compile_error_reqs.update(failures)
         outputs = self._update_from_output(scheduler_output, model_runner_output)
-        _tell(failures, outputs)
-        guidance = StepGuidance.of(scheduler_output)
-        asked = {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()
-        if asked:
-            narrow((output for per_client in outputs.values() for output in per_client.outputs), asked)
+        outcome.tell_reasons(failures, outputs)
         return outputs
-
-    def _drop(self, failures: Collection[str], model_runner_output: Any) -> None:
-        """Requests whose logits processors failed end with an error, without the tokens of this step."""
-        for request_id in failures:
-            model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[request_id]] = []
-            for field, kept in self._kept_prompt_logprobs.items():
-                getattr(model_runner_output, field).pop(request_id, None)
-                kept.pop(request_id, None)
-        self.grammar_compile_error_reqs.update(failures)
 
     def _update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         if not self._groups:
             return super().update_from_output(scheduler_output, model_runner_output)
-        touched = list(self._scheduled_groups(scheduler_output))
-        followers = {f for g in touched for f in g.followers}
-        self._keep_prompt_logprobs(scheduler_output, model_runner_output)
+        touched, guidance = list(self._scheduled_groups(scheduler_output)), StepGuidance.of(scheduler_output)
+        if guidance is not None:
+            self._prompt_logprobs.exchange(guidance, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
-        for per_client in outputs.values():
-            per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
+        outcome.hide({follower for group in touched for follower in group.followers}, outputs)
+        outcome.narrow_logprobs(guidance, outputs)
         return outputs
 
     def _close(self, groups: list[Group]) -> None:
@@ -387,28 +386,16 @@ class GuidedScheduler(Scheduler):
                 super().finish_requests(group.followers, RequestStatus.FINISHED_ABORTED)
                 self._forget(group.leader)
 
-    def _keep_prompt_logprobs(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
-        """vLLM returns prompt logprobs with the step that ends the prompt and expects a token beside them: where
-        that step's sample was taken back, they are kept for the joint step."""
-        guidance = StepGuidance.of(scheduler_output)
-        if guidance is None:
-            return
-        for field, kept in self._kept_prompt_logprobs.items():
-            logprobs = getattr(model_runner_output, field)
-            if not (logprobs or kept):
-                continue
-            for stream in guidance.solo:
-                if logprobs.get(stream) is not None:
-                    kept[stream] = logprobs.pop(stream)
-            for row in guidance.joint:
-                if row.streams[0] in kept:
-                    logprobs[row.streams[0]] = kept.pop(row.streams[0])
-
-    def make_spec_decoding_stats(self, spec_decoding_stats: Any, *args: Any, request_id: str, **kwargs: Any) -> Any:
+    def make_spec_decoding_stats(
+        self, stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *args: Any, request_id: str, **kwargs: Any
+    ) -> Any:
         """vLLM's count of accepted drafts; a group counts once."""
         if self._groups.is_follower(request_id):
-            return spec_decoding_stats
-        return super().make_spec_decoding_stats(spec_decoding_stats, *args, request_id=request_id, **kwargs)
+            return stats
+        self._speculation.observe(request_id, num_draft_tokens, num_accepted_tokens)
+        return super().make_spec_decoding_stats(
+            stats, num_draft_tokens, num_accepted_tokens, *args, request_id=request_id, **kwargs
+        )
 
     # -- what others may ask -----------------------------------------------------------------------------------
 
@@ -422,6 +409,7 @@ class GuidedScheduler(Scheduler):
             "waiting": num_waiting,
             "groups": len(self._groups),
             **self._counts,
+            **self._speculation.stats(),
             "free_blocks": self._roles.free,
             "total_blocks": self._roles.total,
             "leader_blocks": len(leaders),
@@ -434,16 +422,8 @@ class GuidedScheduler(Scheduler):
         for group in self._groups:
             outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
             assert all(o == outputs[0] for o in outputs), group
-        leaders = {g.leader for g in self._groups}
-        assert all(set(kept) <= leaders for kept in self._kept_prompt_logprobs.values())
-
-
-def _tell(failures: Mapping[str, str], outputs: Any) -> None:
-    """Put the reason where the caller finds it: in `stop_reason`, beside the finish reason "error"."""
-    for per_client in outputs.values():
-        for output in per_client.outputs:
-            if output.finished and output.request_id in failures:
-                output.stop_reason = failures[output.request_id]
+        self._prompt_logprobs.check_integrity([group.leader for group in self._groups])
+        self._speculation.check_integrity()
 
 
 class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):

@@ -107,6 +107,13 @@ class AppArgs(BaseModel):
         description="How leaders and followers share the KV pool: `elastic` moves the boundary with demand, "
         "`even` gives each half of it.",
     )
+    draft_cost: float | None = Field(
+        default=None,
+        ge=0,
+        description="Under speculation (`engine.speculative_config`): what one more draft costs, in steps without "
+        "drafts. A guided request whose drafts are kept too rarely for that gets fewer; 0 never backs off. "
+        "Default: 0.2.",
+    )
     logits_processors: dict[str, Any] = Field(
         default_factory=dict,
         description="Factories of logits processors that requests may name: `name: package.module:Class`, or "
@@ -175,8 +182,21 @@ class AppArgs(BaseModel):
         encoders = tuple(encoder.resolved() for encoder in self.encoders)
         if self.model is None:
             return self.model_copy(update={"encoders": encoders})
-        model = resolve_model(self.model)
-        return self.model_copy(update={"model": model, "served_model_name": self.model_name, "encoders": encoders})
+        fields = {"model": resolve_model(self.model), "served_model_name": self.model_name, "encoders": encoders}
+        speculation = self.engine.get("speculative_config")
+        if isinstance(speculation, dict) and isinstance(speculation.get("model"), str):
+            speculation = {**speculation, "model": resolve_model(speculation["model"])}
+            fields["engine"] = {**self.engine, "speculative_config": speculation}
+        return self.model_copy(update=fields)
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of `cfg_core.vllm_plugin.guided_engine_args`."""
+        return {
+            "kv_split": self.kv_split,
+            "logits_processors": self.logits_processors,
+            "draft_cost": self.draft_cost,
+        }
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's AsyncEngineArgs, still without those of the guided plugin.
@@ -194,7 +214,7 @@ def check_generator(args: AppArgs) -> None:
     """Raise ConfigError if nothing is served, or if options of the generator stand there without it."""
     if args.model is None and not args.encoders:
         raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
-    for key in ("engine", "served_model_name", "logits_processors"):
+    for key in ("engine", "served_model_name", "logits_processors", "draft_cost"):
         if args.model is None and getattr(args, key):
             hint = "name the model, or move it to an encoder"
             raise ConfigError(f"`{key}` in `args` belongs to `model`, which is missing: {hint}.")

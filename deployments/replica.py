@@ -45,8 +45,7 @@ class ModelReplica:
         from deployments.vllm_serving import VllmServer
 
         group = _workers_placement() if args.num_workers > 1 else None
-        plugin = {"kv_split": args.kv_split, "logits_processors": args.logits_processors}
-        self._server = await VllmServer.start(args.engine_kwargs(), plugin, group)
+        self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, group)
         self._watchdog = asyncio.create_task(exit_with_engine(lambda: self._server.errored))
 
     async def generate(

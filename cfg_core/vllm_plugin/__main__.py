@@ -9,9 +9,9 @@ from cfg_core.vllm_plugin import guided_engine_args
 from cfg_core.vllm_plugin.compat import KV_SPLITS
 
 
-def flags(kv_split: str, logits_processors: dict[str, str] | None = None) -> list[str]:
+def flags(kv_split: str, logits_processors: dict[str, str] | None = None, draft_cost: float | None = None) -> list[str]:
     """The engine arguments of `guided_engine_args` as command-line flags, without spaces inside a flag."""
-    args = guided_engine_args(kv_split, logits_processors)
+    args = guided_engine_args(kv_split, logits_processors, draft_cost)
     return [
         f"--scheduler-cls={args['scheduler_cls']}",
         f"--worker-cls={args['worker_cls']}",
@@ -25,5 +25,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--logits-processor", action="append", default=[], metavar="NAME=package.module:Class", help="a factory"
     )
+    parser.add_argument("--draft-cost", type=float, help="what one more draft costs, in steps; 0 never backs off")
     given = parser.parse_args()
-    print(" ".join(flags(given.kv_split, dict(entry.partition("=")[::2] for entry in given.logits_processor))))
+    processors = dict(entry.partition("=")[::2] for entry in given.logits_processor)
+    print(" ".join(flags(given.kv_split, processors, given.draft_cost)))

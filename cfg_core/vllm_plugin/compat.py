@@ -25,7 +25,7 @@ ADDITIONAL_CONFIG = "cfg_serve"
 """Our corner of vLLM's `additional_config`."""
 
 KV_SPLITS = ("elastic", "even")
-METHODS = ("draft_model", "ngram", "eagle", "eagle3")
+METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
 """Of speculation."""
 
 PRIVATE_NAMES = (

@@ -40,6 +40,8 @@ PRIVATE_NAMES = (
 )
 
 NUM_STREAMS = 2
+GREEDY_BELOW = 1e-5
+"""A lower temperature is none, as in vLLM."""
 
 
 class GuidedProposerV1:
@@ -51,17 +53,31 @@ class GuidedProposerV1:
     def _sample_draft_tokens(self: Any, hidden_states: torch.Tensor, sampling_metadata: Any) -> Any:
         """vLLM's; `hidden_states` [batch x drafts at once, hidden size] -> (tokens, their distributions or None)."""
         rows = self.joint_rows()
-        if rows is None:
-            return super()._sample_draft_tokens(hidden_states, sampling_metadata)  # type: ignore[misc]
         at_once = self.num_speculative_tokens if self.parallel_drafting else 1
         model, reduced = self.model, self.use_local_argmax_reduction
-        self.model, self.use_local_argmax_reduction = _BlendedDraftHead(model, rows, at_once), False
+        if rows is not None:
+            self.model, self.use_local_argmax_reduction = _BlendedDraftHead(model, rows, at_once), False
         try:
             tokens, probs = super()._sample_draft_tokens(hidden_states, sampling_metadata)  # type: ignore[misc]
         finally:
             self.model, self.use_local_argmax_reduction = model, reduced
-        rows.copy_to_followers(tokens.view(-1, at_once))
+        if probs is not None and at_once == 1:
+            sample_seeded(tokens, probs, sampling_metadata)
+        if rows is not None:
+            rows.copy_to_followers(tokens.view(-1, at_once))
         return tokens, probs
+
+
+def sample_seeded(tokens: torch.Tensor, probs: torch.Tensor, sampling_metadata: Any) -> None:
+    """Draw the drafts of seeded requests again, by their own generators: tokens [batch], probs [batch, vocabulary].
+
+    vLLM's V1 runner draws all drafts by one generator, so that under probabilistic drafting the same seed gives
+    another text each time.
+    """
+    for row, generator in sampling_metadata.generators.items():
+        if sampling_metadata.temperature[row] >= GREEDY_BELOW:
+            noise = torch.empty_like(probs[row]).exponential_(generator=generator)
+            tokens[row] = (probs[row] / noise).argmax()
 
 
 class _BlendedDraftHead:

@@ -47,6 +47,7 @@ class Engine:
         guided: bool = True,
         kv_split: str = "elastic",
         logits_processors: Any = None,
+        draft_cost: float | None = None,
         **options: Any,
     ) -> None:
         from vllm import LLM
@@ -57,7 +58,7 @@ class Engine:
         inspect_in_process(folder)
         plugin: dict[str, Any] = {}
         if guided:
-            plugin = guided_engine_args(kv_split, logits_processors)
+            plugin = guided_engine_args(kv_split, logits_processors, draft_cost)
         basics: dict[str, Any] = {
             "max_model_len": 256,
             "enforce_eager": True,

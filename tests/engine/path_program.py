@@ -18,9 +18,6 @@ from oracle import CASES, PROMPTS
 
 def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
     options = setup["options"]
-    if setup["drafts"]:  # drafted by the model itself: right as long as guidance does not change the token
-        drafter = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": setup["drafts"]}
-        options["speculative_config"] = drafter
     if options.get("distributed_executor_backend") == "ray":
         import ray
 

@@ -44,11 +44,21 @@ class Path:
     place: str
     options: dict[str, Any] = field(hash=False, default_factory=dict)
     drafts: int = 0
+    drafter: str = "draft_model"
 
     @property
     def name(self) -> str:
         name = f"V{1 + self.v2} {'async' if self.asynchronous else 'sync'} {self.place}"
-        return f"{name}, draft model" if self.drafts else name
+        return f"{name}, {self.drafter.replace('_', ' ')}" if self.drafts else name
+
+    def speculation(self, folder: Folder) -> dict[str, Any]:
+        """Engine options. A draft model is the model itself; n-grams are looked up from single tokens on."""
+        if not self.drafts:
+            return {}
+        more: dict[str, Any] = {"model": str(folder)}
+        if self.drafter == "ngram":
+            more = {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
+        return {"speculative_config": {"method": self.drafter, "num_speculative_tokens": self.drafts, **more}}
 
     @property
     def new_tokens(self) -> int:
@@ -88,7 +98,8 @@ def environment(path: Path) -> dict[str, str]:
 
 def run(path: Path, folder: Folder) -> dict[str, Any]:
     """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or took too long."""
-    setup = {"every": EVERY, "options": path.options, "new_tokens": path.new_tokens, "drafts": path.drafts}
+    options = {**path.options, **path.speculation(folder)}
+    setup = {"every": EVERY, "options": options, "new_tokens": path.new_tokens}
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
     with tempfile.TemporaryFile("w+") as log:
         try:

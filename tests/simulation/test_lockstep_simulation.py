@@ -13,6 +13,7 @@ from cfg_core.groups import GroupTable
 from cfg_core.logits_processors import Failure
 from cfg_core.vllm_plugin import scheduler as adapter
 from cfg_core.vllm_plugin.kv_roles import EvenSplit
+from cfg_core.vllm_plugin.outcome import PROMPT_LOGPROBS
 from cfg_core.vllm_plugin.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach_failures
 from tests.simulation.sim import PATHS, Path, Simulation, make_config, simulate
@@ -306,13 +307,7 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
         ("scheduler_config", "max_num_seqs", 1, "set max_num_seqs to 2 or more"),
         ("scheduler_config", "max_num_batched_tokens", 1, "raise max_num_batched_tokens"),
         ("additional_config", "cfg_serve", {"kv_split": "odd"}, "it must be one of elastic, even"),
-        ("speculative_config", "method", "ngram", "speculation by ngram .use a draft model"),
-        (
-            "speculative_config",
-            "num_speculative_tokens_per_batch_size",
-            [(1, 8, 3)],
-            "set num_speculative_tokens alone",
-        ),
+        ("speculative_config", "method", "medusa", "speculation by medusa .use draft_model, ngram"),
         ("speculative_config", "enable_adaptive_verification", True, "set enable_adaptive_verification=False"),
     ],
 )
@@ -350,7 +345,7 @@ def test_a_vllm_without_our_hooks_is_refused():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("field", adapter.PROMPT_LOGPROBS)
+@pytest.mark.parametrize("field", PROMPT_LOGPROBS)
 @pytest.mark.parametrize("path", [PATHS[0], PATHS[1], Path(v2=True, asynchronous=True)], ids=lambda p: p.name)
 def test_prompt_logprobs_of_a_solo_step_wait_or_go_with_their_request(model_folder, path, field, fails):
     """A prompt of one token is let in at once, its negative takes two steps: the step that ends the prompt is solo.

@@ -52,7 +52,10 @@ def test_args_are_frozen():
     [
         ({"modle": "m"}, "unknown key `modle` in `args`: did you mean `model`?"),
         ({"model": "m", "kv_spilt": "even"}, "unknown key `kv_spilt` in `args`: did you mean `kv_split`?"),
-        ({"model": "m", "zzz": 1}, "unknown key `zzz` in `args`: known keys: encoders, engine, kv_split, log"),
+        (
+            {"model": "m", "zzz": 1},
+            "unknown key `zzz` in `args`: known keys: draft_cost, encoders, engine, kv_split, log",
+        ),
         ({"model": "m", "engine": {"max_model_length": 1}}, "unknown key `max_model_length` in `engine`: did you mean"),
         ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
         ({"model": "m", "engine": {"scheduler_cls": "x"}}, "`scheduler_cls` in `engine` is set by the application"),

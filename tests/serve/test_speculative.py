@@ -1,0 +1,52 @@
+"""configs/cfg-speculative.yaml, as shipped: the same texts as without drafts, and counts of what they did."""
+
+import httpx
+import pytest
+from serve_process import ServeProcess, shipped_config
+
+pytestmark = pytest.mark.slow
+
+GUIDANCE = {"guidance_scale": 1.5, "negative_prompt": "A story about the sea."}
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def server():
+    process = ServeProcess(shipped_config("cfg-speculative"))
+    try:
+        process.wait_until_ready()
+        yield process
+    finally:
+        process.stop()
+
+
+def complete(server, **fields):
+    body = {"prompt": "Once upon a time", "max_tokens": 60, **fields}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=LIMIT_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_guided_and_plain_drafts_are_counted_apart(server):
+    def engine():
+        return httpx.get(f"{server.url}/ready", timeout=LIMIT_S).json()["engine"]
+
+    before = engine()
+    answer = complete(server, temperature=0, **GUIDANCE)
+    between = engine()
+    assert answer["guidance"]["guided_tokens"] == answer["usage"]["completion_tokens"] > 0
+    assert between["guided_drafts_accepted"] > before["guided_drafts_accepted"]
+    assert between["plain_drafts"] == before["plain_drafts"]
+    complete(server, temperature=0)
+    assert engine()["plain_drafts_accepted"] > between["plain_drafts_accepted"]
+    assert engine()["guided_drafts"] == between["guided_drafts"]
+
+
+def test_seeded_samples_structured_output_and_processors_under_drafts(server):
+    sampled = {"temperature": 1.0, "seed": 4, **GUIDANCE}
+    assert complete(server, **sampled)["choices"][0]["text"] == complete(server, **sampled)["choices"][0]["text"]
+    words = complete(server, **sampled, structured_outputs={"regex": "(sea|forest)( sea| forest){3}"})
+    assert set(words["choices"][0]["text"].split()) <= {"sea", "forest"}
+    unique = {"logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "return_token_ids": True}
+    ids = complete(server, **sampled, **unique)["choices"][0]["token_ids"]
+    assert len(set(ids)) == len(ids) > 3

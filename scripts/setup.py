@@ -94,11 +94,12 @@ def choose_python() -> tuple[str, str]:
     seen = {}
     for name in [asked] if asked else CANDIDATES:
         path = shutil.which(name)
-        version = path and ask_version(path)
-        if path and version:
+        answer = path and ask_version(path)
+        if answer:
+            version, base = answer
             seen[name] = ".".join(map(str, version))
             if OLDEST <= version[:2] < TOO_NEW:
-                return path, seen[name]
+                return base, seen[name]
     found = ", ".join(f"{name} is {version}" for name, version in seen.items())
     raise SetupError(
         f"Python 3.{OLDEST[1]} to 3.{TOO_NEW[1] - 1} is needed; {found or (asked or 'python3') + ' was not found'}. "
@@ -107,11 +108,14 @@ def choose_python() -> tuple[str, str]:
     )
 
 
-def ask_version(python: str) -> tuple[int, ...] | None:
-    code = "import sys; print(*sys.version_info[:3])"
+def ask_version(python: str) -> tuple[tuple[int, ...], str] | None:
+    """The version of an interpreter, and its path; for that of a virtual environment, which may be the very one that is
+    about to be remade, the path of the one that it was made from."""
+    code = "import sys; print(*sys.version_info[:3]); print(getattr(sys, '_base_executable', '') or sys.executable)"
     try:
         out = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30).stdout
-        return tuple(int(n) for n in out.split()) or None
+        version, base = out.decode().splitlines()
+        return tuple(int(n) for n in version.split()), base
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 

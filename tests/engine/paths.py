@@ -56,7 +56,7 @@ class Path:
         if not self.drafts:
             return {}
         more: dict[str, Any] = {"model": str(folder)}
-        if self.drafter == "ngram":
+        if self.drafter.startswith("ngram"):
             more = {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
         return {"speculative_config": {"method": self.drafter, "num_speculative_tokens": self.drafts, **more}}
 
@@ -78,6 +78,9 @@ _WAYS = list(itertools.product((False, True), (False, True), PLACES.items()))
 PATHS = [
     Path(v2, asynchronous, place, options, drafts) for drafts in (0, 3) for v2, asynchronous, (place, options) in _WAYS
 ]
+
+NGRAM = [Path(False, False, "TP1", drafts=3, drafter="ngram"), Path(True, True, "TP1", drafts=3, drafter="ngram_gpu")]
+"""Lookup in the text; on Model Runner V2, vLLM does it on the device."""
 
 
 def environment(path: Path) -> dict[str, str]:

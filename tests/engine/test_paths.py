@@ -18,12 +18,14 @@ IN_CI = {
 """V2 async TP1 has a test of its own below; `python tests/engine/paths.py` runs all."""
 
 
-@pytest.mark.parametrize("path", [p for p in paths.PATHS if p.name in IN_CI], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [p for p in paths.PATHS if p.name in IN_CI] + paths.NGRAM[:1], ids=lambda p: p.name)
 def test_tokens_are_those_of_the_reference(path, model_folder, llama):
     report = paths.run(path, model_folder("llama"))
     assert paths.differences(path, report, llama) == []
     assert report["scheduler"] == ("GuidedAsyncScheduler" if path.asynchronous else "GuidedScheduler")
     assert path.v2 or report["stats"]["group_preemptions"] > 0  # V2's texts are too short for that
+    if path.v2 and path.drafts:  # the drafter is the target, and guided: always right. V1 loses some of a skipped step
+        assert report["stats"]["guided_drafts_accepted"] == report["stats"]["guided_drafts"] > 0
 
 
 def test_all_of_them_are_named():

@@ -23,7 +23,8 @@ def test_tokens_are_those_of_the_reference(path, model_folder, llama):
     report = paths.run(path, model_folder("llama"))
     assert paths.differences(path, report, llama) == []
     assert report["scheduler"] == ("GuidedAsyncScheduler" if path.asynchronous else "GuidedScheduler")
-    assert path.v2 or report["stats"]["group_preemptions"] > 0  # V2's texts are too short for that
+    # V2's texts are too short for that, and those with good drafts end too soon
+    assert path.v2 or path.drafts or report["stats"]["group_preemptions"] > 0
     if path.v2 and path.drafts:  # the drafter is the target, and guided: always right. V1 loses some of a skipped step
         assert report["stats"]["guided_drafts_accepted"] == report["stats"]["guided_drafts"] > 0
 

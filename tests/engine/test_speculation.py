@@ -140,7 +140,7 @@ def test_sampled_texts_have_the_guided_distribution(
     Tokens are put in order, the ones that the drafter likes too well first; the place of a token is the probability of
     those before it and a random part of its own. Then places are independent and uniform in [0, 1) if and only if
     the sampler is lossless (Rosenblatt, 1952), and whoever keeps too many drafts moves them towards 0.
-    Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a draft when u / 2, not u, is below p/q: p < 1e-9.
+    Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a draft when u / 2, not u, is below p/q: p < 1e-6.
     """
     if faulty:
         lenient(monkeypatch)
@@ -154,7 +154,7 @@ def test_sampled_texts_have_the_guided_distribution(
     places = torch.cat([place(target, draft, c, t, generator) for c, t in zip(cases, texts, strict=True)])
     assert len(places) == TEXTS * LENGTH
     if faulty:
-        assert uniform_p_value(places) < 1e-9
+        assert uniform_p_value(places) < 1e-6
     else:
         assert uniform_p_value(places) > FALSE_ALARM
 

@@ -191,7 +191,7 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
         big = args.model == "big"
         target, draft = big_pair(Path(folder)) if big else (models / "stories", models / "stories-draft")
         without = engine(target, None)
-        drafting = engine(target, draft, by_batch=True)
+        drafting = engine(target, draft, draft_cost=args.draft_cost, by_batch=True)
         hf = hf_guided(target, args.scale)
         rows = []
         print(
@@ -273,6 +273,7 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=60, help="texts of 80 tokens for each share of drafts kept")
     parser.add_argument("--scale", type=float, default=1.5, help="of the speed table")
     parser.add_argument("--tokens", type=int, default=64, help="a text; half of it in the largest batch")
+    parser.add_argument("--draft-cost", type=float, help="of the speed table, see configs/cfg-speculative.yaml")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     print(json.dumps(card()))

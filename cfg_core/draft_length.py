@@ -33,6 +33,11 @@ def best_length(chance: float, most: int, cost: float = DRAFT_COST) -> int:
     return max(range(most, -1, -1), key=lambda k: tokens_per_step(chance, k) / (1 + cost * k))
 
 
+def never_pays(most: int, cost: float) -> bool:
+    """Whether drafts cost so much that even hoped-for ones are not worth making: no text gets any."""
+    return best_length(HOPE, most, cost) == 0
+
+
 @dataclass(slots=True)
 class DraftLength:
     """One sequence's estimate, and its next length. cost: of one more draft; 0 never backs off."""
@@ -55,6 +60,8 @@ class DraftLength:
 
     def next(self, most: int) -> int:
         """How many drafts the next step should verify, at most `most`. Call it once a step."""
+        if never_pays(most, self.cost):
+            return 0
         length = best_length(self.chance, most, self.cost)
         self.without = 0 if length else self.without + 1
         if self.without < PROBE_EVERY:

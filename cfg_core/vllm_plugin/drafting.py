@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 _V1 = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 _V2 = "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator"
 PRIVATE_NAMES = (
+    f"{_V1}._last_draft_probs",
     f"{_V1}._sample_draft_tokens",
     f"{_V1}.model",
     f"{_V1}.num_speculative_tokens",
     f"{_V1}.parallel_drafting",
+    f"{_V1}.propose",
     f"{_V1}.use_local_argmax_reduction",
     f"{_V2}.propose",
     f"{_V2}.sample_draft",
@@ -47,8 +49,18 @@ GREEDY_BELOW = 1e-5
 class GuidedProposerV1:
     """Mixin in front of the class of a V1 drafter that is a model: a draft model, EAGLE, MTP."""
 
-    HOOKS = ("_sample_draft_tokens",)
+    HOOKS = ("propose", "_sample_draft_tokens")
     joint_rows: Callable[[], Rows | None]
+    rests: Callable[[], bool]
+
+    def propose(self: Any, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """vLLM's: drafts [batch, drafts]. Stock vLLM computes the step's tokens even if no draft is wanted."""
+        if not self.rests():
+            drafts: torch.Tensor = super().propose(num_speculative_tokens, *args, **kwargs)  # type: ignore[misc]
+            return drafts
+        self._last_draft_probs = None
+        next_tokens: torch.Tensor = kwargs["next_token_ids"]
+        return next_tokens.new_empty(next_tokens.shape[0], 0)
 
     def _sample_draft_tokens(self: Any, hidden_states: torch.Tensor, sampling_metadata: Any) -> Any:
         """vLLM's; `hidden_states` [batch x drafts at once, hidden size] -> (tokens, their distributions or None)."""
@@ -104,6 +116,7 @@ class GuidedSpeculatorV2(ABC):  # as vLLM's: Python lets an instance change its 
 
     HOOKS = ("propose", "sample_draft", "compute_draft_logits")
     joint_rows: Callable[[], Rows | None]
+    rests: Callable[[], bool]
     _guides = False
 
     def make_buffers(self: Any) -> None:
@@ -126,9 +139,14 @@ class GuidedSpeculatorV2(ABC):  # as vLLM's: Python lets an instance change its 
             self._leader_of[rows.streams[1:]] = leaders
             self._leads[leaders] = True
 
-    def propose(self: Any, *args: Any, num_speculative_tokens: int | None = None, **kwargs: Any) -> torch.Tensor:
+    def propose(
+        self: Any, input_batch: Any, *args: Any, num_speculative_tokens: int | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         """vLLM's: drafts [batch, drafts]. No more than asked for: stock StandaloneARSpeculator computes them all."""
-        rows, steps = None if kwargs.get("dummy_run") else self.joint_rows(), self.num_speculative_steps
+        dummy = kwargs.get("dummy_run")
+        if not dummy and self.rests():
+            return torch.full((input_batch.num_reqs, self.num_speculative_steps), -1, device=self.device)
+        rows, steps = None if dummy else self.joint_rows(), self.num_speculative_steps
         if rows is not None or self._guides:
             self._point_at(rows)
         self._guides = rows is not None
@@ -136,7 +154,7 @@ class GuidedSpeculatorV2(ABC):  # as vLLM's: Python lets an instance change its 
             self.num_speculative_steps = max(1, num_speculative_tokens)
         try:
             drafts: torch.Tensor = super().propose(  # type: ignore[misc]
-                *args, num_speculative_tokens=num_speculative_tokens, **kwargs
+                input_batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs
             )
         finally:
             self.num_speculative_steps = steps
@@ -182,6 +200,7 @@ def guide_drafter(runner: Any, *, v2: bool) -> None:
         check_hooks(cls, mixin.HOOKS)
         drafter.__class__ = type(f"Guided{cls.__name__}", (mixin, cls), {})
         drafter.joint_rows = lambda: runner._joint_rows
+        drafter.rests = lambda: runner._drafter_rests
         if v2:
             drafter.make_buffers()
     if v2:

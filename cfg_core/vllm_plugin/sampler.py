@@ -84,6 +84,7 @@ class GuidedSamplingV1:
     HOOKS = ("sample_tokens", "_sample", "propose_draft_token_ids")
     _joint_rows: Rows | None = None
     _kept: torch.Tensor | None = None
+    _drafter_rests = False
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         """vLLM's `sample_tokens`, with the rows of joint groups blended and those of solo streams dropped."""
@@ -92,6 +93,7 @@ class GuidedSamplingV1:
             return super().sample_tokens(grammar_output)  # type: ignore[misc]
         guidance = StepGuidance.of(state.scheduler_output)
         if guidance is not None:
+            self._drafter_rests = guidance.drafter_rests
             self._discard(guidance.solo)
             self._joint_rows = stage(
                 guidance.joint,
@@ -108,6 +110,7 @@ class GuidedSamplingV1:
         finally:
             self.input_batch.generators.update(withheld)
             self._joint_rows = self._kept = None
+            self._drafter_rests = False
 
     def _sample(self: Any, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         """vLLM's `_sample`, then the leader's token to its followers."""
@@ -162,6 +165,7 @@ class GuidedSamplingV2:
     HOOKS = ("execute_model", "sample")
     _guidance: StepGuidance | None = None
     _joint_rows: Rows | None = None
+    _drafter_rests = False
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's `execute_model`; keeps the step's guidance for `sample`, which follows it."""
@@ -171,6 +175,7 @@ class GuidedSamplingV2:
     def sample(self: Any, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """vLLM's `sample`, on blended logits. Returns (SamplerOutput, tokens kept, tokens taken back) per row."""
         guidance, self._guidance, self._joint_rows = self._guidance, None, None
+        self._drafter_rests = guidance is not None and guidance.drafter_rests
         if guidance is None:
             return super().sample(hidden_states, input_batch, grammar_output)  # type: ignore[misc]
         row_of = {stream: row for row, stream in enumerate(input_batch.req_ids)}

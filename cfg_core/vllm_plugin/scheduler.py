@@ -333,7 +333,14 @@ class GuidedScheduler(Scheduler):
                 solo += ready
         for stream in solo:
             self._take_back(self.requests[stream], len(drafts.get(stream, ())))
-        return StepGuidance(tuple(joint), tuple(solo)) if joint or solo else None
+        if not joint and not solo:
+            return None
+        return StepGuidance(tuple(joint), tuple(solo), self._drafter_rests(scheduler_output))
+
+    def _drafter_rests(self, scheduler_output: SchedulerOutput) -> bool:
+        """Not where ranks of data parallelism must step together."""
+        alone: bool = self.parallel_config.data_parallel_size == 1
+        return alone and self._speculation.rests(scheduler_output.num_scheduled_tokens)
 
     def _scheduled_groups(self, scheduler_output: SchedulerOutput) -> Iterable[Group]:
         groups = (self._groups.of(stream) for stream in scheduler_output.num_scheduled_tokens)
@@ -407,11 +414,16 @@ class GuidedScheduler(Scheduler):
         return {
             "running": num_running,
             "waiting": num_waiting,
+            "queued_prefill_tokens": sum(
+                max(0, r.num_tokens - r.num_computed_tokens - 1) for r in self.requests.values()
+            ),
+            "max_num_seqs": self.max_num_running_reqs,
             "groups": len(self._groups),
             **self._counts,
             **self._speculation.stats(),
             "free_blocks": self._roles.free,
             "total_blocks": self._roles.total,
+            "block_size": self.block_size,
             "leader_blocks": len(leaders),
             "follower_blocks": len(followers),
         }

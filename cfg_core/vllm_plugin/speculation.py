@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from cfg_core.draft_length import DraftLength
+from cfg_core.draft_length import DraftLength, never_pays
 from cfg_core.groups import GroupTable
 
 PRIVATE_NAMES = (
@@ -20,6 +20,7 @@ class Speculation:
 
     def __init__(self, groups: GroupTable, most: int, cost: float) -> None:
         self._groups, self._most, self._cost = groups, most, cost
+        self._never_pays = never_pays(most, cost)
         self._lengths: dict[str, DraftLength] = {}
         self._planned: dict[str, int] = {}
         self._counts = {"guided": SpecDecodingStats.new(most), "plain": SpecDecodingStats.new(most)}
@@ -40,6 +41,13 @@ class Speculation:
     def planned(self, leader: str) -> int:
         """How many drafts a group verifies in the step to come."""
         return self._planned.get(leader, self._most)
+
+    def rests(self, num_scheduled_tokens: Mapping[str, int]) -> bool:
+        """Whether the drafter may skip a step: groups alone decode in it, and none of them will ever have a draft.
+
+        Prompts it must read: their blocks are cached, and plain requests that meet them there do have drafts.
+        """
+        return self._never_pays and all(n == 1 and s in self._groups for s, n in num_scheduled_tokens.items())
 
     def forget(self, leader: str) -> None:
         self._lengths.pop(leader, None)

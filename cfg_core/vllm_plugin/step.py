@@ -29,10 +29,14 @@ class JointRow:
 
 @dataclass(frozen=True, slots=True)
 class StepGuidance:
-    """joint: the groups that sample in this step. solo: streams whose sample is dropped (taken back)."""
+    """joint: the groups that sample in this step. solo: streams whose sample is dropped (taken back).
+
+    drafter_rests: the drafter need not even read this step's tokens.
+    """
 
     joint: tuple[JointRow, ...]
     solo: tuple[str, ...]
+    drafter_rests: bool = False
 
     @staticmethod
     def of(scheduler_output: Any) -> StepGuidance | None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cfg_core.draft_length import DRAFT_COST, PROBE_EVERY, DraftLength, best_length, tokens_per_step
+from cfg_core.draft_length import DRAFT_COST, PROBE_EVERY, DraftLength, best_length, never_pays, tokens_per_step
 
 
 def test_tokens_per_step_is_the_geometric_sum():
@@ -21,6 +21,11 @@ def test_the_better_the_drafts_the_more_of_them(chance, length):
 
 def test_no_cost_never_backs_off():
     assert best_length(0.01, 5, 0) == best_length(0.0, 5, 0) == 5
+
+
+def test_drafts_dearer_than_hope_are_never_made():
+    assert never_pays(4, 0.9) and not never_pays(4, DRAFT_COST)
+    assert sum(run(DraftLength(cost=0.9), 1.0, 4 * PROBE_EVERY)) == 0
 
 
 def run(policy, chance, steps, most=4, seed=1):

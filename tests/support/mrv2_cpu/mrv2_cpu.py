@@ -5,6 +5,7 @@ graphs, the kernels as compiled. What stands in the way on a CPU is mended here 
 
 - Triton finds no driver: `interpret_triton`, before vllm is imported.
 - some kernels give integer masks, which only the compiler accepts: `interpret_triton`.
+- the resampling kernel of probabilistic drafts calls a CUDA library's `log1p`, which is None there: `interpret_triton`.
 - the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports in each worker,
   sends it to vLLM's own PyTorch version.
 - V1 with a pipeline wants a tensor that stock vLLM makes only while it compiles: `make_intermediate_tensors`.
@@ -33,6 +34,10 @@ def interpret_triton() -> None:
     for name, position in (("create_masked_store", 2), ("create_masked_load", 1)):
         if not hasattr(getattr(InterpreterBuilder, name), "__wrapped__"):
             setattr(InterpreterBuilder, name, _with_boolean_mask(getattr(InterpreterBuilder, name), position))
+    import triton.language as tl
+    from triton.language.extra import libdevice
+
+    libdevice.log1p = lambda x: tl.log(tl.maximum(1.0 + x, 1e-38))  # what is below is not used
 
 
 def _with_boolean_mask(original: Any, position: int) -> Any:

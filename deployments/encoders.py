@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from cfg_core.errors import EngineDeadError, RequestError
 from cfg_core.prefill_only.checkpoint import ModelInfo
 from deployments.calls import value_of
+from deployments.fleet import fleet
 from deployments.http_app import RETRY_DELAY_S
 from deployments.http_errors import UnknownModelError
 from deployments.pooling_fields import json_type
@@ -23,13 +24,19 @@ class Encoders:
     """Handles of the Embedder deployments by served name. Used from one event loop.
 
     `generator`: the served name of the model that generates text, if there is one. An encoder is asked once
-    what its model can do.
+    what its model can do. sleepers: encoders that may have no replica until somebody needs one.
     """
 
     def __init__(
-        self, handles: Mapping[str, DeploymentHandle], generator: str | None, timeout_s: float, num_retries: int
+        self,
+        handles: Mapping[str, DeploymentHandle],
+        generator: str | None,
+        timeout_s: float,
+        num_retries: int,
+        sleepers: Collection[str] = (),
     ) -> None:
         self._handles = dict(handles)
+        self._sleepers = frozenset(sleepers)
         self._generator = generator
         self._timeout_s = timeout_s
         self._num_retries = num_retries
@@ -118,28 +125,36 @@ class Encoders:
 
     async def states(self) -> dict[str, dict[str, int]]:
         """What a replica of each encoder reports of its engine. Raises EngineDeadError if one does not answer."""
-        states = await asyncio.gather(*(self._in_time(name, "engine_state") for name in self.names))
+        states = await asyncio.gather(*map(self._state, self.names))
         return dict(zip(self.names, states, strict=True))
+
+    async def _state(self, name: str) -> dict[str, int]:
+        return {"replicas": 0} if self._asleep(name) else await self._in_time(name, "engine_state")
+
+    def _asleep(self, name: str) -> bool:
+        return name in self._sleepers and not fleet(self._handles[name].deployment_name).replicas
 
     async def cards(self, created: int) -> list[dict[str, Any]]:
         """The encoders in /v1/models, with the endpoints that each serves."""
-        return [_card(name, await self.info(name), created) for name in self.names]
+        return [_card(name, await self._known_info(name), created) for name in self.names]
+
+    async def _known_info(self, name: str) -> ModelInfo | None:
+        """None of an encoder that is asleep and has never been asked."""
+        return None if self._asleep(name) and name not in self._infos else await self.info(name)
 
     async def _in_time(self, name: str, method: str) -> Any:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(None if self._asleep(name) else self._timeout_s):
                 return await value_of(getattr(self._handles[name], method).remote())
         except (EngineDeadError, TimeoutError) as error:
             raise EngineDeadError(f"{name} is not ready: {error or 'it did not answer in time'}") from None
 
 
-def _card(name: str, info: ModelInfo, created: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "cfg-serve",
-        "root": name,
+def _card(name: str, info: ModelInfo | None, created: int) -> dict[str, Any]:
+    card = {"id": name, "object": "model", "created": created, "owned_by": "cfg-serve", "root": name}
+    if info is None:
+        return card
+    return card | {
         "max_model_len": info.max_input_tokens,
         "dimension": info.dimension,
         "tasks": list(info.tasks),

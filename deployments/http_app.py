@@ -7,7 +7,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from cfg_core.errors import CfgServeError
+from deployments.access import Tenant
 from deployments.http_errors import error_body, http_error
+from deployments.http_guard import install
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
 """Headers that vLLM's serving classes read; nothing else of the client's leaves the ingress."""
@@ -16,6 +18,7 @@ RETRY_DELAY_S = 1.0
 """Longer than a replica survives its engine (replica.py, embedder.py), so that a retry does not meet it again."""
 
 app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
+install(app)
 
 
 @app.exception_handler(CfgServeError)
@@ -35,6 +38,12 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
 
 def forwarded(request: Request) -> dict[str, str]:
     return {name: value for name in FORWARDED_HEADERS if (value := request.headers.get(name)) is not None}
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Whom the request is counted for (http_guard.py)."""
+    tenant: Tenant = request.state.tenant
+    return tenant
 
 
 def json_text(text: str) -> Response:

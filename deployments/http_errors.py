@@ -13,12 +13,29 @@ class UnknownModelError(RequestError):
     """The request names a model that is not served here."""
 
 
+class AuthenticationError(RequestError):
+    """The request brings no API key, or one that is not known here."""
+
+
+class PermissionDeniedError(RequestError):
+    """The API key is known, and may not do this."""
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body is larger than this server reads."""
+
+
+class DeadlineError(CfgServeError):
+    """The request's own `timeout` has passed."""
+
+
 _UNSAID = "The engine failed to serve this request, and did not say why: see the server's log."
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpError:
-    """An error as the client sees it: OpenAI's shape, and Retry-After where trying again helps."""
+    """An error as the client sees it: OpenAI's shape, Retry-After where trying again helps, and with 401 the
+    WWW-Authenticate that HTTP wants."""
 
     status: int
     body: dict[str, Any]
@@ -26,9 +43,13 @@ class HttpError:
 
 
 STATUS = (
+    (AuthenticationError, 401, "authentication_error"),
+    (PermissionDeniedError, 403, "permission_error"),
+    (BodyTooLargeError, 413, "invalid_request_error"),
     (UnknownModelError, 404, "not_found_error"),
     (RequestError, 400, "invalid_request_error"),
     (OverloadedError, 429, "overloaded_error"),
+    (DeadlineError, 504, "timeout_error"),
     (EngineDeadError, 503, "service_unavailable_error"),
     (EngineError, 500, "server_error"),
     (CfgServeError, 500, "server_error"),
@@ -39,7 +60,9 @@ STATUS = (
 def http_error(error: CfgServeError) -> HttpError:
     """How `error` is told to a client."""
     status, kind = next((status, kind) for cls, status, kind in STATUS if isinstance(error, cls))
-    headers = {}
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == 504:
+        headers["x-should-retry"] = "false"  # OpenAI's clients would: who sets a deadline knows better
     if status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
     body = error_body(str(error), status, kind, getattr(error, "param", None))

@@ -12,12 +12,16 @@ from typing import Any, TypeVar
 
 import ray
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from deployments.autoscaling import report
 from deployments.config import AppArgs
+from deployments.heartbeat import with_heartbeats
 from deployments.protocol import Endpoint, Guidance
-from deployments.watchdog import exit_with_engine
+from deployments.routing import GroupRouter
+from deployments.watchdog import PULSE_S, Pulse, exit_with_engine
 
 logger = logging.getLogger("ray.serve")
 
@@ -33,7 +37,11 @@ def _workers_placement() -> PlacementGroup | None:
     return get_current_placement_group()
 
 
-@serve.deployment(max_ongoing_requests=64, max_queued_requests=256)
+@serve.deployment(
+    max_ongoing_requests=64,
+    max_queued_requests=256,
+    request_router_config=RequestRouterConfig(request_router_class=GroupRouter, request_routing_stats_period_s=PULSE_S),
+)
 class ModelReplica:
     """Called by CfgRouter. One call of `generate` carries a whole group: the leader and its negative.
 
@@ -46,19 +54,25 @@ class ModelReplica:
 
         group = _workers_placement() if args.num_workers > 1 else None
         self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, group)
-        self._watchdog = asyncio.create_task(exit_with_engine(lambda: self._server.errored))
+        self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
+        self._watchdogs = [
+            asyncio.create_task(exit_with_engine(lambda: self._server.errored or self._pulse.has_stopped)),
+            asyncio.create_task(self._pulse.run()),
+        ]
 
     async def generate(
-        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None, headers: dict[str, str]
+        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None, headers: dict[str, str], call: str
     ) -> AsyncIterator[str | CfgServeError]:
-        """Yield the SSE chunks of a stream, or one JSON text; a CfgServeError is the last item if it failed.
+        """Yield the SSE chunks of a stream, or one JSON text, and heartbeats between them; a CfgServeError is the last
+        item if it failed. `call` is for the router (dispatches.py).
 
         Cancelling the call, or closing the iterator, aborts the group in the engine.
         """
         try:
-            async with aclosing(self._server.generate(endpoint, body, guidance, headers)) as texts:
-                async for text in texts:
-                    yield text
+            texts = self._server.generate(endpoint, body, guidance, headers)
+            async with aclosing(with_heartbeats(texts)) as items:
+                async for item in items:
+                    yield item
         except CfgServeError as error:
             yield self._noted(error)
 
@@ -92,11 +106,20 @@ class ModelReplica:
         """Requests, groups and KV blocks, as the engine process holds them at this moment."""
         return await self._value(self._server.stats())
 
+    async def record_routing_stats(self) -> dict[str, int]:
+        """Called by Serve every PULSE_S; GroupRouter reads it."""
+        return self._pulse.stats
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for autoscaling.GuidedLoad."""
+        return report(self._pulse.stats)
+
     async def check_health(self) -> None:
         """Called by Serve at each health check period: raises if the engine is dead."""
         await self._server.check_health()
 
     def __del__(self) -> None:
-        if hasattr(self, "_watchdog"):
-            self._watchdog.cancel()
+        if hasattr(self, "_watchdogs"):
+            for watchdog in self._watchdogs:
+                watchdog.cancel()
             self._server.shutdown()

@@ -16,17 +16,23 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from ray import serve
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
-from deployments.calls import EventStream, events, next_item, value_of
+from deployments.admission import Share
+from deployments.calls import value_of
 from deployments.config import AppArgs
+from deployments.demand import demand_of
 from deployments.encoder_routes import EncoderRoutes
 from deployments.encoders import Encoders
-from deployments.http_app import RETRY_DELAY_S, app, forwarded, json_text
+from deployments.generation import Generator, Job
+from deployments.http_app import app, forwarded, json_text, tenant_of
 from deployments.http_errors import UnknownModelError
+from deployments.http_guard import Policy, enforce
+from deployments.metrics import CONTENT_TYPE, Metrics
 from deployments.pooling_protocol import read_detokenize, read_tokenize
 from deployments.protocol import Endpoint, decode_body, read_guidance
+from deployments.terms import PRIORITY, SOONEST, take_terms
 
 
 @serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
@@ -38,9 +44,14 @@ class CfgRouter(EncoderRoutes):
     def __init__(
         self, generator: DeploymentHandle | None, encoders: dict[str, DeploymentHandle], args: AppArgs
     ) -> None:
-        self._generator = generator
-        self._generate = generator.options(method_name="generate", stream=True) if generator else None
-        self._encoders = Encoders(encoders, args.model_name, args.ready_timeout_s, args.num_retries)
+        self._generator = Generator(generator, args) if generator else None
+        ingress = serve.get_replica_context().replica_id.unique_id
+        self._metrics = Metrics(ingress, (route.path for route in app.routes), self._gauges)
+        policy = Policy.of(args.access, self._metrics)
+        enforce(policy)
+        self._gate = policy.gate
+        sleepers = [encoder.model_name for encoder in args.encoders if encoder.scales_to_zero]
+        self._encoders = Encoders(encoders, args.model_name, args.ready_timeout_s, args.num_retries, sleepers)
         self._args = args
         self._created = int(time.time())
 
@@ -59,7 +70,7 @@ class CfgRouter(EncoderRoutes):
         """The served models: the generator and its adapters, then the encoders."""
         listed: dict[str, Any] = {"object": "list", "data": []}
         if self._generator:
-            listed = json.loads(await value_of(self._generator.models.remote()))
+            listed = json.loads(await value_of(self._generator.handle.models.remote()))
         listed["data"] += await self._encoders.cards(self._created)
         return JSONResponse(listed)
 
@@ -69,7 +80,7 @@ class CfgRouter(EncoderRoutes):
         body = decode_body(await request.body())
         if encoder := self._encoder_of(body):
             return json_text(await self._encoders.call(encoder, "tokenize", read_tokenize(body)))
-        return json_text(await value_of(self._generator.tokenize.remote(body, forwarded(request))))
+        return json_text(await value_of(self._generator.handle.tokenize.remote(body, forwarded(request))))
 
     @app.post("/detokenize")
     async def detokenize(self, request: Request) -> Response:
@@ -78,7 +89,15 @@ class CfgRouter(EncoderRoutes):
         if encoder := self._encoder_of(body):
             tokens = read_detokenize(body, await self._encoders.info(encoder))
             return json_text(await self._encoders.call(encoder, "detokenize", tokens))
-        return json_text(await value_of(self._generator.detokenize.remote(body, forwarded(request))))
+        return json_text(await value_of(self._generator.handle.detokenize.remote(body, forwarded(request))))
+
+    @app.get("/metrics")
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    def _gauges(self) -> dict[str, float]:
+        return self._generator.gauges() if self._generator else {}
 
     @app.get("/health")
     async def health(self) -> JSONResponse:
@@ -96,7 +115,7 @@ class CfgRouter(EncoderRoutes):
         return JSONResponse({"status": "ready", **engine, "encoders": encoders})
 
     async def _engine_state(self) -> dict[str, Any]:
-        return {"engine": await value_of(self._generator.engine_state.remote())} if self._generator else {}
+        return {"engine": await value_of(self._generator.handle.engine_state.remote())} if self._generator else {}
 
     def _encoder_of(self, body: Mapping[str, Any]) -> str | None:
         """The encoder that a request means, where every model can serve it; None: the generator."""
@@ -108,32 +127,35 @@ class CfgRouter(EncoderRoutes):
         return self._encoders.known(self._encoders.names[0] if name is None else name)
 
     async def _respond(self, endpoint: Endpoint, request: Request) -> Response:
-        """Check the request, send it to one replica, and answer when the first item is there.
-
-        So an error before the first byte has its own HTTP status, in streams too.
-        """
+        """Check the request against everything that needs no engine, and let the generator answer it."""
         body = decode_body(await request.body())
         await self._encoders.refuse_generation(body.get("model"))
-        guidance = read_guidance(body, endpoint)
         try:
-            items, first = await self._open(endpoint, body, guidance, forwarded(request))
+            return await self._generator.answer(self._job(endpoint, body, request))
         except UnknownModelError:
             raise self._encoders.unknown(str(body.get("model"))) from None
-        if first.startswith("data:"):
-            return EventStream(events(items, first))
-        return json_text(first)
 
-    async def _open(self, *call) -> tuple[DeploymentResponseGenerator, str]:
-        """The items of a replica's answer, and the first of them. A lost engine is tried again elsewhere:
-        the client has seen nothing of it. Any other error is raised."""
-        for retries_left in reversed(range(self._args.num_retries + 1)):
-            items = self._generate.remote(*call)
-            try:
-                return items, await next_item(items)
-            except EngineDeadError:
-                if not retries_left:
-                    raise
-                await asyncio.sleep(RETRY_DELAY_S)
-            except asyncio.CancelledError:
-                items.cancel()
-                raise
+    def _job(self, endpoint: Endpoint, body: dict[str, Any], request: Request) -> Job:
+        tenant = tenant_of(request)
+        self._gate.allow_model(tenant, body.get("model") or self._args.model_name)
+        guidance = read_guidance(body, endpoint)
+        limits = tenant.limits
+        terms = take_terms(
+            body,
+            request.headers,
+            default_timeout_s=self._args.admission.default_timeout_s,
+            min_priority=SOONEST if limits.min_priority is None else limits.min_priority,
+        )
+        if not self._args.engine_orders_by_priority:
+            body.pop(PRIORITY, None)
+        demand = demand_of(body, guidance)
+        self._gate.charge(tenant, demand.tokens)
+        return Job(
+            endpoint=endpoint,
+            body=body,
+            guidance=guidance,
+            headers=forwarded(request),
+            share=Share(tenant=tenant.name, weight=limits.weight, max_streams=limits.max_streams),
+            terms=terms,
+            demand=demand,
+        )

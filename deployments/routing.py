@@ -1,14 +1,30 @@
-"""Which Embedder replica gets a request: the one with the fewest tokens to compute.
+"""Serve's request routers of this application: what an Embedder gets by tokens, a ModelReplica by prefixes and load.
 
-Serve's own choice is the shorter of two queues, in requests. An encoder's requests differ a thousandfold in
-size, so here the tokens count. Public API of Ray Serve 2.60 (`ray.serve.request_router`, alpha).
+Serve's own choice is the shorter of two queues, in requests; but requests differ a thousandfold in size, and in what
+is cached of them where. Public API of Ray Serve 2.60 (`ray.serve.request_router`, alpha), but for PRIVATE.
+
+A router lives where a handle is used, so in the ingress; Serve makes one for each handle, and calls all of its methods
+from one event loop, which has a thread of its own. Serve also pickles the class by value, and with it every object of
+this module that it uses: there must be no state here outside the instances.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections import OrderedDict
 from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from deployments import dispatches, fleet
+from deployments.placement import Costs, GroupRequest, Placer, group_request
+
+PRIVATE = {
+    "ray.serve.request_router:FIFOMixin": ("_get_pending_request_matching_metadata",),
+    "ray.serve.request_router:RequestRouter": ("_get_pending_request_matching_internal_request_id",),
+}
+"""Names of Ray that are not public."""
 
 QUEUED_TOKENS = "queued_tokens"
 """The key in what a replica's `record_routing_stats` returns."""
@@ -43,11 +59,12 @@ class TokenLedger:
 class QueuedTokensRouter(FIFOMixin, RequestRouter):
     """Ranks replicas by queued tokens: those they report, and between two reports those that were sent.
 
-    Replicas that cannot take a request now are skipped by Serve, which calls this, all from one event loop.
+    Replicas that cannot take a request now are skipped by Serve.
     """
 
     def initialize_state(self) -> None:
         self._ledger = TokenLedger()
+        self._deployment: str | None = None
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -62,6 +79,13 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
         tokens, requests = self._ledger.load(replica.replica_id, reported)
         return tokens, max(requests, self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called when a replica starts, stops, or has something new to report. The ingress is told their number."""
+        super().update_replicas(replicas)
+        self._deployment = next((r.replica_id.deployment_id.name for r in replicas), self._deployment)
+        if self._deployment is not None:
+            fleet.publish(self._deployment, [fleet.ReplicaLoad() for _ in replicas], -math.inf)
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         job = pending_request.args[0] if pending_request.args else None
         request = pending_request.metadata.internal_request_id
@@ -73,3 +97,95 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._ledger.forget(replica_id)
+
+
+# --- ModelReplica ---------------------------------------------------------------------------------
+
+GENERATE = "generate"
+"""The method of ModelReplica whose calls carry a group: (endpoint, body, guidance, headers, call)."""
+
+_MAX_READ = 1024
+
+
+class GroupRouter(FIFOMixin, RequestRouter):
+    """Ranks the replicas for a whole group, by `placement.choose`; other calls go where the fewest streams are.
+
+    Replicas report the keys `fleet.REPORTED`, and REPORTED_AT, by `record_routing_stats`. Each request goes to the
+    replica that was chosen for it, and not, as FIFOMixin alone would have it, to one that was chosen for a later one.
+    """
+
+    def initialize_state(self, **costs: float) -> None:
+        """costs: the fields of `placement.Costs`, from `request_router_kwargs`."""
+        self._placer = Placer(Costs(**costs))
+        self._read: OrderedDict[str, GroupRequest] = OrderedDict()  # those on their way, by internal request id
+        self._deployment: str | None = None
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Called for each request, and again after a pause while all replicas are full. All are ranked: Serve goes
+        on to the next if one cannot take a request now."""
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        group = self._group(pending_request)
+        if pending_request is None or group is None:
+            ranked = self._placer.least_loaded(by_id, time.monotonic())
+        else:
+            name = pending_request.metadata.internal_request_id
+            ranked = self._placer.rank(name, group, by_id, time.monotonic())
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # all replicas are offered at once
+        suspects = dispatches.suspects()
+        return [[by_id[replica_id]] for replica_id in sorted(ranked, key=suspects.__contains__)]
+
+    def _group(self, pending_request: PendingRequest | None) -> GroupRequest | None:
+        """What the request asks for, read once; None for other calls than GENERATE."""
+        if pending_request is None or pending_request.metadata.call_method != GENERATE:
+            return None
+        name = pending_request.metadata.internal_request_id
+        if name not in self._read:
+            self._read[name] = group_request(*pending_request.args[:4])
+            if len(self._read) > _MAX_READ:  # left by clients that did not wait
+                self._read.popitem(last=False)
+        return self._read[name]
+
+    def _get_pending_request_matching_metadata(self, request_metadata: Any = None) -> PendingRequest | None:
+        """Called by FIFOMixin when a replica is free for the request of this metadata. None: the first in line gets
+        it, which happens only to calls that share their id with another one."""
+        return self._get_pending_request_matching_internal_request_id(request_metadata)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Called when the replica has taken the request."""
+        if group := self._group(pending_request):
+            dispatches.dispatched(pending_request.args[4], replica_id)
+            self._placer.sent(pending_request.metadata.internal_request_id, group, replica_id, time.monotonic())
+            self._publish()
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Called when an answer ends, in whatever way, and when a replica refuses the request as it is full."""
+        self._placer.answered(internal_request_id, replica_id, time.monotonic())
+        if self._read.pop(internal_request_id, None):
+            self._publish()
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called when a replica starts, stops, or has something new to report."""
+        self._placer.keep_only([replica.replica_id for replica in replicas])
+        for replica in replicas:
+            stats = replica.routing_stats or {}
+            age_s = fleet.report_age_s(stats, time.time())
+            self._placer.report(replica.replica_id, stats, time.monotonic(), age_s)
+            self._deployment = replica.replica_id.deployment_id.name
+        super().update_replicas(replicas)
+        self._publish()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Called when a call finds its replica dead, before the controller does."""
+        super().on_replica_actor_died(replica_id)
+        self._placer.forget(replica_id)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Tell the ingress. Before the first replica there is nothing to tell."""
+        if self._deployment is not None:
+            replicas = self.curr_replicas
+            loads = self._placer.loads(replicas, time.monotonic())
+            fleet.publish(self._deployment, loads.values(), self._placer.reported_at(replicas))

@@ -25,6 +25,7 @@ from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 from cfg_core.errors import CfgServeError, EngineDeadError, GuidanceError, RequestError
 from cfg_core.params import STREAM_LOGPROBS
@@ -101,7 +102,10 @@ class VllmServer:
         if placement_group is not None:
             config.parallel_config.placement_group = placement_group
         engine = AsyncLLM.from_vllm_config(
-            config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=args.disable_log_stats
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[RayPrometheusStatLogger],
+            disable_log_stats=args.disable_log_stats,
         )
         tell_reasons(engine)
         state = State()

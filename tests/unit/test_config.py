@@ -7,15 +7,9 @@ import pytest
 import yaml
 
 from cfg_core.errors import ConfigError
-from deployments.config import (
-    REPOSITORY,
-    AppArgs,
-    EncoderArgs,
-    check_engine_keys,
-    complaints,
-    resolve_model,
-    vllm_engine_fields,
-)
+from deployments.config import AppArgs, EncoderArgs, complaints
+from deployments.engine_keys import check_engine_keys, vllm_engine_fields
+from deployments.model_paths import REPOSITORY, resolve_model
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
@@ -54,7 +48,7 @@ def test_args_are_frozen():
         ({"model": "m", "kv_spilt": "even"}, "unknown key `kv_spilt` in `args`: did you mean `kv_split`?"),
         (
             {"model": "m", "zzz": 1},
-            "unknown key `zzz` in `args`: known keys: draft_cost, encoders, engine, kv_split, log",
+            "unknown key `zzz` in `args`: known keys: access, admission, draft_cost, encoders, engine",
         ),
         ({"model": "m", "engine": {"max_model_length": 1}}, "unknown key `max_model_length` in `engine`: did you mean"),
         ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
@@ -90,7 +84,7 @@ def test_engine_fields_come_from_vllm_without_importing_it():
 
 
 def test_unchecked_without_vllm(monkeypatch):
-    monkeypatch.setattr("deployments.config.vllm_engine_fields", lambda: None)
+    monkeypatch.setattr("deployments.engine_keys.vllm_engine_fields", lambda: None)
     check_engine_keys({"some_option_of_a_later_vllm": 1})
 
 
@@ -193,3 +187,34 @@ def test_model_inside_a_package(tmp_path, monkeypatch):
 def test_packages_that_are_not_there(name, words):
     with pytest.raises(ConfigError, match=words):
         resolve_model(name)
+
+
+def test_admission_and_access_are_checked():
+    with pytest.raises(pydantic.ValidationError, match="max_queued_streams"):
+        AppArgs.model_validate({"model": "m", "admission": {"max_queued_stream": 1}})
+    with pytest.raises(pydantic.ValidationError, match="requests_per_minute"):
+        AppArgs.model_validate({"model": "m", "access": {"keys": [{"name": "a", "request_per_minute": 1}]}})
+
+
+def test_keys_from_the_environment_are_resolved_to_digests(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOME_KEY", "secret")
+    args = AppArgs.model_validate({"model": str(tmp_path), "access": {"keys": [{"name": "a", "env": "SOME_KEY"}]}})
+    (key,) = args.resolved().access.keys
+    assert key.env is None
+    assert len(key.sha256) == 64
+    assert "secret" not in repr(args.resolved())
+    monkeypatch.delenv("SOME_KEY")
+    with pytest.raises(ConfigError, match="not set, or empty"):
+        args.resolved()
+
+
+def test_the_generators_timeouts_make_sense():
+    with pytest.raises(pydantic.ValidationError):
+        AppArgs.model_validate({"model": "m", "silence_timeout_s": 0.1})
+
+
+def test_a_key_given_in_clear_is_not_shown():
+    with pytest.raises(pydantic.ValidationError) as raised:
+        AppArgs.model_validate({"model": "m", "access": {"keys": [{"name": "a", "sha256": "my-secret-key"}]}})
+    assert "64 hexadecimal digits" in str(raised.value)
+    assert "my-secret-key" not in str(raised.value)

@@ -24,7 +24,8 @@ def test_no_cost_never_backs_off():
 
 
 def test_drafts_dearer_than_hope_are_never_made():
-    assert never_pays(4, 0.9) and not never_pays(4, DRAFT_COST)
+    assert never_pays(4, 0.9)
+    assert not never_pays(4, DRAFT_COST)
     assert sum(run(DraftLength(cost=0.9), 1.0, 4 * PROBE_EVERY)) == 0
 
 

@@ -1,0 +1,66 @@
+"""Which replica each call of this process went to, and which replicas have lately fallen silent.
+
+Serve's router knows the first and tells nobody; the ingress finds out the second. Both live in one process, the router
+in a thread of its own. Call the functions; never import the tables (see fleet.py for why they are not in routing.py).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+SUSPECT_S = 60.0
+"""How long a replica that fell silent is the last choice. Serve's own health checks decide about it meanwhile."""
+
+
+class Dispatch:
+    """Where a call went. replica: None while it waits for one. at: when it was taken, by time.monotonic."""
+
+    def __init__(self) -> None:
+        self.replica: Hashable | None = None
+        self.at = math.inf
+
+
+_lock = threading.Lock()
+_calls: dict[str, Dispatch] = {}
+_suspects: dict[Hashable, float] = {}
+
+
+@contextmanager
+def expected(call: str) -> Iterator[Dispatch]:
+    """Called by the ingress around a call of this id."""
+    dispatch = Dispatch()
+    with _lock:
+        _calls[call] = dispatch
+    try:
+        yield dispatch
+    finally:
+        with _lock:
+            _calls.pop(call, None)
+
+
+def dispatched(call: str, replica: Hashable) -> None:
+    """Called by GroupRouter, in its thread, when a replica has taken the call."""
+    with _lock:
+        dispatch = _calls.get(call)
+        if dispatch is not None:
+            dispatch.replica, dispatch.at = replica, time.monotonic()
+
+
+def suspect(replica: Hashable | None) -> None:
+    """Called by the ingress: the replica did not answer, or fell silent. None: nobody knows which."""
+    if replica is not None:
+        with _lock:
+            _suspects[replica] = time.monotonic() + SUSPECT_S
+
+
+def suspects() -> frozenset[Hashable]:
+    """Replicas that should be the last choice now. Called by GroupRouter."""
+    now = time.monotonic()
+    with _lock:
+        for replica in [replica for replica, until in _suspects.items() if until <= now]:
+            del _suspects[replica]
+        return frozenset(_suspects)

@@ -1,0 +1,256 @@
+"""What every HTTP request passes before the routes: its id, its key, its size, and one line in the log.
+
+Serve pickles the FastAPI app when CfgRouter's class is made, and each replica unpickles a copy that CfgRouter.__init__
+cannot reach. So the app holds a function, `current_policy`, which pickles by its name and reads this module in the
+replica's own process; `enforce` sets what it returns. To wire:
+
+    install(app)                           http_app.py, where the app is made
+    enforce(Policy.of(args.access))        CfgRouter.__init__; args.access is resolved
+
+Imports neither ray, vllm nor torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cfg_core.errors import CfgServeError, EngineError
+from deployments.access import ANONYMOUS, AccessArgs, Gate, Tenant
+from deployments.http_errors import BodyTooLargeError, http_error
+from deployments.metrics import Metrics
+
+OPEN_PATHS = ("/health", "/ready")
+"""Answered without a key: load balancers and orchestrators have none."""
+
+REQUEST_ID = b"x-request-id"
+MAX_LOGGED_CHARS = 500
+MAX_LOGGED_PATH_CHARS = 200
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_OWN_HEADERS = (REQUEST_ID, b"x-content-type-options")
+
+logger = logging.getLogger("ray.serve")
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What Guard enforces. One object, so that it is replaced whole or not at all."""
+
+    gate: Gate
+    max_body_bytes: int
+    log_prompts: bool = False
+    metrics: Metrics | None = None
+
+    @classmethod
+    def of(cls, access: AccessArgs, metrics: Metrics | None = None) -> Policy:
+        """`access` is resolved. Makes new, full buckets for the rates."""
+        return cls(
+            gate=Gate(access),
+            max_body_bytes=access.max_body_bytes,
+            log_prompts=access.log_prompts,
+            metrics=metrics,
+        )
+
+
+_policy = Policy.of(AccessArgs())
+
+
+def current_policy() -> Policy:
+    """What this process enforces; until `enforce` is called everybody may call."""
+    return _policy
+
+
+def enforce(policy: Policy) -> None:
+    """From now on every Guard of this process follows `policy`; requests that are inside keep theirs."""
+    global _policy
+    _policy = policy
+
+
+def install(app: FastAPI) -> None:
+    """Put Guard in front of `app`, for Ray Serve. Call it after other middlewares are added: the last is outermost."""
+    app.add_middleware(Guard, policy=current_policy, behind_serve=True)
+
+
+class Guard:
+    """ASGI middleware. Bodies and answers pass chunk by chunk, and the client's disconnect arrives as it was sent.
+
+    For the app it sets `state.request_id` and `state.tenant` (ANONYMOUS on open paths), and makes the request's
+    `x-request-id` header that id. What it refuses itself is told in OpenAI's shape. Websockets are refused: no route
+    here is one, and they would pass without a key.
+
+    `behind_serve`: Serve's proxy adds to each response the `x-request-id` that it sent here, so that one is not added
+    a second time. (If it was ill-formed the response carries both, the proxy's and the one that counts.)
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        policy: Callable[[], Policy],
+        behind_serve: bool = False,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._app = app
+        self._policy = policy
+        self._behind_serve = behind_serve
+        self._now = now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            exchange = Exchange(scope, receive, send, self._policy(), self._behind_serve, self._now)
+            await exchange.run(self._app)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "no websockets here"})
+        else:
+            await self._app(scope, receive, send)
+
+
+class Exchange:
+    """One request and its answer, on their way through Guard, whose arguments these are."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        policy: Policy,
+        behind_serve: bool,
+        now: Callable[[], float],
+    ) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._policy = policy
+        self._now = now
+        self._path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+        self._headers = Headers(raw=list(scope["headers"]))
+        given = self._headers.get("x-request-id", "")
+        is_well_formed = _REQUEST_ID.fullmatch(given) is not None
+        self._request_id = given if is_well_formed else uuid.uuid4().hex
+        self._tells_id = not (behind_serve and is_well_formed)
+        self._tenant: Tenant | None = None
+        self._status: int | None = None  # of the answer, once it has begun
+        self._began_s = now()
+        self._first_byte_s: float | None = None
+        self._bytes_in = self._bytes_out = 0
+        self._head = b""  # of the body, for log_prompts
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the request in, or refuse it. An error after the answer began is raised: the server ends it."""
+        try:
+            self._tenant = self._authenticate()
+            self._check_declared_size()
+            await app(self._scope_inside(), self._receive_counted, self._send_marked)
+        except CfgServeError as error:
+            if self._status is not None:
+                raise
+            await self._answer(error)
+        except Exception:
+            if self._status is None:
+                await self._answer(EngineError("Internal error: see the server's log."))
+            raise
+        finally:
+            self._log()
+            self._count()
+
+    # --- the request --------------------------------------------------------------------------------
+
+    def _authenticate(self) -> Tenant:
+        if self._path in OPEN_PATHS:
+            return ANONYMOUS
+        return self._policy.gate.authenticate(self._headers.get("authorization"), self._headers.get("x-api-key"))
+
+    def _check_declared_size(self) -> None:
+        """A length that is no number is left to be counted as the body arrives."""
+        declared = self._headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit() and len(declared) < 20:
+            self._check_size(int(declared))
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self._policy.max_body_bytes
+        if num_bytes > limit:
+            raise BodyTooLargeError(f"The body is larger than {limit} bytes: send less in one request.")
+
+    def _scope_inside(self) -> Scope:
+        headers = _without(self._scope["headers"], (REQUEST_ID,))
+        headers.append((REQUEST_ID, self._request_id.encode()))
+        state = {**self._scope.get("state", {}), "request_id": self._request_id, "tenant": self._tenant}
+        return {**self._scope, "headers": headers, "state": state}
+
+    async def _receive_counted(self) -> Message:
+        """Raises BodyTooLargeError, in the route that reads the body."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            body = message.get("body", b"")
+            self._bytes_in += len(body)
+            self._check_size(self._bytes_in)
+            if self._policy.log_prompts:
+                self._head = (self._head + body)[: 4 * MAX_LOGGED_CHARS]
+        return message
+
+    # --- the answer ---------------------------------------------------------------------------------
+
+    async def _send_marked(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._first_byte_s = self._now()
+            message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
+        elif message["type"] == "http.response.body":
+            self._bytes_out += len(message.get("body", b""))
+        await self._send(message)
+
+    def _answer_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
+        answer = _without(headers, _OWN_HEADERS)
+        answer.append((b"x-content-type-options", b"nosniff"))
+        if self._tells_id:
+            answer.append((REQUEST_ID, self._request_id.encode()))
+        return answer
+
+    async def _answer(self, error: CfgServeError) -> None:
+        answer = http_error(error)
+        response = JSONResponse(answer.body, answer.status, answer.headers)
+        await response(self._scope, self._receive, self._send_marked)
+
+    # --- the log ------------------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        """One line. Of what the client wrote it shows the path alone, and that quoted, so nobody can forge a line."""
+        logger.info(
+            "request_id=%s tenant=%s method=%s path=%s status=%s first_byte_ms=%s end_ms=%s bytes_in=%d bytes_out=%d",
+            self._request_id,
+            self._tenant.name if self._tenant else "-",
+            self._scope["method"],
+            quote(self._scope["path"], errors="replace")[:MAX_LOGGED_PATH_CHARS],
+            self._status or "-",
+            self._ms_until(self._first_byte_s),
+            self._ms_until(self._now()),
+            self._bytes_in,
+            self._bytes_out,
+        )
+        if self._head:
+            text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
+            logger.info("request_id=%s log_prompts: body begins %r", self._request_id, text)
+
+    def _count(self) -> None:
+        if self._policy.metrics is None:
+            return
+        first_byte_s = None if self._first_byte_s is None else self._first_byte_s - self._began_s
+        tenant = self._tenant.name if self._tenant else None
+        self._policy.metrics.answered(self._path, self._status, tenant, first_byte_s, self._now() - self._began_s)
+
+    def _ms_until(self, time_s: float | None) -> str:
+        return "-" if time_s is None else f"{1000 * (time_s - self._began_s):.1f}"
+
+
+def _without(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> RawHeaders:
+    return [(name, value) for name, value in headers if name.lower() not in names]

@@ -1,0 +1,128 @@
+"""Render the KubeRay manifest of a Serve configuration.
+
+    python scripts/kuberay.py configs/llama-8b-tp2.yaml --image cfg-serve:VERSION > deploy/kuberay/rayservice.yaml
+
+The configuration goes into the manifest word for word. How many GPUs a pod has, how many pods there are, and how long
+they may take to stop is read from it; everything else is in deploy/kuberay/rayservice.template.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATE = ROOT / "deploy" / "kuberay" / "rayservice.template.yaml"
+
+CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
+"""Of a GPU pod. Enough for 8B models; a first guess for others."""
+
+SERVE_DEFAULT_DRAIN_S = 20
+"""graceful_shutdown_timeout_s of a deployment that does not set it."""
+
+RAY_MARGIN_S = 30
+"""What a pod gets beyond the last stream, for Ray to leave the cluster."""
+
+
+class RenderError(Exception):
+    """This configuration cannot run on Kubernetes as it is. The message says why, and what to do."""
+
+
+def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
+    """The manifest as text. Raises RenderError."""
+    text = path.read_text(encoding="utf-8")
+    config: dict[str, Any] = yaml.safe_load(text)
+    check_http(config)
+    (application,) = config["applications"]
+    deployments = application["deployments"]
+    gpus = gpus_per_pod or gpus_of_a_pod(deployments)
+    drain_s = max(math.ceil(d.get("graceful_shutdown_timeout_s", SERVE_DEFAULT_DRAIN_S)) for d in deployments)
+    low, high = pods(deployments, gpus)
+    values = {
+        "config": path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path.name,
+        "image": image,
+        "serve_config": textwrap.indent(text.rstrip(), "    "),
+        "ray_version": pinned_ray(),
+        "port": config["http_options"]["port"],
+        "gpus": gpus,
+        "gpu_cpus": gpus * CPUS_PER_GPU,
+        "gpu_memory": gpus * MEMORY_GIB_PER_GPU,
+        "min_pods": low,
+        "max_pods": high,
+        "drain_s": drain_s,
+        "grace_s": drain_s + RAY_MARGIN_S,
+    }
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+
+
+def check_http(config: Mapping[str, Any]) -> None:
+    """Raise RenderError if other pods could not reach Serve's proxies, or if pods with replicas had none."""
+    host = config["http_options"].get("host")
+    if host not in ("0.0.0.0", "::"):
+        raise RenderError(f"http_options.host is {host}, which no other pod can reach: set 0.0.0.0.")
+    if config.get("proxy_location", "EveryNode") != "EveryNode":
+        raise RenderError("the service sends clients to every pod with a replica: set proxy_location: EveryNode.")
+
+
+def gpus_of_a_pod(deployments: list[dict[str, Any]]) -> int:
+    """The fewest GPUs that hold any one replica. Raises RenderError if that is for the owner to say."""
+    for deployment in deployments:
+        if gpus_of(deployment) > 1 and deployment.get("placement_group_strategy") != "STRICT_PACK":
+            name = deployment["name"]
+            raise RenderError(f"a replica of {name} may span several pods: say --gpus-per-pod, or set STRICT_PACK.")
+    most = max(gpus_of(deployment) for deployment in deployments)
+    if not most:
+        raise RenderError("no deployment asks for a GPU, and the manifest is for GPU pods: take another config.")
+    return math.ceil(most)
+
+
+def gpus_of(deployment: Mapping[str, Any]) -> float:
+    """GPUs of one replica, of its workers included."""
+    if bundles := deployment.get("placement_group_bundles"):
+        return float(sum(bundle.get("GPU", 0) for bundle in bundles))
+    return float(deployment.get("ray_actor_options", {}).get("num_gpus", 0))
+
+
+def pods(deployments: list[dict[str, Any]], gpus_per_pod: int) -> tuple[int, int]:
+    """The fewest and the most GPU pods that Serve can ask for."""
+    low = high = 0.0
+    for deployment in deployments:
+        scaling = deployment.get("autoscaling_config", {})
+        fixed = deployment.get("num_replicas", 1)
+        low += gpus_of(deployment) * (scaling.get("min_replicas", 1) if scaling else fixed)
+        high += gpus_of(deployment) * (scaling.get("max_replicas", 1) if scaling else fixed)
+    return math.ceil(low / gpus_per_pod), math.ceil(high / gpus_per_pod)
+
+
+def pinned_ray() -> str:
+    """The version of Ray in the image."""
+    found = re.search(r"^ray==(\S+)", (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8"), re.M)
+    assert found, "requirements/cuda.txt pins ray"
+    return found[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Render the KubeRay manifest of a Serve configuration.")
+    parser.add_argument("config", type=Path, help="a file like those in configs/")
+    parser.add_argument("--image", required=True, help="name and version of the image from deploy/Containerfile")
+    parser.add_argument("--gpus-per-pod", type=int, help="GPUs of each GPU pod (default: those of one replica)")
+    args = parser.parse_args()
+    try:
+        sys.stdout.write(render(args.config, args.image, args.gpus_per_pod))
+    except RenderError as error:
+        print(f"kuberay: {args.config}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

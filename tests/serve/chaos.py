@@ -1,0 +1,253 @@
+"""What becomes of requests when something is killed: the table.
+
+    python tests/serve/chaos.py                          all faults; the cut link wants root and `ip`
+    python tests/serve/chaos.py --faults engine replica  some of them
+    python tests/serve/chaos.py --clients 12 --json FILE
+
+Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one engine each, of which
+two are in use. Clients ask guided and plain questions whose right answers are known, streamed and not. For each fault:
+requests in flight, what became of them, and how long it took until the last error was told and until all was as before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cluster import Cluster, Node
+from load import Load, Outcome
+from serve_process import ServeProcess, shipped_config
+
+REPLICAS = ROUTERS = 2
+RECOVERY_LIMIT_S = 300
+CALM_S = 5.0
+"""Service counts as full when everything runs, and this long nobody was told an error."""
+
+ENGINE, REPLICA, ROUTER = "EngineCore", "ServeReplica:cfg:ModelReplica", "ServeReplica:cfg:CfgRouter"
+PROXY, CONTROLLER, WORKER = "ProxyActor", "ServeController", "RayWorkerProc"
+
+
+def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
+    """configs/cfg.yaml with two replicas on nodes of their own, and short patience."""
+    config = shipped_config()
+    application = config["applications"][0]
+    del application["args"]["encoders"]
+    application["args"] |= {"silence_timeout_s": silence_s, "hang_timeout_s": hang_s}
+    application["deployments"] = [d for d in application["deployments"] if d["name"] != "Embedder"]
+    router, replica = application["deployments"]
+    router["num_replicas"] = ROUTERS
+    router["ray_actor_options"] = {"num_cpus": 0.1, "resources": {"ingress": 1}}
+    replica["num_replicas"] = REPLICAS
+    replica["ray_actor_options"]["resources"] = {"engine": 1}
+    replica |= {"health_check_period_s": 1, "health_check_timeout_s": 5}
+    return config
+
+
+@dataclass
+class Stage:
+    """A served cluster, and how to break it. `hit`: the node whose engine is the victim."""
+
+    cluster: Cluster
+    server: ServeProcess
+
+    def used_nodes(self) -> list[Node]:
+        return [node for node in self.cluster.nodes[1:] if self.cluster.find(REPLICA, node)]
+
+    def whole(self) -> bool:
+        """Whether everything runs, by the processes and by what an ingress says."""
+        counts = (len(self.cluster.find(name)) for name in (REPLICA, ENGINE, ROUTER, PROXY))
+        if any(n < wanted for n, wanted in zip(counts, (REPLICAS, REPLICAS, ROUTERS, 1), strict=True)):
+            return False
+        with suppress(httpx.HTTPError):
+            told = httpx.get(f"{self.server.url}/metrics", timeout=5).text
+            replicas = re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)
+            ready = httpx.get(f"{self.server.url}/ready", timeout=10).status_code == 200
+            return ready and replicas is not None and float(replicas[1]) >= REPLICAS
+        return False
+
+    def retried(self) -> float:
+        """Over both routers: each scrape meets one of them."""
+        found: dict[str, float] = {}
+        for _ in range(12):
+            with suppress(httpx.HTTPError):
+                told = httpx.get(f"{self.server.url}/metrics", timeout=5).text
+                found |= {
+                    i: float(n) for i, n in re.findall(r'cfg_serve_retried_requests{ingress="(\w+)"} (\S+)', told)
+                }
+        return sum(found.values())
+
+
+def send(sign: signal.Signals, name: str, everywhere: bool = False) -> Callable[[Stage], None]:
+    def strike(stage: Stage) -> None:
+        node = None if everywhere else stage.used_nodes()[0]
+        victim = stage.cluster.find(name, node)[0]
+        victim.send_signal(sign)
+
+    return strike
+
+
+def kill_node(stage: Stage) -> None:
+    stage.used_nodes()[0].kill()
+    stage.cluster.add(engine=1)
+
+
+def cut_link(stage: Stage) -> None:
+    stage.used_nodes()[0].cut()
+    stage.cluster.add(engine=1)
+
+
+def fill_disk(stage: Stage) -> None:
+    """The disk of the logs, which is a small one here, has no byte left."""
+    with suppress(OSError), (stage.cluster.folder / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(2**20))
+    with suppress(OSError), (stage.cluster.folder / "filler2").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(b"\0")
+
+
+FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
+    "engine": ("EngineCore killed", send(signal.SIGKILL, ENGINE)),
+    "replica": ("replica killed", send(signal.SIGKILL, REPLICA)),
+    "router": ("router killed", send(signal.SIGKILL, ROUTER, everywhere=True)),
+    "proxy": ("proxy killed", send(signal.SIGKILL, PROXY, everywhere=True)),
+    "controller": ("controller killed", send(signal.SIGKILL, CONTROLLER, everywhere=True)),
+    "hung-engine": ("EngineCore stopped (hangs)", send(signal.SIGSTOP, ENGINE)),
+    "hung-replica": ("replica stopped (hangs)", send(signal.SIGSTOP, REPLICA)),
+    "node": ("node killed", kill_node),
+    "link": ("link to a node cut", cut_link),
+    "disk": ("disk of the logs full", fill_disk),
+}
+
+
+@dataclass
+class Row:
+    """One fault. Requests: those in flight when it struck, and those that came before all was as before."""
+
+    fault: str
+    in_flight: int
+    asked: int
+    right: int
+    lost: int
+    wrong: int
+    retried: int
+    told: dict[str, int]
+    last_error_s: float | None
+    slowest_s: float
+    whole_s: float | None
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count} {kind}" for kind, count in self.told.items()) or "-"
+        last = "-" if self.last_error_s is None else f"{self.last_error_s:.1f}"
+        whole = "not reached" if self.whole_s is None else f"{self.whole_s:.0f}"
+        return (
+            f"| {self.fault} | {self.in_flight} | {self.asked} | {self.right} | {self.lost} | {self.wrong} "
+            f"| {self.retried} | {told} | {last} | {self.slowest_s:.0f} | {whole} |"
+        )
+
+
+HEADER = (
+    "| fault | in flight | asked until whole | right | lost without an error | wrong | retried, unseen "
+    "| errors told | last error told after, s | longest request, s | whole again after, s |\n" + "|---" * 11 + "|"
+)
+
+
+async def strike(stage: Stage, load: Load, name: str) -> Row:
+    """Run clients, break something, wait until all is as before; judge every request."""
+    told, breaks = FAULTS[name]
+    load.outcomes.clear()
+    retried = await asyncio.to_thread(stage.retried)
+    stop = asyncio.Event()
+    clients = asyncio.ensure_future(load.run(stop))
+    await asyncio.sleep(8)
+    at = time.monotonic()
+    await asyncio.to_thread(breaks, stage)
+    whole_s = await until_whole(stage, load, at)
+    stop.set()
+    await clients
+    seen = [outcome for outcome in load.outcomes if outcome.ended > at]
+    return judge(told, seen, at, whole_s, int(await asyncio.to_thread(stage.retried) - retried))
+
+
+async def until_whole(stage: Stage, load: Load, at: float) -> float | None:
+    """Seconds from `at` until everything ran again, and stayed so."""
+    while time.monotonic() - at < RECOVERY_LIMIT_S:
+        since = time.monotonic()
+        if await asyncio.to_thread(stage.whole):
+            await asyncio.sleep(CALM_S)
+            calm = all(o.kind == "right" for o in load.outcomes if o.ended > since)
+            if calm and await asyncio.to_thread(stage.whole):
+                return since - at
+        await asyncio.sleep(0.5)
+    return None
+
+
+def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retried: int) -> Row:
+    kinds = [outcome.kind for outcome in seen]
+    errors = [outcome for outcome in seen if outcome.kind not in ("right", "wrong", "lost")]
+    return Row(
+        fault=told,
+        in_flight=sum(outcome.started < at for outcome in seen),
+        asked=len(seen),
+        right=kinds.count("right"),
+        lost=kinds.count("lost"),
+        wrong=kinds.count("wrong"),
+        retried=retried,
+        told={kind: kinds.count(kind) for kind in sorted({e.kind for e in errors})},
+        last_error_s=max((e.ended - at for e in errors), default=None),
+        slowest_s=max(outcome.ended - outcome.started for outcome in seen),
+        whole_s=whole_s,
+    )
+
+
+def stage_of(cluster: Cluster, clients: int) -> tuple[Stage, Load]:
+    """Serve on a new cluster, with the right answers learnt."""
+    for _ in range(REPLICAS + 1):
+        cluster.add(engine=1)
+    server = cluster.serve(chaos_config())
+    stage = Stage(cluster, server)
+    server.wait_until_ready()
+    deadline = time.monotonic() + RECOVERY_LIMIT_S
+    while not stage.whole() and time.monotonic() < deadline:
+        time.sleep(1)
+    load = Load(server.url, clients)
+    asyncio.run(load.learn())
+    return stage, load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--folder", type=Path, help="of Ray's files; for `disk`, on a small file system")
+    args = parser.parse_args()
+    rows = []
+    with Cluster(linked="link" in args.faults, folder=args.folder) as cluster:
+        stage, load = stage_of(cluster, args.clients)
+        try:
+            print(HEADER, flush=True)
+            for name in args.faults:
+                rows.append(asyncio.run(strike(stage, load, name)))
+                print(rows[-1], flush=True)
+                for outcome in load.outcomes:
+                    if outcome.kind in ("lost", "wrong"):
+                        print(f"  {outcome.kind}: {outcome.detail}", flush=True)
+        finally:
+            stage.server.stop()
+    if args.json:
+        args.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()

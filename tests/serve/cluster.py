@@ -1,0 +1,156 @@
+"""A Ray cluster of several nodes on this machine: real `ray start` processes, killed as one kills a machine.
+
+With `linked=True` each further node lives in a network namespace of its own, behind a virtual cable that can be cut;
+that needs root and `ip` (Linux).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from serve_process import MARK, ServeProcess, free_port, marked
+
+START_LIMIT_S = 120
+
+HEAD_ADDRESS = "10.77.{}.1"
+NODE_ADDRESS = "10.77.{}.2"
+
+
+class Node:
+    """One `ray start --block`. Its processes are found by a mark of their own."""
+
+    def __init__(self, cluster: Cluster, number: int, resources: dict[str, float], head: bool) -> None:
+        self.number, self.mark, self._cluster = number, uuid.uuid4().hex, cluster
+        self.namespace = f"cfgserve{number}" if cluster.linked and not head else None
+        if self.namespace:
+            self._connect()
+        self._process = self._start(resources, head)
+
+    def _connect(self) -> None:
+        """A namespace with one virtual cable to this machine."""
+        name, outside, inside = self.namespace, f"cfgs{self.number}o", f"cfgs{self.number}i"
+        for command in (
+            f"ip netns add {name}",
+            f"ip link add {outside} type veth peer name {inside}",
+            f"ip link set {inside} netns {name}",
+            f"ip addr add {HEAD_ADDRESS.format(self.number)}/24 dev {outside}",
+            f"ip link set {outside} up",
+            f"ip -n {name} addr add {NODE_ADDRESS.format(self.number)}/24 dev {inside}",
+            f"ip -n {name} link set {inside} up",
+            f"ip -n {name} link set lo up",
+            f"ip -n {name} route add default via {HEAD_ADDRESS.format(self.number)}",
+        ):
+            subprocess.run(command.split(), check=True)
+
+    def cut(self) -> None:
+        """Pull the cable: nothing arrives any more, and nobody is told."""
+        subprocess.run(["ip", "link", "set", f"cfgs{self.number}o", "down"], check=True)
+
+    def _start(self, resources: dict[str, float], head: bool) -> subprocess.Popen[bytes]:
+        cluster = self._cluster
+        where = ["--head", f"--port={cluster.port}"] if head else [f"--address={cluster.address}"]
+        command = [
+            *(["ip", "netns", "exec", self.namespace] if self.namespace else []),
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where),
+            *("--disable-usage-stats", "--num-cpus=4", "--object-store-memory=100000000"),
+            f"--resources={json.dumps(resources)}",
+        ]
+        if head:
+            command += [f"--temp-dir={cluster.folder}", "--include-dashboard=false"]
+        if cluster.linked:
+            address = HEAD_ADDRESS.format(0) if head else NODE_ADDRESS.format(self.number)
+            command.append(f"--node-ip-address={address}")
+        log = cluster.folder / f"node{self.number}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, env={**cluster.env, MARK: self.mark}, stdout=out, stderr=out, start_new_session=True
+            )
+        deadline = time.monotonic() + START_LIMIT_S
+        while "will now block forever" not in log.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"ray start failed:\n{log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.2)
+        return process
+
+    def processes(self) -> list[psutil.Process]:
+        return marked(self.mark)
+
+    def kill(self) -> None:
+        """As a power cut: all its processes at once."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+        if self.namespace:
+            subprocess.run(["ip", "netns", "del", self.namespace], check=False)
+            subprocess.run(["ip", "link", "del", f"cfgs{self.number}o"], check=False, stderr=subprocess.DEVNULL)
+
+
+class Cluster:
+    """A head, and nodes as they are added. Use it as a context manager."""
+
+    def __init__(self, linked: bool = False, env: dict[str, str] | None = None, folder: Path | None = None) -> None:
+        self.linked = linked
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))  # short: Ray puts socket paths in it
+        self.port = free_port()
+        host = HEAD_ADDRESS.format(0) if linked else "127.0.0.1"
+        self.env = {
+            **os.environ,
+            "RAY_AUTH_MODE": "disabled",
+            "HF_HUB_OFFLINE": "1",
+            "RAY_TMPDIR": str(self.folder),
+            **(env or {}),
+        }
+        if linked:
+            subprocess.run(["ip", "link", "add", "cfgs0", "type", "dummy"], check=True)
+            subprocess.run(["ip", "addr", "add", f"{host}/24", "dev", "cfgs0"], check=True)
+            subprocess.run(["ip", "link", "set", "cfgs0", "up"], check=True)
+        self.address = f"{host}:{self.port}"
+        self.nodes: list[Node] = []
+        self.head = self.add(head=True, ingress=100)
+
+    def add(self, head: bool = False, **resources: float) -> Node:
+        node = Node(self, len(self.nodes), resources, head)
+        self.nodes.append(node)
+        return node
+
+    def serve(self, config: dict[str, Any], **env: str) -> ServeProcess:
+        """`serve run` on this cluster. What it causes elsewhere belongs to the nodes."""
+        extra = {"RAY_ADDRESS": self.address, "RAY_TMPDIR": str(self.folder), **env}
+        return ServeProcess(config, extra, address=self.address)
+
+    def processes(self) -> list[psutil.Process]:
+        return [process for node in self.nodes for process in node.processes()]
+
+    def find(self, words: str, node: Node | None = None) -> list[psutil.Process]:
+        """Its processes whose command line has `words`, on one node or on all."""
+        found = []
+        for process in node.processes() if node else self.processes():
+            with suppress(psutil.Error):
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in reversed(self.nodes):
+            node.close()
+        if self.linked:
+            subprocess.run(["ip", "link", "del", "cfgs0"], check=False)

@@ -1,0 +1,127 @@
+"""Clients that know the right answers: what became of each request, and when.
+
+Greedy requests, guided and plain, streamed and not. The right texts are asked for before anything is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+PROMPTS = ("Once upon a time", "A story about the sea.", "The little dog", "In the garden there was", "One day a girl")
+GUIDANCE = {"guidance_scale": 2.0, "negative_prompt": "A story about the farm."}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request with one right answer."""
+
+    prompt: str
+    guided: bool
+    tokens: int
+
+    def body(self, stream: bool) -> dict[str, Any]:
+        body = {"prompt": self.prompt, "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
+        return {**body, "stream": stream, **(GUIDANCE if self.guided else {})}
+
+
+QUESTIONS = tuple(Question(p, guided, n) for p in PROMPTS for guided in (True, False) for n in (40, 160))
+
+
+@dataclass
+class Outcome:
+    """What a client saw. kind: right, wrong, lost (it ended as if complete, and is not), or the error that it was told.
+
+    Times are of time.monotonic; first: of the first byte of the body.
+    """
+
+    question: Question
+    stream: bool
+    started: float
+    kind: str = "lost"
+    first: float | None = None
+    ended: float = 0.0
+    detail: str = ""
+
+
+@dataclass
+class Load:
+    """`clients` at once, until `stop` is set."""
+
+    url: str
+    clients: int
+    answers: dict[Question, str] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    timeout_s: float = 240.0
+
+    async def learn(self) -> None:
+        """Ask each question once, alone; these are the right answers."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s) as client:
+            for question in QUESTIONS:
+                answer = await client.post("/v1/completions", json=question.body(False))
+                self.answers[question] = answer.raise_for_status().json()["choices"][0]["text"]
+
+    async def run(self, stop: asyncio.Event, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        async with httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s) as client:
+
+            async def ask_on() -> None:
+                while not stop.is_set():
+                    outcome = await self.ask(client, rng.choice(QUESTIONS), rng.random() < 0.7)
+                    self.outcomes.append(outcome)
+                    if outcome.kind != "right":
+                        await asyncio.sleep(0.5)
+
+            await asyncio.gather(*(ask_on() for _ in range(self.clients)))
+
+    async def ask(self, client: httpx.AsyncClient, question: Question, stream: bool) -> Outcome:
+        outcome = Outcome(question, stream, time.monotonic())
+        try:
+            await (self._streamed if stream else self._whole)(client, question, outcome)
+        except httpx.HTTPError as error:
+            outcome.kind, outcome.detail = "connection", repr(error)
+        outcome.ended = time.monotonic()
+        return outcome
+
+    async def _whole(self, client: httpx.AsyncClient, question: Question, outcome: Outcome) -> None:
+        answer = await client.post("/v1/completions", json=question.body(False))
+        outcome.first = time.monotonic()
+        if answer.status_code != 200:
+            outcome.kind, outcome.detail = str(answer.status_code), answer.text[:200]
+            return
+        self._judge(outcome, answer.json()["choices"][0]["text"])
+
+    async def _streamed(self, client: httpx.AsyncClient, question: Question, outcome: Outcome) -> None:
+        async with client.stream("POST", "/v1/completions", json=question.body(True)) as answer:
+            if answer.status_code != 200:
+                outcome.kind, outcome.detail = str(answer.status_code), (await answer.aread()).decode()[:200]
+                return
+            text, done = "", False
+            async for line in answer.aiter_lines():
+                outcome.first = outcome.first or time.monotonic()
+                if line.startswith("event: error"):
+                    outcome.kind = "error event"
+                elif line == "data: [DONE]":
+                    done = True
+                elif line.startswith("data: ") and outcome.kind != "error event":
+                    text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+        if outcome.kind == "error event":
+            outcome.detail = f"with [DONE]: {done}"
+        elif done:
+            self._judge(outcome, text)
+
+    def _judge(self, outcome: Outcome, text: str) -> None:
+        right = self.answers[outcome.question]
+        outcome.kind = "right" if text == right else "lost" if right.startswith(text) else "wrong"
+        if outcome.kind != "right":
+            outcome.detail = f"{text[-60:]!r} for {right[-60:]!r}"
+
+    def count(self) -> Counter[str]:
+        return Counter(outcome.kind for outcome in self.outcomes)

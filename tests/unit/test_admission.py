@@ -1,0 +1,289 @@
+"""The queue in front of the engines: order, bounds, fairness, 429s. No engine, no server."""
+
+import asyncio
+import random
+
+import pytest
+
+from cfg_core.errors import OverloadedError, RequestError
+from cfg_core.params import GuidanceParams
+from deployments.admission import RETRY_AT_MOST_S, AdmissionQueue, Share
+from deployments.demand import Demand, demand_of
+from deployments.protocol import Guidance
+
+
+class Clock:
+    time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
+def queue(capacity=4, max_streams=100, max_tokens=100_000, clock=None):
+    return AdmissionQueue(lambda: capacity, max_streams, max_tokens, clock or Clock())
+
+
+def demand(streams=1, tokens=10):
+    return Demand(streams=streams, tokens=tokens)
+
+
+class Caller:
+    """A request that has come to the queue."""
+
+    def __init__(self, line, share=None, wants=None, priority=0, log=None, name=None):
+        self.line, self.share, self.wants = line, share or Share(), wants or demand()
+        self.log, self.name = log, name
+        self.task = asyncio.ensure_future(self._run(priority))
+
+    async def _run(self, priority):
+        await self.line.enter(self.share, self.wants, priority)
+        if self.log is not None:
+            self.log.append(self.name)
+
+    async def settled(self):
+        await settle()
+        return self
+
+    @property
+    def running(self):
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+
+    @property
+    def refused(self):
+        return self.task.done() and not self.task.cancelled() and isinstance(self.task.exception(), OverloadedError)
+
+    def end(self):
+        self.line.leave(self.share, self.wants)
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(test):
+    """Run an async test; nothing may be left behind."""
+
+    def wrapper(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
+    return wrapper
+
+
+@run
+async def test_as_many_streams_run_as_there_is_room_for():
+    line = queue(capacity=4)
+    callers = [Caller(line, wants=demand(streams=2)) for _ in range(3)]
+    await settle()
+    assert [c.running for c in callers] == [True, True, False]
+    callers[0].end()
+    await settle()
+    assert callers[2].running
+    line.check_integrity()
+
+
+@run
+async def test_a_request_larger_than_the_engines_runs_alone():
+    line = queue(capacity=4)
+    small = await Caller(line).settled()
+    large = await Caller(line, wants=demand(streams=10)).settled()
+    assert (small.running, large.running) == (True, False)
+    small.end()
+    await settle()
+    assert large.running
+
+
+@run
+async def test_capacity_may_grow():
+    room = [1]
+    line = AdmissionQueue(lambda: room[0], 10, 1000, Clock())
+    callers = [await Caller(line).settled() for _ in range(2)]
+    room[0] = 2
+    line.admit()
+    await settle()
+    assert callers[1].running
+
+
+@run
+async def test_who_does_not_fit_the_queue_is_refused():
+    line = queue(capacity=1, max_streams=2)
+    callers = [await Caller(line).settled() for _ in range(4)]
+    assert [c.refused for c in callers] == [False, False, False, True]
+    assert line.stats["refused_requests"] == 1
+    line = queue(capacity=1, max_tokens=25)
+    callers = [await Caller(line).settled() for _ in range(4)]
+    assert [c.refused for c in callers] == [False, False, False, True]
+    line.check_integrity()
+
+
+@run
+async def test_lower_priority_numbers_go_first():
+    line, log = queue(capacity=1), []
+    first = await Caller(line).settled()
+    for name, priority in (("late", 5), ("usual", 0), ("urgent", -1), ("usual too", 0)):
+        await Caller(line, priority=priority, log=log, name=name).settled()
+    ended = first
+    for _ in range(4):
+        ended.end()
+        await settle()
+    assert log == ["urgent", "usual", "usual too", "late"]
+
+
+@run
+async def test_tenants_share_by_weight():
+    """Two tenants with a backlog, one of thrice the weight: of the first 40 that go, 30 are its."""
+    line, log = queue(capacity=1), []
+    first = await Caller(line).settled()
+    for _ in range(40):
+        await Caller(line, Share(tenant="a"), log=log, name="a").settled()
+    for _ in range(40):
+        await Caller(line, Share(tenant="b", weight=3.0), log=log, name="b").settled()
+    for _ in range(40):
+        first.end() if not log else line.leave(Share(tenant=log[-1]), demand())
+        await settle()
+    assert 28 <= log.count("b") <= 31
+
+
+@run
+async def test_a_burst_does_not_keep_others_out():
+    """A full queue takes room from whoever fills it, and does not hold the burst against its tenant later."""
+    line = queue(capacity=1, max_streams=10)
+    await Caller(line).settled()
+    burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(30)]
+    assert sum(c.refused for c in burst) == 20
+    quiet = await Caller(line, Share(tenant="quiet")).settled()
+    assert not quiet.refused
+    assert sum(c.refused for c in burst) == 21
+    line.check_integrity()
+    line.leave(Share(), demand())
+    await settle()
+    assert [c.running for c in burst].count(True) == 1
+    line.leave(Share(tenant="burst"), demand())
+    await settle()
+    assert quiet.running, "the quiet tenant goes second, although ten others came before it"
+
+
+@run
+async def test_a_tenant_has_its_own_bound():
+    line, share = queue(capacity=10), Share(tenant="small", max_streams=2)
+    assert (await Caller(line, share, demand(streams=2)).settled()).running
+    assert (await Caller(line, share).settled()).refused
+    with pytest.raises(RequestError, match="3 streams"):
+        await line.enter(share, demand(streams=3))
+    assert (await Caller(line).settled()).running
+    line.check_integrity()
+
+
+@run
+async def test_a_caller_who_leaves_is_forgotten():
+    line = queue(capacity=1)
+    running, waiting, behind = [await Caller(line).settled() for _ in range(3)]
+    waiting.task.cancel()
+    await settle()
+    line.check_integrity()
+    assert line.stats["queued_requests"] == 1
+    running.end()
+    await settle()
+    assert behind.running
+
+
+@run
+async def test_a_caller_who_leaves_as_he_is_admitted_gives_the_place_back():
+    line = queue(capacity=1)
+    running = await Caller(line).settled()
+    waiting = await Caller(line).settled()
+    running.end()
+    waiting.task.cancel()
+    await settle()
+    assert waiting.task.cancelled()
+    assert line.stats["running_streams"] == 0
+    line.check_integrity()
+
+
+@run
+async def test_retry_after_is_what_the_queue_needs():
+    clock = Clock()
+    line = queue(capacity=1, max_streams=8, clock=clock)
+    running = await Caller(line, wants=demand(tokens=100)).settled()
+    waiting = [await Caller(line, wants=demand(tokens=100)).settled() for _ in range(8)]
+    for i in range(10):  # 100 tokens in 2 s
+        clock.time += 2.0
+        (running if i == 0 else waiting[i - 1]).end()
+        await settle()
+        waiting.append(await Caller(line, wants=demand(tokens=100)).settled())
+    refused = await Caller(line, wants=demand(tokens=100)).settled()
+    assert refused.refused
+    assert refused.task.exception().retry_after_s == pytest.approx(9 * 100 / 2 / 50)
+
+
+@run
+async def test_retry_after_is_bounded():
+    line = queue(capacity=1, max_streams=1, max_tokens=10**9)
+    assert line.retry_after_s() == 1
+    await Caller(line, wants=demand(tokens=1)).settled()
+    line.leave(Share(), demand(tokens=1))
+    await Caller(line).settled()
+    await Caller(line, wants=demand(tokens=10**8)).settled()
+    assert line.retry_after_s() == RETRY_AT_MOST_S
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_storm_leaves_nothing_behind(seed):
+    """Random tenants, sizes, departures and cancellations: sums hold after each event, all who wait go in the end."""
+
+    @run
+    async def storm():
+        rng, line, callers = random.Random(seed), queue(capacity=6, max_streams=15, max_tokens=2000), []
+        for _ in range(300):
+            event = rng.random()
+            running = [c for c in callers if c.running]
+            if event < 0.55 or not callers:
+                tenant, wants = rng.choice("abc"), demand(rng.randint(1, 4), rng.randint(1, 400))
+                share = Share(tenant=tenant, weight=rng.choice([1.0, 2.0]), max_streams=rng.choice([None, 9]))
+                callers.append(Caller(line, share, wants, rng.randint(-1, 1)))
+            elif event < 0.85 and running:
+                gone = rng.choice(running)
+                gone.end()
+                callers.remove(gone)
+            else:
+                rng.choice(callers).task.cancel()
+            if rng.random() < 0.7:
+                await settle()
+                callers = [c for c in callers if not c.task.done() or c.running]
+                line.check_integrity()
+        await settle()
+        while callers := [c for c in callers if not c.task.done() or c.running]:
+            running = [c for c in callers if c.running]
+            assert running, "somebody waits, nobody runs"
+            running[0].end()
+            callers.remove(running[0])
+            await settle()
+        line.check_integrity()
+        assert line.stats["running_streams"] == line.stats["queued_streams"] == 0
+
+    storm()
+
+
+def guided(**fields):
+    return Guidance(params=GuidanceParams(scale=2.0, **fields))
+
+
+@pytest.mark.parametrize(
+    ("body", "guidance", "streams", "tokens"),
+    [
+        ({"prompt": "x" * 40, "max_tokens": 5}, None, 1, 15),
+        ({"prompt": "x" * 40, "max_tokens": 5}, guided(), 2, 10 + 1 + 10),
+        ({"prompt": "x" * 40, "max_tokens": 5, "n": 3}, guided(), 6, 11 + 30),
+        ({"prompt": [1, 2, 3], "max_tokens": 5}, guided(negative_prompt_token_ids=(1, 2)), 2, 3 + 2 + 10),
+        ({"prompt": ["x" * 4, "x" * 8], "max_tokens": 5}, None, 2, 3 + 10),
+        ({"prompt": [[1, 2], [3]], "max_tokens": 5}, None, 2, 3 + 10),
+        ({"messages": [{"role": "user", "content": "x" * 36}], "max_completion_tokens": 5}, None, 1, 1 + 9 + 5),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 32}]}]}, None, 1, 1 + 1 + 8 + 256),
+        ({"prompt": None, "n": "many", "max_tokens": -1}, None, 1, 256),
+        ({"messages": "no list"}, guided(), 2, 2 + 1 + 512),
+        ({}, None, 1, 256),
+    ],
+)
+def test_what_a_request_asks_for(body, guidance, streams, tokens):
+    assert demand_of(body, guidance) == Demand(streams=streams, tokens=tokens)

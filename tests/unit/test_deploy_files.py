@@ -1,0 +1,231 @@
+"""The KubeRay manifest and the Containerfile: nothing that they describe is run; what can be seen by reading is."""
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+DEPLOY = REPOSITORY / "deploy"
+RENDERED = REPOSITORY / "configs" / "llama-8b-tp2.yaml"
+IMAGE = "cfg-serve:VERSION"
+SECRETIVE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
+
+spec = importlib.util.spec_from_file_location("kuberay", REPOSITORY / "scripts" / "kuberay.py")
+kuberay = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kuberay)
+
+
+def config_path(name):
+    return REPOSITORY / "configs" / f"{name}.yaml"
+
+
+# --- the manifest -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def manifest():
+    return list(yaml.safe_load_all((DEPLOY / "kuberay" / "rayservice.yaml").read_text()))
+
+
+@pytest.fixture
+def cluster(manifest):
+    return manifest[0]["spec"]["rayClusterConfig"]
+
+
+@pytest.fixture
+def pods(cluster):
+    return [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+@pytest.fixture
+def containers(pods):
+    return [container for pod in pods for container in pod["spec"]["containers"]]
+
+
+def test_the_manifest_is_as_rendered():
+    command = f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} > deploy/kuberay/rayservice.yaml"
+    written = (DEPLOY / "kuberay" / "rayservice.yaml").read_text()
+    assert written == kuberay.render(RENDERED, IMAGE), f"run: {command}"
+    assert command in written
+
+
+def test_the_configuration_is_in_it_word_for_word(manifest):
+    assert yaml.safe_load(manifest[0]["spec"]["serveConfigV2"]) == yaml.safe_load(RENDERED.read_text())
+
+
+def test_secrets_are_references(manifest, containers):
+    assert "Secret" not in [document["kind"] for document in manifest]
+    for container in containers:
+        for variable in container["env"]:
+            if SECRETIVE.search(variable["name"]):
+                assert set(variable) == {"name", "valueFrom"}
+                assert set(variable["valueFrom"]) == {"secretKeyRef"}
+        assert [set(source) for source in container["envFrom"]] == [{"secretRef"}]
+
+
+def test_every_ray_process_has_the_token(cluster, containers):
+    assert cluster["authOptions"] == {"mode": "token", "secretName": "cfg-serve-ray-token"}
+    for container in containers:
+        variables = {variable["name"]: variable for variable in container["env"]}
+        assert variables["RAY_AUTH_MODE"]["value"] == "token"
+        reference = variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
+        assert reference == {"name": cluster["authOptions"]["secretName"], "key": "auth_token"}
+
+
+def test_no_container_has_rights(cluster, pods, containers):
+    for pod in pods:
+        security = pod["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] > 0
+    for security in (c["securityContext"] for c in (*containers, cluster["autoscalerOptions"])):
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+    assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in containers)
+
+
+def test_replicas_fit_the_pods(cluster):
+    gpu, cpu = cluster["workerGroupSpecs"]
+    resources = gpu["template"]["spec"]["containers"][0]["resources"]
+    replica = yaml.safe_load(RENDERED.read_text())["applications"][0]["deployments"][1]
+    assert int(resources["limits"]["nvidia.com/gpu"]) == sum(b["GPU"] for b in replica["placement_group_bundles"])
+    scaling = replica["autoscaling_config"]
+    assert (gpu["minReplicas"], gpu["maxReplicas"]) == (scaling["min_replicas"], scaling["max_replicas"])
+    assert "nvidia.com/gpu" not in json.dumps(cpu)
+    for group in (gpu, cpu):
+        resources = group["template"]["spec"]["containers"][0]["resources"]
+        assert resources["requests"] == resources["limits"]
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+def test_pods_wait_for_streams(manifest, cluster):
+    deployments = yaml.safe_load(RENDERED.read_text())["applications"][0]["deployments"]
+    longest_s = max(deployment.get("graceful_shutdown_timeout_s", 0) for deployment in deployments)
+    assert longest_s > 0
+    assert manifest[0]["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
+    for group in cluster["workerGroupSpecs"]:
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > longest_s
+
+
+def test_probes_ask_ports_that_are_there(cluster):
+    port = yaml.safe_load(RENDERED.read_text())["http_options"]["port"]
+    for group in cluster["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        assert [entry["containerPort"] for entry in container["ports"]] == [port]
+        assert container["readinessProbe"]["httpGet"]["port"] == port
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["readinessProbe"]["httpGet"]["port"] != port, "Serve is deployed only when the head is ready"
+
+
+def test_only_the_http_port_is_open_to_others(manifest, pods):
+    policy = manifest[1]["spec"]
+    assert all(policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items() for pod in pods)
+    to_all = [rule for rule in policy["ingress"] if "from" not in rule]
+    assert to_all == [{"ports": [{"port": yaml.safe_load(RENDERED.read_text())["http_options"]["port"]}]}]
+
+
+def test_the_same_ray_everywhere(cluster):
+    assert f"ray=={cluster['rayVersion']}" in (REPOSITORY / "requirements" / "cpu.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "words"),
+    [
+        ("one-node-gpus", None, "http_options.host is 127.0.0.1, which no other pod can reach: set 0.0.0.0."),
+        ("tp4-across-nodes", None, "a replica of ModelReplica may span several pods: say --gpus-per-pod"),
+    ],
+)
+def test_what_cannot_be_rendered(name, gpus, words):
+    with pytest.raises(kuberay.RenderError) as error:
+        kuberay.render(config_path(name), IMAGE, gpus)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"),
+    [("mixed", None, (1, 1, 4)), ("tp4-across-nodes", 2, (2, 2, 4)), ("embeddings", None, (1, 1, 2))],
+)
+def test_gpu_pods(name, gpus, expected):
+    """GPUs of a pod, the fewest pods, the most. Fractions share a pod; sleeping encoders need none."""
+    rendered = next(yaml.safe_load_all(kuberay.render(config_path(name), IMAGE, gpus)))
+    group = rendered["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (int(limits["nvidia.com/gpu"]), group["minReplicas"], group["maxReplicas"]) == expected
+
+
+def test_a_configuration_without_gpus_is_refused():
+    with pytest.raises(kuberay.RenderError, match="no deployment asks for a GPU"):
+        kuberay.gpus_of_a_pod([{"name": "CfgRouter"}])
+
+
+def test_a_proxy_on_the_head_alone_is_refused():
+    with pytest.raises(kuberay.RenderError, match="set proxy_location: EveryNode"):
+        kuberay.check_http({"http_options": {"host": "0.0.0.0"}, "proxy_location": "HeadOnly"})
+
+
+# --- the image --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def instructions():
+    """(instruction, its words), continuation lines joined, comments left out."""
+    lines = [line for line in (DEPLOY / "Containerfile").read_text().splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
+def of(instructions, name):
+    return [words for instruction, words in instructions if instruction == name]
+
+
+def test_copied_files_exist_and_are_not_ignored(instructions):
+    ignored = (REPOSITORY / ".containerignore").read_text().splitlines()
+    sources = [source for words in of(instructions, "COPY") if "--from" not in words for source in words.split()[:-1]]
+    assert len(sources) > 5
+    for source in sources:
+        assert (REPOSITORY / source).exists(), source
+        assert f"!{source}" in ignored
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(sources)
+
+
+def test_files_that_are_run_exist(instructions):
+    commands = [*of(instructions, "ENTRYPOINT"), *of(instructions, "CMD"), *of(instructions, "RUN")]
+    files = re.findall(r"\b(?:scripts|configs|requirements)/[\w./-]+", " ".join(commands))
+    assert {"scripts/setup.py", "scripts/serve.py", "configs/cfg.yaml"} <= set(files)
+    assert all((REPOSITORY / file).is_file() for file in files)
+
+
+def test_versions_come_from_the_lists_alone(instructions):
+    runs = " ".join(of(instructions, "RUN"))
+    assert "pip install" not in runs
+    assert "==" not in runs
+
+
+def test_images_are_named_without_a_registry(instructions, cluster):
+    assert [words.split()[0] for words in of(instructions, "FROM")] == ["python:3.12-slim"] * 2
+    assert cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
+    assert "/" not in IMAGE
+
+
+def test_the_user_is_the_manifests(instructions, pods):
+    (user,) = of(instructions, "USER")
+    assert {f"{s['runAsUser']}:{s['runAsGroup']}" for s in (pod["spec"]["securityContext"] for pod in pods)} == {user}
+    variables = dict(word.split("=", 1) for words in of(instructions, "ENV") for word in shlex.split(words))
+    for pod in pods:
+        assert variables["HOME"] in {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+
+
+def test_the_image_takes_a_device_and_tells_its_health(instructions):
+    assert "CFG_SERVE_DEVICE=cpu" in of(instructions, "ARG")
+    (check,) = of(instructions, "HEALTHCHECK")
+    assert "127.0.0.1:8000/health'" in check
+    assert '@app.get("/health")' in (REPOSITORY / "deployments" / "router.py").read_text()
+
+
+def test_the_page_links_to_files():
+    for link in re.findall(r"\]\(([^)]+)\)", (DEPLOY / "README.md").read_text()):
+        assert Path(DEPLOY, link).exists(), link

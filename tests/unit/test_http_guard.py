@@ -1,0 +1,463 @@
+"""Guard in front of hand-made ASGI apps: keys, ids, sizes, the log; and that bytes pass as they come."""
+
+import json
+import logging
+import pickle
+import re
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.testclient import TestClient
+
+from cfg_core.errors import CfgServeError, EngineError, OverloadedError
+from deployments import http_guard
+from deployments.access import ANONYMOUS, AccessArgs, Gate, digest_of
+from deployments.http_errors import http_error
+from deployments.http_guard import Guard, Policy, current_policy, enforce, install
+
+KEY = "sk-secret"
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+HEX_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def policy_of(**fields):
+    keys = [{"name": "alice", "sha256": digest_of(KEY).hex()}]
+    return Policy.of(AccessArgs.model_validate({"keys": keys, **fields}))
+
+
+OPEN = Policy.of(AccessArgs())
+
+
+class Client:
+    """A raw ASGI client. `events`: what the app received and what the client saw, in order."""
+
+    def __init__(self, app, policy=OPEN, **guard):
+        self.guard = Guard(app, lambda: policy, **guard)
+        self.events = []
+
+    async def call(self, path="/v1/x", headers=None, body=(), method="POST", **scope):
+        """`body`: chunks, sent one message each; then the client leaves. Returns (status, headers, body)."""
+        self.events.clear()
+        chunks = list(body) or [b""]
+        messages = [
+            {"type": "http.request", "body": chunk, "more_body": at < len(chunks)} for at, chunk in enumerate(chunks, 1)
+        ]
+        messages.append({"type": "http.disconnect"})
+
+        async def receive():
+            return messages.pop(0) if len(messages) > 1 else messages[0]
+
+        async def send(message):
+            self.events.append(message)
+
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        scope = {"type": "http", "method": method, "path": path, "headers": raw, **scope}
+        await self.guard(scope, receive, send)
+        if not self.events:
+            return None
+        start, *parts = self.events
+        return start["status"], start["headers"], b"".join(part["body"] for part in parts)
+
+
+def header(headers, name):
+    """All values of one answer header."""
+    return [value.decode() for key, value in headers if key.lower() == name.encode()]
+
+
+async def answer(send, body=b"ok", headers=(), status=200):
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def ok(scope, receive, send):
+    await answer(send)
+
+
+async def read(receive):
+    """The whole body, as starlette's Request reads it."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return body
+        body += message["body"]
+        if not message["more_body"]:
+            return body
+
+
+async def echo(scope, receive, send):
+    await answer(send, await read(receive))
+
+
+async def never(scope, receive, send):
+    raise AssertionError("a refused request reached the app")
+
+
+def check_refusal(result, status, kind):
+    """OpenAI's shape, and what every answer carries. Returns the error object."""
+    assert result[0] == status
+    error = json.loads(result[2])["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == (kind, status)
+    assert header(result[1], "content-type") == ["application/json"]
+    assert header(result[1], "x-content-type-options") == ["nosniff"]
+    assert len(header(result[1], "x-request-id")) == 1
+    return error
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": KEY}, {"authorization": "Basic x"}, {"x-api-key": "x"}],
+)
+async def test_refused_without_a_key(headers):
+    result = await Client(never, policy_of()).call(headers=headers)
+    check_refusal(result, 401, "authentication_error")
+    assert header(result[1], "www-authenticate") == ["Bearer"]
+
+
+@pytest.mark.parametrize("headers", [AUTHORIZED, {"x-api-key": KEY}])
+async def test_the_app_learns_the_tenant_and_the_id(headers):
+    seen = {}
+
+    async def app(scope, receive, send):
+        seen.update(scope["state"])
+        await answer(send)
+
+    status, _, _ = await Client(app, policy_of()).call(
+        headers={**headers, "x-request-id": "id-1"}, state={"of": "server"}
+    )
+    assert status == 200
+    assert seen["tenant"].name == "alice"
+    assert (seen["request_id"], seen["of"]) == ("id-1", "server")
+
+
+@pytest.mark.parametrize("scope", [{}, {"root_path": ""}, {"root_path": "/"}, {"root_path": "/app"}])
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_open_paths(path, scope):
+    async def app(scope, receive, send):
+        assert scope["state"]["tenant"] is ANONYMOUS
+        await answer(send)
+
+    path = scope.get("root_path", "").rstrip("/") + path
+    assert (await Client(app, policy_of()).call(path, method="GET", **scope))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/health/", "/healthy", "/v1/health", "//health", "/docs", "/ready/../v1/x"])
+async def test_no_other_path_is_open(path):
+    check_refusal(await Client(never, policy_of()).call(path), 401, "authentication_error")
+
+
+async def test_websockets_are_refused():
+    client = Client(never, OPEN)
+    await client.guard({"type": "websocket", "path": "/health", "headers": []}, None, _collect(client.events))
+    assert [event["type"] for event in client.events] == ["websocket.close"]
+
+
+def _collect(events):
+    async def send(message):
+        events.append(message)
+
+    return send
+
+
+async def test_the_lifespan_passes():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append((scope, receive, send))
+
+    scope, receive, send = {"type": "lifespan"}, object(), object()
+    await Guard(app, current_policy)(scope, receive, send)
+    assert seen == [(scope, receive, send)]
+
+
+# --- request ids ----------------------------------------------------------------------------------
+
+
+async def ids(given=None, **guard):
+    """(the id that the app sees in its state, those in its headers, those on the answer)."""
+    seen = []
+
+    async def app(scope, receive, send):
+        inside = [value.decode() for name, value in scope["headers"] if name == b"x-request-id"]
+        seen.extend([scope["state"]["request_id"], inside])
+        await answer(send, headers=[(b"X-Request-Id", b"of the app")])
+
+    _, headers, _ = await Client(app, **guard).call(headers={} if given is None else {"x-request-id": given})
+    return (*seen, header(headers, "x-request-id"))
+
+
+@pytest.mark.parametrize("given", ["a", "0c7e-4.f_Z", "x" * 128])
+async def test_the_clients_id_is_kept(given):
+    assert await ids(given) == (given, [given], [given])
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "a\n", 'a"b', "ä", "a/b"])
+async def test_an_id_is_made(given):
+    inside, headers, answered = await ids(given)
+    assert HEX_ID.fullmatch(inside)
+    assert headers == answered == [inside]
+    assert (await ids(given))[0] != inside
+
+
+async def test_of_two_ids_the_first_counts():
+    async def app(scope, receive, send):
+        assert [value for name, value in scope["headers"] if name == b"x-request-id"] == [b"one"]
+        await answer(send)
+
+    client = Client(app)
+    headers = [(b"x-request-id", b"one"), (b"x-request-id", b"two")]
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": headers}
+    await client.guard(scope, None, _collect(client.events))
+    assert client.events[0]["status"] == 200
+    assert len(headers) == 2, "the server's own scope stays as it was"
+    assert "state" not in scope
+
+
+async def test_behind_serve_the_proxy_tells_the_id():
+    assert await ids("given", behind_serve=True) == ("given", ["given"], [])
+    inside, _, answered = await ids("ill formed", behind_serve=True)
+    assert answered == [inside]
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+LIMIT = 10
+
+
+@pytest.mark.parametrize("body", [[b"0123456789"], [b"01234", b"56789"], [b"0123456789", b""], [b"x"] * 10, []])
+async def test_a_body_up_to_the_limit_passes(body):
+    result = await Client(echo, policy_of(max_body_bytes=LIMIT)).call(headers=AUTHORIZED, body=body)
+    assert result[0] == 200
+    assert result[2] == b"".join(body)
+
+
+@pytest.mark.parametrize("declared", ["10", "0", "nonsense", "-1", "+5", "9" * 5000, "²"])
+async def test_any_other_length_is_counted(declared):
+    headers = {**AUTHORIZED, "content-length": declared}
+    client = Client(echo, policy_of(max_body_bytes=LIMIT))
+    assert (await client.call(headers=headers, body=[b"0123456789"]))[0] == 200
+    assert (await client.call(headers=headers, body=[b"0123456789", b"x"]))[0] == 413
+
+
+@pytest.mark.parametrize("declared", ["11", "0000011", "9" * 19])
+async def test_a_declared_length_above_the_limit_is_refused_unread(declared):
+    client = Client(never, policy_of(max_body_bytes=LIMIT))
+    result = await client.call(headers={**AUTHORIZED, "content-length": declared})
+    error = check_refusal(result, 413, "invalid_request_error")
+    assert error["message"] == "The body is larger than 10 bytes: send less in one request."
+
+
+@pytest.mark.parametrize("body", [[b"0123456789x"], [b"0123456789", b"x"], [b"x"] * 11, [b"x"] * 100])
+async def test_a_longer_body_is_refused_while_it_arrives(body):
+    result = await Client(echo, policy_of(max_body_bytes=LIMIT)).call(headers=AUTHORIZED, body=body)
+    check_refusal(result, 413, "invalid_request_error")
+
+
+async def test_strangers_learn_nothing_of_sizes():
+    result = await Client(never, policy_of(max_body_bytes=LIMIT)).call(headers={"content-length": "11"})
+    check_refusal(result, 401, "authentication_error")
+
+
+async def test_a_body_that_grows_too_long_under_an_answer_ends_it():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await read(receive)
+
+    client = Client(app, policy_of(max_body_bytes=LIMIT))
+    with pytest.raises(CfgServeError, match="larger than 10 bytes"):
+        await client.call(headers=AUTHORIZED, body=[b"x" * 11])
+    assert [event["type"] for event in client.events] == ["http.response.start"]
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+async def test_an_answer_passes_chunk_by_chunk():
+    """Each chunk is with the client before the app makes the next."""
+    seen = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for at in range(3):
+            await send({"type": "http.response.body", "body": b"%d" % at, "more_body": True})
+            seen.append(client.events[-1]["body"])
+        await send({"type": "http.response.body", "body": b""})
+
+    client = Client(app)
+    assert (await client.call())[2] == b"012"
+    assert seen == [b"0", b"1", b"2"]
+    assert [event.get("more_body") for event in client.events[1:]] == [True, True, True, None]
+
+
+async def test_the_clients_disconnect_arrives():
+    async def app(scope, receive, send):
+        received.extend([await receive(), await receive(), await receive()])
+
+    received = []
+    assert await Client(app).call(body=[b"x"]) is None
+    assert [message["type"] for message in received] == ["http.request", "http.disconnect", "http.disconnect"]
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+async def test_errors_that_the_app_lets_through():
+    async def app(scope, receive, send):
+        raise OverloadedError("Full.", 2.5)
+
+    result = await Client(app).call()
+    check_refusal(result, 429, "overloaded_error")
+    assert header(result[1], "retry-after") == ["3"]
+
+
+async def test_a_bug_is_told_without_its_text_and_raised():
+    async def app(scope, receive, send):
+        raise RuntimeError("secret of the server")
+
+    client = Client(app)
+    with pytest.raises(RuntimeError, match="secret"):
+        await client.call()
+    start, body = client.events
+    error = check_refusal((start["status"], start["headers"], body["body"]), 500, "server_error")
+    assert error["message"] == "Internal error: see the server's log."
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), EngineError("x")])
+async def test_a_failure_after_the_first_byte_is_raised(error):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise error
+
+    client = Client(app)
+    with pytest.raises(type(error)):
+        await client.call()
+    assert len(client.events) == 1
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(caplog, monkeypatch):
+    """Of a logger of its own: once another test has imported Ray, Serve's has filters that import it again."""
+    assert http_guard.logger.name == "ray.serve"
+    monkeypatch.setattr(http_guard, "logger", logging.getLogger("test_http_guard"))
+    caplog.set_level(logging.INFO, logger="test_http_guard")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "test_http_guard"]
+
+
+async def test_one_line_for_each_request(lines):
+    times = iter([0.0, 0.25, 1.5])
+    client = Client(echo, policy_of(), now=lambda: next(times))
+    await client.call("/v1/chat", {**AUTHORIZED, "x-request-id": "id-1"}, [b"a prompt", b", and more"])
+    assert lines() == [
+        "request_id=id-1 tenant=alice method=POST path=/v1/chat status=200 first_byte_ms=250.0 end_ms=1500.0 "
+        "bytes_in=18 bytes_out=18"
+    ]
+
+
+async def test_refusals_and_failures_are_logged_too(lines):
+    async def gone(scope, receive, send):
+        await receive()
+
+    async def broken(scope, receive, send):
+        raise RuntimeError
+
+    await Client(never, policy_of()).call()
+    await Client(gone).call()
+    with pytest.raises(RuntimeError):
+        await Client(broken).call()
+    assert [re.search(r"tenant=(\S+).* status=(\S+) first_byte_ms=(-|\d)", line).groups() for line in lines()] == [
+        ("-", "401", "0"),
+        ("anonymous", "-", "-"),
+        ("anonymous", "500", "0"),
+    ]
+
+
+async def test_nobody_forges_a_line(lines):
+    await Client(ok).call("/x\nrequest_id=forged \u202e\ud800" + "y" * 1000, {"x-request-id": "a\nrequest_id=forged"})
+    (line,) = lines()
+    assert "\n" not in line
+    assert line.isascii()
+    assert line.count("request_id=") == 1
+    assert len(line) < 500
+
+
+async def test_neither_keys_nor_prompts_nor_queries_are_logged(lines):
+    client = Client(echo, policy_of())
+    await client.call("/x", {**AUTHORIZED, "cookie": "crumbs"}, [b"a prompt"], query_string=b"key=hidden")
+    await client.call("/x", {"authorization": "Bearer wrong-key"}, [b"a prompt"])
+    for word in (KEY, "wrong-key", "prompt", "hidden", "crumbs"):
+        assert word not in "".join(lines())
+
+
+async def test_prompts_are_logged_where_that_is_asked_for(lines):
+    client = Client(echo, policy_of(log_prompts=True))
+    await client.call(headers={**AUTHORIZED, "x-request-id": "i"}, body=["ä€😀\n".encode(), b"y" * 600, b"end"])
+    _, line = lines()
+    assert line == "request_id=i log_prompts: body begins 'ä€😀\\n" + "y" * 496 + "'"
+    await client.call(headers=AUTHORIZED)  # no body, no line
+    assert len(lines()) == 3
+
+
+# --- in an application ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def http():
+    """A FastAPI app as http_app.py makes it, with the policy of this process put back afterwards."""
+    app = FastAPI()
+    install(app)
+
+    @app.exception_handler(CfgServeError)
+    async def on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
+        answer = http_error(error)
+        return JSONResponse(answer.body, answer.status, answer.headers)
+
+    @app.post("/echo")
+    async def echo(request: Request) -> JSONResponse:
+        state = request.state
+        return JSONResponse(
+            [state.tenant.name, state.request_id, request.headers["x-request-id"], len(await request.body())]
+        )
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(iter([b"a", b"b"]))
+
+    before = current_policy()
+    with TestClient(app) as client:
+        yield client
+    enforce(before)
+
+
+def test_a_process_is_open_until_told(http):
+    name, given, forwarded, num_bytes = http.post("/echo", content=b"x" * 9).json()
+    assert (name, num_bytes) == ("anonymous", 9)
+    assert given == forwarded
+    assert http.get("/stream").content == b"ab"
+
+
+def test_enforce_reaches_an_app_that_runs(http):
+    assert http.post("/echo").status_code == 200
+    enforce(policy_of(max_body_bytes=LIMIT))
+    assert http.post("/echo").status_code == 401
+    answer = http.post("/echo", headers={**AUTHORIZED, "x-request-id": "i"}, content=b"x" * LIMIT)
+    assert answer.json() == ["alice", "i", "i", LIMIT]
+    assert http.post("/echo", headers=AUTHORIZED, content=b"x" * (LIMIT + 1)).status_code == 413
+    chunked = http.post("/echo", headers=AUTHORIZED, content=iter([b"x" * LIMIT, b"x"]))
+    assert "content-length" not in chunked.request.headers
+    assert chunked.json()["error"]["type"] == "invalid_request_error"
+    assert chunked.status_code == 413
+    assert chunked.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_policy_is_pickled_by_name():
+    """So a copy of the app, in a replica, follows what is enforced there."""
+    assert pickle.loads(pickle.dumps(current_policy)) is current_policy
+    assert isinstance(current_policy().gate, Gate)

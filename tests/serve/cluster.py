@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Node:
             f"--resources={json.dumps(resources)}",
         ]
         if head:
-            command += [f"--temp-dir={cluster.folder}", "--include-dashboard=false"]
+            command += [f"--temp-dir={cluster.folder}", "--include-dashboard=false", *cluster.head_options]
         if cluster.linked:
             address = HEAD_ADDRESS.format(0) if head else NODE_ADDRESS.format(self.number)
             command.append(f"--node-ip-address={address}")
@@ -104,8 +105,14 @@ class Node:
 class Cluster:
     """A head, and nodes as they are added. Use it as a context manager."""
 
-    def __init__(self, linked: bool = False, env: dict[str, str] | None = None, folder: Path | None = None) -> None:
-        self.linked = linked
+    def __init__(
+        self,
+        linked: bool = False,
+        env: dict[str, str] | None = None,
+        folder: Path | None = None,
+        head_options: Sequence[str] = (),
+    ) -> None:
+        self.linked, self.head_options = linked, head_options
         self.folder = folder or Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))  # short: Ray puts socket paths in it
         self.port = free_port()
         host = HEAD_ADDRESS.format(0) if linked else "127.0.0.1"

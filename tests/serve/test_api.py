@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import os
+import re
+import time
 
 import numpy as np
 import pytest
@@ -253,3 +255,49 @@ def test_each_choice_has_its_own_processor(client, model):
     texts = [choice.model_extra["token_ids"] for choice in answer.choices]
     assert all(len(set(ids)) == len(ids) == 20 for ids in texts)
     assert len({tuple(ids) for ids in texts}) > 1
+
+
+# --- terms, ids, metrics
+
+
+@pytest.mark.parametrize("guidance", [{}, {"guidance_scale": 2.0, "negative_prompt": "A story."}])
+def test_time_runs_out(http, guidance):
+    """Before the first byte with a status, later with an error event; the group leaves the engine either way."""
+    body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, **guidance}
+    late = http.post("/v1/completions", json={**body, "timeout": 0.3})
+    assert late.status_code == 504
+    assert late.headers["x-should-retry"] == "false"
+    assert late.json()["error"]["type"] == "timeout_error"
+    streamed = http.post("/v1/completions", json={**body, "stream": True}, headers={"X-Request-Timeout": "0.6"}).text
+    assert "event: error" in streamed
+    assert "timeout_error" in streamed
+    assert "[DONE]" not in streamed
+    deadline = time.monotonic() + 20
+    while http.get("/ready").json()["engine"]["running"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert http.get("/ready").json()["engine"]["running"] == 0
+
+
+def test_a_request_id_is_the_clients_own(http):
+    mine = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "mine-1"})
+    assert mine.headers["x-request-id"] == "mine-1"
+    assert mine.json()["id"].endswith("mine-1")
+
+
+def test_priorities_order_the_queue_and_never_reach_an_engine_without_them(http):
+    answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, "priority": -2})
+    assert answer.status_code == 200, answer.text
+
+
+def test_metrics_count_requests_and_see_the_replica(http):
+    name = 'cfg_serve_requests_total{{ingress="{}",path="/v1/completions",status="200",tenant="anonymous"}}'
+    told = http.get("/metrics").text
+    (ingress,) = set(re.findall(r'ingress="(\w+)"', told))
+    before = float(re.search(re.escape(name.format(ingress)) + r" (\S+)", told)[1])
+    http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+    told = http.get("/metrics").text
+    assert float(re.search(re.escape(name.format(ingress)) + r" (\S+)", told)[1]) == before + 1
+    gauges = dict(re.findall(r"^cfg_serve_(\w+){[^}]*} (\S+)$", told, re.MULTILINE))
+    assert float(gauges["replicas"]) == 1
+    assert float(gauges["kv_blocks"]) >= float(gauges["kv_blocks_free"]) > 0
+    assert float(gauges["admission_running_streams"]) == 0

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 GUIDANCE = {"guidance_scale": 2.0, "negative_prompt": "A story about the sea."}
 RECOVERY_S = 240
+KEY = "some-key"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,15 @@ def weak_server():
     application["args"]["engine"] |= {"block_size": 32, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
     application["args"]["logits_processors"] = {"breaks": "faulty_processors:Breaks"}
     application["args"]["admission"] = {"streams_per_replica": 2, "max_queued_streams": 2}
-    process = ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent)})
+    application["args"]["access"] = {
+        "max_body_bytes": 4096,
+        "keys": [
+            {"name": "usual", "env": "USUAL_KEY"},
+            {"name": "encoders-only", "sha256": sha256(b"other").hexdigest(), "models": ["all-MiniLM-L6-v2"]},
+            {"name": "slow", "sha256": sha256(b"slow").hexdigest(), "requests_per_minute": 1, "min_priority": 5},
+        ],
+    }
+    process = ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY})
     try:
         process.wait_until_ready()
         yield process
@@ -32,9 +42,51 @@ def weak_server():
         process.stop()
 
 
-def complete(server, stream=False, **fields):
+def complete(server, stream=False, key=KEY, **fields):
     body = {"prompt": "Once upon a time", "ignore_eos": True, "stream": stream, **fields}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=RECOVERY_S)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=RECOVERY_S, headers=bearer(key))
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+def error_of(answer):
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status_code
+    assert answer.headers["x-request-id"]
+    return answer.status_code, error["message"]
+
+
+def test_a_key_is_needed_and_says_what_one_may_do(weak_server):
+    url = f"{weak_server.url}/v1/completions"
+    nobody = httpx.post(url, json={"prompt": "x"}, timeout=30)
+    assert error_of(nobody) == (401, "An API key is needed: send the header `Authorization: Bearer KEY`.")
+    assert nobody.headers["www-authenticate"] == "Bearer"
+    assert error_of(complete(weak_server, key="wrong"))[0] == 401
+    status, message = error_of(complete(weak_server, key="other"))
+    assert (status, "use all-MiniLM-L6-v2" in message) == (403, True)
+    embedding = {"model": "all-MiniLM-L6-v2", "input": "x"}
+    for key, expected in (("other", 200), ("wrong", 401)):
+        answer = httpx.post(f"{weak_server.url}/v1/embeddings", json=embedding, headers=bearer(key), timeout=60)
+        assert answer.status_code == expected
+    assert httpx.get(f"{weak_server.url}/health", timeout=30).status_code == 200
+    assert httpx.get(f"{weak_server.url}/metrics", timeout=30).status_code == 401
+
+
+def test_a_key_has_rates_and_a_least_priority(weak_server):
+    status, message = error_of(complete(weak_server, key="slow", priority=1))
+    assert (status, message) == (400, "priority 1 is more urgent than this key allows: ask for 5 or more.")
+    assert complete(weak_server, key="slow", max_tokens=2).status_code == 200
+    refused = complete(weak_server, key="slow", max_tokens=2)
+    assert error_of(refused)[0] == 429
+    assert 30 < int(refused.headers["retry-after"]) <= 60
+
+
+def test_a_large_body_is_refused(weak_server):
+    status, message = error_of(complete(weak_server, prompt="x" * 5000))
+    assert (status, message) == (413, "The body is larger than 4096 bytes: send less in one request.")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -80,7 +132,8 @@ def test_an_engine_that_dies(weak_server):
 
     def read_stream():
         body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{weak_server.url}/v1/completions", json=body, timeout=60) as answer:
+        url = f"{weak_server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60, headers=bearer(KEY)) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
                 started.set()

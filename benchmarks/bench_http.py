@@ -1,11 +1,12 @@
 """What the way from a client to the engine costs: this application beside `vllm serve`, on the same engine.
 
-    python benchmarks/bench_http.py [--requests 200] [--modes proxy haproxy]
+    python benchmarks/bench_http.py [--requests 200] [--modes proxy haproxy tuned]
 
-Starts `vllm serve` with the plugin, and the Serve application, by Serve's own proxy (`proxy`) and with HAProxy in
-front (`haproxy`, `RAY_SERVE_ENABLE_HA_PROXY=1`). The same requests go to all of them in turns, 1, 8 and 32 at a time:
-plain, streamed, 8 tokens. `added` is the median of the time to the last byte less the engine's own mean, which
-`vllm serve` reports of its engine (`e2e_request_latency`) for the same requests.
+Starts `vllm serve` with the plugin, and the Serve application, by Serve's own proxy (`proxy`), with HAProxy in front
+(`haproxy`, `RAY_SERVE_ENABLE_HA_PROXY=1`), and so with gRPC between the replicas and fewer event loops (`tuned`,
+`RAY_SERVE_THROUGHPUT_OPTIMIZED=1` as well). The same requests go to all of them in turns, 1, 8 and 32 at a time:
+plain, 8 tokens, streamed or (`--whole`) not. `added` is the median of the time to the last byte less the engine's own
+mean, which `vllm serve` reports of its engine (`e2e_request_latency`) for the same requests.
 
 All share the cores of one machine with the client, so with many clients the rows show throughput, not latency.
 Prints a card, a table, and one line of JSON.
@@ -90,14 +91,25 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{url} did not come up")
 
 
+MODES = {
+    "proxy": {},
+    "haproxy": {"RAY_SERVE_ENABLE_HA_PROXY": "1"},
+    "tuned": {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_LOG_TO_STDERR": "1",  # ServeProcess reads it
+    },
+}
+
+
 @contextmanager
-def application(haproxy: bool) -> Iterator[str]:
+def application(mode: str) -> Iterator[str]:
     """configs/cfg.yaml without encoders; its URL."""
     config = shipped_config()
     app = config["applications"][0]
     del app["args"]["encoders"]
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    server = ServeProcess(config, {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {})
+    server = ServeProcess(config, MODES[mode])
     try:
         server.wait_until_ready()
         yield server.url
@@ -105,7 +117,7 @@ def application(haproxy: bool) -> Iterator[str]:
         server.stop()
 
 
-async def latencies(url: str, clients: int, num_requests: int) -> list[float]:
+async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> list[float]:
     """Seconds from sending to the last byte, of each request."""
     numbers, found = iter(range(num_requests)), []
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
@@ -114,12 +126,12 @@ async def latencies(url: str, clients: int, num_requests: int) -> list[float]:
 
         async def ask() -> None:
             for number in numbers:
-                body = {"prompt": f"Story {number}.", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+                body = {"prompt": f"Story {number}.", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
                 start = time.perf_counter()
                 async with client.stream("POST", "/v1/completions", json=body) as answer:
                     answer.raise_for_status()
                     text = await answer.aread()
-                assert text.endswith(b"data: [DONE]\n\n"), text[-200:]
+                assert not stream or text.endswith(b"data: [DONE]\n\n"), text[-200:]
                 found.append(time.perf_counter() - start)
 
         await asyncio.gather(*(ask() for _ in range(clients)))
@@ -137,13 +149,13 @@ def engine_seconds(url: str) -> tuple[float, float]:
     return total, count
 
 
-def measure(urls: dict[str, str], clients: int, num_requests: int, turns: int) -> dict[str, Any]:
+def measure(urls: dict[str, str], clients: int, num_requests: int, turns: int, stream: bool) -> dict[str, Any]:
     """Median and 95th percentile of each server, in ms, and the engine's own mean."""
     taken: dict[str, list[float]] = {name: [] for name in urls}
     before = engine_seconds(urls["vllm serve"])
     for _ in range(turns):
         for name, url in urls.items():
-            taken[name] += asyncio.run(latencies(url, clients, num_requests // turns))
+            taken[name] += asyncio.run(latencies(url, clients, num_requests // turns, stream))
     seconds, count = (after - b for after, b in zip(engine_seconds(urls["vllm serve"]), before, strict=True))
     row: dict[str, Any] = {"clients": clients, "engine_mean_ms": 1000 * seconds / count}
     for name, values in taken.items():
@@ -156,20 +168,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=240, help="for each server and number of clients")
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--modes", nargs="+", choices=("proxy", "haproxy"), default=["proxy", "haproxy"])
+    parser.add_argument("--whole", action="store_true", help="not streamed: one answer for each request")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     args = parser.parse_args()
     print(json.dumps(card()))
     with ExitStack() as stack:
         urls = {"vllm serve": stack.enter_context(vllm_serve())}
         for mode in args.modes:
-            urls[mode] = stack.enter_context(application(mode == "haproxy"))
+            urls[mode] = stack.enter_context(application(mode))
         for url in urls.values():
-            asyncio.run(latencies(url, 8, 40))  # warms up
+            asyncio.run(latencies(url, 8, 40, stream=True))  # warms up
         rows = []
         print("| clients | engine, mean | " + " | ".join(f"{name}: p50, p95 (added)" for name in urls) + " |")
         print("|---" * (2 + len(urls)) + "|")
         for clients in CLIENTS:
-            rows.append(row := measure(urls, clients, args.requests, args.turns))
+            rows.append(row := measure(urls, clients, args.requests, args.turns, not args.whole))
             cells = [
                 f"{row[n]['p50_ms']:.1f}, {row[n]['p95_ms']:.1f} ({row[n]['p50_ms'] - row['engine_mean_ms']:+.1f})"
                 for n in urls

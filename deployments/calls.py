@@ -66,8 +66,8 @@ class EventStream(StreamingResponse):
 class Answer:
     """The items of a replica's answer to one call, watched: neither silence nor the time allowed may run out.
 
-    silence_s: the longest pause between two signs of life, from when a replica has taken the call (`dispatch`); before
-    that it may wait for one. deadline: of the event loop's clock; None: none.
+    silence_s: the longest pause between two signs of life, from when the call was sent to a replica (`dispatch`);
+    before that it may wait for one. deadline: of the event loop's clock; None: none.
     """
 
     def __init__(

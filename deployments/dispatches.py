@@ -17,7 +17,7 @@ SUSPECT_S = 60.0
 
 
 class Dispatch:
-    """Where a call went. replica: None while it waits for one. at: when it was taken, by time.monotonic."""
+    """Where a call went. replica: None while there is none for it. at: when it was sent there, by time.monotonic."""
 
     def __init__(self) -> None:
         self.replica: Hashable | None = None
@@ -43,7 +43,8 @@ def expected(call: str) -> Iterator[Dispatch]:
 
 
 def dispatched(call: str, replica: Hashable) -> None:
-    """Called by GroupRouter, in its thread, when a replica has taken the call."""
+    """Called by GroupRouter, in its thread, when it sends the call to a replica (which may yet refuse, being full),
+    and when the replica has taken it."""
     with _lock:
         dispatch = _calls.get(call)
         if dispatch is not None:

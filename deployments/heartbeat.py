@@ -2,7 +2,7 @@
 
 A replica that hangs, a node that died and a cut link look alike from the ingress: nothing comes. Ray notices after
 its own health checks, tens of seconds later. So a replica sends a heartbeat in each silence of HEARTBEAT_S, and the
-ingress gives up on a call that a replica has taken and of which it then hears nothing for longer than it is told to.
+ingress gives up on a call that was sent to a replica and of which it then hears nothing for longer than it is told to.
 """
 
 from __future__ import annotations

@@ -135,7 +135,10 @@ class GroupRouter(FIFOMixin, RequestRouter):
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # all replicas are offered at once
         suspects = dispatches.suspects()
-        return [[by_id[replica_id]] for replica_id in sorted(ranked, key=suspects.__contains__)]
+        ranked = sorted(ranked, key=suspects.__contains__)
+        if pending_request is not None and group is not None and ranked:
+            dispatches.dispatched(pending_request.args[4], ranked[0])
+        return [[by_id[replica_id]] for replica_id in ranked]
 
     def _group(self, pending_request: PendingRequest | None) -> GroupRequest | None:
         """What the request asks for, read once; None for other calls than GENERATE."""

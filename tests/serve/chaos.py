@@ -75,8 +75,8 @@ class Stage:
             return ready and replicas is not None and float(replicas[1]) >= REPLICAS
         return False
 
-    def retried(self) -> float:
-        """Over both routers: each scrape meets one of them."""
+    def retried(self) -> dict[str, float]:
+        """By router: each scrape meets one of them."""
         found: dict[str, float] = {}
         for _ in range(12):
             with suppress(httpx.HTTPError):
@@ -84,7 +84,7 @@ class Stage:
                 found |= {
                     i: float(n) for i, n in re.findall(r'cfg_serve_retried_requests{ingress="(\w+)"} (\S+)', told)
                 }
-        return sum(found.values())
+        return found
 
 
 def send(sign: signal.Signals, name: str, everywhere: bool = False) -> Callable[[Stage], None]:
@@ -176,7 +176,8 @@ async def strike(stage: Stage, load: Load, name: str) -> Row:
     stop.set()
     await clients
     seen = [outcome for outcome in load.outcomes if outcome.ended > at]
-    return judge(told, seen, at, whole_s, int(await asyncio.to_thread(stage.retried) - retried))
+    since = await asyncio.to_thread(stage.retried)
+    return judge(told, seen, at, whole_s, int(sum(n - retried.get(router, 0) for router, n in since.items())))
 
 
 async def until_whole(stage: Stage, load: Load, at: float) -> float | None:

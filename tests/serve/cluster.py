@@ -145,11 +145,11 @@ class Cluster:
         return [process for node in self.nodes for process in node.processes()]
 
     def find(self, words: str, node: Node | None = None) -> list[psutil.Process]:
-        """Its processes whose command line has `words`, on one node or on all."""
+        """Its processes whose command line has `words`, on one node or on all; not those that were stopped."""
         found = []
         for process in node.processes() if node else self.processes():
             with suppress(psutil.Error):
-                if words in " ".join(process.cmdline()):
+                if words in " ".join(process.cmdline()) and process.status() != psutil.STATUS_STOPPED:
                     found.append(process)
         return found
 

@@ -30,6 +30,11 @@ from deployments.http_errors import DeadlineError
 logger = logging.getLogger("ray.serve")
 
 _LOOK_EVERY_S = 0.5
+_LOST = "The engine was lost: send the request again."
+
+
+class _SilentError(EngineDeadError):
+    """Nothing was heard of the replica for too long; whether it is dead, nobody knows."""
 
 
 class EventStream(StreamingResponse):
@@ -89,7 +94,14 @@ class Answer:
         silent, DeadlineError if time is up. The call is cancelled then.
         """
         while True:
-            item = await (self._sign_of_life() if self._heard else self._first_sign())
+            try:
+                item = await (self._sign_of_life() if self._heard else self._first_sign())
+            except _SilentError:
+                dispatches.suspect(self._dispatch.replica)
+                raise
+            except EngineDeadError:
+                dispatches.lost(self._dispatch.replica)
+                raise
             self._heard = True
             if item != HEARTBEAT:
                 return item
@@ -108,7 +120,7 @@ class Answer:
                     raise out_of_time()
                 silent_s = time.monotonic() - self._dispatch.at
                 if silent_s > self._silence_s:
-                    raise self._lost()
+                    raise _SilentError(_LOST)
                 await asyncio.wait({coming}, timeout=min(left_s, _LOOK_EVERY_S))
             return coming.result()
         finally:
@@ -126,11 +138,7 @@ class Answer:
             if not limit.expired():
                 raise
             self.cancel()
-            raise (self._lost() if until < self._deadline else out_of_time()) from None
-
-    def _lost(self) -> EngineDeadError:
-        dispatches.suspect(self._dispatch.replica)
-        return EngineDeadError("The engine was lost: send the request again.")
+            raise (_SilentError(_LOST) if until < self._deadline else out_of_time()) from None
 
 
 def out_of_time() -> DeadlineError:
@@ -186,7 +194,7 @@ def _own_error(error: Exception) -> CfgServeError:
     if isinstance(error, BackPressureError):
         return OverloadedError("Too many requests are waiting: try again later.", error.retry_after_s or 1.0)
     if isinstance(error, RayActorError | DeploymentUnavailableError | ReplicaUnavailableError):
-        return EngineDeadError("The engine was lost: send the request again.")
+        return EngineDeadError(_LOST)
     if isinstance(error, RequestCancelledError):
         return EngineDeadError("The request was cancelled by the server: send it again.")
     logger.error("Unexpected error from a replica.", exc_info=error)

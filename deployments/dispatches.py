@@ -1,4 +1,4 @@
-"""Which replica each call of this process went to, and which replicas have lately fallen silent.
+"""Which replica each call of this process went to, and which replicas have lately fallen silent or said that they die.
 
 Serve's router knows the first and tells nobody; the ingress finds out the second. Both live in one process, the router
 in a thread of its own. Call the functions; never import the tables (see fleet.py for why they are not in routing.py).
@@ -16,6 +16,10 @@ SUSPECT_S = 60.0
 """How long a replica that fell silent is the last choice. Serve's own health checks decide about it meanwhile."""
 
 
+LOST_S = 10.0
+"""How long a replica whose engine is dead gets nothing. It leaves within a second, and answers until then."""
+
+
 class Dispatch:
     """Where a call went. replica: None while there is none for it. at: when it was sent there, by time.monotonic."""
 
@@ -27,6 +31,7 @@ class Dispatch:
 _lock = threading.Lock()
 _calls: dict[str, Dispatch] = {}
 _suspects: dict[Hashable, float] = {}
+_lost: dict[Hashable, float] = {}
 
 
 @contextmanager
@@ -53,15 +58,33 @@ def dispatched(call: str, replica: Hashable) -> None:
 
 def suspect(replica: Hashable | None) -> None:
     """Called by the ingress: the replica did not answer, or fell silent. None: nobody knows which."""
-    if replica is not None:
-        with _lock:
-            _suspects[replica] = time.monotonic() + SUSPECT_S
+    _note(_suspects, replica, SUSPECT_S)
 
 
 def suspects() -> frozenset[Hashable]:
     """Replicas that should be the last choice now. Called by GroupRouter."""
+    return _present(_suspects)
+
+
+def lost(replica: Hashable | None) -> None:
+    """Called by the ingress: the replica said that its engine is dead, or Ray did. None: nobody knows which."""
+    _note(_lost, replica, LOST_S)
+
+
+def lost_replicas() -> frozenset[Hashable]:
+    """Replicas that get nothing now, even if there is no other: their successors do. Called by GroupRouter."""
+    return _present(_lost)
+
+
+def _note(table: dict[Hashable, float], replica: Hashable | None, for_s: float) -> None:
+    if replica is not None:
+        with _lock:
+            table[replica] = time.monotonic() + for_s
+
+
+def _present(table: dict[Hashable, float]) -> frozenset[Hashable]:
     now = time.monotonic()
     with _lock:
-        for replica in [replica for replica, until in _suspects.items() if until <= now]:
-            del _suspects[replica]
-        return frozenset(_suspects)
+        for replica in [replica for replica, until in table.items() if until <= now]:
+            del table[replica]
+        return frozenset(table)

@@ -16,6 +16,7 @@ from cfg_core.errors import CfgServeError, RequestError
 from cfg_core.prefill_only.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Output
 from deployments.config import EncoderArgs
+from deployments.log_handlers import log_handlers_kept
 from deployments.pooling_answers import tokenize_answer
 from deployments.pooling_protocol import Call, Job, TokenizeRequest, in_terms_of
 from deployments.routing import QUEUED_TOKENS, QueuedTokensRouter
@@ -45,7 +46,8 @@ class Embedder:
     async def __init__(self, args: EncoderArgs) -> None:
         from cfg_core.prefill_only.async_engine import AsyncEngine
 
-        self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
+        with log_handlers_kept():  # the executor may be vLLM's
+            self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
         self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.alive))
 
     async def info(self) -> ModelInfo:

@@ -19,6 +19,7 @@ from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.autoscaling import report
 from deployments.config import AppArgs
 from deployments.heartbeat import with_heartbeats
+from deployments.log_handlers import log_handlers_kept
 from deployments.protocol import Endpoint, Guidance
 from deployments.routing import GroupRouter
 from deployments.watchdog import PULSE_S, Pulse, exit_with_engine
@@ -50,10 +51,11 @@ class ModelReplica:
     """
 
     async def __init__(self, args: AppArgs) -> None:
-        from deployments.vllm_serving import VllmServer
-
         group = _workers_placement() if args.num_workers > 1 else None
-        self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, group)
+        with log_handlers_kept():
+            from deployments.vllm_serving import VllmServer
+
+            self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, group)
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
         self._watchdogs = [
             asyncio.create_task(exit_with_engine(lambda: self._server.errored or self._pulse.has_stopped)),

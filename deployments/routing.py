@@ -125,7 +125,8 @@ class GroupRouter(FIFOMixin, RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Called for each request, and again after a pause while all replicas are full. All are ranked: Serve goes
         on to the next if one cannot take a request now."""
-        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        lost = dispatches.lost_replicas()
+        by_id = {replica.replica_id: replica for replica in candidate_replicas if replica.replica_id not in lost}
         group = self._group(pending_request)
         if pending_request is None or group is None:
             ranked = self._placer.least_loaded(by_id, time.monotonic())

@@ -43,9 +43,8 @@ def take_terms(
             f"priority must be an integer from {SOONEST} to {LATEST}, lower is sooner: 0 is usual.", PRIORITY
         )
     if priority < min_priority:
-        raise RequestError(
-            f"priority {priority} is more urgent than this key allows: ask for {min_priority}.", PRIORITY
-        )
+        hint = f"ask for {min_priority} or more"
+        raise RequestError(f"priority {priority} is more urgent than this key allows: {hint}.", PRIORITY)
     return Terms(priority=priority, timeout_s=default_timeout_s if timeout_s is None else timeout_s)
 
 

@@ -99,6 +99,19 @@ def test_time_runs_out_before_and_after_the_first_sign(script):
     assert items.cancelled
 
 
+def test_a_replica_that_says_its_engine_is_dead_is_lost():
+    async def main():
+        with dispatches.expected("call 2") as dispatch:
+            dispatches.dispatched("call 2", "replica 2")
+            await Answer(Items(EngineDeadError("dead")), 1.0, dispatch=dispatch).next()
+
+    with pytest.raises(EngineDeadError):
+        asyncio.run(main())
+    assert "replica 2" in dispatches.lost_replicas()
+    assert "replica 2" not in dispatches.suspects()
+    dispatches._lost.clear()
+
+
 def test_an_error_sent_as_a_value_is_raised():
     with pytest.raises(RequestError, match="no such"):
         asyncio.run(Answer(Items(HEARTBEAT, RequestError("no such thing")), 1.0).next())

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import json
+import os
+import signal
 import threading
 import time
 from hashlib import sha256
@@ -123,6 +125,25 @@ def test_a_processor_that_fails_says_why_and_fails_alone(weak_server, guidance):
     *texts, last = [event.split("data: ")[1] for event in streamed.text.split("\n\n") if event]
     assert "the gears are stuck" in json.loads(last)["error"]["message"]
     assert len(texts) >= 1
+
+
+def test_the_controller_dies_and_no_replica_goes_with_it(weak_server):
+    """Serve starts another, which asks each replica for its state, the path of its log file included."""
+    before = pids(weak_server, "ServeReplica")
+    (controller,) = pids(weak_server, "ServeController")
+    os.kill(controller, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while pids(weak_server, "ServeController") in ([], [controller]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for _ in range(20):
+        assert complete(weak_server, max_tokens=2, **GUIDANCE).status_code == 200
+        time.sleep(0.5)
+    assert pids(weak_server, "ServeReplica") == before
+    assert pids(weak_server, "ServeController") not in ([], [controller])
+
+
+def pids(server, words):
+    return sorted(process.pid for process in server.processes() if words in " ".join(process.cmdline()))
 
 
 def test_an_engine_that_dies(weak_server):

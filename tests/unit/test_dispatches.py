@@ -23,5 +23,7 @@ def test_a_suspect_is_one_for_a_while(monkeypatch):
     dispatches.suspect("replica 1")
     dispatches.suspect(None)
     assert dispatches.suspects() == {"replica 1"}
+    dispatches.lost("replica 2")
+    assert dispatches.lost_replicas() == {"replica 2"}
     now[0] += dispatches.SUSPECT_S + 1
-    assert dispatches.suspects() == frozenset()
+    assert dispatches.suspects() == dispatches.lost_replicas() == frozenset()

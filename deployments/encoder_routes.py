@@ -6,16 +6,18 @@
 from fastapi import Request
 from fastapi.responses import Response
 
+from deployments.access import Gate
 from deployments.encoders import Encoders
-from deployments.http_app import app, json_text
+from deployments.http_app import app, json_text, tenant_of
 from deployments.pooling_protocol import PoolingEndpoint, read_job
 from deployments.protocol import decode_body
 
 
 class EncoderRoutes:
-    """Embedding, reranking, classification. Needs `_encoders`."""
+    """Embedding, reranking, classification. Needs `_encoders` and `_gate`."""
 
     _encoders: Encoders
+    _gate: Gate
 
     @app.post("/v1/embeddings")
     async def embeddings(self, request: Request) -> Response:
@@ -55,5 +57,8 @@ class EncoderRoutes:
         """Check the request, and send it whole to one replica of the encoder that it names."""
         body = decode_body(await request.body())
         name, info = await self._encoders.choose(endpoint, body.get("model"))
+        tenant = tenant_of(request)
+        self._gate.allow_model(tenant, name)
         job = read_job(endpoint, body, name, info)
+        self._gate.charge(tenant, job.num_tokens)
         return json_text(await self._encoders.call(name, "compute", job))

@@ -78,7 +78,7 @@ class CfgRouter(EncoderRoutes):
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or of a conversation, as the engine would see them."""
         body = decode_body(await request.body())
-        if encoder := self._encoder_of(body):
+        if encoder := self._encoder_of(body, request):
             return json_text(await self._encoders.call(encoder, "tokenize", read_tokenize(body)))
         return json_text(await value_of(self._generator.handle.tokenize.remote(body, forwarded(request))))
 
@@ -86,7 +86,7 @@ class CfgRouter(EncoderRoutes):
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         body = decode_body(await request.body())
-        if encoder := self._encoder_of(body):
+        if encoder := self._encoder_of(body, request):
             tokens = read_detokenize(body, await self._encoders.info(encoder))
             return json_text(await self._encoders.call(encoder, "detokenize", tokens))
         return json_text(await value_of(self._generator.handle.detokenize.remote(body, forwarded(request))))
@@ -117,14 +117,21 @@ class CfgRouter(EncoderRoutes):
     async def _engine_state(self) -> dict[str, Any]:
         return {"engine": await value_of(self._generator.handle.engine_state.remote())} if self._generator else {}
 
-    def _encoder_of(self, body: Mapping[str, Any]) -> str | None:
+    def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
         """The encoder that a request means, where every model can serve it; None: the generator."""
         name = body.get("model")
-        if self._generator:
-            return name if name in self._encoders else None
+        if self._generator and name not in self._encoders:
+            self._allow(request, name)
+            return None
         if name is None and len(self._encoders.names) > 1:
             raise RequestError(f"model is missing: name one of {', '.join(self._encoders.names)}.", "model")
-        return self._encoders.known(self._encoders.names[0] if name is None else name)
+        encoder = self._encoders.known(self._encoders.names[0] if name is None else name)
+        self._allow(request, encoder)
+        return encoder
+
+    def _allow(self, request: Request, name: object) -> None:
+        """Raise PermissionDeniedError if the request's key may not use this model; None: the generator."""
+        self._gate.allow_model(tenant_of(request), str(self._args.model_name if name is None else name))
 
     async def _respond(self, endpoint: Endpoint, request: Request) -> Response:
         """Check the request against everything that needs no engine, and let the generator answer it."""
@@ -137,7 +144,7 @@ class CfgRouter(EncoderRoutes):
 
     def _job(self, endpoint: Endpoint, body: dict[str, Any], request: Request) -> Job:
         tenant = tenant_of(request)
-        self._gate.allow_model(tenant, body.get("model") or self._args.model_name)
+        self._allow(request, body.get("model"))
         guidance = read_guidance(body, endpoint)
         limits = tenant.limits
         terms = take_terms(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,3 +162,4 @@ class Cluster:
             node.close()
         if self.linked:
             subprocess.run(["ip", "link", "del", "cfgs0"], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -33,6 +33,7 @@ def weak_server():
         "keys": [
             {"name": "usual", "env": "USUAL_KEY"},
             {"name": "encoders-only", "sha256": sha256(b"other").hexdigest(), "models": ["all-MiniLM-L6-v2"]},
+            {"name": "generator-only", "sha256": sha256(b"gen").hexdigest(), "models": ["stories"]},
             {"name": "slow", "sha256": sha256(b"slow").hexdigest(), "requests_per_minute": 1, "min_priority": 5},
         ],
     }
@@ -70,9 +71,15 @@ def test_a_key_is_needed_and_says_what_one_may_do(weak_server):
     status, message = error_of(complete(weak_server, key="other"))
     assert (status, "use all-MiniLM-L6-v2" in message) == (403, True)
     embedding = {"model": "all-MiniLM-L6-v2", "input": "x"}
-    for key, expected in (("other", 200), ("wrong", 401)):
+    for key, expected in (("other", 200), ("wrong", 401), ("gen", 403)):
         answer = httpx.post(f"{weak_server.url}/v1/embeddings", json=embedding, headers=bearer(key), timeout=60)
         assert answer.status_code == expected
+        body = {"model": "all-MiniLM-L6-v2", "prompt": "x"}
+        answer = httpx.post(f"{weak_server.url}/tokenize", json=body, headers=bearer(key), timeout=60)
+        assert answer.status_code == expected
+    assert complete(weak_server, key="gen", max_tokens=2).status_code == 200
+    assert complete(weak_server, key="gen", max_tokens=2, model="stories").status_code == 200
+    assert error_of(complete(weak_server, key="gen", model=5))[0] == 403
     assert httpx.get(f"{weak_server.url}/health", timeout=30).status_code == 200
     assert httpx.get(f"{weak_server.url}/metrics", timeout=30).status_code == 401
 

@@ -14,16 +14,15 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cfg_core.errors import ConfigError
-from cfg_core.keys import check_keys
 from deployments.http_errors import AuthenticationError, PermissionDeniedError
 from deployments.rates import Rates
+from deployments.yaml_args import YamlArgs
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,13 +36,10 @@ _COUNTED = "Each replica of CfgRouter counts for itself."
 # --- what the YAML says -----------------------------------------------------------------------------
 
 
-class KeyArgs(BaseModel):
-    """One entry of `access.keys`: an API key, and what it may do. The holder of a key is called a tenant.
+class KeyArgs(YamlArgs):
+    """One entry of `access.keys`: an API key, and what it may do. The holder of a key is called a tenant."""
 
-    Validation errors never show what was given, in case it was the key itself.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+    section = "access.keys"
 
     name: str = Field(description="The tenant, as logs and metrics show it: up to 64 letters, digits, `.`, `_`, `-`.")
     sha256: str | None = Field(
@@ -73,13 +69,6 @@ class KeyArgs(BaseModel):
     min_priority: int = Field(
         default=0, description="The most urgent `priority` that a request may ask for; a lower number is sooner."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            check_keys(values, cls.model_fields, "access.keys")
-        return values
 
     @field_validator("sha256")
     @classmethod
@@ -113,10 +102,10 @@ class KeyArgs(BaseModel):
         return self.model_copy(update={"sha256": digest_of(key).hex(), "env": None})
 
 
-class AccessArgs(BaseModel):
+class AccessArgs(YamlArgs):
     """The `access:` of a deployment's `args:`. Without keys everybody may call."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+    section = "access"
 
     keys: tuple[KeyArgs, ...] = Field(
         default=(), description="API keys. Default: none, everybody may call, and is the tenant `anonymous`."
@@ -127,13 +116,6 @@ class AccessArgs(BaseModel):
     log_prompts: bool = Field(
         default=False, description="Log the first 500 characters of each request's body, prompts included."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            check_keys(values, cls.model_fields, "access")
-        return values
 
     @field_validator("keys")
     @classmethod

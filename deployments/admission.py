@@ -15,8 +15,7 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -88,15 +87,6 @@ class AdmissionQueue:
         self._queued = _Sum()
         self._rate = _DrainRate(now)
         self._refused = 0
-
-    @asynccontextmanager
-    async def place(self, share: Share, demand: Demand, priority: int = 0) -> AsyncIterator[None]:
-        """Wait for a place with the engines, and hold it."""
-        await self.enter(share, demand, priority)
-        try:
-            yield
-        finally:
-            self.leave(share, demand)
 
     async def enter(self, share: Share, demand: Demand, priority: int = 0) -> None:
         """Wait for a place with the engines; `leave` must follow, unless this raises. Cancelling leaves the queue.

@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cfg_core.errors import ConfigError
-from cfg_core.keys import check_keys
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.processor_config import check_config as check_processors
 from deployments.access import AccessArgs
 from deployments.engine_keys import check_engine_keys
 from deployments.heartbeat import HEARTBEAT_S
 from deployments.model_paths import last_part, resolve_model
+from deployments.yaml_args import YamlArgs
 
 RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
 
 
-class EncoderArgs(BaseModel):
+class EncoderArgs(YamlArgs):
     """One entry of `encoders:`. A model that is computed once per input: embedding, reranking, classification."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    section = "encoders"
 
     model: str = Field(
         description="Directory of the model, a name on the Hugging Face hub, or `package:NAME/PATH`: a directory "
@@ -54,13 +54,6 @@ class EncoderArgs(BaseModel):
         description="Options of the prefill-only engine: the field names of cfg_core.prefill_only.EngineOptions.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            check_keys(values, cls.model_fields, "encoders")
-        return values
-
     @field_validator("engine")
     @classmethod
     def _known_options(cls, engine: dict[str, Any]) -> dict[str, Any]:
@@ -81,13 +74,13 @@ class EncoderArgs(BaseModel):
         return self.model_copy(update={"model": resolve_model(self.model), "served_model_name": self.model_name})
 
 
-class AdmissionArgs(BaseModel):
+class AdmissionArgs(YamlArgs):
     """The `admission:` of `args:`: who waits in front of the generator's replicas, and for how long.
 
     Each replica of CfgRouter has a queue of its own.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    section = "admission"
 
     streams_per_replica: int | None = Field(
         default=None,
@@ -105,18 +98,11 @@ class AdmissionArgs(BaseModel):
         default=None, gt=0, description="The `timeout` of requests that bring none. Default: no limit."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            check_keys(values, cls.model_fields, "admission")
-        return values
 
-
-class AppArgs(BaseModel):
+class AppArgs(YamlArgs):
     """The `args:` of `import_path: deployments.app:build`. Immutable; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+    section = "args"
 
     model: str | None = Field(
         default=None,
@@ -172,13 +158,6 @@ class AppArgs(BaseModel):
     )
     admission: AdmissionArgs = Field(default=AdmissionArgs(), description="The queue in front of the generator.")
     access: AccessArgs = Field(default=AccessArgs(), description="API keys, and limits on what requests may bring.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            check_keys(values, cls.model_fields, "args")
-        return values
 
     @field_validator("logits_processors")
     @classmethod

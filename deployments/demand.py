@@ -5,14 +5,13 @@ The ingress has no tokenizer. Tokens are estimates, good enough to share a queue
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.prefixes import BYTES_PER_TOKEN
 from deployments.protocol import Guidance
-
-CHARACTERS_PER_TOKEN = 4
-"""Of English text, roughly, in today's vocabularies."""
 
 USUAL_OUTPUT_TOKENS = 256
 """Taken for a request that sets no limit: it may go on to the end of the context, and seldom does."""
@@ -31,9 +30,9 @@ class Demand:
 
 def demand_of(body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
     """Never raises: whatever is wrong with the body is for the engine to say."""
-    choices = _number(body.get("n"), 1)
+    choices = count(body.get("n"), 1)
     prompts = _prompts(body)
-    output = _number(body.get("max_completion_tokens"), _number(body.get("max_tokens"), USUAL_OUTPUT_TOKENS))
+    output = count(body.get("max_completion_tokens"), count(body.get("max_tokens"), USUAL_OUTPUT_TOKENS))
     streams = tokens = 0
     for prompt in prompts:
         lengths = [prompt, *([_negative(guidance, prompt)] if guidance and guidance.enabled else [])]
@@ -63,7 +62,7 @@ def _negative(guidance: Guidance, prompt: int) -> int:
 def num_tokens(content: Any) -> int:
     """Estimated tokens of a text, of token ids, or of all text in nested messages."""
     if isinstance(content, str):
-        return -(-len(content) // CHARACTERS_PER_TOKEN)
+        return math.ceil(len(content.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)
     if isinstance(content, list):
         return sum(1 if isinstance(item, int) else num_tokens(item) for item in content)
     if isinstance(content, Mapping):
@@ -71,5 +70,6 @@ def num_tokens(content: Any) -> int:
     return 0
 
 
-def _number(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+def count(value: object, default: int) -> int:
+    """`value` if it is a positive integer, else `default`."""
+    return value if type(value) is int and value > 0 else default

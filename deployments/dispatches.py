@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+R = TypeVar("R", bound=Hashable)
 
 SUSPECT_S = 60.0
-"""How long a replica that fell silent is the last choice. Serve's own health checks decide about it meanwhile."""
+"""How long a replica that fell silent gets nothing while there is another. Serve's own health checks decide about it
+meanwhile."""
 
 
 LOST_S = 10.0
@@ -61,19 +65,17 @@ def suspect(replica: Hashable | None) -> None:
     _note(_suspects, replica, SUSPECT_S)
 
 
-def suspects() -> frozenset[Hashable]:
-    """Replicas that should be the last choice now. Called by GroupRouter."""
-    return _present(_suspects)
-
-
 def lost(replica: Hashable | None) -> None:
     """Called by the ingress: the replica said that its engine is dead, or Ray did. None: nobody knows which."""
     _note(_lost, replica, LOST_S)
 
 
-def lost_replicas() -> frozenset[Hashable]:
-    """Replicas that get nothing now, even if there is no other: their successors do. Called by GroupRouter."""
-    return _present(_lost)
+def usable(replicas: Iterable[R]) -> list[R]:
+    """Those of `replicas` that may get a call now: none that is lost, for its successor comes; a suspect only if there
+    is no other. Called by GroupRouter."""
+    lost, suspects = _present(_lost), _present(_suspects)
+    alive = [replica for replica in replicas if replica not in lost]
+    return [replica for replica in alive if replica not in suspects] or alive
 
 
 def _note(table: dict[Hashable, float], replica: Hashable | None, for_s: float) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from deployments.demand import count
 from deployments.fleet import REPORT_AGE_S, ReplicaLoad, SentLedger, Work
 from deployments.prefixes import CHUNK_TOKENS, Prefix, PrefixIndex, prefixes_of
 from deployments.protocol import Guidance
@@ -91,14 +92,10 @@ def group_request(
     longest = body.get("max_completion_tokens") or body.get("max_tokens")
     return GroupRequest(
         prefixes=prefixes_of(endpoint, body, guidance),
-        copies=min(MAX_COPIES, _count(body.get("n"), 1) * len(batch)),
-        output_tokens=min(OUTPUT_TOKENS, _count(longest, OUTPUT_TOKENS)),
+        copies=min(MAX_COPIES, count(body.get("n"), 1) * len(batch)),
+        output_tokens=min(OUTPUT_TOKENS, count(longest, OUTPUT_TOKENS)),
         session=headers.get(SESSION_HEADER) or None,
     )
-
-
-def _count(value: object, default: int) -> int:
-    return value if type(value) is int and value > 0 else default
 
 
 # --- the choice -----------------------------------------------------------------------------------

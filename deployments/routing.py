@@ -125,8 +125,8 @@ class GroupRouter(FIFOMixin, RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Called for each request, and again after a pause while all replicas are full. All are ranked: Serve goes
         on to the next if one cannot take a request now."""
-        lost = dispatches.lost_replicas()
-        by_id = {replica.replica_id: replica for replica in candidate_replicas if replica.replica_id not in lost}
+        candidates = {replica.replica_id: replica for replica in candidate_replicas}
+        by_id = {replica_id: candidates[replica_id] for replica_id in dispatches.usable(candidates)}
         group = self._group(pending_request)
         if pending_request is None or group is None:
             ranked = self._placer.least_loaded(by_id, time.monotonic())
@@ -135,8 +135,6 @@ class GroupRouter(FIFOMixin, RequestRouter):
             ranked = self._placer.rank(name, group, by_id, time.monotonic())
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # all replicas are offered at once
-        suspects = dispatches.suspects()
-        ranked = sorted(ranked, key=suspects.__contains__)
         if pending_request is not None and group is not None and ranked:
             dispatches.dispatched(pending_request.args[4], ranked[0])
         return [[by_id[replica_id]] for replica_id in ranked]

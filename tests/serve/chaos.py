@@ -34,7 +34,7 @@ CALM_S = 5.0
 """Service counts as full when everything runs, and this long nobody was told an error."""
 
 ENGINE, REPLICA, ROUTER = "EngineCore", "ServeReplica:cfg:ModelReplica", "ServeReplica:cfg:CfgRouter"
-PROXY, CONTROLLER, WORKER = "ProxyActor", "ServeController", "RayWorkerProc"
+PROXY, CONTROLLER = "ProxyActor", "ServeController"
 
 
 def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
 
 @dataclass
 class Stage:
-    """A served cluster, and how to break it. `hit`: the node whose engine is the victim."""
+    """A served cluster, and what can be seen of it."""
 
     cluster: Cluster
     server: ServeProcess

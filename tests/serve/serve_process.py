@@ -37,9 +37,8 @@ class ServeProcess:
         config: dict[str, Any],
         extra_env: dict[str, str] | None = None,
         address: str = "local",
-        mark: str | None = None,
     ) -> None:
-        self._mark = mark or uuid.uuid4().hex
+        self._mark = uuid.uuid4().hex
         self._dir = Path(tempfile.mkdtemp(prefix="cs", dir="/tmp"))  # short: Ray puts socket paths in it
         config["http_options"]["port"] = port = free_port()
         self.url = f"http://127.0.0.1:{port}"

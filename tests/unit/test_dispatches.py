@@ -17,13 +17,18 @@ def test_a_dispatch_is_seen_while_it_is_expected():
     assert dispatch.replica == "replica 1", "the call is over"
 
 
-def test_a_suspect_is_one_for_a_while(monkeypatch):
+def test_a_suspect_is_the_last_choice_and_a_lost_one_is_none(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(dispatches.time, "monotonic", lambda: now[0])
-    dispatches.suspect("replica 1")
+    assert dispatches.usable("abc") == ["a", "b", "c"]
+    dispatches.suspect("a")
     dispatches.suspect(None)
-    assert dispatches.suspects() == {"replica 1"}
-    dispatches.lost("replica 2")
-    assert dispatches.lost_replicas() == {"replica 2"}
-    now[0] += dispatches.SUSPECT_S + 1
-    assert dispatches.suspects() == dispatches.lost_replicas() == frozenset()
+    dispatches.lost("b")
+    dispatches.lost(None)
+    assert dispatches.usable("abc") == ["c"]
+    assert dispatches.usable("ab") == ["a"]
+    assert dispatches.usable("b") == []
+    now[0] += dispatches.LOST_S
+    assert dispatches.usable("abc") == ["b", "c"]
+    now[0] += dispatches.SUSPECT_S
+    assert dispatches.usable("abc") == ["a", "b", "c"]

@@ -94,6 +94,12 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 MODES = {
     "proxy": {},
     "haproxy": {"RAY_SERVE_ENABLE_HA_PROXY": "1"},
+    "loops": {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    },
+    "grpc": {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"},
     "tuned": {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -109,7 +115,8 @@ def application(mode: str) -> Iterator[str]:
     app = config["applications"][0]
     del app["args"]["encoders"]
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    server = ServeProcess(config, MODES[mode])
+    ports = {name: str(free_port()) for name in ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")}
+    server = ServeProcess(config, MODES[mode] | ports)
     try:
         server.wait_until_ready()
         yield server.url
@@ -169,6 +176,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=240, help="for each server and number of clients")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--whole", action="store_true", help="not streamed: one answer for each request")
+    parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     args = parser.parse_args()
     print(json.dumps(card()))
@@ -181,7 +189,7 @@ def main() -> None:
         rows = []
         print("| clients | engine, mean | " + " | ".join(f"{name}: p50, p95 (added)" for name in urls) + " |")
         print("|---" * (2 + len(urls)) + "|")
-        for clients in CLIENTS:
+        for clients in args.clients:
             rows.append(row := measure(urls, clients, args.requests, args.turns, not args.whole))
             cells = [
                 f"{row[n]['p50_ms']:.1f}, {row[n]['p95_ms']:.1f} ({row[n]['p50_ms'] - row['engine_mean_ms']:+.1f})"

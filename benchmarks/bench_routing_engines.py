@@ -21,8 +21,9 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -123,11 +124,13 @@ def counts(metrics_port: int) -> dict[str, dict[str, float]]:
 @contextmanager
 def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
     port = free_port()
-    with Cluster(env={"PYTHONPATH": str(HERE)}, head_options=[f"--metrics-export-port={port}"]) as cluster:
-        policy_file = cluster.folder / "policy"
+    with ExitStack() as stack:
+        policy_file = Path(stack.enter_context(TemporaryDirectory())) / "policy"
         policy_file.write_text("ours")
+        env = {POLICY_FILE: str(policy_file), "PYTHONPATH": str(HERE)}
+        cluster = stack.enter_context(Cluster(env=env, head_options=[f"--metrics-export-port={port}"]))
         cluster.add(spare=1)
-        server = cluster.serve(config(args.replicas), **{POLICY_FILE: str(policy_file), "PYTHONPATH": str(HERE)})
+        server = cluster.serve(config(args.replicas), **env)
         try:
             server.wait_until_ready()
             deadline = time.monotonic() + 600
@@ -156,7 +159,10 @@ def main() -> None:
     print(json.dumps(card()))
     rows = []
     with application(args) as (url, metrics_port, policy_file):
-        print("| policy | prefix hits | max/mean requests | first chunk, p50 s | requests/s |\n|---|---|---|---|---|")
+        print(
+            "| policy | prefix hits | max/mean requests | first chunk, p50 s | requests/s |\n|---|---|---|---|---|",
+            flush=True,
+        )
         before = counts(metrics_port)
         for policy in POLICIES:
             policy_file.write_text(policy)

@@ -3,10 +3,13 @@
     python tests/serve/chaos.py                          all faults; the cut link wants root and `ip`
     python tests/serve/chaos.py --faults engine replica  some of them
     python tests/serve/chaos.py --clients 12 --json FILE
+    python tests/serve/chaos.py --across-nodes --faults worker node
 
 Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one engine each, of which
-two are in use. Clients ask guided and plain questions whose right answers are known, streamed and not. For each fault:
-requests in flight, what became of them, and how long it took until the last error was told and until all was as before.
+two are in use; or (`--across-nodes`) with one worker each of engines that are spread over two nodes, as Ray actors,
+on CPUs that pass for GPUs. Clients ask guided and plain questions whose right answers are known, streamed and not. For
+each fault: requests in flight, what became of them, and how long it took until the last error was told and until all
+was as before.
 """
 
 from __future__ import annotations
@@ -28,12 +31,15 @@ from cluster import Cluster, Node
 from load import Load, Outcome
 from serve_process import ServeProcess, shipped_config
 
+RAY_CPU = Path(__file__).resolve().parent.parent / "support" / "ray_cpu"
+
 REPLICAS = ROUTERS = 2
 RECOVERY_LIMIT_S = 300
 CALM_S = 5.0
 """Service counts as full when everything runs, and this long nobody was told an error."""
 
 ENGINE, REPLICA, ROUTER = "EngineCore", "ServeReplica:cfg:ModelReplica", "ServeReplica:cfg:CfgRouter"
+WORKER = "RayWorkerProc"
 PROXY, CONTROLLER = "ProxyActor", "ServeController"
 
 
@@ -53,20 +59,33 @@ def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
     return config
 
 
+def across_nodes(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with engines of two workers on two nodes, as in configs/tp4-across-nodes.yaml."""
+    application = config["applications"][0]
+    engine, replica = application["args"]["engine"], application["deployments"][1]
+    del engine["distributed_executor_backend"], replica["ray_actor_options"]["resources"]
+    engine["tensor_parallel_size"] = 2
+    replica["placement_group_bundles"] = [{"CPU": 1, "GPU": 1}, {"GPU": 1}]
+    replica["placement_group_strategy"] = "STRICT_SPREAD"
+    del replica["ray_actor_options"]["runtime_env"]["env_vars"]["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    return config
+
+
 @dataclass
 class Stage:
-    """A served cluster, and what can be seen of it."""
+    """A served cluster, and what can be seen of it. workers: of each engine, as actors; 0: none."""
 
     cluster: Cluster
     server: ServeProcess
+    workers: int = 0
 
     def used_nodes(self) -> list[Node]:
         return [node for node in self.cluster.nodes[1:] if self.cluster.find(REPLICA, node)]
 
     def whole(self) -> bool:
         """Whether everything runs, by the processes and by what an ingress says."""
-        counts = (len(self.cluster.find(name)) for name in (REPLICA, ENGINE, ROUTER, PROXY))
-        if any(n < wanted for n, wanted in zip(counts, (REPLICAS, REPLICAS, ROUTERS, 1), strict=True)):
+        expected = {REPLICA: REPLICAS, ENGINE: REPLICAS, ROUTER: ROUTERS, PROXY: 1, WORKER: self.workers * REPLICAS}
+        if any(len(self.cluster.find(name)) < wanted for name, wanted in expected.items()):
             return False
         with suppress(httpx.HTTPError):
             told = httpx.get(f"{self.server.url}/metrics", timeout=5).text
@@ -86,6 +105,9 @@ class Stage:
                 }
         return found
 
+    def add_node(self) -> None:
+        self.cluster.add(gpus=1) if self.workers else self.cluster.add(engine=1)
+
 
 def send(sign: signal.Signals, name: str, everywhere: bool = False) -> Callable[[Stage], None]:
     def strike(stage: Stage) -> None:
@@ -98,12 +120,12 @@ def send(sign: signal.Signals, name: str, everywhere: bool = False) -> Callable[
 
 def kill_node(stage: Stage) -> None:
     stage.used_nodes()[0].kill()
-    stage.cluster.add(engine=1)
+    stage.add_node()
 
 
 def cut_link(stage: Stage) -> None:
     stage.used_nodes()[0].cut()
-    stage.cluster.add(engine=1)
+    stage.add_node()
 
 
 def fill_disk(stage: Stage) -> None:
@@ -118,6 +140,7 @@ def fill_disk(stage: Stage) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "engine": ("EngineCore killed", send(signal.SIGKILL, ENGINE)),
+    "worker": ("tensor-parallel worker killed", send(signal.SIGKILL, WORKER, everywhere=True)),
     "replica": ("replica killed", send(signal.SIGKILL, REPLICA)),
     "router": ("router killed", send(signal.SIGKILL, ROUTER, everywhere=True)),
     "proxy": ("proxy killed", send(signal.SIGKILL, PROXY, everywhere=True)),
@@ -211,12 +234,13 @@ def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retr
     )
 
 
-def stage_of(cluster: Cluster, clients: int) -> tuple[Stage, Load]:
-    """Serve on a new cluster, with the right answers learnt."""
-    for _ in range(REPLICAS + 1):
-        cluster.add(engine=1)
-    server = cluster.serve(chaos_config())
-    stage = Stage(cluster, server)
+def stage_of(cluster: Cluster, clients: int, workers: int = 0) -> tuple[Stage, Load]:
+    """Serve on a new cluster, with the right answers learnt. workers: of each engine, on nodes of their own."""
+    for _ in range(REPLICAS * max(1, workers) + 1):
+        cluster.add(gpus=1) if workers else cluster.add(engine=1)
+    config = chaos_config()
+    server = cluster.serve(across_nodes(config) if workers else config)
+    stage = Stage(cluster, server, workers)
     server.wait_until_ready()
     deadline = time.monotonic() + RECOVERY_LIMIT_S
     while not stage.whole() and time.monotonic() < deadline:
@@ -228,14 +252,16 @@ def stage_of(cluster: Cluster, clients: int) -> tuple[Stage, Load]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[name for name in FAULTS if name != "worker"])
+    parser.add_argument("--across-nodes", action="store_true", help="engines of two workers, of which `worker` is one")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", type=Path, help="of Ray's files; for `disk`, on a small file system")
     args = parser.parse_args()
     rows = []
-    with Cluster(linked="link" in args.faults, folder=args.folder) as cluster:
-        stage, load = stage_of(cluster, args.clients)
+    env = {"PYTHONPATH": str(RAY_CPU)} if args.across_nodes else {}
+    with Cluster(linked="link" in args.faults, folder=args.folder, env=env) as cluster:
+        stage, load = stage_of(cluster, args.clients, workers=2 if args.across_nodes else 0)
         try:
             print(HEADER, flush=True)
             for name in args.faults:

@@ -32,12 +32,12 @@ NODE_ADDRESS = "10.77.{}.2"
 class Node:
     """One `ray start --block`. Its processes are found by a mark of their own."""
 
-    def __init__(self, cluster: Cluster, number: int, resources: dict[str, float], head: bool) -> None:
+    def __init__(self, cluster: Cluster, number: int, resources: dict[str, float], head: bool, gpus: int) -> None:
         self.number, self.mark, self._cluster = number, uuid.uuid4().hex, cluster
         self.namespace = f"cfgserve{number}" if cluster.linked and not head else None
         if self.namespace:
             self._connect()
-        self._process = self._start(resources, head)
+        self._process = self._start(resources, head, gpus)
 
     def _connect(self) -> None:
         """A namespace with one virtual cable to this machine."""
@@ -59,14 +59,14 @@ class Node:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         subprocess.run(["ip", "link", "set", f"cfgs{self.number}o", "down"], check=True)
 
-    def _start(self, resources: dict[str, float], head: bool) -> subprocess.Popen[bytes]:
+    def _start(self, resources: dict[str, float], head: bool, gpus: int) -> subprocess.Popen[bytes]:
         cluster = self._cluster
         where = ["--head", f"--port={cluster.port}"] if head else [f"--address={cluster.address}"]
         command = [
             *(["ip", "netns", "exec", self.namespace] if self.namespace else []),
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where),
             *("--disable-usage-stats", "--num-cpus=4", "--object-store-memory=100000000"),
-            f"--resources={json.dumps(resources)}",
+            *(f"--num-gpus={gpus}", f"--resources={json.dumps(resources)}"),
         ]
         if head:
             command += [f"--temp-dir={cluster.folder}", "--include-dashboard=false", *cluster.head_options]
@@ -132,8 +132,9 @@ class Cluster:
         self.nodes: list[Node] = []
         self.head = self.add(head=True, ingress=100)
 
-    def add(self, head: bool = False, **resources: float) -> Node:
-        node = Node(self, len(self.nodes), resources, head)
+    def add(self, head: bool = False, gpus: int = 0, **resources: float) -> Node:
+        """gpus: that Ray is told of; where the platform is tests/support/ray_cpu, they are CPUs."""
+        node = Node(self, len(self.nodes), resources, head, gpus)
         self.nodes.append(node)
         return node
 

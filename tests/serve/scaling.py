@@ -1,0 +1,181 @@
+"""Replicas that come and go while clients ask: what becomes of requests. The table.
+
+    python tests/serve/scaling.py [--json FILE]
+
+A served cluster, real processes on this machine. First `autoscaling.GuidedLoad` between one replica and three: few
+clients, many, few again. Then a rolling update, by `serve deploy` of a configuration whose engine has another
+`max_num_seqs`. Clients know the right answers (load.py); some ask for texts that outlast the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from chaos import ENGINE, REPLICA, Row, chaos_config, judge
+from cluster import Cluster
+from load import Load
+from serve_process import REPOSITORY, ServeProcess, free_port
+
+FEW, MANY = 2, 12
+STREAMS_PER_REPLICA = 6
+STEP_LIMIT_S = 300
+HOLD_S = 10.0
+"""How long clients go on after each step."""
+
+
+def scaling_config() -> dict[str, Any]:
+    """configs/cfg.yaml as a generator that scales by streams, in seconds rather than minutes."""
+    config = chaos_config()
+    router, replica = config["applications"][0]["deployments"]
+    router["num_replicas"] = 1
+    del replica["num_replicas"]
+    replica["autoscaling_config"] = {
+        "min_replicas": 1,
+        "max_replicas": 3,
+        "upscale_delay_s": 2,
+        "downscale_delay_s": 10,
+        "metrics_interval_s": 1,
+        "look_back_period_s": 3,
+        "policy": {
+            "policy_function": "deployments.autoscaling:GuidedLoad",
+            "policy_kwargs": {"target_streams": STREAMS_PER_REPLICA},
+        },
+    }
+    replica["graceful_shutdown_timeout_s"] = 120
+    return config
+
+
+@dataclass
+class Service:
+    """What is measured: a cluster that serves `config`, and clients."""
+
+    cluster: Cluster
+    server: ServeProcess
+    load: Load
+    config: dict[str, Any]
+    dashboard: str
+
+    def replicas(self) -> set[int]:
+        """Process ids of the replicas, starting ones included."""
+        return {process.pid for process in self.cluster.find(REPLICA)}
+
+    def engines(self) -> int:
+        return len(self.cluster.find(ENGINE))
+
+    def whole(self, replicas: int) -> bool:
+        """Whether so many replicas serve, and no other lives."""
+        return len(self.replicas()) == self.engines() == replicas == serving(self.server.url)
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        """As an operator would."""
+        path = self.cluster.folder / "next.yaml"
+        path.write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", "ray.serve.scripts", "deploy", "-a", self.dashboard, str(path)]
+        subprocess.run(command, cwd=REPOSITORY, env=self.cluster.env, check=True, capture_output=True, timeout=60)
+
+    async def step(self, name: str, clients: int, change: Callable[[], None], done: Callable[[], bool]) -> Row:
+        """Clients ask; `change` happens; they go on until `done`, and a while. The row: every request of it."""
+        self.load.clients = clients
+        self.load.outcomes.clear()
+        stop = asyncio.Event()
+        asking = asyncio.ensure_future(self.load.run(stop, seed=clients))
+        at = time.monotonic()
+        await asyncio.to_thread(change)
+        taken = None
+        while taken is None and time.monotonic() - at < STEP_LIMIT_S:
+            await asyncio.sleep(0.5)
+            if await asyncio.to_thread(done):
+                taken = time.monotonic() - at
+        await asyncio.sleep(HOLD_S)
+        stop.set()
+        await asking
+        return judge(name, self.load.outcomes, at, taken, 0)
+
+
+def serving(url: str) -> int:
+    """Replicas, as the ingress sees them."""
+    found = re.search(r"^cfg_serve_replicas{.*} (\S+)$", httpx.get(f"{url}/metrics", timeout=30).text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+HEADER = (
+    "| step | clients | asked | right | lost without an error | wrong | errors told | longest request, s "
+    "| done after, s |\n" + "|---" * 9 + "|"
+)
+
+
+def line(row: Row, clients: int) -> str:
+    told = ", ".join(f"{count} {kind}" for kind, count in row.told.items()) or "-"
+    done = "not reached" if row.whole_s is None else f"{row.whole_s:.0f}"
+    return (
+        f"| {row.fault} | {clients} | {row.asked} | {row.right} | {row.lost} | {row.wrong} | {told} "
+        f"| {row.slowest_s:.0f} | {done} |"
+    )
+
+
+async def steps(service: Service) -> list[Row]:
+    """One replica, three, three others, one."""
+    updated = copy.deepcopy(service.config)
+    updated["applications"][0]["args"]["engine"]["max_num_seqs"] = 48
+    before: set[int] = set()
+
+    def update() -> None:
+        before.update(service.replicas())
+        service.deploy(updated)
+
+    def nothing() -> None:
+        """The clients are the change."""
+
+    rows = []
+    for name, clients, change, done in (
+        ("few clients: one replica", FEW, nothing, lambda: service.whole(1)),
+        ("many: one to three", MANY, nothing, lambda: service.whole(3)),
+        ("rolling update of three", MANY, update, lambda: service.whole(3) and not before & service.replicas()),
+        ("few again: three to one", FEW, nothing, lambda: service.whole(1)),
+    ):
+        rows.append(row := await service.step(name, clients, change, done))
+        print(line(row, clients), flush=True)
+        for outcome in service.load.outcomes:
+            if outcome.kind != "right":
+                print(f"  {outcome.kind}: {outcome.detail}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    port, agent = free_port(), free_port()
+    options = ["--include-dashboard=true", f"--dashboard-port={port}", f"--dashboard-agent-listen-port={agent}"]
+    with Cluster(head_options=options) as cluster:
+        cluster.add(engine=2)
+        cluster.add(engine=2)
+        config = scaling_config()
+        server = cluster.serve(config)
+        try:
+            server.wait_until_ready()
+            load = Load(server.url, FEW)
+            asyncio.run(load.learn())
+            print(HEADER, flush=True)
+            rows = asyncio.run(steps(Service(cluster, server, load, config, f"http://127.0.0.1:{port}")))
+        finally:
+            server.stop()
+    if args.json:
+        args.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -142,7 +142,19 @@ class Answer:
 
 
 def out_of_time() -> DeadlineError:
-    return DeadlineError("The request took longer than its `timeout`: allow more time, or ask for fewer tokens.")
+    return DeadlineError("The request took longer than its `timeout`: allow more time, or ask for less.")
+
+
+@asynccontextmanager
+async def in_time(timeout_s: float | None) -> AsyncIterator[None]:
+    """Cancels what is inside after `timeout_s` seconds, and raises DeadlineError. None: never."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise out_of_time() from None
 
 
 async def events(answer: Answer, first: str) -> AsyncIterator[str]:

@@ -2,7 +2,7 @@
 
 `priority` (an integer, lower is sooner, 0 by default) is vLLM's own field; here it also orders the queue in front of
 the engines. `timeout` (seconds) is ours, as a field of the body or as the header X-Request-Timeout: when it has
-passed, a request ends with an error and its group leaves the engine, wherever it is.
+passed, a request ends with an error and its group leaves the engine, wherever it is. Encoders take a `timeout`, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def take_terms(
 
     min_priority: the most urgent that the caller may ask for.
     """
-    timeout_s = _timeout(body.pop(TIMEOUT, None), headers.get(TIMEOUT_HEADER))
+    timeout_s = take_timeout(body, headers, default_timeout_s)
     priority = body.get(PRIORITY)
     if priority is None:
         priority = max(0, min_priority)
@@ -45,13 +45,14 @@ def take_terms(
     if priority < min_priority:
         hint = f"ask for {min_priority} or more"
         raise RequestError(f"priority {priority} is more urgent than this key allows: {hint}.", PRIORITY)
-    return Terms(priority=priority, timeout_s=default_timeout_s if timeout_s is None else timeout_s)
+    return Terms(priority=priority, timeout_s=timeout_s)
 
 
-def _timeout(field: Any, header: str | None) -> float | None:
-    """Seconds; the sooner of the two if both are given."""
-    given = [_seconds(value) for value in (field, header) if value is not None]
-    return min(given, default=None)
+def take_timeout(body: dict[str, Any], headers: Mapping[str, str], default_timeout_s: float | None) -> float | None:
+    """Take `timeout` out of a request's body. Seconds; the sooner of field and header if both are given, the default
+    if neither. Raises RequestError."""
+    given = (body.pop(TIMEOUT, None), headers.get(TIMEOUT_HEADER))
+    return min((_seconds(value) for value in given if value is not None), default=default_timeout_s)
 
 
 def _seconds(value: Any) -> float:

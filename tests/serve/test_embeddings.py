@@ -141,6 +141,18 @@ def test_models_and_ready(http, model):
     assert ready["encoders"][NAME].keys() >= {"queued_sequences", "queued_tokens", "batches_in_flight"}
 
 
+def test_time_runs_out(http):
+    """As a field or as a header; the next request is none the worse for it."""
+    body = {"model": NAME, "input": TEXTS * 40}
+    for timeout in ({"json": body | {"timeout": 0.01}}, {"json": body, "headers": {"X-Request-Timeout": "0.01"}}):
+        late = http.post("/v1/embeddings", **timeout)
+        assert late.status_code == 504, late.text
+        assert late.json()["error"]["type"] == "timeout_error"
+    refused = http.post("/v1/embeddings", json=body | {"timeout": "soon"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "timeout")
+    assert len(post(http, "/v1/embeddings", **body, timeout=60)["data"]) == len(body["input"])
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 REFUSED = [

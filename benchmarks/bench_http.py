@@ -37,7 +37,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
 
 from bench_embeddings import card  # noqa: E402
-from serve_process import ServeProcess, free_port, shipped_config  # noqa: E402
+from serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
 
 CLIENTS = (1, 8, 32)
 TOKENS = 8
@@ -91,21 +91,15 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{url} did not come up")
 
 
-MODES = {
-    "proxy": {},
-    "haproxy": {"RAY_SERVE_ENABLE_HA_PROXY": "1"},
-    "loops": {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    },
-    "grpc": {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"},
-    "tuned": {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_LOG_TO_STDERR": "1",  # ServeProcess reads it
-    },
+MODES = ("proxy", "haproxy", "tuned")
+TUNED = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # ServeProcess reads it
 }
+
+
+def environment(mode: str) -> dict[str, str]:
+    return {} if mode == "proxy" else haproxy_env() | (TUNED if mode == "tuned" else {})
 
 
 @contextmanager
@@ -115,8 +109,7 @@ def application(mode: str) -> Iterator[str]:
     app = config["applications"][0]
     del app["args"]["encoders"]
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    ports = {name: str(free_port()) for name in ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")}
-    server = ServeProcess(config, MODES[mode] | ports)
+    server = ServeProcess(config, environment(mode))
     try:
         server.wait_until_ready()
         yield server.url

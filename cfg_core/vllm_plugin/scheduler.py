@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cfg_core import lockstep
 from cfg_core.groups import Group, GroupTable
-from cfg_core.vllm_plugin import compat, outcome
+from cfg_core.vllm_plugin import compat, outcome, remote_queues
 from cfg_core.vllm_plugin.followers import is_guided, make_group
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.snapshot import is_blocked, take_snapshot
@@ -107,6 +107,7 @@ class GuidedScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         compat.check_hooks(AsyncScheduler, HOOKS)
+        remote_queues.mend()
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
         compat.expose_stats()

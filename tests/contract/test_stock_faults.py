@@ -1,9 +1,14 @@
-"""The faults of vLLM that stock_faults.py mends: that the mend is right, and that it is still needed."""
+"""The faults of vLLM that stock_faults.py and remote_queues.py mend: that the mend is right, and still needed."""
+
+import threading
+import time
 
 import pytest
 import torch
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.platforms import current_platform
 
+from cfg_core.vllm_plugin import remote_queues
 from cfg_core.vllm_plugin.stock_faults import _bgmv_shrink as stock_bgmv_shrink
 from cfg_core.vllm_plugin.stock_faults import bgmv_shrink, expand_batch_to_tokens
 
@@ -49,3 +54,37 @@ def test_a_token_without_an_adapter_takes_none():
 def test_stock_vllm_still_takes_the_last_adapter_for_it():
     """If this fails, vLLM is mended: delete ours."""
     assert shrunk(stock_bgmv_shrink) == [[2.0, 2.0]] * 3
+
+
+@pytest.fixture
+def queues():
+    """The two ends of a queue between machines."""
+    writer = MessageQueue(n_reader=1, n_local_reader=0, connect_ip="127.0.0.1")
+    reader = MessageQueue.create_from_handle(writer.export_handle(), rank=0)
+    ready = threading.Thread(target=writer.wait_until_ready)
+    ready.start()
+    reader.wait_until_ready()
+    ready.join(10)
+    return writer, reader
+
+
+def test_a_wait_for_another_machine_ends_with_the_queue(queues):
+    writer, reader = queues
+    writer.enqueue({"tokens": [1, 2]})
+    assert remote_queues.dequeue(reader, timeout=10) == {"tokens": [1, 2]}
+    with pytest.raises(TimeoutError):
+        remote_queues.dequeue(reader, timeout=0.3)
+    timer = threading.Timer(0.3, reader.shutdown)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        remote_queues.dequeue(reader)
+    assert time.monotonic() - start < 5
+
+
+def test_stock_vllm_still_waits_for_it(queues):
+    """If this fails, vLLM is mended: delete ours."""
+    _, reader = queues
+    reader.shutdown()
+    with pytest.raises(TimeoutError):  # not "cancelled": it waits as long as it was told, for ever by default
+        remote_queues._dequeue(reader, timeout=0.3)

@@ -4,12 +4,13 @@
     python tests/serve/chaos.py --faults engine replica  some of them
     python tests/serve/chaos.py --clients 12 --json FILE
     python tests/serve/chaos.py --across-nodes --faults worker node
+    python tests/serve/chaos.py --haproxy --faults haproxy proxy router
 
-Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one engine each, of which
-two are in use; or (`--across-nodes`) with one worker each of engines that are spread over two nodes, as Ray actors,
-on CPUs that pass for GPUs. Clients ask guided and plain questions whose right answers are known, streamed and not. For
-each fault: requests in flight, what became of them, and how long it took until the last error was told and until all
-was as before.
+Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one engine each, of
+which two are in use. With `--across-nodes` engines have two workers each, as Ray actors on nodes of their own, on
+CPUs that pass for GPUs. With `--haproxy` HAProxy is in front, and talks to the routers without Serve's proxy. Clients
+ask guided and plain questions whose right answers are known, streamed and not. For each fault: requests in flight,
+what became of them, and how long it took until the last error was told and until all was as before.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 import httpx
 from cluster import Cluster, Node
 from load import Load, Outcome
-from serve_process import ServeProcess, shipped_config
+from serve_process import ServeProcess, haproxy_env, shipped_config
 
 RAY_CPU = Path(__file__).resolve().parent.parent / "support" / "ray_cpu"
 
@@ -40,7 +41,7 @@ CALM_S = 5.0
 
 ENGINE, REPLICA, ROUTER = "EngineCore", "ServeReplica:cfg:ModelReplica", "ServeReplica:cfg:CfgRouter"
 WORKER = "RayWorkerProc"
-PROXY, CONTROLLER = "ProxyActor", "ServeController"
+PROXY, MANAGER, HAPROXY, CONTROLLER = "ProxyActor", "HAProxyManager", "bin/haproxy", "ServeController"
 
 
 def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
@@ -78,13 +79,15 @@ class Stage:
     cluster: Cluster
     server: ServeProcess
     workers: int = 0
+    proxies: tuple[str, ...] = (PROXY,)
 
     def used_nodes(self) -> list[Node]:
         return [node for node in self.cluster.nodes[1:] if self.cluster.find(REPLICA, node)]
 
     def whole(self) -> bool:
         """Whether everything runs, by the processes and by what an ingress says."""
-        expected = {REPLICA: REPLICAS, ENGINE: REPLICAS, ROUTER: ROUTERS, PROXY: 1, WORKER: self.workers * REPLICAS}
+        expected = {REPLICA: REPLICAS, ENGINE: REPLICAS, ROUTER: ROUTERS, WORKER: self.workers * REPLICAS}
+        expected |= dict.fromkeys(self.proxies, 1)
         if any(len(self.cluster.find(name)) < wanted for name, wanted in expected.items()):
             return False
         with suppress(httpx.HTTPError):
@@ -143,7 +146,8 @@ FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "worker": ("tensor-parallel worker killed", send(signal.SIGKILL, WORKER, everywhere=True)),
     "replica": ("replica killed", send(signal.SIGKILL, REPLICA)),
     "router": ("router killed", send(signal.SIGKILL, ROUTER, everywhere=True)),
-    "proxy": ("proxy killed", send(signal.SIGKILL, PROXY, everywhere=True)),
+    "proxy": ("proxy killed", lambda stage: send(signal.SIGKILL, stage.proxies[0], everywhere=True)(stage)),
+    "haproxy": ("HAProxy killed", send(signal.SIGKILL, HAPROXY, everywhere=True)),
     "controller": ("controller killed", send(signal.SIGKILL, CONTROLLER, everywhere=True)),
     "hung-engine": ("EngineCore stopped (hangs)", send(signal.SIGSTOP, ENGINE)),
     "hung-replica": ("replica stopped (hangs)", send(signal.SIGSTOP, REPLICA)),
@@ -234,13 +238,15 @@ def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retr
     )
 
 
-def stage_of(cluster: Cluster, clients: int, workers: int = 0) -> tuple[Stage, Load]:
+def stage_of(
+    cluster: Cluster, clients: int, workers: int = 0, proxies: tuple[str, ...] = (PROXY,)
+) -> tuple[Stage, Load]:
     """Serve on a new cluster, with the right answers learnt. workers: of each engine, on nodes of their own."""
     for _ in range(REPLICAS * max(1, workers) + 1):
         cluster.add(gpus=1) if workers else cluster.add(engine=1)
     config = chaos_config()
     server = cluster.serve(across_nodes(config) if workers else config)
-    stage = Stage(cluster, server, workers)
+    stage = Stage(cluster, server, workers, proxies)
     server.wait_until_ready()
     deadline = time.monotonic() + RECOVERY_LIMIT_S
     while not stage.whole() and time.monotonic() < deadline:
@@ -252,7 +258,10 @@ def stage_of(cluster: Cluster, clients: int, workers: int = 0) -> tuple[Stage, L
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[name for name in FAULTS if name != "worker"])
+    parser.add_argument(
+        "--faults", nargs="+", choices=FAULTS, default=[n for n in FAULTS if n not in ("worker", "haproxy")]
+    )
+    parser.add_argument("--haproxy", action="store_true", help="in front; `proxy` is then what watches over it")
     parser.add_argument("--across-nodes", action="store_true", help="engines of two workers, of which `worker` is one")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--json", type=Path)
@@ -260,8 +269,11 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     env = {"PYTHONPATH": str(RAY_CPU)} if args.across_nodes else {}
+    if args.haproxy:
+        env |= haproxy_env()
+    proxies = (MANAGER, HAPROXY) if args.haproxy else (PROXY,)
     with Cluster(linked="link" in args.faults, folder=args.folder, env=env) as cluster:
-        stage, load = stage_of(cluster, args.clients, workers=2 if args.across_nodes else 0)
+        stage, load = stage_of(cluster, args.clients, 2 if args.across_nodes else 0, proxies)
         try:
             print(HEADER, flush=True)
             for name in args.faults:

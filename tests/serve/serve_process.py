@@ -123,5 +123,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def haproxy_env() -> dict[str, str]:
+    """Serve behind HAProxy, whose own ports are the same everywhere unless told otherwise: two on a machine collide."""
+    ports = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
+    return {"RAY_SERVE_ENABLE_HA_PROXY": "1", **{name: str(free_port()) for name in ports}}
+
+
 def shipped_config(name: str = "cfg") -> dict[str, Any]:
     return yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())

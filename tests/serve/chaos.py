@@ -144,6 +144,7 @@ def fill_disk(stage: Stage) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "engine": ("EngineCore killed", send(signal.SIGKILL, ENGINE)),
     "worker": ("tensor-parallel worker killed", send(signal.SIGKILL, WORKER, everywhere=True)),
+    "hung-worker": ("tensor-parallel worker stopped (hangs)", send(signal.SIGSTOP, WORKER, everywhere=True)),
     "replica": ("replica killed", send(signal.SIGKILL, REPLICA)),
     "router": ("router killed", send(signal.SIGKILL, ROUTER, everywhere=True)),
     "proxy": ("proxy killed", lambda stage: send(signal.SIGKILL, stage.proxies[0], everywhere=True)(stage)),
@@ -155,6 +156,10 @@ FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "link": ("link to a node cut", cut_link),
     "disk": ("disk of the logs full", fill_disk),
 }
+
+
+SPECIAL = ("worker", "hung-worker", "haproxy")
+"""Faults of what is only there with one of the options."""
 
 
 @dataclass
@@ -258,9 +263,7 @@ def stage_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--faults", nargs="+", choices=FAULTS, default=[n for n in FAULTS if n not in ("worker", "haproxy")]
-    )
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[n for n in FAULTS if n not in SPECIAL])
     parser.add_argument("--haproxy", action="store_true", help="in front; `proxy` is then what watches over it")
     parser.add_argument("--across-nodes", action="store_true", help="engines of two workers, of which `worker` is one")
     parser.add_argument("--clients", type=int, default=8)

@@ -125,9 +125,7 @@ class Cluster:
             **(env or {}),
         }
         if linked:
-            subprocess.run(["ip", "link", "add", "cfgs0", "type", "dummy"], check=True)
-            subprocess.run(["ip", "addr", "add", f"{host}/24", "dev", "cfgs0"], check=True)
-            subprocess.run(["ip", "link", "set", "cfgs0", "up"], check=True)
+            subprocess.run(["ip", "addr", "replace", f"{host}/32", "dev", "lo"], check=True)
         self.address = f"{host}:{self.port}"
         self.nodes: list[Node] = []
         self.head = self.add(head=True, ingress=100)
@@ -162,5 +160,5 @@ class Cluster:
         for node in reversed(self.nodes):
             node.close()
         if self.linked:
-            subprocess.run(["ip", "link", "del", "cfgs0"], check=False)
+            subprocess.run(["ip", "addr", "del", f"{HEAD_ADDRESS.format(0)}/32", "dev", "lo"], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -12,10 +12,12 @@ from cfg_core.errors import EngineDeadError, RequestError
 from cfg_core.prefill_only.checkpoint import ModelInfo
 from deployments.calls import value_of
 from deployments.fleet import fleet
-from deployments.http_app import RETRY_DELAY_S
 from deployments.http_errors import UnknownModelError
 from deployments.pooling_fields import json_type
 from deployments.pooling_protocol import PATHS, PoolingEndpoint, can_serve, cannot_serve, paths_of
+
+RETRY_DELAY_S = 1.0
+"""Longer than a replica survives its engine (watchdog.py), so that a retry does not meet it again."""
 
 GENERATOR_PATHS = "/v1/completions or /v1/chat/completions"
 

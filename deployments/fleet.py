@@ -199,9 +199,6 @@ class FleetView:
     running: int = 0
     waiting: int = 0
     max_num_seqs: int = 0
-    waiting_tokens: float = 0.0
-    sent_blocks: int = 0
-    sent_streams: int = 0
     report_age_s: float = math.inf
 
 

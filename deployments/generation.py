@@ -19,7 +19,7 @@ from deployments.calls import Answer, EventStream, events, out_of_time
 from deployments.config import AppArgs
 from deployments.demand import Demand
 from deployments.fleet import fleet
-from deployments.http_app import RETRY_DELAY_S, json_text
+from deployments.http_app import json_text
 from deployments.protocol import Endpoint, Guidance
 from deployments.terms import Terms
 
@@ -128,8 +128,7 @@ class Generator:
             except EngineDeadError:
                 if not retries_left:
                     raise
-                self.num_retried += 1
-                await asyncio.sleep(RETRY_DELAY_S)
+                self.num_retried += 1  # at once: the replica that failed gets nothing now (dispatches.py)
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _call(self, job: Job, deadline: float | None) -> tuple[Answer, str]:

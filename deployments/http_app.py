@@ -14,9 +14,6 @@ from deployments.http_guard import install
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
 """Headers that vLLM's serving classes read; nothing else of the client's leaves the ingress."""
 
-RETRY_DELAY_S = 1.0
-"""Longer than a replica survives its engine (replica.py, embedder.py), so that a retry does not meet it again."""
-
 app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
 install(app)
 

@@ -14,7 +14,7 @@ from deployments.fleet import REPORTED_AT
 logger = logging.getLogger("ray.serve")
 
 _WATCH_INTERVAL_S = 0.2
-_FAREWELL_S = 0.5  # with the line above, less than RETRY_DELAY_S of the router
+_FAREWELL_S = 0.5  # with the line above, less than RETRY_DELAY_S (encoders.py)
 
 PULSE_S = 0.5
 

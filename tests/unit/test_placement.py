@@ -446,8 +446,6 @@ def test_the_fleet_is_the_sum_of_its_replicas():
         running=3,
         waiting=1,
         max_num_seqs=256,
-        sent_streams=2,
-        sent_blocks=7,
     )
 
 

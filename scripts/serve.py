@@ -85,7 +85,13 @@ def environment(folder: Path) -> dict[str, str]:
     env.pop("RAY_ADDRESS", None)  # a cluster of this name would be used instead of ours
     env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # on any system: this node's address is the loopback one
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}.items():
+    defaults = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead proxy is replaced after three of these
+    }
+    for name, value in defaults.items():
         env.setdefault(name, value)
     return env
 

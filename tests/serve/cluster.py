@@ -120,6 +120,7 @@ class Cluster:
         self.env = {
             **os.environ,
             "RAY_AUTH_MODE": "disabled",
+            "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # as scripts/serve.py and deploy/ have it
             "HF_HUB_OFFLINE": "1",
             "RAY_TMPDIR": str(self.folder),
             **(env or {}),

@@ -110,10 +110,12 @@ class Load:
                     outcome.kind = "error event"
                 elif line == "data: [DONE]":
                     done = True
-                elif line.startswith("data: ") and outcome.kind != "error event":
+                elif line.startswith("data: ") and outcome.kind == "error event":
+                    outcome.detail = json.loads(line[6:])["error"]["message"]
+                elif line.startswith("data: "):
                     text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
         if outcome.kind == "error event":
-            outcome.detail = f"with [DONE]: {done}"
+            outcome.kind = "lost" if done else outcome.kind
         elif done:
             self._judge(outcome, text)
 

@@ -31,7 +31,7 @@ from serve_process import REPOSITORY, ServeProcess, free_port
 
 FEW, MANY = 2, 12
 STREAMS_PER_REPLICA = 6
-STEP_LIMIT_S = 300
+STEP_LIMIT_S = 600
 HOLD_S = 10.0
 """How long clients go on after each step."""
 
@@ -40,13 +40,15 @@ def scaling_config() -> dict[str, Any]:
     """configs/cfg.yaml as a generator that scales by streams, in seconds rather than minutes."""
     config = chaos_config()
     router, replica = config["applications"][0]["deployments"]
+    del config["applications"][0]["args"]["silence_timeout_s"]  # nothing dies here, but starting engines take the CPUs
     router["num_replicas"] = 1
+    router["graceful_shutdown_timeout_s"] = 120
     del replica["num_replicas"]
     replica["autoscaling_config"] = {
         "min_replicas": 1,
         "max_replicas": 3,
         "upscale_delay_s": 2,
-        "downscale_delay_s": 10,
+        "downscale_delay_s": 30,
         "metrics_interval_s": 1,
         "look_back_period_s": 3,
         "policy": {

@@ -90,6 +90,7 @@ def environment(folder: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead proxy is replaced after three of these
+        "RAY_SERVE_LOG_TO_STDERR": "1",  # what FAILED is looked for in; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
     }
     for name, value in defaults.items():
         env.setdefault(name, value)

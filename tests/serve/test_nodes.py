@@ -1,0 +1,128 @@
+"""Two generators on nodes of their own, and an encoder that sleeps: what clients see of an engine and a node that die.
+
+chaos.py has every other fault.
+"""
+
+import asyncio
+import re
+import time
+from itertools import pairwise
+
+import httpx
+import pytest
+from cluster import Cluster
+from load import Load
+from serve_process import shipped_config
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 240
+SILENCE_S = 5.0  # the default of silence_timeout_s
+ENCODER, ENGINE = "ServeReplica:cfg:Embedder", "EngineCore"
+EMBEDDING = {"model": "all-MiniLM-L6-v2", "input": "The cat sat on the mat."}
+
+
+def config():
+    config = shipped_config()
+    application = config["applications"][0]
+    application["args"]["encoders"][0]["scales_to_zero"] = True
+    router, replica, embedder = application["deployments"]
+    router["ray_actor_options"]["resources"] = embedder["ray_actor_options"]["resources"] = {"ingress": 1}
+    replica["num_replicas"] = 2
+    replica["ray_actor_options"]["resources"] = {"engine": 1}
+    del embedder["num_replicas"]
+    embedder["autoscaling_config"] = {
+        "min_replicas": 0,
+        "max_replicas": 1,
+        "downscale_to_zero_delay_s": 2,
+        "metrics_interval_s": 1,
+        "look_back_period_s": 2,
+    }
+    return config
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A head with the ingress, and two nodes with an engine each."""
+    with Cluster() as cluster:
+        for _ in range(2):
+            cluster.add(engine=1)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def server(nodes):
+    process = nodes.serve(config())
+    try:
+        process.wait_until_ready()
+        wait_for(lambda: replicas(process) == 2)
+        yield process
+    finally:
+        process.stop()
+
+
+def replicas(server):
+    told = httpx.get(f"{server.url}/metrics", timeout=30).text
+    return float(re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)[1])
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_an_encoder_sleeps_until_it_is_called(server, nodes):
+    """/ready is 200 without waking it; its first caller waits for it; then it sleeps again."""
+    assert not nodes.find(ENCODER)
+    assert httpx.get(f"{server.url}/ready", timeout=30).status_code == 200
+    assert not nodes.find(ENCODER)
+    answer = httpx.post(f"{server.url}/v1/embeddings", json=EMBEDDING, timeout=LIMIT_S)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"][0]["embedding"]) == 384
+    wait_for(lambda: not nodes.find(ENCODER))
+
+
+def struck(server, strike):
+    """(when, outcomes): of the requests of six clients before and after `strike()`."""
+    load = Load(server.url, clients=6)
+
+    async def run():
+        await load.learn()
+        stop = asyncio.Event()
+        clients = asyncio.ensure_future(load.run(stop))
+        await asyncio.sleep(4)
+        at = time.monotonic()
+        strike()
+        await asyncio.sleep(12)
+        stop.set()
+        await clients
+        return at
+
+    return asyncio.run(run()), load.outcomes
+
+
+def check(at, outcomes, told_within_s):
+    """Nothing is lost or wrong; only streams that had begun are told, soon; the rest ends well elsewhere."""
+    assert all(outcome.kind == "right" for outcome in outcomes if outcome.ended < at)
+    after = sorted((outcome for outcome in outcomes if outcome.ended >= at), key=lambda outcome: outcome.ended)
+    told = [outcome for outcome in after if outcome.kind != "right"]
+    assert len(told) <= 6
+    for outcome in told:
+        assert outcome.kind == "error event", outcome
+        assert outcome.stream
+        assert outcome.started < at
+        assert outcome.ended - at < told_within_s
+    assert len(after) - len(told) > 6
+    assert max(b.ended - a.ended for a, b in pairwise(after)) < 10, "the other engine did not go on"
+
+
+def test_an_engine_dies_and_its_requests_go_to_the_other(server, nodes):
+    check(*struck(server, nodes.find(ENGINE)[0].kill), told_within_s=3)
+    wait_for(lambda: len(nodes.find(ENGINE)) == replicas(server) == 2)
+
+
+def test_a_node_dies_and_its_requests_go_to_the_other(server, nodes):
+    """Nobody says so: its requests are missed by their heartbeats."""
+    check(*struck(server, nodes.nodes[1].kill), told_within_s=SILENCE_S + 3)

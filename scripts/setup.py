@@ -110,8 +110,9 @@ def choose_python() -> tuple[str, str]:
 
 def ask_version(python: str) -> tuple[tuple[int, ...], str] | None:
     """The version of an interpreter, and its path; for that of a virtual environment, which may be the very one that is
-    about to be remade, the path of the one that it was made from."""
-    code = "import sys; print(*sys.version_info[:3]); print(getattr(sys, '_base_executable', '') or sys.executable)"
+    about to be remade, the path of the one that it was made from. Links are resolved, so that it has one name."""
+    code = "import os, sys; print(*sys.version_info[:3])\n"
+    code += "print(os.path.realpath(getattr(sys, '_base_executable', '') or sys.executable))"
     try:
         out = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30).stdout
         version, base = out.decode().splitlines()

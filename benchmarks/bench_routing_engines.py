@@ -136,16 +136,11 @@ def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
             deadline = time.monotonic() + 600
             while len(cluster.find("EngineCore")) < args.replicas and time.monotonic() < deadline:
                 time.sleep(1)
-            while f"}} {args.replicas}.0\n" not in replicas_line(server.url) and time.monotonic() < deadline:
+            while server.replicas() < args.replicas and time.monotonic() < deadline:
                 time.sleep(1)
             yield server.url, port, policy_file
         finally:
             server.stop()
-
-
-def replicas_line(url: str) -> str:
-    found = re.search(r"^cfg_serve_replicas.*\n", httpx.get(f"{url}/metrics", timeout=30).text, re.MULTILINE)
-    return found[0] if found else ""
 
 
 def main() -> None:
@@ -159,10 +154,8 @@ def main() -> None:
     print(json.dumps(card()))
     rows = []
     with application(args) as (url, metrics_port, policy_file):
-        print(
-            "| policy | prefix hits | max/mean requests | first chunk, p50 s | requests/s |\n|---|---|---|---|---|",
-            flush=True,
-        )
+        print("| policy | prefix hits | max/mean requests | first chunk, p50 s | requests/s |")
+        print("|---" * 5 + "|", flush=True)
         before = counts(metrics_port)
         for policy in POLICIES:
             policy_file.write_text(policy)

@@ -95,7 +95,7 @@ class AdmissionArgs(YamlArgs):
         description="Tokens that may wait, prompts and outputs of all streams, estimated; beyond, clients get 429.",
     )
     default_timeout_s: float | None = Field(
-        default=None, gt=0, description="The `timeout` of requests that bring none. Default: no limit."
+        default=None, gt=0, description="The `timeout` of requests that bring none, to encoders too. Default: no limit."
     )
 
 

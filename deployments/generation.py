@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from cfg_core.errors import EngineDeadError
 from deployments import dispatches
 from deployments.admission import AdmissionQueue, Share
-from deployments.calls import Answer, EventStream, events, out_of_time
+from deployments.calls import Answer, EventStream, events, in_time
 from deployments.config import AppArgs
 from deployments.demand import Demand
 from deployments.fleet import fleet
@@ -92,7 +92,7 @@ class Generator:
         deadline = None
         if job.terms.timeout_s is not None:
             deadline = asyncio.get_running_loop().time() + job.terms.timeout_s
-        leave = await self._enter(job, deadline)
+        leave = await self._enter(job)
         try:
             answer, first = await self._open(job, deadline)
         except BaseException:
@@ -103,15 +103,12 @@ class Generator:
         leave()
         return json_text(first)
 
-    async def _enter(self, job: Job, deadline: float | None) -> Callable[[], None]:
+    async def _enter(self, job: Job) -> Callable[[], None]:
         """Wait for a place; returns what gives it back."""
         if self._admitting is None:
             self._admitting = asyncio.ensure_future(self._admit_as_capacity_grows())
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self.queue.enter(job.share, job.demand, job.terms.priority)
-        except TimeoutError:
-            raise out_of_time() from None
+        async with in_time(job.terms.timeout_s):
+            await self.queue.enter(job.share, job.demand, job.terms.priority)
         return lambda: self.queue.leave(job.share, job.demand)
 
     async def _admit_as_capacity_grows(self) -> None:

@@ -14,7 +14,9 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 PRIVATE_NAMES = (
     "vllm.distributed.device_communicators.shm_broadcast:MessageQueue.dequeue",
-    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue.shutdown",
+    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue.shutting_down",
+    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue._is_local_reader",
+    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue._is_remote_reader",
 )
 
 LOOK_EVERY_S = 0.25

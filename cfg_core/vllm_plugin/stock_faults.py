@@ -1,6 +1,7 @@
 """Faults of vLLM 0.32 that our users would meet, mended. Each with what it does, and the test that shows it.
 
-Two more are mended where they happen, in sampler.py: seeds beside chunked prompts, and steps without drafts.
+Three more are mended where they happen: in sampler.py seeds beside chunked prompts, and steps without drafts; in
+remote_queues.py waiting for a lost worker.
 """
 
 from __future__ import annotations

@@ -91,10 +91,8 @@ class Stage:
         if any(len(self.cluster.find(name)) < wanted for name, wanted in expected.items()):
             return False
         with suppress(httpx.HTTPError):
-            told = httpx.get(f"{self.server.url}/metrics", timeout=5).text
-            replicas = re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)
             ready = httpx.get(f"{self.server.url}/ready", timeout=10).status_code == 200
-            return ready and replicas is not None and float(replicas[1]) >= REPLICAS
+            return ready and self.server.replicas() >= REPLICAS
         return False
 
     def retried(self) -> dict[str, float]:

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import copy
 import json
-import re
 import subprocess
 import sys
 import time
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 from chaos import ENGINE, REPLICA, Row, chaos_config, judge
 from cluster import Cluster
@@ -79,7 +77,7 @@ class Service:
 
     def whole(self, replicas: int) -> bool:
         """Whether so many replicas serve, and no other lives."""
-        return len(self.replicas()) == self.engines() == replicas == serving(self.server.url)
+        return len(self.replicas()) == self.engines() == replicas == self.server.replicas()
 
     def deploy(self, config: dict[str, Any]) -> None:
         """As an operator would."""
@@ -105,12 +103,6 @@ class Service:
         stop.set()
         await asking
         return judge(name, self.load.outcomes, at, taken, 0)
-
-
-def serving(url: str) -> int:
-    """Replicas, as the ingress sees them."""
-    found = re.search(r"^cfg_serve_replicas{.*} (\S+)$", httpx.get(f"{url}/metrics", timeout=30).text, re.MULTILINE)
-    return int(float(found[1])) if found else 0
 
 
 HEADER = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -78,6 +79,12 @@ class ServeProcess:
                 break
             time.sleep(0.5)
         raise AssertionError(f"serve run did not get ready:\n{self.tail(200)}")
+
+    def replicas(self) -> int:
+        """Those of the generator, as the ingress that answers sees them."""
+        told = httpx.get(f"{self.url}/metrics", timeout=30).text
+        found = re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)
+        return int(float(found[1])) if found else 0
 
     def tail(self, num_lines: int = 50) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])

@@ -4,7 +4,6 @@ chaos.py has every other fault.
 """
 
 import asyncio
-import re
 import time
 from itertools import pairwise
 
@@ -55,15 +54,10 @@ def server(nodes):
     process = nodes.serve(config())
     try:
         process.wait_until_ready()
-        wait_for(lambda: replicas(process) == 2)
+        wait_for(lambda: process.replicas() == 2)
         yield process
     finally:
         process.stop()
-
-
-def replicas(server):
-    told = httpx.get(f"{server.url}/metrics", timeout=30).text
-    return float(re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)[1])
 
 
 def wait_for(condition):
@@ -120,7 +114,7 @@ def check(at, outcomes, told_within_s):
 
 def test_an_engine_dies_and_its_requests_go_to_the_other(server, nodes):
     check(*struck(server, nodes.find(ENGINE)[0].kill), told_within_s=3)
-    wait_for(lambda: len(nodes.find(ENGINE)) == replicas(server) == 2)
+    wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
 
 
 def test_a_node_dies_and_its_requests_go_to_the_other(server, nodes):

@@ -1,14 +1,15 @@
 """What the way from a client to the engine costs: this application beside `vllm serve`, on the same engine.
 
-    python benchmarks/bench_http.py [--requests 200] [--modes proxy haproxy tuned]
+    python benchmarks/bench_http.py [--requests 240] [--modes stock proxy haproxy]
 
-Starts `vllm serve` with the plugin, and the Serve application, by Serve's own proxy (`proxy`), with HAProxy in front
-(`haproxy`, `RAY_SERVE_ENABLE_HA_PROXY=1`), and so with gRPC between the replicas and fewer event loops (`tuned`,
-`RAY_SERVE_THROUGHPUT_OPTIMIZED=1` as well). The same requests go to all of them in turns, 1, 8 and 32 at a time:
-plain, 8 tokens, streamed or (`--whole`) not. `added` is the median of the time to the last byte less the engine's own
-mean, which `vllm serve` reports of its engine (`e2e_request_latency`) for the same requests.
+Starts `vllm serve` with the plugin, and the Serve application: with Serve's own settings (`stock`), with those of
+configs/serve.env (`proxy`), and with these and HAProxy in place of Serve's own proxy (`haproxy`). The same requests go
+to all of them in turns, 1, 8 and 32 at a time: plain, 8 tokens, streamed or (`--whole`) not. `added` is the median of
+the time to the last byte less the engine's own, which is the median of `vllm serve` less what its way costs: its mean
+less its engine's (`e2e_request_latency`).
 
-All share the cores of one machine with the client, so with many clients the rows show throughput, not latency.
+All share the cores of one machine with the client, so with many clients the rows show throughput, not latency. Servers
+are stopped (SIGSTOP) while it is not their turn: an idle Ray takes a part of a core.
 Prints a card, a table, and one line of JSON.
 """
 
@@ -25,12 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -42,11 +45,29 @@ from serve_process import ServeProcess, free_port, haproxy_env, shipped_config  
 CLIENTS = (1, 8, 32)
 TOKENS = 8
 START_LIMIT_S = 300
+SETTLE_S = 1.0
+
+
+@dataclass
+class Server:
+    url: str
+    processes: Callable[[], list[psutil.Process]]
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, sig: signal.Signals) -> None:
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(sig)
 
 
 @contextmanager
-def vllm_serve() -> Iterator[str]:
-    """`vllm serve` on the embedded model with the options of configs/cfg.yaml; its URL."""
+def vllm_serve() -> Iterator[Server]:
+    """`vllm serve` on the embedded model with the options of configs/cfg.yaml."""
     application = shipped_config()["applications"][0]
     options = {k: v for k, v in application["args"]["engine"].items() if k != "distributed_executor_backend"}
     flags = subprocess.run([sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True)
@@ -70,8 +91,10 @@ def vllm_serve() -> Iterator[str]:
         try:
             url = f"http://127.0.0.1:{port}"
             wait_for(f"{url}/health", process)
-            yield url
+            tree = psutil.Process(process.pid)
+            yield (server := Server(url, lambda: [tree, *tree.children(recursive=True)]))
         finally:
+            server.go_on()
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(timeout=30)
@@ -91,30 +114,25 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{url} did not come up")
 
 
-MODES = ("proxy", "haproxy", "tuned")
-TUNED = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_LOG_TO_STDERR": "1",  # ServeProcess reads it
-}
-
-
-def environment(mode: str) -> dict[str, str]:
-    return {} if mode == "proxy" else haproxy_env() | (TUNED if mode == "tuned" else {})
+VLLM = "vllm serve"
+MODES = ("stock", "proxy", "haproxy")
 
 
 @contextmanager
-def application(mode: str) -> Iterator[str]:
-    """configs/cfg.yaml without encoders; its URL."""
+def application(mode: str) -> Iterator[Server]:
+    """configs/cfg.yaml without encoders."""
     config = shipped_config()
     app = config["applications"][0]
     del app["args"]["encoders"]
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    server = ServeProcess(config, environment(mode))
+    process = ServeProcess(config, haproxy_env() if mode == "haproxy" else {}, stock=mode == "stock")
+    server = Server(process.url, process.processes)
     try:
-        server.wait_until_ready()
-        yield server.url
+        process.wait_until_ready()
+        yield server
     finally:
-        server.stop()
+        server.go_on()
+        process.stop()
 
 
 async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> list[float]:
@@ -139,7 +157,7 @@ async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> 
 
 
 def engine_seconds(url: str) -> tuple[float, float]:
-    """(seconds, requests) so far in the engine of `vllm serve`."""
+    """(seconds, requests) so far in the engine, from vLLM's own metrics."""
     text = httpx.get(f"{url}/metrics", timeout=30).text
     name = "vllm:e2e_request_latency_seconds"
     total, count = (
@@ -149,19 +167,32 @@ def engine_seconds(url: str) -> tuple[float, float]:
     return total, count
 
 
-def measure(urls: dict[str, str], clients: int, num_requests: int, turns: int, stream: bool) -> dict[str, Any]:
-    """Median and 95th percentile of each server, in ms, and the engine's own mean."""
-    taken: dict[str, list[float]] = {name: [] for name in urls}
-    before = engine_seconds(urls["vllm serve"])
+def measure(servers: dict[str, Server], clients: int, num_requests: int, turns: int, stream: bool) -> dict[str, Any]:
+    """Median and 95th percentile of each server and the engine's median, in ms. All are paused before and after."""
+    taken: dict[str, list[float]] = {name: [] for name in servers}
+    engine = [0.0, 0.0]
     for _ in range(turns):
-        for name, url in urls.items():
-            taken[name] += asyncio.run(latencies(url, clients, num_requests // turns, stream))
-    seconds, count = (after - b for after, b in zip(engine_seconds(urls["vllm serve"]), before, strict=True))
-    row: dict[str, Any] = {"clients": clients, "engine_mean_ms": 1000 * seconds / count}
+        for name, server in servers.items():
+            with on_turn(server):
+                asyncio.run(latencies(server.url, clients, clients + 4, stream))  # not counted: caught up after a pause
+                before = engine_seconds(server.url) if name == VLLM else (0.0, 0.0)
+                taken[name] += asyncio.run(latencies(server.url, clients, num_requests // turns, stream))
+                after = engine_seconds(server.url) if name == VLLM else (0.0, 0.0)
+            engine = [e + a - b for e, a, b in zip(engine, after, before, strict=True)]
+    way = statistics.mean(taken[VLLM]) - engine[0] / engine[1]
+    row: dict[str, Any] = {"clients": clients, "engine_ms": 1000 * (statistics.median(taken[VLLM]) - way)}
     for name, values in taken.items():
         ordered = sorted(values)
         row[name] = {"p50_ms": 1000 * statistics.median(ordered), "p95_ms": 1000 * ordered[int(0.95 * len(ordered))]}
     return row
+
+
+@contextmanager
+def on_turn(server: Server) -> Iterator[None]:
+    server.go_on()
+    time.sleep(SETTLE_S)
+    yield
+    server.pause()
 
 
 def main() -> None:
@@ -174,21 +205,21 @@ def main() -> None:
     args = parser.parse_args()
     print(json.dumps(card()))
     with ExitStack() as stack:
-        urls = {"vllm serve": stack.enter_context(vllm_serve())}
-        for mode in args.modes:
-            urls[mode] = stack.enter_context(application(mode))
-        for url in urls.values():
-            asyncio.run(latencies(url, 8, 40, stream=True))  # warms up
+        servers: dict[str, Server] = {}
+        for name in (VLLM, *args.modes):
+            servers[name] = stack.enter_context(vllm_serve() if name == VLLM else application(name))
+            asyncio.run(latencies(servers[name].url, 8, 40, stream=True))  # warms up
+            servers[name].pause()
         rows = []
-        print("| clients | engine, mean | " + " | ".join(f"{name}: p50, p95 (added)" for name in urls) + " |")
-        print("|---" * (2 + len(urls)) + "|")
+        print("| clients | engine | " + " | ".join(f"{name}: p50, p95 (added)" for name in servers) + " |")
+        print("|---" * (2 + len(servers)) + "|")
         for clients in args.clients:
-            rows.append(row := measure(urls, clients, args.requests, args.turns, not args.whole))
+            rows.append(row := measure(servers, clients, args.requests, args.turns, not args.whole))
             cells = [
-                f"{row[n]['p50_ms']:.1f}, {row[n]['p95_ms']:.1f} ({row[n]['p50_ms'] - row['engine_mean_ms']:+.1f})"
-                for n in urls
+                f"{row[n]['p50_ms']:.1f}, {row[n]['p95_ms']:.1f} ({row[n]['p50_ms'] - row['engine_ms']:+.1f})"
+                for n in servers
             ]
-            print(f"| {clients} | {row['engine_mean_ms']:.1f} | " + " | ".join(cells) + " |", flush=True)
+            print(f"| {clients} | {row['engine_ms']:.1f} | " + " | ".join(cells) + " |", flush=True)
     print(json.dumps({"benchmark": "http", **vars(args), "rows": rows}))
 
 

@@ -2,6 +2,9 @@
 
 # No `from __future__ import annotations` here: Serve reads the annotation of `build`.
 
+import logging
+import os
+
 from ray.serve import Application
 
 from deployments.config import AppArgs
@@ -9,11 +12,18 @@ from deployments.embedder import Embedder
 from deployments.replica import ModelReplica
 from deployments.router import CfgRouter
 
+logger = logging.getLogger("ray.serve")
+
 
 def build(args: AppArgs) -> Application:
     """CfgRouter in front of ModelReplica and of an Embedder for each encoder. A mistake in `args` is raised here,
     before anything starts."""
     args = args.resolved()
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        logger.warning(
+            "Ray's token authentication is off: whoever reaches a port of a replica can run code there. "
+            "Set RAY_AUTH_MODE=token, see deploy/README.md."
+        )
     generator = ModelReplica.bind(args) if args.model else None
     encoders = {e.model_name: Embedder.options(name=e.deployment).bind(e) for e in args.encoders}
     return CfgRouter.bind(generator, encoders, args)

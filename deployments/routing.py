@@ -4,8 +4,8 @@ Serve's own choice is the shorter of two queues, in requests; but requests diffe
 is cached of them where. Public API of Ray Serve 2.60 (`ray.serve.request_router`, alpha), but for PRIVATE.
 
 A router lives where a handle is used, so in the ingress; Serve makes one for each handle, and calls all of its methods
-from one event loop, which has a thread of its own. Serve also pickles the class by value, and with it every object of
-this module that it uses: there must be no state here outside the instances.
+from one event loop, which may have a thread of its own. Serve also pickles the class by value, and with it every
+object of this module that it uses: there must be no state here outside the instances.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from string import Template
 from typing import Any
 
 import yaml
+from serve_env import serve_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "deploy" / "kuberay" / "rayservice.template.yaml"
@@ -50,6 +51,7 @@ def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
     values = {
         "config": path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path.name,
         "image": image,
+        "serve_env": serve_env(),
         "serve_config": textwrap.indent(text.rstrip(), "    "),
         "ray_version": pinned_ray(),
         "port": config["http_options"]["port"],
@@ -62,6 +64,12 @@ def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
         "grace_s": drain_s + RAY_MARGIN_S,
     }
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+
+
+def serve_env() -> str:
+    """configs/serve.env as entries of a container's `env`."""
+    entries = (f'- {{name: {name}, value: "{value}"}}' for name, value in serve_settings().items())
+    return textwrap.indent("\n".join(entries), " " * 12)
 
 
 def check_http(config: Mapping[str, Any]) -> None:

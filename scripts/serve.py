@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any
 
 import yaml
+from serve_env import serve_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -85,11 +86,10 @@ def environment(folder: Path) -> dict[str, str]:
     env.pop("RAY_ADDRESS", None)  # a cluster of this name would be used instead of ours
     env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # on any system: this node's address is the loopback one
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
-    defaults = {
+    defaults = serve_settings() | {
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONUNBUFFERED": "1",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead proxy is replaced after three of these
         "RAY_SERVE_LOG_TO_STDERR": "1",  # what FAILED is looked for in; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
     }
     for name, value in defaults.items():

@@ -2,6 +2,10 @@
 
 import dataclasses
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +23,26 @@ def test_private_names_exist(path, name):
     owner = getattr(importlib.import_module(module), cls)
     fields = owner.model_fields if hasattr(owner, "model_fields") else getattr(owner, "__dataclass_fields__", {})
     assert hasattr(owner, name) or name in fields
+
+
+def test_serve_reads_its_settings():
+    """configs/serve.env: each variable is one of Serve's, and changes it."""
+    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+    from serve_env import serve_settings
+
+    settings = serve_settings()
+    assert all(name.startswith("RAY_SERVE_") for name in settings)
+    names = [*settings, *(name.removeprefix("RAY_SERVE_") for name in settings)]
+    show = (
+        f"from ray.serve._private import constants as c; print(*(float(vars(c)[n]) for n in {names} if n in vars(c)))"
+    )
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_SERVE_")}
+    ours, stock = (
+        subprocess.run([sys.executable, "-c", show], env=env, capture_output=True, text=True, check=True).stdout.split()
+        for env in (others | settings, others)
+    )
+    assert [float(value) for value in ours] == [float(value) for value in settings.values()]
+    assert all(a != b for a, b in zip(ours, stock, strict=True))
 
 
 def test_the_engine_answers_for_its_scheduler():

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from serve_process import MARK, ServeProcess, free_port, marked
+from serve_process import MARK, ServeProcess, free_port, marked, serve_settings, token
 
 START_LIMIT_S = 120
 
@@ -119,15 +119,15 @@ class Cluster:
         host = HEAD_ADDRESS.format(0) if linked else "127.0.0.1"
         self.env = {
             **os.environ,
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # as scripts/serve.py and deploy/ have it
+            **serve_settings(),
+            **(login := token()),
             "HF_HUB_OFFLINE": "1",
             "RAY_TMPDIR": str(self.folder),
             **(env or {}),
         }
         if linked:
             subprocess.run(["ip", "addr", "replace", f"{host}/32", "dev", "lo"], check=True)
-        self.address = f"{host}:{self.port}"
+        self.address, self._login = f"{host}:{self.port}", login
         self.nodes: list[Node] = []
         self.head = self.add(head=True, ingress=100)
 
@@ -139,7 +139,7 @@ class Cluster:
 
     def serve(self, config: dict[str, Any], **env: str) -> ServeProcess:
         """`serve run` on this cluster. What it causes elsewhere belongs to the nodes."""
-        extra = {"RAY_ADDRESS": self.address, "RAY_TMPDIR": str(self.folder), **env}
+        extra = {"RAY_ADDRESS": self.address, "RAY_TMPDIR": str(self.folder), **self._login, **env}
         return ServeProcess(config, extra, address=self.address)
 
     def processes(self) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -21,6 +22,10 @@ import psutil
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+sys.path.append(str(REPOSITORY / "scripts"))
+
+from serve_env import serve_settings  # noqa: E402
+
 START_LIMIT_S = 300
 MARK = "CFG_SERVE_TEST"
 _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
@@ -28,7 +33,7 @@ _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
 
 class ServeProcess:
     """One `serve run CONFIG` on free ports, with a Ray of its own, or on the one at `address`. `stop()` ends every
-    process it caused.
+    process it caused. stock: with Serve's own settings and without a token, as `serve run` by itself.
 
     The processes carry a mark in their environment, so that those which Ray detaches are found too.
     """
@@ -38,6 +43,7 @@ class ServeProcess:
         config: dict[str, Any],
         extra_env: dict[str, str] | None = None,
         address: str = "local",
+        stock: bool = False,
     ) -> None:
         self._mark = uuid.uuid4().hex
         self._dir = Path(tempfile.mkdtemp(prefix="cs", dir="/tmp"))  # short: Ray puts socket paths in it
@@ -51,8 +57,8 @@ class ServeProcess:
             MARK: self._mark,
             "RAY_TMPDIR": str(self._dir),
             "TMPDIR": str(self._dir),
-            "RAY_AUTH_MODE": "disabled",
             "HF_HUB_OFFLINE": "1",
+            **({"RAY_AUTH_MODE": "disabled"} if stock else serve_settings() | token()),
         }
         env |= extra_env or {}
         self.started = time.monotonic()
@@ -112,6 +118,11 @@ class ServeProcess:
                 process.kill()
         self._process.wait(timeout=10)
         shutil.rmtree(self._dir, ignore_errors=True)
+
+
+def token() -> dict[str, str]:
+    """Ray's own authentication, as `make serve` has it."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -12,7 +12,7 @@ LIMIT_S = 60
 
 @pytest.fixture(scope="module")
 def server():
-    process = ServeProcess(shipped_config("cfg-speculative"))
+    process = ServeProcess(shipped_config("cfg-speculative"), stock=True)
     try:
         process.wait_until_ready()
         yield process

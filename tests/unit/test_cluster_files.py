@@ -151,6 +151,7 @@ def test_the_head_says_how_nodes_start(on_cluster):
         "RAY_AUTH_MODE=token",
         "umask 077; ray get-auth-token",
         "ray start --head",
+        "set -a; . configs/serve.env; set +a",
         "--dashboard-host",
         "TLS",
     ):

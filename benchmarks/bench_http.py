@@ -4,9 +4,9 @@
 
 Starts `vllm serve` with the plugin, and the Serve application: with Serve's own settings (`stock`), with those of
 configs/serve.env (`proxy`), and with these and HAProxy in place of Serve's own proxy (`haproxy`). The same requests go
-to all of them in turns, 1, 8 and 32 at a time: plain, 8 tokens, streamed or (`--whole`) not. `added` is the median of
-the time to the last byte less the engine's own, which is the median of `vllm serve` less what its way costs: its mean
-less its engine's (`e2e_request_latency`).
+to all of them in turns, 1, 8 and 32 at a time: plain, 8 tokens, streamed or (`--whole`) not. `added` is what a request
+takes, to the last byte, beyond its engine's own time, from when the engine queues it to its last token; vLLM tells it
+with each answer (`enable_per_request_metrics`).
 
 All share the cores of one machine with the client, so with many clients the rows show throughput, not latency. Servers
 are stopped (SIGSTOP) while it is not their turn: an idle Ray takes a part of a core.
@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -42,10 +41,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
 from bench_embeddings import card  # noqa: E402
 from serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
 
+VLLM = "vllm serve"
+MODES = ("stock", "proxy", "haproxy")
 CLIENTS = (1, 8, 32)
 TOKENS = 8
 START_LIMIT_S = 300
 SETTLE_S = 1.0
+CELL = "{p50_ms:.0f}, {p95_ms:.0f} ({engine_p50_ms:.0f}, {added_p50_ms:.1f})"
 
 
 @dataclass
@@ -71,28 +73,22 @@ def vllm_serve() -> Iterator[Server]:
     application = shipped_config()["applications"][0]
     options = {k: v for k, v in application["args"]["engine"].items() if k != "distributed_executor_backend"}
     flags = subprocess.run([sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True)
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(ROOT / "models" / "stories")]
-    command += flags.stdout.split()
+    command += [*flags.stdout.split(), "--served-model-name", "stories", "--enable-per-request-metrics"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         command += [flag] if value is True else [flag, str(value)]
-    port = free_port()
     (replica,) = (d for d in application["deployments"] if d["name"] == "ModelReplica")
     env = {**os.environ, **replica["ray_actor_options"]["runtime_env"]["env_vars"]}
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [*command, "--served-model-name", "stories", "--host", "127.0.0.1", "--port", str(port)],
-            env=env,
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        tree = psutil.Process(process.pid)
+        server = Server(f"http://127.0.0.1:{port}", lambda: [tree, *tree.children(recursive=True)])
         try:
-            url = f"http://127.0.0.1:{port}"
-            wait_for(f"{url}/health", process)
-            tree = psutil.Process(process.pid)
-            yield (server := Server(url, lambda: [tree, *tree.children(recursive=True)]))
+            wait_for(f"{server.url}/health", process)
+            yield server
         finally:
             server.go_on()
             process.send_signal(signal.SIGINT)
@@ -114,16 +110,13 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{url} did not come up")
 
 
-VLLM = "vllm serve"
-MODES = ("stock", "proxy", "haproxy")
-
-
 @contextmanager
 def application(mode: str) -> Iterator[Server]:
     """configs/cfg.yaml without encoders."""
     config = shipped_config()
     app = config["applications"][0]
     del app["args"]["encoders"]
+    app["args"]["frontend"] = {"enable_per_request_metrics": True}
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
     process = ServeProcess(config, haproxy_env() if mode == "haproxy" else {}, stock=mode == "stock")
     server = Server(process.url, process.processes)
@@ -135,10 +128,11 @@ def application(mode: str) -> Iterator[Server]:
         process.stop()
 
 
-async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> list[float]:
-    """Seconds from sending to the last byte, of each request."""
+async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> list[tuple[float, float]]:
+    """Of each request, in ms: from sending to the last byte, and of this in the engine."""
     numbers, found = iter(range(num_requests)), []
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    options = {"stream_options": {"include_usage": True}} if stream else {}
 
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
 
@@ -146,44 +140,46 @@ async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> 
             for number in numbers:
                 body = {"prompt": f"Story {number}.", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
                 start = time.perf_counter()
-                async with client.stream("POST", "/v1/completions", json=body) as answer:
+                async with client.stream("POST", "/v1/completions", json=body | options) as answer:
                     answer.raise_for_status()
-                    text = await answer.aread()
-                assert not stream or text.endswith(b"data: [DONE]\n\n"), text[-200:]
-                found.append(time.perf_counter() - start)
+                    text = (await answer.aread()).decode()
+                took = 1000 * (time.perf_counter() - start)
+                found.append((took, engine_ms(last_chunk(text) if stream else text)))
 
         await asyncio.gather(*(ask() for _ in range(clients)))
     return found
 
 
-def engine_seconds(url: str) -> tuple[float, float]:
-    """(seconds, requests) so far in the engine, from vLLM's own metrics."""
-    text = httpx.get(f"{url}/metrics", timeout=30).text
-    name = "vllm:e2e_request_latency_seconds"
-    total, count = (
-        sum(float(v) for v in re.findall(rf"^{name}_{part}{{.*}} (\S+)$", text, re.MULTILINE))
-        for part in ("sum", "count")
-    )
-    return total, count
+def last_chunk(events: str) -> str:
+    """The one with the usage, before [DONE]."""
+    *_, usage, done = events.strip().split("\n\n")
+    assert done == "data: [DONE]", events[-200:]
+    return usage.removeprefix("data: ")
+
+
+def engine_ms(answer: str) -> float:
+    metrics = json.loads(answer)["metrics"]
+    return metrics["queue_time_ms"] + metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
 
 
 def measure(servers: dict[str, Server], clients: int, num_requests: int, turns: int, stream: bool) -> dict[str, Any]:
-    """Median and 95th percentile of each server and the engine's median, in ms. All are paused before and after."""
-    taken: dict[str, list[float]] = {name: [] for name in servers}
-    engine = [0.0, 0.0]
+    """Of each server, in ms: median and 95th percentile, and the median of what is added. All are paused before and
+    after."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
     for _ in range(turns):
         for name, server in servers.items():
             with on_turn(server):
                 asyncio.run(latencies(server.url, clients, clients + 4, stream))  # not counted: caught up after a pause
-                before = engine_seconds(server.url) if name == VLLM else (0.0, 0.0)
                 taken[name] += asyncio.run(latencies(server.url, clients, num_requests // turns, stream))
-                after = engine_seconds(server.url) if name == VLLM else (0.0, 0.0)
-            engine = [e + a - b for e, a, b in zip(engine, after, before, strict=True)]
-    way = statistics.mean(taken[VLLM]) - engine[0] / engine[1]
-    row: dict[str, Any] = {"clients": clients, "engine_ms": 1000 * (statistics.median(taken[VLLM]) - way)}
+    row: dict[str, Any] = {"clients": clients}
     for name, values in taken.items():
-        ordered = sorted(values)
-        row[name] = {"p50_ms": 1000 * statistics.median(ordered), "p95_ms": 1000 * ordered[int(0.95 * len(ordered))]}
+        ordered = sorted(took for took, _ in values)
+        row[name] = {
+            "p50_ms": statistics.median(ordered),
+            "p95_ms": ordered[int(0.95 * len(ordered))],
+            "engine_p50_ms": statistics.median(own for _, own in values),
+            "added_p50_ms": statistics.median(took - own for took, own in values),
+        }
     return row
 
 
@@ -211,15 +207,12 @@ def main() -> None:
             asyncio.run(latencies(servers[name].url, 8, 40, stream=True))  # warms up
             servers[name].pause()
         rows = []
-        print("| clients | engine | " + " | ".join(f"{name}: p50, p95 (added)" for name in servers) + " |")
-        print("|---" * (2 + len(servers)) + "|")
+        print("| clients | " + " | ".join(f"{name}: p50, p95 (engine, added)" for name in servers) + " |")
+        print("|---" * (1 + len(servers)) + "|")
         for clients in args.clients:
             rows.append(row := measure(servers, clients, args.requests, args.turns, not args.whole))
-            cells = [
-                f"{row[n]['p50_ms']:.1f}, {row[n]['p95_ms']:.1f} ({row[n]['p50_ms'] - row['engine_ms']:+.1f})"
-                for n in servers
-            ]
-            print(f"| {clients} | {row['engine_ms']:.1f} | " + " | ".join(cells) + " |", flush=True)
+            cells = [CELL.format(**row[name]) for name in servers]
+            print(f"| {clients} | " + " | ".join(cells) + " |", flush=True)
     print(json.dumps({"benchmark": "http", **vars(args), "rows": rows}))
 
 

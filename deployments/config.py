@@ -19,7 +19,7 @@ from cfg_core.errors import ConfigError
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.processor_config import check_config as check_processors
 from deployments.access import AccessArgs
-from deployments.engine_keys import check_engine_keys
+from deployments.engine_keys import check_engine_keys, check_frontend
 from deployments.heartbeat import HEARTBEAT_S
 from deployments.model_paths import last_part, resolve_model
 from deployments.yaml_args import YamlArgs
@@ -133,6 +133,12 @@ class AppArgs(YamlArgs):
         default_factory=dict,
         description="Options of the vLLM engine: the field names of vLLM's AsyncEngineArgs.",
     )
+    frontend: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of vLLM's OpenAI frontend, by the names of its FrontendArgs: `chat_template`, "
+        "`tool_call_parser`, and so on. `lora_modules` is a list of `{name: NAME, path: DIRECTORY}`; clients send the "
+        "name as `model`.",
+    )
     encoders: tuple[EncoderArgs, ...] = Field(
         default=(), description="Models for embedding, reranking and classification, served beside `model`."
     )
@@ -173,6 +179,7 @@ class AppArgs(YamlArgs):
     @model_validator(mode="after")
     def _consistent(self) -> AppArgs:
         check_generator(self)
+        check_frontend(self.frontend, self.engine)
         check_unique(self)
         return self
 
@@ -183,8 +190,9 @@ class AppArgs(YamlArgs):
 
     @property
     def served_names(self) -> list[str]:
-        """Every name that clients may send as `model`: the generator's first."""
-        return [name for name in (self.model_name, *(encoder.model_name for encoder in self.encoders)) if name]
+        """Every name that clients may send as `model`: the generator's first, then its adapters'."""
+        adapters = (adapter["name"] for adapter in self.frontend.get("lora_modules", ()))
+        return [n for n in (self.model_name, *adapters, *(encoder.model_name for encoder in self.encoders)) if n]
 
     @property
     def num_workers(self) -> int:
@@ -206,6 +214,9 @@ class AppArgs(YamlArgs):
         if isinstance(speculation, dict) and isinstance(speculation.get("model"), str):
             speculation = {**speculation, "model": resolve_model(speculation["model"])}
             fields["engine"] = {**self.engine, "speculative_config": speculation}
+        if adapters := self.frontend.get("lora_modules"):
+            adapters = [{**adapter, "path": resolve_model(adapter["path"])} for adapter in adapters]
+            fields["frontend"] = {**self.frontend, "lora_modules": adapters}
         return self.model_copy(update=fields)
 
     @property
@@ -238,7 +249,7 @@ def check_generator(args: AppArgs) -> None:
     """Raise ConfigError if nothing is served, or if options of the generator stand there without it."""
     if args.model is None and not args.encoders:
         raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
-    for key in ("engine", "served_model_name", "logits_processors", "draft_cost"):
+    for key in ("engine", "frontend", "served_model_name", "logits_processors", "draft_cost"):
         if args.model is None and getattr(args, key):
             hint = "name the model, or move it to an encoder"
             raise ConfigError(f"`{key}` in `args` belongs to `model`, which is missing: {hint}.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys
@@ -18,6 +19,46 @@ RESERVED_ENGINE_KEYS = {
     "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
 }
 """Engine options that the application sets itself, each with what to do instead."""
+
+
+FRONTEND_KEYS = frozenset(
+    {
+        "chat_template",
+        "chat_template_content_format",
+        "default_chat_template_kwargs",
+        "enable_auto_tool_choice",
+        "enable_force_include_usage",
+        "enable_per_request_metrics",
+        "enable_prompt_tokens_details",
+        "exclude_tools_when_tool_choice_none",
+        "fingerprint_mode",
+        "fingerprint_value",
+        "lora_modules",
+        "response_role",
+        "return_tokens_as_token_ids",
+        "tool_call_parser",
+        "tool_strict_level",
+        "trust_request_chat_template",
+    }
+)
+"""Options of vLLM's FrontendArgs that its serving classes read; the others are of its own HTTP server."""
+
+
+def check_frontend(frontend: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+    """Raise ConfigError on an option that is not one of FRONTEND_KEYS, or that lacks what it needs."""
+    check_keys(frontend, FRONTEND_KEYS, "frontend")
+    if frontend.get("enable_auto_tool_choice") and not frontend.get("tool_call_parser"):
+        raise ConfigError("`enable_auto_tool_choice` in `frontend` needs `tool_call_parser`: name the model's.")
+    adapters = frontend.get("lora_modules", [])
+    if not isinstance(adapters, list) or not all(_is_adapter(adapter) for adapter in adapters):
+        raise ConfigError("`lora_modules` in `frontend` must be a list of `{name: NAME, path: DIRECTORY}`.")
+    if adapters and not engine.get("enable_lora"):
+        raise ConfigError("`lora_modules` in `frontend` needs `enable_lora: true` in `engine`.")
+
+
+def _is_adapter(entry: object) -> bool:
+    strings = isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
+    return strings and entry.keys() == {"name", "path"}
 
 
 def check_engine_keys(engine: Collection[str]) -> None:

@@ -55,7 +55,7 @@ class ModelReplica:
         with log_handlers_kept():
             from deployments.vllm_serving import VllmServer
 
-            self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, group)
+            self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, args.frontend, group)
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
         self._watchdogs = [
             asyncio.create_task(exit_with_engine(lambda: self._server.errored or self._pulse.has_stopped)),

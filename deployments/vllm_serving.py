@@ -18,6 +18,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
@@ -90,11 +91,15 @@ class VllmServer:
 
     @classmethod
     async def start(
-        cls, engine_kwargs: dict[str, Any], plugin: dict[str, Any], placement_group: Any = None
+        cls,
+        engine_kwargs: dict[str, Any],
+        plugin: dict[str, Any],
+        frontend: Mapping[str, Any],
+        placement_group: Any = None,
     ) -> VllmServer:
         """Start the engine in a process of its own; return when it can answer. Takes minutes on a big model.
 
-        plugin: keyword arguments of `guided_engine_args`.
+        plugin: keyword arguments of `guided_engine_args`. frontend: the `frontend` of AppArgs.
         With a `placement_group`, the workers of Ray's executor take its bundles.
         """
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
@@ -109,7 +114,7 @@ class VllmServer:
         )
         tell_reasons(engine)
         state = State()
-        options = argparse.Namespace(**{**vars(FrontendArgs()), **vars(args)})
+        options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
         return cls(engine, state)
@@ -228,6 +233,12 @@ class VllmServer:
         with own_errors():
             create = self._state.serving_tokenization.create_detokenize
             return checked(await create(_parse(DetokenizeRequest, body), HttpContext(headers))).model_dump_json()
+
+
+def frontend_args(frontend: Mapping[str, Any]) -> FrontendArgs:
+    """vLLM's object for the `frontend` of AppArgs."""
+    adapters = [LoRAModulePath(**adapter) for adapter in frontend.get("lora_modules", ())]
+    return FrontendArgs(**{**frontend, "lora_modules": adapters or None})
 
 
 def tell_reasons(engine: AsyncLLM) -> None:

@@ -64,6 +64,14 @@ def test_engine_options_read_from_source_are_the_real_ones():
     assert vllm_engine_fields() == {name for name in fields if not name.startswith("_")}
 
 
+def test_the_frontend_has_its_options():
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    from deployments.engine_keys import FRONTEND_KEYS
+
+    assert {field.name for field in dataclasses.fields(FrontendArgs)} >= FRONTEND_KEYS
+
+
 @pytest.mark.parametrize("request_cls", [vllm_serving.CompletionRequest, vllm_serving.ChatCompletionRequest])
 def test_no_field_of_vllm_is_taken_for_guidance(request_cls):
     """Else read_guidance would refuse a valid plain request, or vLLM would read a field of ours."""

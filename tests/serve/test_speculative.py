@@ -50,3 +50,7 @@ def test_seeded_samples_structured_output_and_processors_under_drafts(server):
     unique = {"logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "return_token_ids": True}
     ids = complete(server, **sampled, **unique)["choices"][0]["token_ids"]
     assert len(set(ids)) == len(ids) > 3
+
+
+def test_a_server_without_rays_token_says_so(server):
+    assert "Ray's token authentication is off" in server.log.read_text(errors="replace")

@@ -68,6 +68,20 @@ def test_args_are_frozen():
         ({"encoders": [{"model": "a"}, {"model": "b"}]}, "2 encoders have the deployment name `Embedder`: give each"),
         ({"encoders": [{"model": "a", "deployment": "CfgRouter"}]}, "is the name of another part"),
         ({"model": "x/m", "encoders": [{"model": "y/m"}]}, "two models are served as `m`"),
+        ({"model": "m", "frontend": {"chat_templat": "x"}}, "unknown key `chat_templat` in `frontend`: did you mean"),
+        ({"model": "m", "frontend": {"port": 1}}, "unknown key `port` in `frontend`"),
+        ({"model": "m", "frontend": {"enable_auto_tool_choice": True}}, "needs `tool_call_parser`"),
+        ({"model": "m", "frontend": {"lora_modules": ["a=b"]}}, "must be a list of `{name: NAME, path: DIRECTORY}`"),
+        ({"model": "m", "frontend": {"lora_modules": [{"name": "a", "path": "b"}]}}, "needs `enable_lora: true`"),
+        ({"encoders": [{"model": "m"}], "frontend": {"response_role": "x"}}, "`frontend` in `args` belongs to `model`"),
+        (
+            {
+                "model": "x/m",
+                "engine": {"enable_lora": True},
+                "frontend": {"lora_modules": [{"name": "m", "path": "b"}]},
+            },
+            "two models are served as `m`",
+        ),
     ],
 )
 def test_mistakes(values, words):
@@ -153,6 +167,13 @@ def test_encoders_beside_a_generator():
     assert args.served_names == ["m", "one", "two"]
     assert [encoder.deployment for encoder in args.encoders] == ["Embedder", "Two"]
     assert args.encoders[1].options.num_threads == 2
+
+
+def test_adapters_are_models(tmp_path):
+    frontend = {"lora_modules": [{"name": "a", "path": str(tmp_path)}], "response_role": "narrator"}
+    args = AppArgs(model="org/m", engine={"enable_lora": True}, frontend=frontend)
+    assert args.served_names == ["m", "a"]
+    assert args.resolved().frontend == frontend
 
 
 def test_encoders_alone():

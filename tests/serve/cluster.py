@@ -34,6 +34,7 @@ class Node:
 
     def __init__(self, cluster: Cluster, number: int, resources: dict[str, float], head: bool, gpus: int) -> None:
         self.number, self.mark, self._cluster = number, uuid.uuid4().hex, cluster
+        self.is_cut = False
         self.namespace = f"cfgserve{number}" if cluster.linked and not head else None
         if self.namespace:
             self._connect()
@@ -58,6 +59,7 @@ class Node:
     def cut(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         subprocess.run(["ip", "link", "set", f"cfgs{self.number}o", "down"], check=True)
+        self.is_cut = True
 
     def _start(self, resources: dict[str, float], head: bool, gpus: int) -> subprocess.Popen[bytes]:
         cluster = self._cluster
@@ -146,9 +148,11 @@ class Cluster:
         return [process for node in self.nodes for process in node.processes()]
 
     def find(self, words: str, node: Node | None = None) -> list[psutil.Process]:
-        """Its processes whose command line has `words`, on one node or on all; not those that were stopped."""
+        """Its processes whose command line has `words`, on one node or on all that can be reached; not those that were
+        stopped."""
         found = []
-        for process in node.processes() if node else self.processes():
+        nodes = [node for node in ([node] if node else self.nodes) if not node.is_cut]
+        for process in (process for node in nodes for process in node.processes()):
             with suppress(psutil.Error):
                 if words in " ".join(process.cmdline()) and process.status() != psutil.STATUS_STOPPED:
                     found.append(process)

@@ -214,9 +214,7 @@ class AppArgs(YamlArgs):
         if isinstance(speculation, dict) and isinstance(speculation.get("model"), str):
             speculation = {**speculation, "model": resolve_model(speculation["model"])}
             fields["engine"] = {**self.engine, "speculative_config": speculation}
-        if adapters := self.frontend.get("lora_modules"):
-            adapters = [{**adapter, "path": resolve_model(adapter["path"])} for adapter in adapters]
-            fields["frontend"] = {**self.frontend, "lora_modules": adapters}
+        fields["frontend"] = resolved_frontend(self.frontend)
         return self.model_copy(update=fields)
 
     @property
@@ -243,6 +241,17 @@ class AppArgs(YamlArgs):
         if self.num_workers > 1:
             base["distributed_executor_backend"] = "ray"
         return base | self.engine
+
+
+def resolved_frontend(frontend: Mapping[str, Any]) -> dict[str, Any]:
+    """With absolute paths of adapters, and of a chat template that is a file; it may be the template itself."""
+    fields = dict(frontend)
+    if adapters := fields.get("lora_modules"):
+        fields["lora_modules"] = [{**adapter, "path": resolve_model(adapter["path"])} for adapter in adapters]
+    template = fields.get("chat_template")
+    if isinstance(template, str) and "\n" not in template and Path(template).is_file():
+        fields["chat_template"] = str(Path(template).resolve())
+    return fields
 
 
 def check_generator(args: AppArgs) -> None:

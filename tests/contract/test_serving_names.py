@@ -67,9 +67,10 @@ def test_engine_options_read_from_source_are_the_real_ones():
 def test_the_frontend_has_its_options():
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-    from deployments.engine_keys import FRONTEND_KEYS
+    from deployments.engine_keys import FRONTEND_KEYS, vllm_engine_fields
 
     assert {field.name for field in dataclasses.fields(FrontendArgs)} >= FRONTEND_KEYS
+    assert FRONTEND_KEYS.isdisjoint(vllm_engine_fields())
 
 
 @pytest.mark.parametrize("request_cls", [vllm_serving.CompletionRequest, vllm_serving.ChatCompletionRequest])

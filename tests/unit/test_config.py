@@ -176,6 +176,15 @@ def test_adapters_are_models(tmp_path):
     assert args.resolved().frontend == frontend
 
 
+def test_a_chat_template_may_be_a_file(tmp_path, monkeypatch):
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    for template, resolved in (("chat.jinja", str(tmp_path / "chat.jinja")), ("{{ messages }}", "{{ messages }}")):
+        assert AppArgs(model="org/m", frontend={"chat_template": template}).resolved().frontend == {
+            "chat_template": resolved
+        }
+
+
 def test_encoders_alone():
     args = AppArgs(encoders=({"model": "a/one"},)).resolved()
     assert args.model is args.model_name is None

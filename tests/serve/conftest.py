@@ -20,12 +20,8 @@ def server() -> Iterator[ServeProcess | SimpleNamespace]:
     if url := os.environ.get("CFG_SERVE_URL"):
         yield SimpleNamespace(url=url)
         return
-    process = ServeProcess(shipped_config())
-    try:
-        process.wait_until_ready()
+    with ServeProcess(shipped_config()) as process:
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture(scope="session")

@@ -107,6 +107,18 @@ class ServeProcess:
                 total += process.memory_full_info().pss
         return total
 
+    def __enter__(self) -> ServeProcess:
+        """Returns when it is ready."""
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """As Ctrl-C would; whatever is left after that is killed."""
         with suppress(ProcessLookupError):

@@ -185,12 +185,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    server = ServeProcess(shipped_config())
-    try:
-        server.wait_until_ready()
+    with ServeProcess(shipped_config()) as server:
         result = asyncio.run(measure(server, args.clients, args.minutes))
-    finally:
-        server.stop()
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
 

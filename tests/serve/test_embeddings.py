@@ -343,12 +343,8 @@ def encoders(checkpoints):
         {**small, "name": "Reranker"},
         {**small, "name": "Classifier"},
     ]
-    process = ServeProcess(config)
-    try:
-        process.wait_until_ready()
+    with ServeProcess(config) as process:
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture

@@ -37,12 +37,8 @@ def weak_server():
             {"name": "slow", "sha256": sha256(b"slow").hexdigest(), "requests_per_minute": 1, "min_priority": 5},
         ],
     }
-    process = ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY})
-    try:
-        process.wait_until_ready()
+    with ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY}) as process:
         yield process
-    finally:
-        process.stop()
 
 
 def complete(server, stream=False, key=KEY, **fields):

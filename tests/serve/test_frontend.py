@@ -28,12 +28,8 @@ def server(tmp_path_factory):
         "enable_per_request_metrics": True,
         "enable_force_include_usage": True,
     }
-    process = ServeProcess(config)
-    try:
-        process.wait_until_ready()
+    with ServeProcess(config) as process:
         yield process
-    finally:
-        process.stop()
 
 
 def complete(server, model, **fields):

@@ -12,12 +12,8 @@ LIMIT_S = 60
 
 @pytest.fixture(scope="module")
 def server():
-    process = ServeProcess(shipped_config("cfg-speculative"), stock=True)
-    try:
-        process.wait_until_ready()
+    with ServeProcess(shipped_config("cfg-speculative"), stock=True) as process:
         yield process
-    finally:
-        process.stop()
 
 
 def complete(server, **fields):

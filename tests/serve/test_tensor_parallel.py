@@ -27,12 +27,8 @@ def tp_server():
     replica |= {key: real[key] for key in ("placement_group_bundles", "placement_group_strategy")}
     del replica["ray_actor_options"]["runtime_env"]["env_vars"]["VLLM_ENABLE_V1_MULTIPROCESSING"]
     resources = json.dumps({"CPU": 4, "GPU": 2})
-    process = ServeProcess(config, {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources})
-    try:
-        process.wait_until_ready()
+    with ServeProcess(config, {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources}) as process:
         yield process
-    finally:
-        process.stop()
 
 
 def named(config, name):

@@ -158,19 +158,20 @@ async def in_time(timeout_s: float | None) -> AsyncIterator[None]:
 
 
 async def events(answer: Answer, first: str) -> AsyncIterator[str]:
-    """The chunks of a stream. A failure ends it with an error event; a client that leaves cancels the call."""
-    done = False
+    """The chunks of a stream, to `[DONE]`. A failure before that ends it with an error event; a client that leaves
+    cancels the call. A replica that is lost after that has still answered."""
+    ended, chunk = False, first
     try:
-        yield first
-        while True:
-            yield await answer.next()
-    except StopAsyncIteration:
-        done = True
-    except CfgServeError as error:
-        done = True
-        yield sse.error_event(error)
+        while chunk != sse.DONE:
+            yield chunk
+            chunk = await answer.next()
+        ended = True
+        yield chunk
+    except (CfgServeError, StopAsyncIteration) as error:
+        ended = True
+        yield sse.error_event(error if isinstance(error, CfgServeError) else EngineDeadError(_LOST))
     finally:
-        if not done:
+        if not ended:
             answer.cancel()
 
 

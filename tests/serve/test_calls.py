@@ -11,6 +11,7 @@ from deployments import dispatches
 from deployments.calls import Answer, EventStream, events
 from deployments.heartbeat import HEARTBEAT
 from deployments.http_errors import DeadlineError
+from deployments.sse import DONE
 
 
 class Items:
@@ -125,6 +126,22 @@ def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
     assert chunks == ["data: 1\n\n", "data: 2\n\n"]
     assert last.startswith("event: error")
     assert "timeout_error" in last
+
+
+async def told(*script):
+    return [chunk async for chunk in events(Answer(Items(*script), 1.0), "data: 1\n\n")]
+
+
+@pytest.mark.parametrize("after", [(), (EngineDeadError("dead"),), (5.0,)])
+def test_nothing_follows_done(after):
+    """A replica that dies between its last chunk and the end of its call has answered."""
+    assert asyncio.run(told("data: 2\n\n", DONE, *after)) == ["data: 1\n\n", "data: 2\n\n", DONE]
+
+
+def test_a_stream_that_ends_before_done_is_no_answer():
+    *chunks, last = asyncio.run(told("data: 2\n\n"))
+    assert chunks == ["data: 1\n\n", "data: 2\n\n"]
+    assert last.startswith("event: error")
 
 
 @pytest.mark.parametrize("served", [True, False])

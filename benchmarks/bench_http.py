@@ -8,8 +8,9 @@ to all of them in turns, 1, 8 and 32 at a time: plain, 8 tokens, streamed or (`-
 takes, to the last byte, beyond its engine's own time, from when the engine queues it to its last token; vLLM tells it
 with each answer (`enable_per_request_metrics`).
 
-All share the cores of one machine with the client, so with many clients the rows show throughput, not latency. Servers
-are stopped (SIGSTOP) while it is not their turn: an idle Ray takes a part of a core.
+All share the cores of one machine with the client (aiohttp: httpx takes over a millisecond more for each request), so
+with many clients the rows show throughput, not latency. Servers are stopped (SIGSTOP) while it is not their turn:
+an idle Ray takes a part of a core.
 Prints a card, a table, and one line of JSON.
 """
 
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import psutil
 
@@ -131,18 +133,17 @@ def application(mode: str) -> Iterator[Server]:
 async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> list[tuple[float, float]]:
     """Of each request, in ms: from sending to the last byte, and of this in the engine."""
     numbers, found = iter(range(num_requests)), []
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     options = {"stream_options": {"include_usage": True}} if stream else {}
 
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(120)) as client:
 
         async def ask() -> None:
             for number in numbers:
                 body = {"prompt": f"Story {number}.", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
                 start = time.perf_counter()
-                async with client.stream("POST", "/v1/completions", json=body | options) as answer:
+                async with client.post("/v1/completions", json=body | options) as answer:
                     answer.raise_for_status()
-                    text = (await answer.aread()).decode()
+                    text = await answer.text()
                 took = 1000 * (time.perf_counter() - start)
                 found.append((took, engine_ms(last_chunk(text) if stream else text)))
 

@@ -130,17 +130,13 @@ def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
         env = {POLICY_FILE: str(policy_file), "PYTHONPATH": str(HERE)}
         cluster = stack.enter_context(Cluster(env=env, head_options=[f"--metrics-export-port={port}"]))
         cluster.add(spare=1)
-        server = cluster.serve(config(args.replicas), **env)
-        try:
-            server.wait_until_ready()
-            deadline = time.monotonic() + 600
-            while len(cluster.find("EngineCore")) < args.replicas and time.monotonic() < deadline:
-                time.sleep(1)
-            while server.replicas() < args.replicas and time.monotonic() < deadline:
-                time.sleep(1)
-            yield server.url, port, policy_file
-        finally:
-            server.stop()
+        server = stack.enter_context(cluster.serve(config(args.replicas), **env))
+        deadline = time.monotonic() + 600
+        while len(cluster.find("EngineCore")) < args.replicas and time.monotonic() < deadline:
+            time.sleep(1)
+        while server.replicas() < args.replicas and time.monotonic() < deadline:
+            time.sleep(1)
+        yield server.url, port, policy_file
 
 
 def main() -> None:

@@ -158,15 +158,11 @@ def main() -> None:
         cluster.add(engine=2)
         cluster.add(engine=2)
         config = scaling_config()
-        server = cluster.serve(config)
-        try:
-            server.wait_until_ready()
+        with cluster.serve(config) as server:
             load = Load(server.url, FEW)
             asyncio.run(load.learn())
             print(HEADER, flush=True)
             rows = asyncio.run(steps(Service(cluster, server, load, config, f"http://127.0.0.1:{port}")))
-        finally:
-            server.stop()
     if args.json:
         args.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
 

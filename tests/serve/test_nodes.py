@@ -51,13 +51,9 @@ def nodes():
 
 @pytest.fixture(scope="module")
 def server(nodes):
-    process = nodes.serve(config())
-    try:
-        process.wait_until_ready()
+    with nodes.serve(config()) as process:
         wait_for(lambda: process.replicas() == 2)
         yield process
-    finally:
-        process.stop()
 
 
 def wait_for(condition):

@@ -16,6 +16,9 @@ survive pickling, so that they cross process boundaries whole.
 
 from __future__ import annotations
 
+REQUEST_FAULT = "The request cannot go on: "
+"""Begins the reason of a request that failed in the engine by what it asked for: told as 400, not as 500."""
+
 
 class CfgServeError(Exception):
     """Base of all errors below. Never raised itself."""

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cfg_core.errors import REQUEST_FAULT
+
 logger = logging.getLogger(__name__)
 
 
@@ -83,6 +85,11 @@ class LogitsProcessorFactory(ABC):
         Called when the request arrives; arguments that `make` does not take, or lacks, are refused before. Both get
         the arguments as keywords, so name them in the signature.
         """
+
+    def forces(self, *args: Any, **arguments: Any) -> Sequence[int]:
+        """The tokens that `make`'s processor may forbid all others for. A request in which something else may forbid
+        these (a grammar, allowed_token_ids) is refused when it arrives."""
+        return ()
 
     @abstractmethod
     def make(self, sequence: SequenceInfo, *args: Any, **arguments: Any) -> LogitsProcessor:
@@ -159,8 +166,18 @@ class SequenceProcessors:
             given = self._guarded(name, processor, scores)
             scores = check_scores(name, given, row).masked_fill(forbidden, -torch.inf)
             if not bool((scores > -torch.inf).any()):
-                raise ProcessorError(f"logits processor {name!r} left no token to sample.")
+                raise ProcessorError(self._nothing_left(name, processor, row))
         row.copy_(scores)
+
+    def _nothing_left(self, name: str, processor: LogitsProcessor, row: Tensor) -> str:
+        """Why there is no token. A processor that leaves some where nothing else forbids any is not at fault."""
+        alone = check_scores(name, self._guarded(name, processor, torch.zeros_like(row)), row)
+        if bool((alone > -torch.inf).any()):
+            return (
+                f"{REQUEST_FAULT}logits processor {name!r} forbids all tokens here that its grammar, allowed_token_ids "
+                "and other options allow: leave one of them out."
+            )
+        return f"logits processor {name!r} left no token to sample."
 
     def _guarded(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
         try:

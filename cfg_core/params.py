@@ -189,4 +189,5 @@ def unknown_field(name: str, known: Sequence[str]) -> GuidanceError:
         )
     near = difflib.get_close_matches(name, [*known, *SYNONYMS], n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return GuidanceError(f"{name} is not a guidance field of this server.{hint} Known: {', '.join(known)}.", name)
+    shown = name[:100]
+    return GuidanceError(f"{shown} is not a guidance field of this server.{hint} Known: {', '.join(known)}.", name)

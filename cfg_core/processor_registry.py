@@ -15,7 +15,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -97,6 +97,12 @@ class Registry:
         except Exception as error:  # whatever somebody's factory raises at bad arguments is no failure of the server
             reason = str(error) if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {error}"
             raise RequestError(f"{where}: {name}: {reason[:_MAX_REASON].rstrip('.')}.", FIELD) from None
+
+    def forced(self, asked: Sequence[Mapping[str, Any]]) -> dict[str, Collection[int]]:
+        """The tokens that each processor of a request that `read` let pass may force, by its name; only those that
+        force any."""
+        given = ((name, self._factories[name].forces(**arguments)) for name, arguments in map(_split, asked))
+        return {name: tokens for name, tokens in given if tokens}
 
     def make(self, asked: Sequence[Mapping[str, Any]], sequence: SequenceInfo) -> list[Named]:
         """One processor for each entry of a request that `read` let pass. Raises ProcessorError."""

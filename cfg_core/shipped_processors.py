@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -86,6 +87,9 @@ class SectionBudget(LogitsProcessorFactory):
         for name, text in (("end", end), *([("start", start)] if start is not None else [])):
             if not self._ids(_check_text(name, text)):
                 raise ValueError(f"{name} must have one token at least")
+
+    def forces(self, *, max_tokens: int, end: str, start: str | None = None) -> Sequence[int]:
+        return self._ids(end)
 
     def make(self, sequence: SequenceInfo, *, max_tokens: int, end: str, start: str | None = None) -> LogitsProcessor:
         return _SectionBudget(max_tokens, self._ids(end), None if start is None else self._ids(start))

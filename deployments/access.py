@@ -57,8 +57,8 @@ class KeyArgs(YamlArgs):
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens (estimate of the prompt plus max_tokens, of all streams), of which a minute's worth may "
-        f"come at once. {_COUNTED}",
+        description="Tokens of prompts and outputs, of all streams, of which a minute's worth may come at once. A "
+        f"request is let in by an estimate, and charged what the engine did. {_COUNTED}",
     )
     max_streams: int | None = Field(
         default=None, ge=1, description=f"Streams that run or wait at once; a guided request has two. {_COUNTED}"
@@ -185,17 +185,51 @@ ANONYMOUS = Tenant(name="anonymous")
 """Every caller where no keys are configured, and whoever asks for a path that is open to all. Has no limits."""
 
 
+class Charge:
+    """What a request was charged before it was served, to be settled with what the engine did.
+
+    As a context manager: a request that fails inside, before it is settled, costs nothing.
+    """
+
+    def __init__(self, gate: Gate, tenant: str, estimated: int) -> None:
+        self._gate, self._tenant, self._estimated = gate, tenant, estimated
+        self._is_settled = False
+
+    def settle(self, num_tokens: int) -> None:
+        """It took so many tokens. Only the first call counts."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._gate.settle(self._tenant, self._estimated, num_tokens)
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle(0)
+
+
 class Gate:
     """Tells tenants by their keys, and holds them to their models and rates. Used from one event loop.
 
-    `access` is resolved: every key has its digest. `now`: a clock in seconds that never goes back.
+    `access` is resolved: every key has its digest. `now`: a clock in seconds that never goes back. `charged`: told of
+    each settled charge, with the tenant's name and the tokens.
     """
 
-    def __init__(self, access: AccessArgs, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(
+        self,
+        access: AccessArgs,
+        now: Callable[[], float] = time.monotonic,
+        charged: Callable[[str, int], None] = lambda tenant, num_tokens: None,
+    ) -> None:
+        self._now, self._charged = now, charged
         self._keys = [(_digest(key), _tenant(key)) for key in access.keys]
         tenants = [ANONYMOUS, *(tenant for _, tenant in self._keys)]
         self._rates = {t.name: Rates(t.limits.requests_per_minute, t.limits.tokens_per_minute) for t in tenants}
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need one."""
+        return bool(self._keys)
 
     def authenticate(self, authorization: str | None, x_api_key: str | None = None) -> Tenant:
         """The tenant of these two request headers; `authorization` counts if both are there.
@@ -220,12 +254,19 @@ class Gate:
             instead = f"use {', '.join(tenant.models)}"
             raise PermissionDeniedError(f"This API key may not use {served_name[:100]!r}: {instead}.", "model")
 
-    def charge(self, tenant: Tenant, num_tokens: int) -> None:
-        """Count one request of `num_tokens` tokens against the tenant's rates; all of it, or nothing if it raises.
+    def charge(self, tenant: Tenant, num_tokens: int) -> Charge:
+        """Count one request against the tenant's rates, of `num_tokens` tokens until its charge is settled; all of it,
+        or nothing if it raises.
 
         Raises OverloadedError or RequestError, as Rates.charge.
         """
         self._rates[tenant.name].charge(num_tokens, self._now())
+        return Charge(self, tenant.name, num_tokens)
+
+    def settle(self, tenant: str, estimated: int, num_tokens: int) -> None:
+        """Called by Charge."""
+        self._rates[tenant].correct(num_tokens - estimated, self._now())
+        self._charged(tenant, num_tokens)
 
     def check_integrity(self) -> None:
         """Assert what must always hold. For tests; after each call."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,9 @@ from deployments.demand import Demand
 
 RATE_WINDOW_S = 30.0
 """Over which it is measured how fast requests come to an end."""
+
+OTHERS_S = 60.0
+"""For how long after its last request a tenant counts as being here."""
 
 RETRY_AT_LEAST_S, RETRY_AT_MOST_S = 1.0, 120.0
 
@@ -62,13 +66,33 @@ class _Entry:
 class _Tenant:
     finish: float = 0.0  # virtual time at which its last request ends
     streams: int = 0  # waiting and running
+    running: int = 0  # streams
     waiting: list[_Entry] = field(default_factory=list)
+
+
+class Company:
+    """Whether more than one tenant was here within OTHERS_S. Remembers the last two, which is enough to tell."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last: tuple[str, float] | None = None
+        self._other_at = -math.inf  # when one that is not the last was seen
+
+    def seen(self, tenant: str) -> None:
+        if self._last is not None and self._last[0] != tenant:
+            self._other_at = self._last[1]
+        self._last = tenant, self._now()
+
+    def is_mixed(self) -> bool:
+        return self._now() - self._other_at < OTHERS_S
 
 
 class AdmissionQueue:
     """capacity: asked each time, how many streams may be with the engines now.
 
     max_streams, max_tokens: that may wait. A request goes as soon as it fits, or if nothing else is running.
+    most_of_one: asked each time, how many streams of one tenant may be with the engines while another tenant is here,
+    or was within OTHERS_S; so that who comes next finds a place free. Default: as many as fit.
     """
 
     def __init__(
@@ -77,8 +101,11 @@ class AdmissionQueue:
         max_streams: int,
         max_tokens: int,
         now: Callable[[], float] = time.monotonic,
+        most_of_one: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._capacity, self._max_streams, self._max_tokens = capacity, max_streams, max_tokens
+        self._most_of_one = most_of_one
+        self._company = Company(now)
         self._line: list[tuple[int, float, int, _Entry]] = []  # a heap; those who left it are skipped
         self._tie = itertools.count()
         self._virtual = 0.0
@@ -93,6 +120,7 @@ class AdmissionQueue:
 
         Raises OverloadedError if there is no room to wait, RequestError if the tenant may never have that much.
         """
+        self._company.seen(share.tenant)
         self._check_share(share, demand)
         entry = self._wait_in_line(share, demand, priority)
         self.admit()
@@ -111,20 +139,27 @@ class AdmissionQueue:
         self._running -= demand
         self._rate.ended(demand.tokens)
         self._tenants[share.tenant].streams -= demand.streams
+        self._tenants[share.tenant].running -= demand.streams
         self.admit()
         self._forget_idle()
 
     def admit(self) -> None:
         """Let go whoever fits now. Called whenever a place is freed; call it when the capacity may have grown."""
+        passed_over = []
         while self._line:
             *_, entry = self._line[0]
             if entry.admitted.cancelled() and entry.state is _State.WAITING:
                 self._drop(entry)  # its caller has left, and has not had its turn to say so
             if entry.state is _State.WAITING:
-                if self._running.streams and self._running.streams + entry.demand.streams > self._capacity():
-                    return
-                self._start(entry)
+                if not self._fits(entry):
+                    break
+                if self._has_its_share(entry):
+                    passed_over.append(self._line[0])
+                else:
+                    self._start(entry)
             heapq.heappop(self._line)
+        for item in passed_over:
+            heapq.heappush(self._line, item)
 
     def retry_after_s(self) -> float:
         """In how many seconds half of what now waits will have gone, at the rate at which requests end."""
@@ -154,6 +189,7 @@ class AdmissionQueue:
         assert min(self._running.streams, self._running.tokens, self._running.requests) >= 0
         streams = sum(tenant.streams for tenant in self._tenants.values())
         assert streams == self._running.streams + self._queued.streams
+        assert sum(tenant.running for tenant in self._tenants.values()) == self._running.streams
 
     # --- the line -------------------------------------------------------------------------------------
 
@@ -174,6 +210,14 @@ class AdmissionQueue:
                 self.retry_after_s(),
             )
 
+    def _fits(self, entry: _Entry) -> bool:
+        return not self._running.streams or self._running.streams + entry.demand.streams <= self._capacity()
+
+    def _has_its_share(self, entry: _Entry) -> bool:
+        """Whether its tenant has all that one may have beside others. With nothing, it may go."""
+        held = self._tenants[entry.share.tenant].running
+        return bool(held) and self._company.is_mixed() and held + entry.demand.streams > self._most_of_one()
+
     def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> _Entry:
         tenant = self._tenants.setdefault(share.tenant, _Tenant())
         start = max(self._virtual, tenant.finish)
@@ -189,6 +233,7 @@ class AdmissionQueue:
         self._leave_line(entry, _State.RUNNING)
         self._virtual = max(self._virtual, entry.start)
         self._running += entry.demand
+        self._tenants[entry.share.tenant].running += entry.demand.streams
         entry.admitted.set_result(None)
 
     def _make_room(self) -> None:

@@ -9,6 +9,7 @@ from ray.serve import Application
 
 from deployments.config import AppArgs
 from deployments.embedder import Embedder
+from deployments.messages import check_message_sizes
 from deployments.replica import ModelReplica
 from deployments.router import CfgRouter
 
@@ -19,6 +20,8 @@ def build(args: AppArgs) -> Application:
     """CfgRouter in front of ModelReplica and of an Embedder for each encoder. A mistake in `args` is raised here,
     before anything starts."""
     args = args.resolved()
+    largest_answer = max((encoder.options.max_answer_bytes for encoder in args.encoders), default=0)
+    check_message_sizes(args.access.max_body_bytes, largest_answer, os.environ)
     if os.environ.get("RAY_AUTH_MODE") != "token":
         logger.warning(
             "Ray's token authentication is off: whoever reaches a port of a replica can run code there. "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,17 +23,13 @@ from starlette.types import Receive, Scope, Send
 from cfg_core.errors import CfgServeError, EngineDeadError, EngineError, OverloadedError
 from deployments import dispatches, sse
 from deployments.dispatches import Dispatch
-from deployments.heartbeat import HEARTBEAT
 from deployments.http_errors import DeadlineError
+from deployments.liveness import lookout
+from deployments.usage import Usage
 
 logger = logging.getLogger("ray.serve")
 
-_LOOK_EVERY_S = 0.5
 _LOST = "The engine was lost: send the request again."
-
-
-class _SilentError(EngineDeadError):
-    """Nothing was heard of the replica for too long; whether it is dead, nobody knows."""
 
 
 class EventStream(StreamingResponse):
@@ -69,76 +64,75 @@ class EventStream(StreamingResponse):
 
 
 class Answer:
-    """The items of a replica's answer to one call, watched: neither silence nor the time allowed may run out.
+    """The items of a replica's answer to one call.
 
-    silence_s: the longest pause between two signs of life, from when the call was sent to a replica (`dispatch`);
-    before that it may wait for one. deadline: of the event loop's clock; None: none.
+    deadline: of the event loop's clock; None: none. usage: what the engine had done for the call when the replica last
+    told. dispatch: which replica has the call, for `give_up_if_silent`.
     """
 
     def __init__(
-        self,
-        items: DeploymentResponseGenerator,
-        silence_s: float,
-        deadline: float | None = None,
-        dispatch: Dispatch | None = None,
+        self, items: DeploymentResponseGenerator, deadline: float | None = None, dispatch: Dispatch | None = None
     ) -> None:
-        self._items, self._silence_s = items, silence_s
-        self._deadline = math.inf if deadline is None else deadline
+        self._items, self._deadline = items, deadline
         self._dispatch = dispatch or Dispatch()
-        self._heard = False
+        self._heard_at = time.monotonic()
+        self._waiting: asyncio.Timeout | None = None
+        self._is_lost = False
+        self.usage = Usage()
 
     async def next(self) -> str:
-        """The next item that is no heartbeat. StopAsyncIteration at the end.
+        """The next text. StopAsyncIteration at the end.
 
         Raises CfgServeError: what the replica sent as a value, what Serve raised, EngineDeadError if the replica fell
         silent, DeadlineError if time is up. The call is cancelled then.
         """
         while True:
             try:
-                item = await (self._sign_of_life() if self._heard else self._first_sign())
-            except _SilentError:
-                dispatches.suspect(self._dispatch.replica)
-                raise
+                item = await self._item()
             except EngineDeadError:
-                dispatches.lost(self._dispatch.replica)
+                (dispatches.suspect if self._is_lost else dispatches.lost)(self._dispatch.replica)
                 raise
-            self._heard = True
-            if item != HEARTBEAT:
+            self._heard_at = time.monotonic()
+            if not isinstance(item, Usage):
                 return item
+            self.usage = item
+
+    async def rest(self, first: str) -> str:
+        """`first` and all texts that follow: a whole answer may come in parts (see `sse.parts`)."""
+        parts = [first]
+        with suppress(StopAsyncIteration):
+            while True:
+                parts.append(await self.next())
+        return "".join(parts)
 
     def cancel(self) -> None:
         """Abort the call: its group leaves the engine."""
         self._items.cancel()
 
-    async def _first_sign(self) -> str:
-        """Cancelling would take the call back from Serve's router, so time is looked at from beside it."""
-        coming = asyncio.ensure_future(next_item(self._items))
-        try:
-            while not coming.done():
-                left_s = self._deadline - asyncio.get_running_loop().time()
-                if left_s <= 0:
-                    raise out_of_time()
-                silent_s = time.monotonic() - self._dispatch.at
-                if silent_s > self._silence_s:
-                    raise _SilentError(_LOST)
-                await asyncio.wait({coming}, timeout=min(left_s, _LOOK_EVERY_S))
-            return coming.result()
-        finally:
-            if not coming.done():
-                coming.cancel()
-                self.cancel()
+    def give_up_if_silent(self, for_s: float) -> None:
+        """Let `next` raise EngineDeadError if the replica has this call, and for so long neither its beacon nor the
+        call itself gave a sign. A call that still waits for a replica is not given up."""
+        replica, now = self._dispatch.replica, time.monotonic()
+        if replica is None or now - max(self._heard_at, self._dispatch.at) <= for_s:
+            return
+        if lookout.silent_s(replica) > for_s:
+            self._is_lost = True
+            if self._waiting is not None:
+                self._waiting.reschedule(asyncio.get_running_loop().time())
 
-    async def _sign_of_life(self) -> str:
-        silent_at = asyncio.get_running_loop().time() + self._silence_s
-        until = min(silent_at, self._deadline)
+    async def _item(self) -> str | Usage:
+        if self._is_lost:
+            raise EngineDeadError(_LOST)
         try:
-            async with asyncio.timeout_at(until) as limit:
+            async with asyncio.timeout_at(self._deadline) as self._waiting:
                 return await next_item(self._items)
         except TimeoutError:
-            if not limit.expired():
+            if self._waiting is None or not self._waiting.expired():
                 raise
             self.cancel()
-            raise (_SilentError(_LOST) if until < self._deadline else out_of_time()) from None
+            raise (EngineDeadError(_LOST) if self._is_lost else out_of_time()) from None
+        finally:
+            self._waiting = None
 
 
 def out_of_time() -> DeadlineError:
@@ -175,7 +169,7 @@ async def events(answer: Answer, first: str) -> AsyncIterator[str]:
             answer.cancel()
 
 
-async def next_item(items: DeploymentResponseGenerator) -> str:
+async def next_item(items: DeploymentResponseGenerator) -> Any:
     """The next item of a replica's answer. Errors arrive as values, or from Serve as exceptions."""
     try:
         item = await anext(items)

@@ -20,7 +20,9 @@ from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.processor_config import check_config as check_processors
 from deployments.access import AccessArgs
 from deployments.engine_keys import check_engine_keys, check_frontend
-from deployments.heartbeat import HEARTBEAT_S
+from deployments.grammars import GrammarArgs
+from deployments.limits import LimitsArgs
+from deployments.liveness import ASK_EVERY_S
 from deployments.model_paths import last_part, resolve_model
 from deployments.yaml_args import YamlArgs
 
@@ -94,6 +96,22 @@ class AdmissionArgs(YamlArgs):
         ge=0,
         description="Tokens that may wait, prompts and outputs of all streams, estimated; beyond, clients get 429.",
     )
+    max_streams_per_request: int = Field(
+        default=256, ge=2, description="Streams of one request, choices times prompts, twice if guided; beyond, 400."
+    )
+    streams_at_once_per_request: int | None = Field(
+        default=None,
+        ge=2,
+        description="Streams that one request has in an engine at once; its other choices follow as these end. "
+        "Default: half of the engine's max_num_seqs.",
+    )
+    max_share: float = Field(
+        default=0.875,
+        gt=0,
+        le=1,
+        description="Share of the engines' max_num_seqs that one tenant may have while another one is here; a tenant "
+        "is an API key, or an address where there are no keys.",
+    )
     default_timeout_s: float | None = Field(
         default=None, gt=0, description="The `timeout` of requests that bring none, to encoders too. Default: no limit."
     )
@@ -152,18 +170,32 @@ class AppArgs(YamlArgs):
     )
     silence_timeout_s: float = Field(
         default=5.0,
-        gt=HEARTBEAT_S,
-        description="After how long a replica that has begun to answer, and sends not even a heartbeat, is given up: "
-        "it hangs, its node died, or the link is cut.",
+        gt=2 * ASK_EVERY_S,
+        description="After how long a replica is given up whose process does not answer, not even from a thread of its "
+        "own: it was stopped, its node died, or the link is cut. A replica that is only busy answers.",
     )
     hang_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="After how long an engine that does not answer its own replica is given up. Longer than the "
-        "longest step: compilation at the first requests counts.",
+        description="After how long an engine that does not answer its own replica is given up, and a replica whose "
+        "event loop does not run. Longer than the longest step: compilation at the first requests counts.",
+    )
+    share_prefixes: bool = Field(
+        default=False,
+        description="Let a tenant's requests use the KV of equal prompts of other tenants. It saves work, and lets "
+        "tenants measure which prompts others send.",
+    )
+    max_text_chars: int = Field(
+        default=4_000_000,
+        ge=1,
+        description="Characters that /tokenize takes, of the generator; a token of /detokenize counts as four.",
     )
     admission: AdmissionArgs = Field(default=AdmissionArgs(), description="The queue in front of the generator.")
     access: AccessArgs = Field(default=AccessArgs(), description="API keys, and limits on what requests may bring.")
+    grammars: GrammarArgs = Field(
+        default=GrammarArgs(), description="How large the grammars of requests may be, and what they may cost."
+    )
+    limits: LimitsArgs = Field(default=LimitsArgs(), description="What clients may hold of an ingress at once.")
 
     @field_validator("logits_processors")
     @classmethod
@@ -229,6 +261,7 @@ class AppArgs(YamlArgs):
             "kv_split": self.kv_split,
             "logits_processors": self.logits_processors,
             "draft_cost": self.draft_cost,
+            "grammars": self.grammars.fields,
         }
 
     def engine_kwargs(self) -> dict[str, Any]:

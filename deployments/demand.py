@@ -10,41 +10,111 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cfg_core.errors import RequestError
+from deployments.pooling_fields import json_type
 from deployments.prefixes import BYTES_PER_TOKEN
-from deployments.protocol import Guidance
+from deployments.protocol import Endpoint, Guidance
 
 USUAL_OUTPUT_TOKENS = 256
 """Taken for a request that sets no limit: it may go on to the end of the context, and seldom does."""
+
+COMPLETION_TOKENS = 16
+"""What OpenAI and vLLM give a completion that does not say."""
+
+MOST_OUTPUT_TOKENS = 2**20
+"""More than any context holds: the engine refuses more than its own."""
+
+MAX_TOKEN_CHARS = 256
+"""Of text, in the longest token of any vocabulary that we know: runs of spaces."""
+
+TOKEN_BYTES, LOGPROB_BYTES = 8, 80
+"""Of JSON text, for a token and for each of its logprobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
     """streams: sequences that the engine holds at once, both streams of each guided one.
 
-    tokens: prompts and outputs of all of them, estimated.
+    tokens: prompts and outputs of all of them, estimated; the engine's own count is in usage.py.
     """
 
     streams: int
     tokens: int
 
 
-def demand_of(body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
-    """Never raises: whatever is wrong with the body is for the engine to say."""
-    choices = count(body.get("n"), 1)
-    prompts = _prompts(body)
-    output = count(body.get("max_completion_tokens"), count(body.get("max_tokens"), USUAL_OUTPUT_TOKENS))
+def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
+    """What the body asks for, read as the engine will read it.
+
+    Raises RequestError for a count that is no integer: vLLM would take "40", 40.0 and true for numbers.
+    """
+    choices = max(1, read_count(body, "n") or 1)
+    output = output_tokens(endpoint, body)
     streams = tokens = 0
-    for prompt in prompts:
+    for prompt in _prompts(endpoint, body):
         lengths = [prompt, *([_negative(guidance, prompt)] if guidance and guidance.enabled else [])]
         streams += choices * len(lengths)
         tokens += sum(lengths) + choices * len(lengths) * output
     return Demand(streams=streams, tokens=tokens)
 
 
-def _prompts(body: Mapping[str, Any]) -> list[int]:
-    """The length of each prompt, in tokens."""
-    prompt = body["messages"] if "messages" in body else body.get("prompt")
-    if isinstance(prompt, list) and prompt and "messages" not in body and not isinstance(prompt[0], int):
+def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """The most that one choice may have, or what it usually has if the body sets no limit."""
+    limit = read_count(body, "max_tokens")
+    if endpoint == "chat":
+        newer = read_count(body, "max_completion_tokens")
+        limit = limit if newer is None else newer
+    elif limit is None and "max_tokens" not in body:
+        limit = COMPLETION_TOKENS
+    return USUAL_OUTPUT_TOKENS if limit is None else min(max(0, limit), MOST_OUTPUT_TOKENS)
+
+
+def check_streams(demand: Demand, most: int) -> None:
+    """Raise RequestError if one request asks for more streams than it may."""
+    if demand.streams > most:
+        raise RequestError(
+            f"The request has {demand.streams} streams (a guided choice is two), and one request may have {most}: "
+            "ask for fewer choices or prompts, or send several requests.",
+            "n",
+        )
+
+
+def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: int) -> None:
+    """Raise RequestError for a prompt that cannot fit the context, however it is tokenized; 0: not known."""
+    prompt = body.get("prompt")
+    if not context_tokens or endpoint == "chat" or body.get("truncate_prompt_tokens") is not None:
+        return
+    for item in prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]:
+        least = len(item) // MAX_TOKEN_CHARS if isinstance(item, str) else len(item) if isinstance(item, list) else 0
+        if least > context_tokens:
+            raise RequestError(
+                f"The prompt has at least {least} tokens, and this model's maximum context length is {context_tokens}: "
+                "send a shorter one.",
+                "prompt",
+            )
+
+
+def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: int) -> None:
+    """Raise RequestError if an answer that is not streamed would be larger than this, before it is computed."""
+    if body.get("stream"):
+        return
+    choices = max(1, read_count(body, "n") or 1) * len(_prompts(endpoint, body))
+    logprobs = body.get("top_logprobs") if endpoint == "chat" else body.get("logprobs")
+    entries = 1 + logprobs if type(logprobs) is int and logprobs > 0 else 0
+    size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
+    if size > most_bytes:
+        raise RequestError(
+            f"The answer would have about {size // 2**20} MiB, and one that is not streamed may have "
+            f"{most_bytes // 2**20}: set stream to true, or ask for fewer choices, tokens or logprobs.",
+            "stream",
+        )
+
+
+def _prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> list[int]:
+    """The length of each prompt, in tokens. A chat has one, a completion may have a list; neither reads the other's."""
+    if endpoint == "chat":
+        return [num_tokens(body.get("messages"))]
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return [num_tokens(part) for part in prompt]
     return [num_tokens(prompt)]
 
@@ -68,6 +138,14 @@ def num_tokens(content: Any) -> int:
     if isinstance(content, Mapping):
         return sum(num_tokens(value) for value in content.values() if isinstance(value, str | list | Mapping))
     return 0
+
+
+def read_count(body: Mapping[str, Any], name: str) -> int | None:
+    """A field that counts; None if it is not there. Raises RequestError if it is no integer."""
+    value = body.get(name)
+    if value is not None and type(value) is not int:
+        raise RequestError(f"{name} is {json_type(value)}: send an integer.", name)
+    return value
 
 
 def count(value: object, default: int) -> int:

@@ -4,9 +4,8 @@ Importing this module is cheap: torch is imported when a replica starts.
 """
 
 import asyncio
-import json
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ray import serve
@@ -14,19 +13,22 @@ from ray.serve.config import RequestRouterConfig
 
 from cfg_core.errors import CfgServeError, RequestError
 from cfg_core.prefill_only.checkpoint import ModelInfo
-from cfg_core.prefill_only.types import Output
+from cfg_core.prefill_only.types import Output, too_many_values
 from deployments.config import EncoderArgs
+from deployments.json_text import json_text
 from deployments.log_handlers import log_handlers_kept
 from deployments.pooling_answers import tokenize_answer
 from deployments.pooling_protocol import Call, Job, TokenizeRequest, in_terms_of
 from deployments.routing import QUEUED_TOKENS, QueuedTokensRouter
+from deployments.usage import Computed
 from deployments.watchdog import exit_with_engine
 
 logger = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
 
-_LONG_ANSWER = 32  # outputs; more than these are turned into text beside the event loop
+_LONG_ANSWER = 4_000
+"""Numbers. More than these are turned into text beside the event loop."""
 
 
 @serve.deployment(
@@ -48,37 +50,57 @@ class Embedder:
 
         with log_handlers_kept():  # the executor may be vLLM's
             self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
+        self._max_answer_bytes = args.options.max_answer_bytes
         self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.alive))
 
     async def info(self) -> ModelInfo:
         """What the model can do. It does not change."""
         return self._engine.info
 
-    async def compute(self, job: Job) -> str | CfgServeError:
-        """The answer of a job, as JSON text. Cancelling the call takes its sequences out of the engine's queue."""
+    async def compute(self, job: Job) -> Computed | CfgServeError:
+        """The answer of a job. Cancelling the call takes its sequences out of the engine's queue."""
         return await self._value(self._compute(job))
 
-    async def _compute(self, job: Job) -> str:
-        outputs = [output for part in await asyncio.gather(*map(self._run, job.calls)) for output in part]
-        if len(outputs) > _LONG_ANSWER:
-            return await asyncio.to_thread(lambda: _json(job.answer(outputs)))
-        return _json(job.answer(outputs))
+    async def _compute(self, job: Job) -> Computed:
+        room = int(self._max_answer_bytes / job.answer.bytes_per_value) if job.answer.bytes_per_value else None
+        parts = await asyncio.gather(*(self._run(call, room) for call in job.calls))
+        outputs = [output for part in parts for output in part]
+        num_values = sum(output.num_values for output in outputs)
+        if room is not None and num_values > room:
+            raise too_many_values(num_values, room)
+        text = await self._worded(num_values, lambda: job.answer(outputs))
+        return Computed(text=text, num_tokens=sum(output.num_tokens for output in outputs))
 
-    async def _run(self, call: Call) -> list[Output]:
+    async def _worded(self, num_values: int, answer: Callable[[], Any]) -> str:
+        if num_values > _LONG_ANSWER:
+            return await asyncio.to_thread(lambda: json_text(answer()))
+        return json_text(answer())
+
+    async def _run(self, call: Call, room: int | None) -> list[Output]:
         try:
-            return await self._engine.run(call.inputs, call.options)
+            return await self._engine.run(call.inputs, call.options, room)
         except RequestError as error:
             raise in_terms_of(call, error) from None
 
     async def tokenize(self, request: TokenizeRequest) -> str | CfgServeError:
         """The answer of /tokenize, as JSON text."""
-        ids = await asyncio.to_thread(self._engine.token_ids, request.text, request.add_special_tokens)
-        strings = self._engine.tokens_of(ids) if request.with_strings else None
-        return _json(tokenize_answer(ids, self._engine.info.max_input_tokens, strings))
+        return await self._value(self._tokenize(request))
+
+    async def _tokenize(self, request: TokenizeRequest) -> str:
+        try:
+            ids = await self._engine.token_ids(request.text, request.add_special_tokens)
+        except RequestError as error:
+            raise RequestError(error.message.replace("input 0", "prompt", 1), "prompt") from None
+        strings = await self._engine.tokens_of(ids) if request.with_strings else None
+        answer = tokenize_answer(ids, self._engine.info.max_input_tokens, strings)
+        return await self._worded(len(ids), lambda: answer)
 
     async def detokenize(self, token_ids: list[int]) -> str | CfgServeError:
         """The answer of /detokenize, as JSON text."""
-        return _json({"prompt": await asyncio.to_thread(self._engine.text_of, token_ids)})
+        return await self._value(self._detokenize(token_ids))
+
+    async def _detokenize(self, token_ids: list[int]) -> str:
+        return json_text({"prompt": await self._engine.text_of(token_ids)})
 
     async def engine_state(self) -> dict[str, int] | CfgServeError:
         """What waits and what runs in this replica's engine, at this moment."""
@@ -108,7 +130,3 @@ class Embedder:
         if hasattr(self, "_watchdog"):
             self._watchdog.cancel()
             self._engine.close()
-
-
-def _json(answer: Any) -> str:
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))

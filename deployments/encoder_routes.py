@@ -7,19 +7,20 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from deployments.access import Gate
+from deployments.bodies import Bodies
 from deployments.calls import in_time
 from deployments.config import AppArgs
 from deployments.encoders import Encoders
 from deployments.http_app import app, json_text, tenant_of
 from deployments.pooling_protocol import PoolingEndpoint, read_job
-from deployments.protocol import decode_body
 from deployments.terms import take_timeout
 
 
 class EncoderRoutes:
-    """Embedding, reranking, classification. Needs `_args`, `_encoders` and `_gate`."""
+    """Embedding, reranking, classification. Needs `_args`, `_bodies`, `_encoders` and `_gate`."""
 
     _args: AppArgs
+    _bodies: Bodies
     _encoders: Encoders
     _gate: Gate
 
@@ -59,11 +60,13 @@ class EncoderRoutes:
 
     async def _compute(self, endpoint: PoolingEndpoint, request: Request) -> Response:
         """Check the request, and send it whole to one replica of the encoder that it names."""
-        body = decode_body(await request.body())
+        body = await self._bodies.read(request)
         async with in_time(take_timeout(body, request.headers, self._args.admission.default_timeout_s)):
             name, info = await self._encoders.choose(endpoint, body.get("model"))
             tenant = tenant_of(request)
             self._gate.allow_model(tenant, name)
             job = read_job(endpoint, body, name, info)
-            self._gate.charge(tenant, job.num_tokens)
-            return json_text(await self._encoders.call(name, "compute", job))
+            with self._gate.charge(tenant, job.num_tokens) as charge:
+                computed = await self._encoders.call(name, "compute", job)
+                charge.settle(computed.num_tokens)
+            return json_text(computed.text)

@@ -53,6 +53,7 @@ class ReplicaLoad:
     running: int = 0
     waiting: int = 0
     max_num_seqs: int = 0
+    max_model_len: int = 0
     prefill_tokens_per_s: int = PREFILL_TOKENS_PER_S
     waiting_tokens: float = 0.0
     sent_blocks: int = 0
@@ -184,7 +185,7 @@ def waiting_tokens(reported: ReplicaLoad, at: float, new: Iterable[Work], now: f
 @dataclass(frozen=True, kw_only=True)
 class FleetView:
     """Sums over the running replicas of one deployment, fields as in ReplicaLoad; as it was when this process last sent
-    a request or got an answer, or a report came.
+    a request or got an answer, or a report came. max_model_len is the same for all, and no sum.
 
     replicas: running; reporting: those that have told of their KV blocks. report_age_s: of the oldest report; inf if a
     replica has not reported. Serve passes a report on only if it differs from the one before: without REPORTED_AT in
@@ -199,10 +200,12 @@ class FleetView:
     running: int = 0
     waiting: int = 0
     max_num_seqs: int = 0
+    max_model_len: int = 0
     report_age_s: float = math.inf
 
 
-SUMMED = tuple(field.name for field in fields(FleetView) if field.name in ReplicaLoad.__dataclass_fields__)
+NOT_SUMMED = ("max_model_len",)
+SUMMED = tuple(f.name for f in fields(FleetView) if f.name in REPORTED and f.name not in NOT_SUMMED)
 
 _lock = threading.Lock()
 _published: dict[str, tuple[tuple[ReplicaLoad, ...], float]] = {}
@@ -224,5 +227,6 @@ def fleet(deployment: str) -> FleetView:
         replicas=len(loads),
         reporting=sum(load.total_blocks > 0 for load in loads),
         report_age_s=time.monotonic() - reported_at,
+        max_model_len=max((load.max_model_len for load in loads), default=0),
         **{name: sum(getattr(load, name) for load in loads) for name in SUMMED},
     )

@@ -1,19 +1,19 @@
-"""The generator as CfgRouter sees it: a queue, then a call that survives the loss of a replica once."""
+"""The generator as CfgRouter sees it: a queue, then a call that survives the loss of a replica once, then the bill."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
 
-from cfg_core.errors import EngineDeadError
+from cfg_core.errors import EngineDeadError, EngineError
 from deployments import dispatches
+from deployments.access import Charge
 from deployments.admission import AdmissionQueue, Share
 from deployments.calls import Answer, EventStream, events, in_time
 from deployments.config import AppArgs
@@ -22,6 +22,7 @@ from deployments.fleet import fleet
 from deployments.http_app import json_text
 from deployments.protocol import Endpoint, Guidance
 from deployments.terms import Terms
+from deployments.usage import Usage
 
 DEFAULT_MAX_NUM_SEQS = 256
 """Of an engine that has not reported, and whose configuration does not say."""
@@ -29,7 +30,8 @@ DEFAULT_MAX_NUM_SEQS = 256
 SPARE = 1.25
 """Streams that are sent to a replica, for each that it can run: the engine has the next ones at hand."""
 
-ADMIT_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5
+"""How often the ingress looks whether the capacity has grown, and whether replicas have fallen silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Job:
     share: Share
     terms: Terms
     demand: Demand
+    charge: Charge
 
 
 class Generator:
@@ -54,19 +57,33 @@ class Generator:
         self._args = args
         self._deployment = handle.deployment_name
         limits = args.admission
-        self.queue = AdmissionQueue(self.capacity, limits.max_queued_streams, limits.max_queued_tokens)
-        self._admitting: asyncio.Task[None] | None = None
+        self.queue = AdmissionQueue(
+            self.capacity,
+            limits.max_queued_streams,
+            limits.max_queued_tokens,
+            most_of_one=lambda: int(limits.max_share * self._slots() * self._replicas()),
+        )
+        self._visits: set[_Visit] = set()
+        self._looking: asyncio.Task[None] | None = None
         self.num_retried = 0
 
     def capacity(self) -> int:
         """Streams that may be with the engines now. Before a replica has reported, as if there were one."""
+        return (self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())) * self._replicas()
+
+    def _replicas(self) -> int:
+        return max(1, fleet(self._deployment).replicas)
+
+    def _slots(self) -> int:
+        """Streams that one engine runs at once."""
         view = fleet(self._deployment)
-        per_replica = self._args.admission.streams_per_replica
-        if per_replica is None:
-            reported = view.max_num_seqs / view.reporting if view.reporting else None
-            seqs = reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS
-            per_replica = math.ceil(SPARE * seqs)
-        return per_replica * max(1, view.replicas)
+        reported = view.max_num_seqs // view.reporting if view.reporting else None
+        return int(reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
+
+    def context_tokens(self) -> int:
+        """The model's maximum context length; 0 before a replica has reported it, unless it is configured."""
+        configured = self._args.engine.get("max_model_len")
+        return configured if type(configured) is int and configured > 0 else fleet(self._deployment).max_model_len
 
     def gauges(self) -> dict[str, float]:
         """For /metrics: the queue, and the sums over the replicas as this ingress sees them."""
@@ -89,52 +106,95 @@ class Generator:
 
         So an error before the first byte has its own HTTP status, in streams too. Raises CfgServeError.
         """
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look_around())
         deadline = None
         if job.terms.timeout_s is not None:
             deadline = asyncio.get_running_loop().time() + job.terms.timeout_s
-        leave = await self._enter(job)
+        visit = await self._enter(job)
         try:
-            answer, first = await self._open(job, deadline)
-        except BaseException:
-            leave()
+            answer, first = await self._open(visit, deadline)
+            if first.startswith("data:"):
+                return EventStream(events(answer, first), on_end=visit.end)
+            whole = await answer.rest(first)
+        except BaseException as error:
+            visit.abort(failed=isinstance(error, EngineError))
             raise
-        if first.startswith("data:"):
-            return EventStream(events(answer, first), on_end=leave)
-        leave()
-        return json_text(first)
+        visit.end()
+        return json_text(whole)
 
-    async def _enter(self, job: Job) -> Callable[[], None]:
-        """Wait for a place; returns what gives it back."""
-        if self._admitting is None:
-            self._admitting = asyncio.ensure_future(self._admit_as_capacity_grows())
-        async with in_time(job.terms.timeout_s):
-            await self.queue.enter(job.share, job.demand, job.terms.priority)
-        return lambda: self.queue.leave(job.share, job.demand)
+    async def _enter(self, job: Job) -> _Visit:
+        """Wait for a place. A request holds at most so many streams at once; its other choices wait in the replica."""
+        at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
+        demand = replace(job.demand, streams=min(job.demand.streams, at_once))
+        try:
+            async with in_time(job.terms.timeout_s):
+                await self.queue.enter(job.share, demand, job.terms.priority)
+        except BaseException:
+            job.charge.settle(0)
+            raise
+        visit = _Visit(self, job, demand)
+        self._visits.add(visit)
+        return visit
 
-    async def _admit_as_capacity_grows(self) -> None:
+    def leave(self, visit: _Visit, demand: Demand) -> None:
+        """Called by a visit at its end."""
+        self._visits.discard(visit)
+        self.queue.leave(visit.job.share, demand)
+
+    async def _look_around(self) -> None:
         while True:
-            await asyncio.sleep(ADMIT_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S)
             self.queue.admit()
+            for visit in list(self._visits):
+                visit.give_up_if_silent(self._args.silence_timeout_s)
 
-    async def _open(self, job: Job, deadline: float | None) -> tuple[Answer, str]:
-        """A replica's answer, and the first item of it. A lost engine is tried again elsewhere: the client has seen
+    async def _open(self, visit: _Visit, deadline: float | None) -> tuple[Answer, str]:
+        """A replica's answer, and the first text of it. A lost engine is tried again elsewhere: the client has seen
         nothing of it. Any other error is raised."""
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
-                return await self._call(job, deadline)
+                return await self._call(visit, deadline)
             except EngineDeadError:
                 if not retries_left:
                     raise
                 self.num_retried += 1  # at once: the replica that failed gets nothing now (dispatches.py)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _call(self, job: Job, deadline: float | None) -> tuple[Answer, str]:
-        call = uuid.uuid4().hex
+    async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, str]:
+        call, job = uuid.uuid4().hex, visit.job
         with dispatches.expected(call) as dispatch:
             items = self._stream.remote(job.endpoint, job.body, job.guidance, job.headers, call)
-            answer = Answer(items, self._args.silence_timeout_s, deadline, dispatch)
+            visit.answer = answer = Answer(items, deadline, dispatch)
             try:
                 return answer, await answer.next()
-            except asyncio.CancelledError:
-                answer.cancel()
-                raise
+            except StopAsyncIteration:
+                raise EngineDeadError("The engine ended without an answer: send the request again.") from None
+
+
+class _Visit:
+    """One request's stay with the engines: its place in the queue, its answer, its charge. Ended once."""
+
+    def __init__(self, generator: Generator, job: Job, demand: Demand) -> None:
+        self.job = job
+        self.answer: Answer | None = None
+        self._generator, self._demand = generator, demand
+        self._ended = False
+
+    def give_up_if_silent(self, for_s: float) -> None:
+        if self.answer is not None:
+            self.answer.give_up_if_silent(for_s)
+
+    def abort(self, failed: bool) -> None:
+        """End before the answer did. What the server failed at costs nothing."""
+        if self.answer is not None:
+            self.answer.cancel()
+        self.end(free=failed)
+
+    def end(self, free: bool = False) -> None:
+        """Give the place back, and settle the charge with what the engine did. Again, it does nothing."""
+        if not self._ended:
+            self._ended = True
+            self._generator.leave(self, self._demand)
+            usage = Usage() if free or self.answer is None else self.answer.usage
+            self.job.charge.settle(usage.tokens)

@@ -7,7 +7,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from cfg_core.errors import CfgServeError
-from deployments.access import Tenant
+from deployments import own_headers
+from deployments.access import ANONYMOUS, Tenant
 from deployments.http_errors import error_body, http_error
 from deployments.http_guard import install
 
@@ -33,14 +34,26 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def forwarded(request: Request) -> dict[str, str]:
-    return {name: value for name in FORWARDED_HEADERS if (value := request.headers.get(name)) is not None}
+def forwarded(request: Request, share_prefixes: bool = True) -> dict[str, str]:
+    """What a replica is told of a request beside its body. share_prefixes: see AppArgs."""
+    headers = {name: value for name in FORWARDED_HEADERS if (value := request.headers.get(name)) is not None}
+    headers[own_headers.CLIENT] = client_of(request)
+    tenant = tenant_of(request)
+    if tenant is not ANONYMOUS and not share_prefixes:
+        headers[own_headers.TENANT] = tenant.name
+    return headers
 
 
 def tenant_of(request: Request) -> Tenant:
     """Whom the request is counted for (http_guard.py)."""
     tenant: Tenant = request.state.tenant
     return tenant
+
+
+def client_of(request: Request) -> str:
+    """The tenant's name where keys are configured, else the client's address (http_guard.py)."""
+    client: str = request.state.client
+    return client
 
 
 def json_text(text: str) -> Response:

@@ -25,9 +25,15 @@ class BodyTooLargeError(RequestError):
     """The request's body is larger than this server reads."""
 
 
+class BodyTimeoutError(RequestError):
+    """The request's body did not arrive in time."""
+
+
 class DeadlineError(CfgServeError):
     """The request's own `timeout` has passed."""
 
+
+MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 2000, 100
 
 _UNSAID = "The engine failed to serve this request, and did not say why: see the server's log."
 
@@ -46,6 +52,7 @@ STATUS = (
     (AuthenticationError, 401, "authentication_error"),
     (PermissionDeniedError, 403, "permission_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
+    (BodyTimeoutError, 408, "timeout_error"),
     (UnknownModelError, 404, "not_found_error"),
     (RequestError, 400, "invalid_request_error"),
     (OverloadedError, 429, "overloaded_error"),
@@ -79,6 +86,8 @@ def error_of(status: int, message: str, param: str | None = None) -> CfgServeErr
 
 
 def error_body(message: str, status: int, kind: str, param: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object. Characters that JSON text cannot carry are replaced."""
-    text = message.encode("utf-8", "replace").decode()
+    """OpenAI's error object. Characters that JSON text cannot carry are replaced. What a message or a parameter quotes
+    of the request may be of any size: both are cut."""
+    text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+    param = param and param[:MAX_PARAM_CHARS].encode("utf-8", "replace").decode()
     return {"error": {"message": text, "type": kind, "param": param, "code": status}}

@@ -1,4 +1,7 @@
-"""What every HTTP request passes before the routes: its id, its key, its size, and one line in the log.
+"""What every HTTP request passes before the routes: its id, its key, its bounds, and one line in the log.
+
+Bounds: the size of its body and the time in which it arrives (limits.py), how much its client holds at once, and for
+how long the client may leave its answer unread.
 
 Serve pickles the FastAPI app when CfgRouter's class is made, and each replica unpickles a copy that CfgRouter.__init__
 cannot reach. So the app holds a function, `current_policy`, which pickles by its name and reads this module in the
@@ -12,11 +15,13 @@ Imports neither ray, vllm nor torch.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -27,11 +32,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineError
 from deployments.access import ANONYMOUS, AccessArgs, Gate, Tenant
-from deployments.http_errors import BodyTooLargeError, http_error
+from deployments.http_errors import BodyTimeoutError, BodyTooLargeError, http_error
+from deployments.limits import Crowd, LimitsArgs, Stay
 from deployments.metrics import Metrics
+from deployments.serve_queue import queue_behind, room
 
 OPEN_PATHS = ("/health", "/ready")
-"""Answered without a key: load balancers and orchestrators have none."""
+"""Answered without a key, and however many requests are here: load balancers and orchestrators ask them."""
+
+DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
+"""Of a body that is refused as too large: read and dropped, or its client would meet a reset before the answer."""
 
 REQUEST_ID = b"x-request-id"
 MAX_LOGGED_CHARS = 500
@@ -50,15 +60,17 @@ class Policy:
     """What Guard enforces. One object, so that it is replaced whole or not at all."""
 
     gate: Gate
+    crowd: Crowd
     max_body_bytes: int
     log_prompts: bool = False
     metrics: Metrics | None = None
 
     @classmethod
-    def of(cls, access: AccessArgs, metrics: Metrics | None = None) -> Policy:
-        """`access` is resolved. Makes new, full buckets for the rates."""
+    def of(cls, access: AccessArgs, metrics: Metrics | None = None, limits: LimitsArgs | None = None) -> Policy:
+        """`access` is resolved. Makes new, full buckets for the rates, and an empty crowd."""
         return cls(
-            gate=Gate(access),
+            gate=Gate(access, charged=metrics.charged) if metrics else Gate(access),
+            crowd=Crowd(limits or LimitsArgs()),
             max_body_bytes=access.max_body_bytes,
             log_prompts=access.log_prompts,
             metrics=metrics,
@@ -87,9 +99,9 @@ def install(app: FastAPI) -> None:
 class Guard:
     """ASGI middleware. Bodies and answers pass chunk by chunk, and the client's disconnect arrives as it was sent.
 
-    For the app it sets `state.request_id` and `state.tenant` (ANONYMOUS on open paths), and makes the request's
-    `x-request-id` header that id. What it refuses itself is told in OpenAI's shape. Websockets are refused: no route
-    here is one, and they would pass without a key.
+    For the app it sets `state.request_id`, `state.tenant` (ANONYMOUS on open paths) and `state.client` (see limits.py),
+    and makes the request's `x-request-id` header that id. What it refuses itself is told in OpenAI's shape. Websockets
+    are refused: no route here is one, and they would pass without a key.
 
     `behind_serve`: Serve's proxy adds to each response the `x-request-id` that it sent here, so that one is not added
     a second time. (If it was ill-formed the response carries both, the proxy's and the one that counts.)
@@ -117,6 +129,10 @@ class Guard:
             await self._app(scope, receive, send)
 
 
+class ClientStalledError(Exception):
+    """The client does not read its answer."""
+
+
 class Exchange:
     """One request and its answer, on their way through Guard, whose arguments these are."""
 
@@ -139,6 +155,11 @@ class Exchange:
         self._request_id = given if is_well_formed else uuid.uuid4().hex
         self._tells_id = not (behind_serve and is_well_formed)
         self._tenant: Tenant | None = None
+        self._client = scope["client"][0] if scope.get("client") else "unknown"
+        self._stay: Stay | None = None
+        self._body_is_whole = False
+        self._body_deadline = 0.0  # of the event loop's clock
+        self._queue = queue_behind(send)
         self._status: int | None = None  # of the answer, once it has begun
         self._began_s = now()
         self._first_byte_s: float | None = None
@@ -149,17 +170,23 @@ class Exchange:
         """Let the request in, or refuse it. An error after the answer began is raised: the server ends it."""
         try:
             self._tenant = self._authenticate()
+            self._come_in()
             self._check_declared_size()
             await app(self._scope_inside(), self._receive_counted, self._send_marked)
+        except ClientStalledError as error:
+            logger.warning("request_id=%s %s", self._request_id, error)
         except CfgServeError as error:
             if self._status is not None:
                 raise
+            await self._drain(error)
             await self._answer(error)
         except Exception:
             if self._status is None:
                 await self._answer(EngineError("Internal error: see the server's log."))
             raise
         finally:
+            if self._stay is not None:
+                self._stay.end()
             self._log()
             self._count()
 
@@ -169,6 +196,15 @@ class Exchange:
         if self._path in OPEN_PATHS:
             return ANONYMOUS
         return self._policy.gate.authenticate(self._headers.get("authorization"), self._headers.get("x-api-key"))
+
+    def _come_in(self) -> None:
+        """Raises OverloadedError if this client, or all together, have too many requests here."""
+        policy = self._policy
+        self._body_deadline = asyncio.get_running_loop().time() + policy.crowd.args.body_timeout_s
+        if policy.gate.has_keys and self._tenant is not None:
+            self._client = self._tenant.name
+        if self._path not in OPEN_PATHS:
+            self._stay = policy.crowd.stay(self._client)
 
     def _check_declared_size(self) -> None:
         """A length that is no number is left to be counted as the body arrives."""
@@ -184,19 +220,46 @@ class Exchange:
     def _scope_inside(self) -> Scope:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
-        state = {**self._scope.get("state", {}), "request_id": self._request_id, "tenant": self._tenant}
+        ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
+        state = {**self._scope.get("state", {}), **ours}
         return {**self._scope, "headers": headers, "state": state}
 
     async def _receive_counted(self) -> Message:
-        """Raises BodyTooLargeError, in the route that reads the body."""
-        message = await self._receive()
+        """Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads the body."""
+        message = await self._receive_in_time()
         if message["type"] == "http.request":
             body = message.get("body", b"")
+            self._body_is_whole = not message.get("more_body", False)
             self._bytes_in += len(body)
             self._check_size(self._bytes_in)
+            if self._stay is not None:
+                self._stay.hold(len(body))
             if self._policy.log_prompts:
                 self._head = (self._head + body)[: 4 * MAX_LOGGED_CHARS]
         return message
+
+    async def _receive_in_time(self) -> Message:
+        """What comes after the body, the client's leaving, may take any time."""
+        if self._body_is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._body_deadline):
+                return await self._receive()
+        except TimeoutError:
+            limit = self._policy.crowd.args.body_timeout_s
+            raise BodyTimeoutError(f"The body did not arrive within {limit:g} s: send it faster.") from None
+
+    async def _drain(self, error: CfgServeError) -> None:
+        """Read and drop what is left of a body that is too large, unless its client waits for leave to send it."""
+        if not isinstance(error, BodyTooLargeError) or self._headers.get("expect", "").lower() == "100-continue":
+            return
+        num_bytes = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while not self._body_is_whole and num_bytes < DRAINED_BYTES:
+                    message = await self._receive()
+                    self._body_is_whole = not message.get("more_body", False)
+                    num_bytes += len(message.get("body", b""))
 
     # --- the answer ---------------------------------------------------------------------------------
 
@@ -207,7 +270,13 @@ class Exchange:
             message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
         elif message["type"] == "http.response.body":
             self._bytes_out += len(message.get("body", b""))
-        await self._send(message)
+        limit_s = self._policy.crowd.args.stall_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._send(message)
+                await room(self._queue)
+        except TimeoutError:
+            raise ClientStalledError(f"The client has not read its answer for {limit_s:g} s: given up.") from None
 
     def _answer_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
         answer = _without(headers, _OWN_HEADERS)

@@ -41,6 +41,12 @@ class Metrics:
         self._requests = Counter(
             "cfg_serve_requests", "Requests answered.", ("ingress", "path", "status", "tenant"), registry=self._registry
         )
+        self._charged = Counter(
+            "cfg_serve_charged_tokens",
+            "Tokens of prompts and outputs, of all streams.",
+            ("ingress", "tenant"),
+            registry=self._registry,
+        )
         names = ("ingress", "path")
         self._first_byte = Histogram(
             "cfg_serve_first_byte_seconds", "To the first byte.", names, registry=self._registry, buckets=SECONDS
@@ -58,6 +64,10 @@ class Metrics:
         if first_byte_s is not None:
             self._first_byte.labels(self._ingress, path).observe(first_byte_s)
         self._duration.labels(self._ingress, path).observe(duration_s)
+
+    def charged(self, tenant: str, num_tokens: int) -> None:
+        """A request was charged so many tokens: what the engine did for it (usage.py)."""
+        self._charged.labels(self._ingress, tenant).inc(num_tokens)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

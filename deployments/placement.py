@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from deployments import own_headers
 from deployments.demand import count
 from deployments.fleet import REPORT_AGE_S, ReplicaLoad, SentLedger, Work
 from deployments.prefixes import CHUNK_TOKENS, Prefix, PrefixIndex, prefixes_of
@@ -91,7 +92,7 @@ def group_request(
     batch = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else [prompts]
     longest = body.get("max_completion_tokens") or body.get("max_tokens")
     return GroupRequest(
-        prefixes=prefixes_of(endpoint, body, guidance),
+        prefixes=prefixes_of(endpoint, body, guidance, headers.get(own_headers.TENANT)),
         copies=min(MAX_COPIES, count(body.get("n"), 1) * len(batch)),
         output_tokens=min(OUTPUT_TOKENS, count(longest, OUTPUT_TOKENS)),
         session=headers.get(SESSION_HEADER) or None,

@@ -18,9 +18,18 @@ import numpy.typing as npt
 
 from cfg_core.prefill_only.types import Output, SparseVector, Task
 
+JSON_BYTES, BASE64_BYTES, SPARSE_BYTES = 22.0, 16 / 3, 45.0
+"""Of one number: float32 as Python words it, four bytes in base64, and an object of index and value."""
+
 
 class Answer(Protocol):
-    """`outputs`: of all the calls of a job, in their order. Returns what the client gets."""
+    """`outputs`: of all the calls of a job, in their order. Returns what the client gets.
+
+    bytes_per_value: size in the answer of each number in the outputs, about; 0 if their numbers are not in it.
+    """
+
+    @property
+    def bytes_per_value(self) -> float: ...
 
     def __call__(self, outputs: Sequence[Output]) -> Any: ...
 
@@ -31,6 +40,10 @@ class EmbeddingsAnswer:
 
     model: str
     base64: bool
+
+    @property
+    def bytes_per_value(self) -> float:
+        return BASE64_BYTES if self.base64 else JSON_BYTES
 
     def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
         rows = [
@@ -48,6 +61,12 @@ class PoolingAnswer:
     task: Task
     base64: bool
 
+    @property
+    def bytes_per_value(self) -> float:
+        if self.task == "sparse":
+            return SPARSE_BYTES
+        return BASE64_BYTES if self.base64 else JSON_BYTES
+
     def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
         rows = [
             {"object": "pooling", "index": i, "data": numbers(output.values[self.task], self.base64)}
@@ -63,6 +82,10 @@ class ClassifyAnswer:
     model: str
     labels: tuple[str, ...]
 
+    @property
+    def bytes_per_value(self) -> float:
+        return JSON_BYTES
+
     def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
         rows = [self._row(i, np.asarray(output.values["classify"])) for i, output in enumerate(outputs)]
         return _listed("classify", self.model, rows, outputs)
@@ -75,6 +98,10 @@ class ClassifyAnswer:
 @dataclass(frozen=True)
 class SparseAnswer:
     """TEI's /embed_sparse."""
+
+    @property
+    def bytes_per_value(self) -> float:
+        return SPARSE_BYTES
 
     def __call__(self, outputs: Sequence[Output]) -> list[Any]:
         return [numbers(output.values["sparse"]) for output in outputs]
@@ -113,6 +140,10 @@ class ScoreAnswer:
     model: str
     scores: Scores | Cosine
 
+    @property
+    def bytes_per_value(self) -> float:
+        return 0.0
+
     def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
         rows = [{"index": i, "object": "score", "score": score} for i, score in enumerate(self.scores(outputs))]
         return _listed("score", self.model, rows, outputs)
@@ -127,6 +158,10 @@ class RerankAnswer:
     top_n: int | None = None
     documents: Sequence[str] | None = None
     """Sent back with the scores if they are here."""
+
+    @property
+    def bytes_per_value(self) -> float:
+        return 0.0
 
     def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
         best = ranking(self.scores(outputs))[: self.top_n]
@@ -143,6 +178,10 @@ class TeiRerankAnswer:
 
     scores: Scores | Cosine
     texts: Sequence[str] | None = None
+
+    @property
+    def bytes_per_value(self) -> float:
+        return 0.0
 
     def __call__(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
         best = ranking(self.scores(outputs))

@@ -43,7 +43,7 @@ from deployments.pooling_fields import (
     read_whole_number,
     wants_base64,
 )
-from deployments.protocol import CARRIERS, near_miss
+from deployments.protocol import CARRIERS, carried, near_miss
 
 PoolingEndpoint = Literal["embeddings", "rerank", "score", "pooling", "classify", "embed_sparse"]
 
@@ -137,7 +137,7 @@ def read_job(endpoint: PoolingEndpoint, body: Mapping[str, Any], model: str, inf
 
 def refuse_foreign_fields(body: Mapping[str, Any]) -> None:
     """Raise for fields that would change the result and that encoders do not have."""
-    inner = [name for carrier in CARRIERS if isinstance(body.get(carrier), Mapping) for name in body[carrier]]
+    inner = [name for carrier in CARRIERS for name in carried(body, carrier)]
     for name in (*body, *inner):
         if (looks_like_guidance(name) or near_miss(name)) and body.get(name, name) is not None:
             raise GuidanceError(f"{name} guides generated text, and encoders generate none: leave it out.", name)

@@ -66,9 +66,14 @@ def _chain(data: bytes, width: int, root: str) -> tuple[bytes, ...]:
 # --- requests -------------------------------------------------------------------------------------
 
 
-def prefixes_of(endpoint: str, body: Mapping[str, Any], guidance: Guidance | None) -> tuple[Prefix, ...]:
-    """The prefixes of a request's streams, the conditional first. Never raises."""
-    salt = f"{body.get('model')} {body.get('cache_salt')}"  # adapters have KV of their own, and so do salts
+def prefixes_of(
+    endpoint: str, body: Mapping[str, Any], guidance: Guidance | None, tenant: str | None = None
+) -> tuple[Prefix, ...]:
+    """The prefixes of a request's streams, the conditional first. Never raises.
+
+    tenant: whose KV is found by nobody else; None: it is shared.
+    """
+    salt = f"{body.get('model')} {body.get('cache_salt')} {tenant}"  # adapters have KV of their own, and so do salts
     return tuple(Prefix.of(stream, salt) for stream in streams_of(endpoint, body, guidance))
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal, NoReturn
 
 from cfg_core.errors import GuidanceError, RequestError
@@ -42,6 +43,23 @@ CARRIERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
 """Objects in which guidance fields get lost or pass unchecked: refused there."""
 
 SYSTEM_ROLES = ("system", "developer")
+
+MAX_NESTING = 100
+"""Objects and lists inside each other, in a body. vLLM takes JSON schemas of about this depth."""
+
+MAX_FIELDS = 256
+"""Of a body, and of an object in it that is searched for misspelt fields. vLLM knows about 100."""
+
+MAX_NAME_CHARS = 64
+"""Longer names are like none of ours."""
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # linear also where a string has no end
+_STEP = [0] * 256
+for _bracket in b"[{":
+    _STEP[_bracket] = 1
+for _bracket in b"]}":
+    _STEP[_bracket] = -1
+_NOT_BRACKETS = bytes(byte for byte in range(256) if not _STEP[byte])
 
 _LONG_INTEGER = re.compile(rb"\d{19}")
 
@@ -80,8 +98,10 @@ class Guidance:
 
 def decode_body(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`, or RequestError. Its numbers are finite, its integers fit 64 bits (a scale may be
-    larger), its text is whole characters: vLLM takes all three for granted."""
+    larger), its text is whole characters: vLLM takes all three for granted. It is nested MAX_NESTING deep at most, so
+    that whoever walks it, pickling included, may recurse; and has MAX_FIELDS fields at most."""
     non_finite: list[str] = []
+    _refuse_deep_nesting(raw)
     try:
         body = json.loads(raw, parse_float=_float(non_finite), parse_constant=_float(non_finite))
     except RecursionError:
@@ -90,6 +110,8 @@ def decode_body(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
         raise RequestError(f"The body must be a JSON object, not {_json_type(body)}.")
+    if len(body) > MAX_FIELDS:
+        raise RequestError(f"The body has {len(body)} fields: send at most {MAX_FIELDS}.")
     if non_finite:
         _refuse_non_finite(body, non_finite[0])
     if _LONG_INTEGER.search(raw):
@@ -97,6 +119,15 @@ def decode_body(raw: bytes) -> dict[str, Any]:
     if b"\\ud" in raw.lower():
         _refuse_lone_surrogates(body)
     return body
+
+
+def _refuse_deep_nesting(raw: bytes) -> None:
+    """Before parsing: the parser recurses. Counts brackets outside of strings; malformed JSON is for the parser."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
+        return
+    brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
+    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_NESTING:
+        raise RequestError(f"The body is nested more than {MAX_NESTING} deep: send a flatter JSON object.")
 
 
 def _float(non_finite: list[str]) -> Callable[[str], float]:
@@ -172,6 +203,8 @@ def near_miss(name: str) -> bool:
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:
+    if len(name) > MAX_NAME_CHARS:
+        return []
     return difflib.get_close_matches(name, known, cutoff=0.85)
 
 
@@ -201,10 +234,19 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
     """Guidance or processors inside another object would be ignored by vLLM, or reach the engine unchecked."""
     for carrier in CARRIERS:
-        inner = body.get(carrier)
-        for name in inner if isinstance(inner, Mapping) else ():
+        for name in carried(body, carrier):
             if looks_like_guidance(name) or name == LOGITS_PROCESSORS:
                 raise GuidanceError(f"{name} stands inside {carrier}: move it to the top level of the body.", carrier)
+
+
+def carried(body: Mapping[str, Any], carrier: str) -> Mapping[str, Any]:
+    """The object of that name in the body; empty if there is none. Raises RequestError if it has too many fields."""
+    inner = body.get(carrier)
+    if not isinstance(inner, Mapping):
+        return {}
+    if len(inner) > MAX_FIELDS:
+        raise RequestError(f"{carrier} has {len(inner)} fields: send at most {MAX_FIELDS}.", carrier)
+    return inner
 
 
 def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:

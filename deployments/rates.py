@@ -20,6 +20,7 @@ class Bucket:
     def __init__(self, per_minute: int) -> None:
         self.per_minute = per_minute
         self.full_at_s = -math.inf
+        self.corrected_s = 0.0  # refill time of all that was corrected upwards
 
     def wait_s(self, amount: int, now_s: float) -> float:
         """Seconds until it holds `amount`, which is at most `per_minute`; 0 if it does now."""
@@ -30,8 +31,13 @@ class Bucket:
         """Only after `wait_s` said 0."""
         self.full_at_s = max(self.full_at_s, now_s) + self._refill_s(amount)
 
+    def correct(self, amount: int, now_s: float) -> None:
+        """So much more was used than was taken; less, if negative. The bucket may owe."""
+        self.full_at_s = max(self.full_at_s, now_s) + self._refill_s(amount)
+        self.corrected_s += max(0.0, self._refill_s(amount))
+
     def check_integrity(self, now_s: float) -> None:
-        assert self.full_at_s - now_s <= MINUTE_S + ROUNDING_S, "more was taken than a bucket holds"
+        assert self.full_at_s - now_s <= MINUTE_S + self.corrected_s + ROUNDING_S, "more was taken than a bucket holds"
 
     def _refill_s(self, amount: int) -> float:
         return amount * MINUTE_S / self.per_minute
@@ -58,6 +64,11 @@ class Rates:
         self._refuse_early(amounts, now_s)
         for unit, bucket in self._buckets.items():
             bucket.take(amounts[unit], now_s)
+
+    def correct(self, more_tokens: int, now_s: float) -> None:
+        """A request took so many tokens more than it was charged for; less, if negative. A tenant may owe tokens."""
+        if (bucket := self._buckets.get("tokens")) is not None:
+            bucket.correct(more_tokens, now_s)
 
     def _refuse_early(self, amounts: dict[str, int], now_s: float) -> None:
         waits_s = {unit: bucket.wait_s(amounts[unit], now_s) for unit, bucket in self._buckets.items()}

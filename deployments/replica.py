@@ -18,10 +18,13 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.autoscaling import report
 from deployments.config import AppArgs
-from deployments.heartbeat import with_heartbeats
+from deployments.liveness import Beacon
 from deployments.log_handlers import log_handlers_kept
+from deployments.progress import with_progress
 from deployments.protocol import Endpoint, Guidance
 from deployments.routing import GroupRouter
+from deployments.sse import parts
+from deployments.usage import Meter, Usage
 from deployments.watchdog import PULSE_S, Pulse, exit_with_engine
 
 logger = logging.getLogger("ray.serve")
@@ -55,27 +58,43 @@ class ModelReplica:
         with log_handlers_kept():
             from deployments.vllm_serving import VllmServer
 
-            self._server = await VllmServer.start(args.engine_kwargs(), args.plugin_kwargs, args.frontend, group)
+            self._server = await VllmServer.start(
+                args.engine_kwargs(),
+                args.plugin_kwargs,
+                args.frontend,
+                group,
+                streams_at_once=args.admission.streams_at_once_per_request,
+                max_text_chars=args.max_text_chars,
+            )
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
+        self._beacon = Beacon(ray.util.get_node_ip_address(), args.hang_timeout_s)
         self._watchdogs = [
-            asyncio.create_task(exit_with_engine(lambda: self._server.errored or self._pulse.has_stopped)),
+            asyncio.create_task(exit_with_engine(self._engine_is_dead)),
             asyncio.create_task(self._pulse.run()),
         ]
 
+    def _engine_is_dead(self) -> bool:
+        """Called several times a second by the event loop, so it also tells the beacon that the loop runs."""
+        self._beacon.tick()
+        return self._server.errored or self._pulse.has_stopped
+
     async def generate(
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None, headers: dict[str, str], call: str
-    ) -> AsyncIterator[str | CfgServeError]:
-        """Yield the SSE chunks of a stream, or one JSON text, and heartbeats between them; a CfgServeError is the last
-        item if it failed. `call` is for the router (dispatches.py).
+    ) -> AsyncIterator[str | Usage | CfgServeError]:
+        """Yield the SSE chunks of a stream, or one JSON text in parts, and reports of usage between them (progress.py);
+        a CfgServeError is the last item if it failed. `call` is for the router (dispatches.py).
 
         Cancelling the call, or closing the iterator, aborts the group in the engine.
         """
+        meter = Meter()
         try:
-            texts = self._server.generate(endpoint, body, guidance, headers)
-            async with aclosing(with_heartbeats(texts)) as items:
+            texts = self._server.generate(endpoint, body, guidance, headers, meter)
+            async with aclosing(with_progress(texts, lambda: meter.usage)) as items:
                 async for item in items:
-                    yield item
+                    for part in parts(item) if isinstance(item, str) else (item,):
+                        yield part
         except CfgServeError as error:
+            yield meter.usage
             yield self._noted(error)
 
     async def models(self) -> str | CfgServeError:
@@ -108,9 +127,9 @@ class ModelReplica:
         """Requests, groups and KV blocks, as the engine process holds them at this moment."""
         return await self._value(self._server.stats())
 
-    async def record_routing_stats(self) -> dict[str, int]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         """Called by Serve every PULSE_S; GroupRouter reads it."""
-        return self._pulse.stats
+        return self._pulse.stats | self._beacon.address
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for autoscaling.GuidedLoad."""

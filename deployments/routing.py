@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments import dispatches, fleet
+from deployments import dispatches, fleet, liveness
 from deployments.placement import Costs, GroupRequest, Placer, group_request
 
 PRIVATE = {
@@ -176,6 +176,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
             age_s = fleet.report_age_s(stats, time.time())
             self._placer.report(replica.replica_id, stats, time.monotonic(), age_s)
             self._deployment = replica.replica_id.deployment_id.name
+        liveness.lookout.watch(liveness.beacons({r.replica_id: r.routing_stats or {} for r in replicas}))
         super().update_replicas(replicas)
         self._publish()
 

@@ -8,7 +8,7 @@ chunk follows, and gets the `guidance` object when none does.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from cfg_core.errors import CfgServeError, EngineError
@@ -21,6 +21,16 @@ _FINISHED = '"finish_reason":"'
 _ABORTED = '"finish_reason":"abort"'
 _USAGE_ONLY = '"choices":[]'
 # Quotes inside generated text are escaped in JSON (\"), so none of these can come from the model.
+
+
+MAX_PART_CHARS = 2**19
+
+
+def parts(text: str) -> Iterator[str]:
+    """A text in pieces that fit a message between processes, whatever its size. Events are small, and stay whole."""
+    yield text[:MAX_PART_CHARS]
+    for start in range(MAX_PART_CHARS, len(text), MAX_PART_CHARS):
+        yield text[start : start + MAX_PART_CHARS]
 
 
 def may_be_last(chunk: str) -> bool:

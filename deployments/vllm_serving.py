@@ -7,8 +7,12 @@ Importing it imports vllm: only a replica does.
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pydantic
@@ -19,27 +23,27 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
-from vllm.exceptions import GenerationError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
-from cfg_core.errors import CfgServeError, EngineDeadError, GuidanceError, RequestError
+from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import STREAM_LOGPROBS
-from cfg_core.vllm_plugin import guided_engine_args
-from cfg_core.vllm_plugin.stream_logprobs import GuidedLogprob
-from deployments import sse
-from deployments.http_errors import error_of
+from cfg_core.vllm_plugin import compat, guided_engine_args, pace
+from deployments import own_headers, sse
+from deployments.engine_calls import EngineCalls, Run, share_of
+from deployments.engine_errors import checked, own_error, own_errors, parse, reading
+from deployments.grammar_gate import GrammarGate
+from deployments.logprob_answers import show_stream_logprobs
 from deployments.protocol import LOGITS_PROCESSORS, NEGATIVE_IDS, Endpoint, Guidance, guidance_report, negative_body
+from deployments.renderer_lanes import check_text, use_lanes
+from deployments.usage import Meter
 
 PRIVATE = {
     "vllm.v1.engine.async_llm:AsyncLLM": (
         "from_vllm_config",
-        "generate",
         "get_supported_tasks",
         "check_health",
         "errored",
@@ -47,15 +51,8 @@ PRIVATE = {
     ),
     "vllm.v1.engine.core_client:AsyncMPClient": ("call_utility_async",),
     "vllm.config:ParallelConfig": ("placement_group",),
-    "vllm.entrypoints.generate.base.protocol:RequestResponseMetadata": ("final_usage_info",),
-    "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion": (
-        "create_completion",
-        "_create_completion_logprobs",
-    ),
-    "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat": (
-        "create_chat_completion",
-        "_create_chat_logprobs",
-    ),
+    "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion": ("create_completion",),
+    "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat": ("create_chat_completion",),
     "vllm.entrypoints.openai.models.serving:OpenAIServingModels": ("show_available_models",),
     "vllm.entrypoints.serve.tokenize.serving:ServingTokenization": ("create_tokenize", "create_detokenize"),
     "vllm.renderers.online_renderer:OnlineRenderer": ("render_completion", "render_chat"),
@@ -63,19 +60,19 @@ PRIVATE = {
 }
 """Attributes used here of classes that vLLM may change; the names imported above check themselves."""
 
+OWN_HEADERS = (own_headers.CLIENT, own_headers.TENANT)
+
+RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+"""What vLLM reads out of `vllm_xargs` for itself, and takes for an object that the server made."""
+
 
 class HttpContext:
     """Stands in for the `raw_request` of vLLM's serving classes: the client's headers, and a place
-    where vLLM leaves the token usage of the request."""
+    where vLLM leaves what it knows of the request."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self.headers = Headers(dict(headers))
+        self.headers = Headers({name: value for name, value in headers.items() if name not in OWN_HEADERS})
         self.state = State()
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of all choices. Valid once the output is complete."""
-        return int(self.state.request_metadata.final_usage_info.completion_tokens or 0)
 
 
 class VllmServer:
@@ -85,9 +82,20 @@ class VllmServer:
     of vLLM leaves the replica, where unpickling it would import vllm.
     """
 
-    def __init__(self, engine: AsyncLLM, state: State) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        state: State,
+        calls: EngineCalls,
+        share: int,
+        max_text_chars: int,
+    ) -> None:
         self._engine = engine
         self._state = state
+        self._calls = calls
+        self._share = share
+        self._max_text_chars = max_text_chars
+        self._grammars = GrammarGate(engine)
 
     @classmethod
     async def start(
@@ -96,28 +104,41 @@ class VllmServer:
         plugin: dict[str, Any],
         frontend: Mapping[str, Any],
         placement_group: Any = None,
+        *,
+        streams_at_once: int | None = None,
+        max_text_chars: int = 4_000_000,
     ) -> VllmServer:
         """Start the engine in a process of its own; return when it can answer. Takes minutes on a big model.
 
         plugin: keyword arguments of `guided_engine_args`. frontend: the `frontend` of AppArgs.
         With a `placement_group`, the workers of Ray's executor take its bundles.
+        streams_at_once: streams that one HTTP request has in the engine at most; default: half of `max_num_seqs`.
+        max_text_chars: of /tokenize; a token of /detokenize counts as four.
         """
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
-        config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        if placement_group is not None:
-            config.parallel_config.placement_group = placement_group
-        engine = AsyncLLM.from_vllm_config(
-            config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[RayPrometheusStatLogger],
-            disable_log_stats=args.disable_log_stats,
-        )
-        tell_reasons(engine)
+        with TemporaryDirectory(prefix="cfg-serve-") as folder:
+            path = Path(folder) / "pace"
+            pace.new_file(path)
+            args.additional_config[compat.ADDITIONAL_CONFIG][pace.FILE] = str(path)
+            config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            if placement_group is not None:
+                config.parallel_config.placement_group = placement_group
+            engine = AsyncLLM.from_vllm_config(
+                config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                stat_loggers=[RayPrometheusStatLogger],
+                disable_log_stats=args.disable_log_stats,
+            )
+            calls = EngineCalls(engine, pace.Progress(path))
         state = State()
         options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
-        return cls(engine, state)
+        use_lanes(engine.renderer)
+        for serving in (state.openai_serving_completion, state.openai_serving_chat):
+            calls.watch_beams(serving)
+        share = share_of(config.scheduler_config.max_num_seqs, streams_at_once)
+        return cls(engine, state, calls, share, max_text_chars)
 
     @property
     def errored(self) -> bool:
@@ -135,32 +156,53 @@ class VllmServer:
             return await self._engine.engine_core.call_utility_async("guidance_stats")
 
     def shutdown(self) -> None:
+        self._grammars.close()
         self._engine.shutdown()
 
     # --- generation ---------------------------------------------------------------------------
 
     async def generate(
-        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance | None, headers: Mapping[str, str]
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        guidance: Guidance | None,
+        headers: Mapping[str, str],
+        meter: Meter,
     ) -> AsyncIterator[str]:
         """Serve one request, leader and negative: yields the chunks of a stream as vLLM words them, or one JSON text.
 
+        meter: fresh; holds at any moment what the engine has done for this request.
         Raises RequestError before the first item if the request can never be served. Closing the
         iterator, or cancelling whoever waits for it, aborts the group in the engine.
         """
-        context = HttpContext(headers)
+        run = Run(meter, self._share)
         with own_errors():
-            request, negative_tokens = await self._request(endpoint, body, guidance)
-            output = checked(await self._create(endpoint, request, context))
+            with reading():
+                await self._grammars.read_body(body, headers.get(own_headers.CLIENT, ""))
+                request, negative_tokens = await self._request(endpoint, body, guidance)
+                request.cache_salt = self._cache_salt(request.cache_salt, headers)
+            self._calls.begin(run)
+            output = await self._first(endpoint, request, HttpContext(headers), run)
 
             def report() -> dict[str, Any]:
-                return guidance_report(guidance, negative_tokens, context.output_tokens)
+                return guidance_report(guidance, negative_tokens, meter.guided_tokens)
 
             if isinstance(output, pydantic.BaseModel):
-                yield sse.complete(output.model_dump_json(), report if guidance else None)
+                yield sse.complete(await _json_of(output), report if guidance else None)
                 return
             async with aclosing(output):
                 async for chunk in sse.guided_chunks(output, report) if guidance else sse.checked_chunks(output):
                     yield chunk
+
+    async def _first(self, endpoint: Endpoint, request: Any, context: HttpContext, run: Run) -> Any:
+        """vLLM's response, or the iterator of its stream. What fails before the engine has it, the client caused."""
+        try:
+            return checked(await self._create(endpoint, request, context))
+        except Exception:
+            if run.has_begun:
+                raise
+            with reading():
+                raise
 
     def _create(self, endpoint: Endpoint, request: Any, context: HttpContext) -> Awaitable[Any]:
         if endpoint == "chat":
@@ -173,7 +215,8 @@ class VllmServer:
         """vLLM's request object; the guidance travels in its extra arguments, the negative as token ids."""
         body = dict(body)
         processors = body.pop(LOGITS_PROCESSORS, None)
-        request = _parse(ChatCompletionRequest if endpoint == "chat" else CompletionRequest, body)
+        request = parse(ChatCompletionRequest if endpoint == "chat" else CompletionRequest, body)
+        check_xargs(request.vllm_xargs)
         if processors is not None:
             request.vllm_xargs = {**(request.vllm_xargs or {}), LOGITS_PROCESSORS: processors}
         if guidance is None or not guidance.enabled:
@@ -210,29 +253,44 @@ class VllmServer:
     async def _render(self, endpoint: Endpoint, body: dict[str, Any]) -> list[int]:
         renderer = self._state.online_renderer
         if endpoint == "chat":
-            rendered = checked(await renderer.render_chat(_parse(ChatCompletionRequest, body)))[1]
+            rendered = checked(await renderer.render_chat(parse(ChatCompletionRequest, body)))[1]
         else:
-            rendered = checked(await renderer.render_completion(_parse(CompletionRequest, body)))
+            rendered = checked(await renderer.render_completion(parse(CompletionRequest, body)))
         if rendered[0]["type"] != "token":
             raise GuidanceError("the negative stream must be text: send negative_messages without images or audio.")
         return list(rendered[0]["prompt_token_ids"])
 
     # --- the rest of the API ------------------------------------------------------------------
 
+    def _cache_salt(self, salt: str | None, headers: Mapping[str, str]) -> str | None:
+        """A tenant finds the KV of its own requests alone: else it could tell from timings what others have sent."""
+        tenant = headers.get(own_headers.TENANT)
+        if tenant is None:
+            return salt
+        return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
+
     async def models(self) -> str:
         with own_errors():
-            return (await self._state.openai_serving_models.show_available_models()).model_dump_json()
+            models = await self._state.openai_serving_models.show_available_models()
+            for card in models.data:
+                card.root = card.id  # vLLM tells the directory
+            return models.model_dump_json()
 
     async def tokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        with own_errors():
-            request = _parse(TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest, body)
+        """The answer of /tokenize, as JSON text; its `count` is the number of tokens."""
+        with reading():
+            field = "messages" if "messages" in body else "prompt"
+            check_text(body.get(field), field, self._max_text_chars)
+            request = parse(TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest, body)
             create = self._state.serving_tokenization.create_tokenize
-            return checked(await create(request, HttpContext(headers))).model_dump_json()
+            return await _json_of(checked(await create(request, HttpContext(headers))))
 
     async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        with own_errors():
+        """The answer of /detokenize, as JSON text. The number of tokens is that of the body's `tokens`."""
+        with reading():
+            check_text(body.get("tokens"), "tokens", self._max_text_chars)
             create = self._state.serving_tokenization.create_detokenize
-            return checked(await create(_parse(DetokenizeRequest, body), HttpContext(headers))).model_dump_json()
+            return await _json_of(checked(await create(parse(DetokenizeRequest, body), HttpContext(headers))))
 
 
 def frontend_args(frontend: Mapping[str, Any]) -> FrontendArgs:
@@ -241,113 +299,28 @@ def frontend_args(frontend: Mapping[str, Any]) -> FrontendArgs:
     return FrontendArgs(**{**frontend, "lora_modules": adapters or None})
 
 
-def tell_reasons(engine: AsyncLLM) -> None:
-    """Let a request that failed in the engine fail with the reason, such as what its logits processor raised.
-
-    The scheduler leaves it in `stop_reason`; vLLM's serving classes say "Internal server error" to every failure.
-    """
-    generate = engine.generate
-
-    async def generate_or_raise(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        async with aclosing(generate(*args, **kwargs)) as outputs:
-            async for output in outputs:
-                for sample in output.outputs:
-                    if sample.finish_reason == "error" and sample.stop_reason:
-                        raise GenerationError(str(sample.stop_reason))
-                yield output
-
-    engine.generate = generate_or_raise
-
-
-def show_stream_logprobs(state: State) -> None:
-    """Let vLLM's serving classes tell what `guidance_logprobs` asked for, beside their own logprobs."""
-    completion, chat = state.openai_serving_completion, state.openai_serving_chat
-    completion_logprobs, chat_logprobs = completion._create_completion_logprobs, chat._create_chat_logprobs
-
-    def create_completion_logprobs(**fields: Any) -> Any:
-        answer = completion_logprobs(**fields)
-        entries = _guided_logprobs(fields)
-        if any(entries):
-            answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
-            answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
-        return answer
-
-    def create_chat_logprobs(**fields: Any) -> Any:
-        answer = chat_logprobs(**fields)
-        for token, entry in zip(answer.content, _guided_logprobs(fields), strict=True):
-            if entry is not None:
-                token.conditional_logprob = _finite(entry.conditional)
-                token.negative_logprobs = [*map(_finite, entry.negatives)]
-        return answer
-
-    completion._create_completion_logprobs = create_completion_logprobs
-    chat._create_chat_logprobs = create_chat_logprobs
-
-
-def _guided_logprobs(fields: Mapping[str, Any]) -> list[GuidedLogprob | None]:
-    """Of each token, what the streams say; None for one that was not sampled under guidance (`echo`)."""
-    found = (row and row.get(token) for token, row in zip(fields["token_ids"], fields["top_logprobs"], strict=False))
-    return [entry if isinstance(entry, GuidedLogprob) else None for entry in found]
-
-
-def _finite(logprob: float) -> float:
-    """As vLLM: JSON has no infinity."""
-    return max(logprob, -9999.0)
-
-
 def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:
     """`base` with the plugin's engine arguments; where both hold a mapping, the two are joined."""
     joined = {k: {**base[k], **v} for k, v in plugin.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
     return {**base, **plugin, **joined}
 
 
-def _parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
-    """`body` as vLLM's request object, or RequestError that names the field at fault."""
-    try:
-        return model.model_validate(body)
-    except pydantic.ValidationError as error:
-        raise _invalid(error) from None
-    except (AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        # Some validators of vLLM take the types that they are about to check for granted.
-        raise RequestError(f"The body has a field of a wrong type: {error}.") from None
+def check_xargs(xargs: Mapping[str, Any] | None) -> None:
+    """Raise RequestError if `vllm_xargs` holds what vLLM reads for itself."""
+    for name in RESERVED_XARGS:
+        if name in (xargs or ()):
+            raise RequestError(f"vllm_xargs may not hold {name}: leave it out.", "vllm_xargs")
 
 
-def _invalid(error: pydantic.ValidationError) -> RequestError:
-    """One sentence from pydantic's list, which has an entry for each member of a union."""
-    errors = error.errors(include_url=False, include_input=False)
-    field, *path = errors[0]["loc"] or ("body",)
-    index = f"[{path[0]}]" if path and isinstance(path[0], int) else ""
-    reasons = dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in errors if e["loc"][:1] == (field,))
-    return RequestError(f"{field}{index}: {'; or '.join([*reasons][:3])}.", str(field))
-
-
-def checked(answer: Any) -> Any:
-    """`answer` of a serving class, unless it is vLLM's error object, which is raised as one of ours."""
-    if isinstance(answer, ErrorResponse):
-        raise _from_response(answer)
-    return answer
-
-
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Whatever is raised inside comes out as one of our own errors."""
-    try:
-        yield
-    except Exception as error:
-        raise own_error(error) from None
-
-
-def own_error(error: Exception) -> CfgServeError:
-    """Any exception that comes out of vLLM, as one of our own: small, and understood by the router."""
-    if isinstance(error, CfgServeError):
-        return error
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("The engine of this replica is gone: send the request again.")
-    if isinstance(error, VLLMValidationError):
-        return RequestError(str(error.args[0]), error.parameter)
-    return _from_response(create_error_response(error))
-
-
-def _from_response(response: ErrorResponse) -> CfgServeError:
-    error = response.error
-    return error_of(error.code, error.message, error.param)
+async def _json_of(answer: pydantic.BaseModel) -> str:
+    """As JSON text. Of many choices one at a time: one with logprobs may be megabytes, and others wait meanwhile."""
+    choices = getattr(answer, "choices", ())
+    if len(choices) < 2:
+        return answer.model_dump_json()
+    texts = []
+    for choice in choices:
+        texts.append(choice.model_dump_json())
+        await asyncio.sleep(0)
+    frame = answer.model_copy(update={"choices": []}).model_dump_json()
+    before, after = frame.split('"choices":[]', 1)
+    return f'{before}"choices":[{",".join(texts)}]{after}'

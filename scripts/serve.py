@@ -128,8 +128,24 @@ def answers(url: str) -> bool:
     return False
 
 
-def example(url: str) -> str:
-    """A curl line for the first model that is served; encoders list the paths that they answer."""
+def example(url: str, config: dict[str, Any]) -> str:
+    """What to try first: a curl line for the first model that is served. Never fails: it is only a convenience."""
+    try:
+        return curl_line(url, has_keys(config))
+    except Exception as error:
+        return f"curl -s {url}/v1/models        (no example: {error})"
+
+
+def has_keys(config: dict[str, Any]) -> bool:
+    """Whether callers need an API key."""
+    arguments = [application.get("args") or {} for application in config.get("applications") or []]
+    return any((args.get("access") or {}).get("keys") for args in arguments)
+
+
+def curl_line(url: str, needs_key: bool) -> str:
+    """Encoders list the paths that they answer. Without a key nobody is told what is served."""
+    if needs_key:
+        return f'curl -s {url}/v1/models -H "Authorization: Bearer $KEY"'
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]
     path = model.get("endpoints", ["/v1/completions"])[0]
@@ -209,7 +225,7 @@ def serve(path: Path, folder: Path) -> None:
         serve_run = spawn(command, environment(folder), sink.fileno())
         try:
             wait_until_ready(url, serve_run, log)
-            say(f"ready on {url}; Ctrl-C stops it. Try:\n\n{example(url)}\n")
+            say(f"ready on {url}; Ctrl-C stops it. Try:\n\n{example(url, config)}\n")
             serve_run.wait()
             raise ServeError("`serve run` ended by itself")
         except ServeError as error:

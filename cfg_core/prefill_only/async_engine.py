@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from cfg_core import lanes
 from cfg_core.errors import ConfigError, EngineDeadError, EngineError, OverloadedError, RequestError
 from cfg_core.prefill_only.batch import Finished
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.pipeline import Pipeline
-from cfg_core.prefill_only.types import Input, Output, RequestOptions, SequenceState
+from cfg_core.prefill_only.types import Input, Output, RequestOptions, SequenceState, too_many_values
 
-_LONG_TEXT = 20_000  # characters; more than these are tokenized beside the event loop
+_AT_ONCE = 4_000
+"""Characters. More are tokenized beside the event loop, by so many at a time, so that other requests come between."""
+_SLICE = 50_000
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +45,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pipeline = Pipeline(model, options, self._deliver)
         self._pump_is_due = False
+        self._lanes = lanes.Lanes("tokenizer")
         self.info = self._pipeline.info
 
     @classmethod
@@ -48,8 +53,10 @@ class AsyncEngine:
         """As Engine.load. Blocks for the seconds that loading takes."""
         return cls(str(model), options or EngineOptions())
 
-    async def run(self, inputs: Sequence[Input], options: RequestOptions) -> list[Output]:
-        """An output for each input, in order.
+    async def run(
+        self, inputs: Sequence[Input], options: RequestOptions, max_values: int | None = None
+    ) -> list[Output]:
+        """An output for each input, in order. max_values: how many numbers they may hold together.
 
         Raises RequestError (bad input), OverloadedError (the queue is full), EngineError (an input came out
         as NaN), EngineDeadError (the device thread is gone). Cancelling it takes its sequences out of the queue.
@@ -61,6 +68,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         request = _Request(self._loop.create_future(), len(inputs))
         sequences = await self._process(inputs, options, request)
+        self._check_values(sequences, options, max_values)
         self._check_room(sum(map(len, sequences)))
         scheduler.add(sequences)
         self._pump_soon()
@@ -74,10 +82,34 @@ class AsyncEngine:
         self, inputs: Sequence[Input], options: RequestOptions, request: _Request
     ) -> list[SequenceState]:
         process = self._pipeline.input_processor.process
-        if sum(map(_size, inputs)) <= _LONG_TEXT:
-            sequences: list[SequenceState] = process(inputs, options, request=request)
-            return sequences
-        return await asyncio.to_thread(process, inputs, options, request=request)
+        sequences: list[SequenceState] = []
+        size = sum(self._checked_size(item, index) for index, item in enumerate(inputs))
+        for first, part in _slices(inputs):
+            job = functools.partial(process, part, options, first_index=first, request=request)
+            sequences += job() if size <= _AT_ONCE else await self._lanes.run(size, job)
+        return sequences
+
+    def _checked_size(self, item: Input, index: int) -> int:
+        size, limit = _size(item), self._pipeline.options.max_text_chars
+        if size > limit:
+            raise RequestError(
+                f"input {index} has {size} characters, and this server takes {limit}: send it in parts.", "input"
+            )
+        return size
+
+    def _check_values(self, sequences: list[SequenceState], options: RequestOptions, limit: int | None) -> None:
+        """Of sparse vectors nobody knows before they are there."""
+        width = {
+            "embed": options.dimensions or self.info.dimension or 0,
+            "classify": len(self.info.labels),
+            "token_embed": self._pipeline.token_width,
+        }
+        num_tokens = sum(map(len, sequences))
+        values = sum(
+            width.get(task, 0) * (num_tokens if task == "token_embed" else len(sequences)) for task in options.tasks
+        )
+        if limit is not None and values > limit:
+            raise too_many_values(values, limit)
 
     def _check_load(self, num_inputs: int) -> None:
         limit = self._pipeline.options.max_request_inputs
@@ -128,16 +160,24 @@ class AsyncEngine:
         if not self.alive:
             raise EngineDeadError("the embedding engine is gone: send the request again.")
 
-    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._pipeline.tokenizer.token_ids(text, add_special_tokens)
+    async def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises RequestError if the text is longer than `max_text_chars`."""
+        size = self._checked_size(text, 0)
+        ids: list[int] = await self._lanes.run(size, self._pipeline.tokenizer.token_ids, text, add_special_tokens)
         return ids
 
-    def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
-        tokens: list[str] = self._pipeline.tokenizer.tokens_of(token_ids)
+    async def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
+        tokens: list[str] = await self._lanes.run(
+            lanes.num_chars(token_ids), self._pipeline.tokenizer.tokens_of, token_ids
+        )
         return tokens
 
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        text: str = self._pipeline.tokenizer.text_of(token_ids)
+    async def text_of(self, token_ids: Sequence[int]) -> str:
+        """Raises RequestError if there are more than a quarter of `max_text_chars`."""
+        limit = self._pipeline.options.max_text_chars // 4
+        if len(token_ids) > limit:
+            raise RequestError(f"{len(token_ids)} tokens are too many: send {limit} at most.", "tokens")
+        text: str = await self._lanes.run(lanes.num_chars(token_ids), self._pipeline.tokenizer.text_of, token_ids)
         return text
 
     def stats(self) -> dict[str, int]:
@@ -149,7 +189,19 @@ class AsyncEngine:
         }
 
     def close(self) -> None:
+        self._lanes.close()
         self._pipeline.close()
+
+
+def _slices(inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
+    """Consecutive inputs of about `_SLICE` characters, or one longer input, with the place of the first."""
+    first = size = 0
+    for place, item in enumerate(inputs):
+        if size and size + _size(item) > _SLICE:
+            yield first, inputs[first:place]
+            first, size = place, 0
+        size += _size(item)
+    yield first, inputs[first:]
 
 
 def _size(item: Input) -> int:

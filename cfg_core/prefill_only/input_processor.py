@@ -10,6 +10,7 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.checkpoint import ModelInfo
+from cfg_core.prefill_only.excerpts import excerpt, is_long
 from cfg_core.prefill_only.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 
@@ -44,13 +45,29 @@ class InputProcessor:
         """A sequence for each input, in order. Raises RequestError that names the place of the first bad one."""
         for index, item in enumerate(inputs, first_index):
             self._check_shape(item, index)
-        texts = [_with_prompt(item, options.prompt) for item in inputs if isinstance(item, str | tuple)]
+        texts = [self._text(item, options, index) for index, item in enumerate(inputs, first_index) if _is_text(item)]
         encodings = iter(self._tokenizer.encode(texts) if texts else ())
         prompt_length = self._prompt_length(options.prompt)
         return [
             self._sequence(item, encodings, options, index, prompt_length, request)
             for index, item in enumerate(inputs, first_index)
         ]
+
+    def _text(self, item: Any, options: RequestOptions, index: int) -> str | tuple[str, str]:
+        """What is tokenized: with the prompt, and of a text far too long only what decides which tokens are kept."""
+        text = _with_prompt(item, options.prompt)
+        if isinstance(text, str):
+            return self._part(text, options, index)
+        return self._part(text[0], options, index), self._part(text[1], options, index)
+
+    def _part(self, text: str, options: RequestOptions, index: int) -> str:
+        limit = options.truncate_to or self._info.max_input_tokens
+        if not is_long(text, limit):
+            return text
+        part = excerpt(self._tokenizer, text, limit, options.truncation_side)
+        if part is not None and options.truncate_to is None:
+            raise self._too_long(index, f"more than {limit}")
+        return text if part is None else part
 
     def _sequence(
         self, item: Input, encodings: Any, options: RequestOptions, index: int, prompt_length: int, request: Any
@@ -64,7 +81,7 @@ class InputProcessor:
         limit = options.truncate_to or self._info.max_input_tokens
         if len(ids) > limit:
             if options.truncate_to is None:
-                raise self._too_long(index, len(ids))
+                raise self._too_long(index, str(len(ids)))
             kept = truncated(mask, limit, options.truncation_side)
             ids, types = [ids[i] for i in kept], types and [types[i] for i in kept]
         if not ids:
@@ -100,7 +117,7 @@ class InputProcessor:
                     f"input {index} holds the token id {token}: this model knows 0 to {size - 1}.", "input"
                 )
 
-    def _too_long(self, index: int, length: int) -> RequestError:
+    def _too_long(self, index: int, length: str) -> RequestError:
         limit = self._info.max_input_tokens
         return RequestError(
             f"input {index} has {length} tokens and this model takes {limit}: shorten it, or ask for truncation "
@@ -114,6 +131,10 @@ class InputProcessor:
             return 0
         encoding = self._tokenizer.encode([prompt])[0]
         return len(encoding.ids) - _num_trailing(encoding.special_tokens_mask)
+
+
+def _is_text(item: Input) -> bool:
+    return isinstance(item, str | tuple)
 
 
 def _with_prompt(item: str | tuple[str, str], prompt: str) -> str | tuple[str, str]:

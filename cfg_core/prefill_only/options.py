@@ -30,6 +30,11 @@ class EngineOptions:
     nothing waits. None: 64 full batches, about a quarter of a minute on one CPU core. Online only."""
     max_request_inputs: int = 2048
     """Inputs in one online request."""
+    max_text_chars: int = 4_000_000
+    """Characters of one input. Beyond, a request is refused (HTTP 400). Online only."""
+    max_answer_bytes: int = 64 * 2**20
+    """Size of one answer, estimated before anything is computed; beyond, the request is refused (HTTP 400). Vectors for
+    each token of long texts are gigabytes as JSON. Online only."""
     sort_window: int = 256
     """Waiting sequences among which those of similar length are looked for."""
     max_skips: int = 8
@@ -48,7 +53,14 @@ class EngineOptions:
     """Arguments of vLLM's engine (tensor_parallel_size...), for the executor `vllm` only."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_sequences", "max_request_inputs", "sort_window", "num_threads"):
+        for name in (
+            "max_batch_sequences",
+            "max_request_inputs",
+            "sort_window",
+            "num_threads",
+            "max_text_chars",
+            "max_answer_bytes",
+        ):
             _at_least_one(name, getattr(self, name))
         for name in ("max_input_tokens", "max_batch_tokens", "max_queued_tokens"):
             if getattr(self, name) is not None:

@@ -49,6 +49,9 @@ class Pipeline:
         self._output_processor = resolve("output_processor", workflow)(self.checkpoint)
         self._executor = resolve("executor", workflow)(self._runner.compute, deliver)
         self.num_in_flight = 0
+        config = self.checkpoint.config
+        self.token_width = int(config.get("hidden_size") or config.get("dim") or self.info.dimension or 0)
+        """Numbers for each token, of the task `token_embed`."""
 
     def pump(self) -> None:
         """Schedule and submit batches while the executor has room for them."""

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cfg_core.errors import RequestError
+
 Task: TypeAlias = Literal["embed", "sparse", "token_embed", "classify"]
 """What a model can compute for a sequence: one vector, weights of vocabulary tokens, one vector for each token,
 or one number for each label. The words are vLLM's; a reranker is a classifier with one label."""
@@ -85,6 +87,11 @@ class Output:
     num_tokens: int
     """Tokens that were computed: after truncation, special ones included."""
 
+    @property
+    def num_values(self) -> int:
+        """Numbers in all values."""
+        return sum(v.weights.size if isinstance(v, SparseVector) else v.size for v in self.values.values())
+
     def array(self, task: Task) -> FloatArray:
         """The value of a task whose values are arrays: any but `sparse`."""
         value = self.values[task]
@@ -96,3 +103,12 @@ class Output:
         value = self.values["sparse"]
         assert isinstance(value, SparseVector)
         return value
+
+
+def too_many_values(num_values: int, limit: int) -> RequestError:
+    """The error for inputs whose values are too many for one answer."""
+    return RequestError(
+        f"this answer would hold {num_values} numbers, and this server sends {limit} at most: send fewer or shorter "
+        "inputs, or ask for base64, whose numbers are shorter.",
+        "input",
+    )

@@ -16,7 +16,10 @@ from typing import Any
 
 
 def guided_engine_args(
-    kv_split: str = "elastic", logits_processors: Mapping[str, Any] | None = None, draft_cost: float | None = None
+    kv_split: str = "elastic",
+    logits_processors: Mapping[str, Any] | None = None,
+    draft_cost: float | None = None,
+    grammars: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Engine arguments that make a vLLM engine understand guidance.
 
@@ -26,6 +29,8 @@ def guided_engine_args(
     `cfg_core.processor_registry`): `package.module:Class`, or `{"factory": that, **options}`.
     draft_cost: under speculation, what one more draft costs, in steps without drafts. Groups whose drafts are kept too
     rarely to pay for that get fewer, down to none; 0 never backs off. Default: `cfg_core.draft_length.DRAFT_COST`.
+    grammars: bounds on the size of grammars, and limits of their trial: fields of
+    `cfg_core.grammar_bounds.GrammarBounds` and `cfg_core.grammar_limits.GrammarLimits`. Default: theirs.
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an unknown
     kv_split, a bad draft_cost or an unsupported vLLM, ConfigError for malformed logits_processors.
@@ -40,6 +45,8 @@ def guided_engine_args(
         ours["logits_processors"] = check_config(logits_processors)
     if draft_cost is not None:
         ours["draft_cost"] = compat.check_draft_cost(draft_cost)
+    if grammars:
+        ours[compat.GRAMMARS] = compat.check_grammars(grammars)
     return {
         "scheduler_cls": "cfg_core.vllm_plugin.scheduler.GuidedScheduler",
         "worker_cls": "cfg_core.vllm_plugin.worker.GuidedWorker",
@@ -50,10 +57,12 @@ def guided_engine_args(
 def register() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes. Idempotent.
 
-    It only adds to the frontend: guided requests are checked, and `guidance_logprobs` read. An engine is guided by
-    its arguments alone.
+    It only adds to the frontend: guided requests are checked, `guidance_logprobs` read, and counts of guided tokens
+    dropped. An engine is guided by its arguments alone.
     """
-    from cfg_core.vllm_plugin import admission, stream_logprobs
+    from cfg_core.vllm_plugin import admission, grammar_sandbox, guided_tokens, stream_logprobs
 
     admission.install()
+    grammar_sandbox.install()
+    guided_tokens.install()
     stream_logprobs.install()

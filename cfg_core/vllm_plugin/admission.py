@@ -8,6 +8,7 @@ the scale, the negative as token ids, and `max_tokens` cut to what both streams 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMClientError, VLLMValidationError
@@ -27,7 +28,8 @@ from cfg_core.params import (
 )
 from cfg_core.processor_config import FIELD as LOGITS_PROCESSORS
 from cfg_core.processor_registry import Registry
-from cfg_core.vllm_plugin.compat import processors_of
+from cfg_core.vllm_plugin.compat import grammar_bounds_of, processors_of
+from cfg_core.vllm_plugin.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.sequence_processors import engine_info
 
 if TYPE_CHECKING:
@@ -58,9 +60,12 @@ def install() -> None:
         return
 
     @functools.wraps(original)
-    def process_inputs(self: InputProcessor, *args: Any, **kwargs: Any) -> EngineCoreRequest:
-        request = original(self, *args, **kwargs)
+    def process_inputs(
+        self: InputProcessor, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> EngineCoreRequest:
         try:
+            check_grammar_size(self.vllm_config, params)  # before vLLM reads it
+            request = original(self, request_id, prompt, params, *args, **kwargs)
             admit(self, request)
         except RequestError as error:
             raise RefusedError(error) from error
@@ -70,13 +75,25 @@ def install() -> None:
     InputProcessor.process_inputs = process_inputs
 
 
+def check_grammar_size(config: VllmConfig, params: Any) -> None:
+    """Raise RequestError if a guided engine's request brings a grammar beyond the bounds, or one that cannot be met."""
+    outputs = getattr(params, "structured_outputs", None)
+    if outputs is None or not _is_guided(config) or is_tried(outputs):
+        return
+    grammar_bounds_of(config).check_outputs(fields_of(outputs))
+
+
 def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
     """Resolve the guidance of `request` in place, or raise RequestError. Plain requests pass untouched.
 
     `request.sampling_params` is the processor's private copy, so changing it changes nothing of the caller's.
     """
     sampling: SamplingParams | None = request.sampling_params
-    if sampling is None or not sampling.extra_args:
+    if sampling is None:
+        return
+    if sampling.structured_outputs is not None and _is_guided(processor.vllm_config):
+        _let_grammar_end(processor.vllm_config, sampling)
+    if not sampling.extra_args:
         return
     extra: dict[str, Any] = sampling.extra_args
     if extra.get(LOGITS_PROCESSORS) is not None and _is_guided(processor.vllm_config):
@@ -85,6 +102,7 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
                 f"{LOGITS_PROCESSORS} need a prompt of text or token ids, not prompt embeddings.", LOGITS_PROCESSORS
             )
         asked = _registry(processor).read(extra[LOGITS_PROCESSORS])
+        _check_forced(processor.vllm_config, sampling, _registry(processor).forced(asked))
         sampling.extra_args = extra = {**extra, LOGITS_PROCESSORS: asked}
     if not any(map(looks_like_guidance, extra)):
         return
@@ -106,6 +124,37 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
     sampling.extra_args = {**rest, SCALE: params.scale, NEGATIVE_IDS: list(negative)}
     if params.logprobs:
         sampling.extra_args[STREAM_LOGPROBS] = True
+
+
+def _let_grammar_end(config: VllmConfig, sampling: SamplingParams) -> None:
+    """Allow the tokens that end a text beside `allowed_token_ids`: the grammar itself allows them at its end alone, and
+    without them the text that it has completed could not end."""
+    if sampling.allowed_token_ids is not None and _masks_from_start(config):
+        ends = sampling.all_stop_token_ids.difference(sampling.allowed_token_ids)
+        sampling.allowed_token_ids = [*sampling.allowed_token_ids, *sorted(ends)]
+
+
+def _masks_from_start(config: VllmConfig) -> bool:
+    """Whether grammars begin with the answer, not behind its reasoning."""
+    outputs = config.structured_outputs_config
+    return not outputs.reasoning_parser or outputs.enable_in_reasoning
+
+
+def _check_forced(config: VllmConfig, sampling: SamplingParams, forced: Mapping[str, Collection[int]]) -> None:
+    """Refuse processors that force tokens (by name) where a mask may forbid these."""
+    for name, tokens in forced.items():
+        if sampling.structured_outputs is not None and _masks_from_start(config):
+            raise RequestError(
+                f"{name} forces tokens that a grammar may forbid: leave one of the two out, or use a reasoning parser, "
+                "whose grammar begins behind the section.",
+                LOGITS_PROCESSORS,
+            )
+        if sampling.allowed_token_ids is not None and not set(tokens) <= set(sampling.allowed_token_ids):
+            raise RequestError(
+                f"{name} forces tokens that are not in allowed_token_ids: add {sorted(tokens)[:20]}, or leave one of "
+                "the two out.",
+                "allowed_token_ids",
+            )
 
 
 def _registry(processor: InputProcessor) -> Registry:

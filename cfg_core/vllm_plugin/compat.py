@@ -6,15 +6,19 @@ this package and is listed there as `PRIVATE_NAMES`; tests/contract checks that 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import vllm
 
 from cfg_core import processor_config
 from cfg_core.draft_length import DRAFT_COST
 from cfg_core.errors import CompatibilityError
+from cfg_core.grammar_bounds import GrammarBounds
+from cfg_core.grammar_limits import GrammarLimits
+from cfg_core.keys import check_keys
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 SUPPORTED_VLLM = "0.32."
 ADDITIONAL_CONFIG = "cfg_serve"
 """Our corner of vLLM's `additional_config`."""
+
+_Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
 
 KV_SPLITS = ("elastic", "even")
 METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
@@ -42,12 +48,12 @@ PRIVATE_NAMES = (
 
 def kv_split_of(config: VllmConfig) -> str:
     """`elastic` or `even`, from `additional_config`; CompatibilityError for anything else."""
-    return check_kv_split(_ours(config).get("kv_split", KV_SPLITS[0]))
+    return check_kv_split(ours(config).get("kv_split", KV_SPLITS[0]))
 
 
 def draft_cost_of(config: VllmConfig) -> float:
     """What one more draft costs, in steps (see `cfg_core.draft_length`), from `additional_config`."""
-    return check_draft_cost(_ours(config).get("draft_cost", DRAFT_COST))
+    return check_draft_cost(ours(config).get("draft_cost", DRAFT_COST))
 
 
 def check_draft_cost(value: object) -> float:
@@ -58,10 +64,38 @@ def check_draft_cost(value: object) -> float:
 
 def processors_of(config: VllmConfig) -> dict[str, Any]:
     """The factories of logits processors by name, from `additional_config`; ConfigError if malformed."""
-    return processor_config.check_config(_ours(config).get(processor_config.FIELD, {}))
+    return processor_config.check_config(ours(config).get(processor_config.FIELD, {}))
 
 
-def _ours(config: VllmConfig) -> dict[str, Any]:
+GRAMMARS = "grammars"
+"""Bounds and limits of grammars, in our corner: fields of GrammarBounds and of GrammarLimits."""
+
+
+def grammar_bounds_of(config: VllmConfig) -> GrammarBounds:
+    """How large a request's grammar may be, from `additional_config`."""
+    return _built(GrammarBounds, ours(config).get(GRAMMARS) or {})
+
+
+def grammar_limits_of(config: VllmConfig) -> GrammarLimits:
+    """What a trial of a grammar may cost, from `additional_config`."""
+    return _built(GrammarLimits, ours(config).get(GRAMMARS) or {})
+
+
+def check_grammars(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` if they are known, and positive numbers; ConfigError otherwise."""
+    known = {f.name for cls in (GrammarBounds, GrammarLimits) for f in dataclasses.fields(cls)}
+    check_keys(fields, known, GRAMMARS)
+    for name, value in fields.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise CompatibilityError(f"`{name}` in `{GRAMMARS}` is {value!r}: it must be a number above 0.")
+    return dict(fields)
+
+
+def _built(cls: type[_Numbers], fields: Mapping[str, Any]) -> _Numbers:
+    return cls(**{f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields})
+
+
+def ours(config: VllmConfig) -> dict[str, Any]:
     return (config.additional_config or {}).get(ADDITIONAL_CONFIG) or {}
 
 

@@ -23,12 +23,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core import lockstep
 from cfg_core.groups import Group, GroupTable
-from cfg_core.vllm_plugin import compat, outcome, remote_queues
+from cfg_core.vllm_plugin import compat, grammar_compilation, guided_tokens, outcome, remote_queues
 from cfg_core.vllm_plugin.followers import is_guided, make_group
 from cfg_core.vllm_plugin.kv_roles import KVRoles, split_pool
+from cfg_core.vllm_plugin.pace import Pace
 from cfg_core.vllm_plugin.snapshot import is_blocked, take_snapshot
 from cfg_core.vllm_plugin.speculation import Speculation
 from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach, failures_of
@@ -107,10 +109,12 @@ class GuidedScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         compat.check_hooks(AsyncScheduler, HOOKS)
+        compat.check_hooks(StructuredOutputManager, grammar_compilation.HOOKS)
         remote_queues.mend()
         super().__init__(*args, **kwargs)
         compat.check_scheduler(self)
         compat.expose_stats()
+        grammar_compilation.adopt(self.structured_output_manager, compat.grammar_limits_of(self.vllm_config))
         self._groups = GroupTable()
         self._roles = KVRoles(self.kv_cache_manager, self.requests, self.max_model_len, self.num_lookahead_tokens)
         self._drafting_slots = compat.drafting_slots(self.vllm_config)
@@ -122,6 +126,7 @@ class GuidedScheduler(Scheduler):
         self._steady: Steady | None = None
         self._prompt_logprobs = outcome.KeptPromptLogprobs()
         cost = compat.draft_cost_of(self.vllm_config)
+        self._pace = Pace.of(self.vllm_config)
         self._speculation = Speculation(self._groups, self.num_spec_tokens, cost)
         self._counts = dict.fromkeys(("groups_admitted", "joint_steps", "solo_rows", "group_preemptions"), 0)
 
@@ -158,6 +163,7 @@ class GuidedScheduler(Scheduler):
             given = {request_ids} if isinstance(request_ids, str) else set(request_ids)
             request_ids = given.union(*(g.streams for i in given if (g := self._groups.of(i)) is not None))
         finished = super().finish_requests(request_ids, finished_status)
+        grammar_compilation.cancel_compilations(finished)
         followers = {r.request_id for r in finished if self._groups.is_follower(r.request_id)}
         for request in finished:
             self._forget(request.request_id)
@@ -172,7 +178,9 @@ class GuidedScheduler(Scheduler):
     # -- a step ------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """One step's work, as in vLLM; with groups, by `lockstep.plan`."""
+        """One step's work, as in vLLM; with groups, by `lockstep.plan`. None while the frontend is behind (pace.py)."""
+        if self._pace.holds():
+            return self._schedule_nothing(throttle_prefills)
         if not self._groups:
             return super().schedule(throttle_prefills)
         if self.num_spec_tokens:
@@ -189,6 +197,14 @@ class GuidedScheduler(Scheduler):
         if plan.preempt and pause == PauseState.UNPAUSED:
             # vLLM admits nothing in a step that preempted; it does not know of ours.
             self._pause_state = PauseState.PAUSED_NEW
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self._pause_state = pause
+
+    def _schedule_nothing(self, throttle_prefills: bool) -> SchedulerOutput:
+        """vLLM's step with nothing in it, as in a pause."""
+        pause, self._pause_state = self._pause_state, PauseState.PAUSED_ALL
         try:
             return super().schedule(throttle_prefills)
         finally:
@@ -371,8 +387,11 @@ class GuidedScheduler(Scheduler):
             for request_id in failures:
                 self._prompt_logprobs.forget(request_id)
             self.grammar_compile_error_reqs.update(failures)
+        uncompiled = grammar_compilation.uncompiled(self.requests, self.grammar_compile_error_reqs)
         outputs = self._update_from_output(scheduler_output, model_runner_output)
-        outcome.tell_reasons(failures, outputs)
+        unmatched = grammar_compilation.take_failures(self.structured_output_manager)
+        outcome.tell_reasons({**uncompiled, **unmatched, **failures}, outputs)
+        self._pace.sent(outputs)
         return outputs
 
     def _update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
@@ -385,6 +404,7 @@ class GuidedScheduler(Scheduler):
         self._close(touched)
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.narrow_logprobs(guidance, outputs)
+        guided_tokens.mark(guidance, outputs)
         return outputs
 
     def _close(self, groups: list[Group]) -> None:
@@ -419,6 +439,7 @@ class GuidedScheduler(Scheduler):
                 max(0, r.num_tokens - r.num_computed_tokens - 1) for r in self.requests.values()
             ),
             "max_num_seqs": self.max_num_running_reqs,
+            "max_model_len": self.max_model_len,
             "groups": len(self._groups),
             **self._counts,
             **self._speculation.stats(),

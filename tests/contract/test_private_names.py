@@ -27,7 +27,11 @@ def attributes_of(cls: type) -> set[str]:
         if base.__module__ == "builtins":
             continue
         names |= set(getattr(base, "__annotations__", {}))
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+        try:
+            source = inspect.getsource(base)
+        except OSError:  # written in C, such as msgspec's Struct
+            continue
+        for node in ast.walk(ast.parse(textwrap.dedent(source))):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 names.add(node.attr)
     return names

@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import inspect
+import json
 import os
 import subprocess
 import sys
@@ -9,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from deployments import routing
+from deployments import http_1_0, routing, serve_queue
 
 vllm_serving = pytest.importorskip("deployments.vllm_serving")
+engine_calls = pytest.importorskip("deployments.engine_calls")
+grammar_gate = pytest.importorskip("deployments.grammar_gate")
+logprob_answers = pytest.importorskip("deployments.logprob_answers")
+renderer_lanes = pytest.importorskip("deployments.renderer_lanes")
 
-PRIVATE = vllm_serving.PRIVATE | routing.PRIVATE
-NAMES = [(path, name) for path, names in PRIVATE.items() for name in names]
+MODULES = (vllm_serving, engine_calls, grammar_gate, logprob_answers, renderer_lanes, routing, serve_queue, http_1_0)
+NAMES = [(path, name) for module in MODULES for path, names in module.PRIVATE.items() for name in names]
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=lambda value: value.split(".")[-1])
@@ -34,15 +40,47 @@ def test_serve_reads_its_settings():
     assert all(name.startswith("RAY_SERVE_") for name in settings)
     names = [*settings, *(name.removeprefix("RAY_SERVE_") for name in settings)]
     show = (
-        f"from ray.serve._private import constants as c; print(*(float(vars(c)[n]) for n in {names} if n in vars(c)))"
+        "import json; from ray.serve._private import constants as c;"
+        f"print(json.dumps([vars(c)[n] for n in {names} if n in vars(c)]))"
     )
     others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_SERVE_")}
     ours, stock = (
-        subprocess.run([sys.executable, "-c", show], env=env, capture_output=True, text=True, check=True).stdout.split()
+        json.loads(subprocess.run([sys.executable, "-c", show], env=env, capture_output=True, check=True).stdout)
         for env in (others | settings, others)
     )
-    assert [float(value) for value in ours] == [float(value) for value in settings.values()]
+    assert [*map(plain, ours)] == [*map(plain, settings.values())]
     assert all(a != b for a, b in zip(ours, stock, strict=True))
+
+
+def plain(value):
+    """A setting as text, or as a number where it is one: Serve reads "1" as a number, or as true."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def test_serves_send_puts_messages_on_a_queue_that_can_be_seen():
+    """What serve_queue.py looks for: `send` of an ASGI application closes over a MessageQueue of this name."""
+    from ray.serve._private.http_util import MessageQueue
+    from ray.serve._private.replica import UserCallableWrapper
+
+    source = inspect.getsource(UserCallableWrapper.call_http_entrypoint)
+    assert f"{serve_queue.QUEUE} = MessageQueue()" in source
+    assert f"{serve_queue.QUEUE}.put_nowait(item)" in source
+    queue = MessageQueue()
+    messages = getattr(queue, serve_queue.MESSAGES)
+    queue.put_nowait({"type": "x"})
+    assert len(messages) == 1
+    queue.get_messages_nowait()
+    assert len(messages) == 0
+
+
+def test_uvicorns_cycle_has_the_fields_that_end_a_stream_by_closing():
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    source = inspect.getsource(RequestResponseCycle)
+    assert all(f"self.{name}" in source for name in http_1_0.CYCLE_FIELDS)
 
 
 def test_the_engine_answers_for_its_scheduler():

@@ -3,15 +3,17 @@
 import asyncio
 import gc
 import itertools
+import time
 
 import pytest
 
 from cfg_core.errors import EngineDeadError, RequestError
-from deployments import dispatches
+from deployments import calls, dispatches
 from deployments.calls import Answer, EventStream, events
-from deployments.heartbeat import HEARTBEAT
+from deployments.dispatches import Dispatch
 from deployments.http_errors import DeadlineError
 from deployments.sse import DONE
+from deployments.usage import Usage
 
 
 class Items:
@@ -45,55 +47,88 @@ async def all_of(answer):
         return items
 
 
-def test_heartbeats_are_heard_and_not_told():
-    items = Items(HEARTBEAT, 0.04, HEARTBEAT, 0.04, "a", HEARTBEAT, "b")
-    assert asyncio.run(all_of(Answer(items, silence_s=0.07))) == ["a", "b"]
-    assert not items.cancelled
+class SilentLookout:
+    """Says of each replica that it has been silent for so long."""
+
+    def __init__(self, silent_s=60.0):
+        self.silent = silent_s
+
+    def silent_s(self, replica):
+        return self.silent
 
 
-def test_a_replica_that_falls_silent_is_given_up():
-    items = Items(HEARTBEAT, "a", 5.0, "b")
-    answer = Answer(items, silence_s=0.05)
+def sent_to(replica):
+    dispatch = Dispatch()
+    dispatch.replica, dispatch.at = replica, time.monotonic()
+    return dispatch
 
+
+def test_usage_is_kept_and_not_told():
+    answer = Answer(Items(Usage(), 0.04, Usage(prompt_tokens=3), "a", Usage(prompt_tokens=3, output_tokens=4), "b"))
+    assert asyncio.run(all_of(answer)) == ["a", "b"]
+    assert answer.usage.tokens == 7
+
+
+def test_a_whole_answer_comes_in_parts():
     async def main():
-        assert await answer.next() == "a"
-        await answer.next()
+        answer = Answer(Items("a", "b", Usage(), "c"))
+        return await answer.rest(await answer.next())
 
+    assert asyncio.run(main()) == "abc"
+
+
+async def watch(answer, silence_s):
+    """As Generator does, while somebody waits for `answer`."""
+    while True:
+        await asyncio.sleep(0.02)
+        answer.give_up_if_silent(silence_s)
+
+
+async def watched(answer, silence_s=0.1):
+    watching = asyncio.ensure_future(watch(answer, silence_s))
+    try:
+        return await all_of(answer)
+    finally:
+        watching.cancel()
+
+
+@pytest.mark.parametrize("script", [(5.0, "b"), ("a", 5.0, "b")])
+def test_a_replica_that_falls_silent_is_given_up_and_suspected(monkeypatch, script):
+    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    items = Items(*script)
+    began = time.monotonic()
     with pytest.raises(EngineDeadError):
-        asyncio.run(main())
-    assert items.cancelled
-
-
-def test_a_call_that_waits_for_a_replica_is_not():
-    assert asyncio.run(all_of(Answer(Items(0.2, "a"), silence_s=0.05))) == ["a"]
-
-
-def test_a_replica_that_takes_a_call_and_says_nothing_is_given_up_and_suspected(monkeypatch):
-    monkeypatch.setattr("deployments.calls._LOOK_EVERY_S", 0.02)
-    items = Items(5.0, "a")
-
-    async def main():
-        with dispatches.expected("call 1") as dispatch:
-            answer = Answer(items, silence_s=0.1, dispatch=dispatch)
-            asyncio.get_running_loop().call_later(0.1, dispatches.dispatched, "call 1", "replica 1")
-            start = asyncio.get_running_loop().time()
-            with pytest.raises(EngineDeadError):
-                await answer.next()
-            assert 0.2 <= asyncio.get_running_loop().time() - start < 1
-            assert (await all_of(Answer(Items("b"), silence_s=0.1))) == ["b"]
-
-    asyncio.run(main())
+        asyncio.run(watched(Answer(items, dispatch=sent_to("replica 1"))))
+    assert 0.1 <= time.monotonic() - began < 2
     assert items.cancelled
     assert dispatches.usable(["replica 1", "replica 2"]) == ["replica 2"]
     dispatches._suspects.clear()
 
 
-@pytest.mark.parametrize("script", [(5.0,), (HEARTBEAT, 5.0), (HEARTBEAT, *(0.02, HEARTBEAT) * 50)])
+def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch):
+    """Its beacon answers: slow is not dead."""
+    monkeypatch.setattr(calls, "lookout", SilentLookout(silent_s=0.05))
+    assert asyncio.run(watched(Answer(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r")))) == ["a", "b"]
+
+
+def test_a_call_that_still_hears_of_its_replica_is_not_given_up(monkeypatch):
+    """Whatever the lookout believes: a firewall may have closed the beacon's port meanwhile."""
+    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    script = (0.05, Usage()) * 10
+    assert asyncio.run(watched(Answer(Items(*script, "a"), dispatch=sent_to("r")), silence_s=0.3)) == ["a"]
+
+
+def test_a_call_that_waits_for_a_replica_is_not(monkeypatch):
+    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    assert asyncio.run(watched(Answer(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
+
+
+@pytest.mark.parametrize("script", [(5.0,), (Usage(), 5.0), (Usage(), *(0.02, Usage()) * 50)])
 def test_time_runs_out_before_and_after_the_first_sign(script):
     items = Items(*script)
 
     async def main():
-        await Answer(items, silence_s=0.2, deadline=asyncio.get_running_loop().time() + 0.1).next()
+        await Answer(items, deadline=asyncio.get_running_loop().time() + 0.1).next()
 
     with pytest.raises(DeadlineError):
         asyncio.run(main())
@@ -104,7 +139,7 @@ def test_a_replica_that_says_its_engine_is_dead_is_lost():
     async def main():
         with dispatches.expected("call 2") as dispatch:
             dispatches.dispatched("call 2", "replica 2")
-            await Answer(Items(EngineDeadError("dead")), 1.0, dispatch=dispatch).next()
+            await Answer(Items(EngineDeadError("dead")), dispatch=dispatch).next()
 
     with pytest.raises(EngineDeadError):
         asyncio.run(main())
@@ -114,12 +149,12 @@ def test_a_replica_that_says_its_engine_is_dead_is_lost():
 
 def test_an_error_sent_as_a_value_is_raised():
     with pytest.raises(RequestError, match="no such"):
-        asyncio.run(Answer(Items(HEARTBEAT, RequestError("no such thing")), 1.0).next())
+        asyncio.run(Answer(Items(Usage(), RequestError("no such thing"))).next())
 
 
 def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
     async def main():
-        answer = Answer(Items("data: 2\n\n", 5.0), 1.0, asyncio.get_running_loop().time() + 0.1)
+        answer = Answer(Items("data: 2\n\n", 5.0), asyncio.get_running_loop().time() + 0.1)
         return [chunk async for chunk in events(answer, "data: 1\n\n")]
 
     *chunks, last = asyncio.run(main())
@@ -129,7 +164,7 @@ def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
 
 
 async def told(*script):
-    return [chunk async for chunk in events(Answer(Items(*script), 1.0), "data: 1\n\n")]
+    return [chunk async for chunk in events(Answer(Items(*script)), "data: 1\n\n")]
 
 
 @pytest.mark.parametrize("after", [(), (EngineDeadError("dead"),), (5.0,)])

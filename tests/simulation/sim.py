@@ -35,6 +35,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import guided_engine_args
+from cfg_core.vllm_plugin.guided_tokens import guided_tokens
 from cfg_core.vllm_plugin.step import StepGuidance
 
 VOCAB = 256
@@ -334,6 +335,7 @@ class Simulation:
         self.hasher = get_request_block_hasher(self.block_size, hash_fn) if caching else None
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
+        self.guided: dict[str, int] = {}
         self.stops: dict[str, set[int]] = {}
         self.steps = self.idle = 0
 
@@ -363,7 +365,7 @@ class Simulation:
         )
         if grammar:
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            request.structured_output_request = SimpleNamespace(grammar=None)
+            request.structured_output_request = SimpleNamespace(grammar=None, _grammar=None)
             self.grammars.append(request.structured_output_request)
         self.outputs[rid] = []
         self.stops[rid] = set(stop)
@@ -408,6 +410,7 @@ class Simulation:
             for one in per_client.outputs:
                 assert one.request_id in self.outputs, f"a client sees {one.request_id}"
                 self.outputs[one.request_id] += one.new_token_ids
+                self.guided[one.request_id] = self.guided.get(one.request_id, 0) + guided_tokens(one)
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
         if self.runner.path.drafts and not self.runner.path.asynchronous and output.req_ids:
@@ -445,6 +448,7 @@ class Simulation:
         assert stats["free_blocks"] == stats["total_blocks"], stats
         assert not self.scheduler.requests
         for rid, tokens in self.outputs.items():
+            assert self.guided.get(rid, 0) == (len(tokens) if rid in self.runner.scales else 0), f"{rid}: guided tokens"
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
             assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} went on after its stop token"

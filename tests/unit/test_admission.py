@@ -8,7 +8,7 @@ import pytest
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.params import GuidanceParams
 from deployments.admission import RETRY_AT_MOST_S, AdmissionQueue, Share
-from deployments.demand import Demand, demand_of
+from deployments.demand import Demand, check_answer_size, check_context, check_streams, demand_of
 from deployments.protocol import Guidance
 
 
@@ -269,21 +269,87 @@ def guided(**fields):
     return Guidance(params=GuidanceParams(scale=2.0, **fields))
 
 
+COMPLETION, CHAT = "completion", "chat"
+
+
 @pytest.mark.parametrize(
-    ("body", "guidance", "streams", "tokens"),
+    ("endpoint", "body", "guidance", "streams", "tokens"),
     [
-        ({"prompt": "x" * 40, "max_tokens": 5}, None, 1, 15),
-        ({"prompt": "x" * 40, "max_tokens": 5}, guided(), 2, 10 + 1 + 10),
-        ({"prompt": "x" * 40, "max_tokens": 5, "n": 3}, guided(), 6, 11 + 30),
-        ({"prompt": [1, 2, 3], "max_tokens": 5}, guided(negative_prompt_token_ids=(1, 2)), 2, 3 + 2 + 10),
-        ({"prompt": ["x" * 4, "x" * 8], "max_tokens": 5}, None, 2, 3 + 10),
-        ({"prompt": [[1, 2], [3]], "max_tokens": 5}, None, 2, 3 + 10),
-        ({"messages": [{"role": "user", "content": "x" * 36}], "max_completion_tokens": 5}, None, 1, 1 + 9 + 5),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 32}]}]}, None, 1, 1 + 1 + 8 + 256),
-        ({"prompt": None, "n": "many", "max_tokens": -1}, None, 1, 256),
-        ({"messages": "no list"}, guided(), 2, 2 + 1 + 512),
-        ({}, None, 1, 256),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5}, None, 1, 15),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5}, guided(), 2, 10 + 1 + 10),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5, "n": 3}, guided(), 6, 11 + 30),
+        (COMPLETION, {"prompt": [1, 2, 3], "max_tokens": 5}, guided(negative_prompt_token_ids=(1, 2)), 2, 3 + 2 + 10),
+        (COMPLETION, {"prompt": ["x" * 4, "x" * 8], "max_tokens": 5}, None, 2, 3 + 10),
+        (COMPLETION, {"prompt": [[1, 2], [3]], "max_tokens": 5}, None, 2, 3 + 10),
+        (COMPLETION, {"prompt": ["x" * 4] * 9, "messages": [], "max_tokens": 5}, None, 9, 9 + 45),
+        (COMPLETION, {"prompt": "x" * 4, "max_tokens": 5, "max_completion_tokens": 1}, None, 1, 1 + 5),
+        (COMPLETION, {"prompt": "x" * 4}, None, 1, 1 + 16),
+        (COMPLETION, {"prompt": "x" * 4, "max_tokens": None}, None, 1, 1 + 256),
+        (COMPLETION, {"prompt": None, "n": -3, "max_tokens": -1}, None, 1, 0),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 36}], "max_completion_tokens": 5}, None, 1, 10 + 5),
+        (CHAT, {"messages": "xxxx", "prompt": ["x"] * 9, "max_tokens": 9, "max_completion_tokens": 5}, None, 1, 6),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 32}]}]}, None, 1, 10 + 256),
+        (CHAT, {"messages": "no list"}, guided(), 2, 2 + 1 + 512),
+        (CHAT, {}, None, 1, 256),
     ],
 )
-def test_what_a_request_asks_for(body, guidance, streams, tokens):
-    assert demand_of(body, guidance) == Demand(streams=streams, tokens=tokens)
+def test_what_a_request_asks_for(endpoint, body, guidance, streams, tokens):
+    assert demand_of(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens)
+
+
+@pytest.mark.parametrize("value", ["40", 40.0, True, [40], {}])
+@pytest.mark.parametrize(
+    ("endpoint", "name"), [(COMPLETION, "n"), (COMPLETION, "max_tokens"), (CHAT, "max_completion_tokens"), (CHAT, "n")]
+)
+def test_counts_are_integers(endpoint, name, value):
+    """vLLM would take the first three for numbers; a queue that does not would let them in as one stream."""
+    with pytest.raises(RequestError, match=f"{name} is .*: send an integer"):
+        demand_of(endpoint, {"prompt": "x", name: value}, None)
+
+
+def test_one_request_has_a_bound():
+    check_streams(Demand(streams=8, tokens=1), 8)
+    with pytest.raises(RequestError, match="9 streams"):
+        check_streams(Demand(streams=9, tokens=1), 8)
+
+
+def test_an_answer_that_is_not_streamed_has_a_bound():
+    body = {"prompt": "x", "n": 40, "max_tokens": 400, "logprobs": 20}
+    check_answer_size(COMPLETION, body, 64 * 2**20)
+    with pytest.raises(RequestError, match="set stream to true"):
+        check_answer_size(COMPLETION, body, 2**20)
+    check_answer_size(COMPLETION, body | {"stream": True}, 2**20)
+
+
+@pytest.mark.parametrize("prompt", ["x" * 300_000, [1] * 600, ["x", "x" * 300_000], [[1], [1] * 600]])
+def test_a_prompt_that_never_fits_is_refused_before_it_is_tokenized(prompt):
+    with pytest.raises(RequestError, match="maximum context length is 512"):
+        check_context(COMPLETION, {"prompt": prompt}, 512)
+    check_context(COMPLETION, {"prompt": prompt}, 0)
+    check_context(COMPLETION, {"prompt": prompt, "truncate_prompt_tokens": 9}, 512)
+
+
+async def test_one_tenant_leaves_room_while_another_is_here():
+    """At most 3 of 4 places for one, while two are here; who comes next finds one free."""
+    clock = Clock()
+    line = AdmissionQueue(lambda: 4, 100, 10_000, clock, most_of_one=lambda: 3)
+    alone = [await Caller(line, Share(tenant="a")).settled() for _ in range(4)]
+    assert all(caller.running for caller in alone)
+    other = await Caller(line, Share(tenant="b")).settled()
+    assert not other.running
+    more = [await Caller(line, Share(tenant="a")).settled() for _ in range(3)]
+    for caller in alone:
+        caller.end()
+    await settle()
+    assert other.running
+    assert [caller.running for caller in more] == [True, True, True]
+    last = await Caller(line, Share(tenant="a")).settled()
+    assert not last.running
+    other.end()
+    await settle()
+    assert not last.running  # the place is for others
+    clock.time += 61.0
+    line.admit()
+    await settle()
+    assert last.running  # alone again
+    line.check_integrity()

@@ -1,9 +1,12 @@
 """Guard in front of hand-made ASGI apps: keys, ids, sizes, the log; and that bytes pass as they come."""
 
+import asyncio
 import json
 import logging
 import pickle
 import re
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI, Request
@@ -15,6 +18,7 @@ from deployments import http_guard
 from deployments.access import ANONYMOUS, AccessArgs, Gate, digest_of
 from deployments.http_errors import http_error
 from deployments.http_guard import Guard, Policy, current_policy, enforce, install
+from deployments.limits import LimitsArgs
 
 KEY = "sk-secret"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
@@ -461,3 +465,137 @@ def test_the_policy_is_pickled_by_name():
     """So a copy of the app, in a replica, follows what is enforced there."""
     assert pickle.loads(pickle.dumps(current_policy)) is current_policy
     assert isinstance(current_policy().gate, Gate)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def bounded(**limits):
+    return Policy.of(AccessArgs(max_body_bytes=100), None, LimitsArgs(**limits))
+
+
+async def slow_exchange(policy, parts, app=echo, headers=(), client=("10.0.0.1", 1)):
+    """`parts`: chunks of a body, and pauses in seconds; the body never ends by itself."""
+    rest, sent = list(parts), []
+
+    async def receive():
+        while rest and isinstance(rest[0], float):  # noqa: ASYNC110 - each pause comes once
+            await asyncio.sleep(rest.pop(0))
+        if not rest:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": rest.pop(0), "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": list(headers), "client": client}
+    await Guard(app, lambda: policy)(scope, receive, send)
+    return sent[0]["status"], b"".join(part["body"] for part in sent[1:])
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for():
+    policy = bounded(body_timeout_s=0.1)
+    status, text = await slow_exchange(policy, [b"a", 0.01, b"b", 5.0])
+    assert status == 408
+    assert "did not arrive within 0.1 s" in json.loads(text)["error"]["message"]
+    policy.crowd.check_integrity()
+    assert not policy.crowd._num_requests
+
+
+async def test_bodies_that_never_end_keep_nobody_else_out():
+    policy = bounded(max_requests_per_client=5, body_timeout_s=0.3)
+    slow = [asyncio.ensure_future(slow_exchange(policy, [b"a"])) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    refused = [task for task in slow if task.done()]
+    assert len(refused) == 15
+    assert {task.result()[0] for task in refused} == {429}
+    other = asyncio.ensure_future(slow_exchange(policy, [b"a"], client=("10.0.0.2", 1)))
+    await asyncio.sleep(0.01)
+    assert not other.done()
+    health = await Client(ok, policy).call("/health", client=("10.0.0.1", 1))
+    assert health[0] == 200
+    assert [(await task)[0] for task in slow].count(408) == 5
+    assert (await other)[0] == 408
+    assert not policy.crowd._num_requests
+
+
+async def test_a_body_that_is_too_large_is_read_to_its_end_before_the_answer():
+    """Else uvicorn closes a connection with unread bytes in it, and the client meets a reset."""
+    client = Client(echo, bounded())
+    read_after = []
+
+    async def receive():
+        read_after.append(len(client.events))
+        return {"type": "http.request", "body": b"x" * 60, "more_body": len(read_after) < 5}
+
+    sent = []
+
+    async def send(message):
+        client.events.append(message)
+        sent.append(message)
+
+    await client.guard({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, receive, send)
+    assert sent[0]["status"] == 413
+    assert read_after == [0] * 5
+
+
+async def test_who_asks_leave_to_send_is_refused_before():
+    headers = [(b"content-length", b"1000"), (b"expect", b"100-continue")]
+    status, _ = await slow_exchange(bounded(), [], headers=headers)
+    assert status == 413
+
+
+async def test_a_client_that_does_not_read_is_given_up(caplog):
+    policy = bounded(stall_timeout_s=0.05)
+    ended = []
+
+    async def endless(scope, receive, send):
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        finally:
+            ended.append(True)
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": []}
+    async with asyncio.timeout(5):
+        await Guard(endless, lambda: policy)(scope, receive, send)
+    assert ended == [True]
+    assert "has not read its answer" in caplog.text
+    assert not policy.crowd._num_requests
+
+
+async def test_messages_that_serve_has_not_taken_hold_the_application_back():
+    """As Serve makes `send`: a function that closes over a queue without a bound."""
+    result_queue = SimpleNamespace(_message_queue=deque())
+
+    async def send(message):
+        result_queue._message_queue.append(message)
+
+    async def many(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": []}
+    task = asyncio.ensure_future(Guard(many, lambda: bounded())(scope, receive, send))
+    taken = most = 0
+    async with asyncio.timeout(30):
+        while not task.done() or result_queue._message_queue:
+            most = max(most, len(result_queue._message_queue))
+            taken += len(result_queue._message_queue)
+            result_queue._message_queue.clear()
+            await asyncio.sleep(0.005)
+    assert taken == 1002
+    assert most <= 64

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import random
+import time
 
 import pytest
 
@@ -187,7 +188,9 @@ BAD_BODIES = [
     (b"null", "must be a JSON object, not null"),
     (b"3", "must be a JSON object, not a number"),
     (b'"x"', "must be a JSON object, not a string"),
-    (b"[" * 100_000, "nested too deeply"),
+    (b"[" * 100_000, "nested more than 100 deep"),
+    (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "nested more than 100 deep"),
+    (json.dumps({f"guidance_{i}": 1 for i in range(300)}).encode(), "300 fields"),
     (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
     (b'{"temperature": NaN}', "NaN is not a finite number"),
     (b'{"temperature": [-Infinity]}', "-Infinity is not a finite number"),
@@ -361,3 +364,24 @@ def test_error_event():
 def test_guidance_in_a_bare_json_text():
     text = '{"id":"i","choices":[{"text":"}"}],"usage":null}'
     assert json.loads(sse.with_guidance(text, {"scale": 2.0})) == {**json.loads(text), "guidance": {"scale": 2.0}}
+
+
+@pytest.mark.parametrize("raw", [b'{"prompt": "' + b"[" * 5000 + b'"}', b'{"prompt": "' + b'\\"[' * 5000 + b'"}'])
+def test_brackets_in_text_are_no_nesting(raw):
+    assert decode_body(raw)["prompt"].count("[") == 5000
+
+
+@pytest.mark.parametrize("raw", [b'{"prompt":"' + b'\\"[' * 700_000, b'{"prompt":' + b'"[' * 1_000_000, b"[{" * 10**6])
+def test_malformed_bodies_are_refused_in_linear_time(raw):
+    began = time.perf_counter()
+    with pytest.raises(RequestError):
+        decode_body(raw)
+    assert time.perf_counter() - began < 5  # quadratic would be minutes
+
+
+def test_long_names_are_not_compared():
+    began = time.perf_counter()
+    with pytest.raises(RequestError):
+        read_guidance({"guidance_" + "x" * 10**6: 1}, "completion")
+    read_guidance({"x" * 10**6: 1, "prompt": "x"}, "completion")
+    assert time.perf_counter() - began < 2

@@ -1,0 +1,49 @@
+"""A value that is expensive to ask for, asked a few times a second however many want it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+FRESH_S = 0.25
+PATIENCE_S = 0.5
+OLD_S = 5.0
+
+
+class Recent(Generic[T]):
+    """Used from one event loop. One question is under way at most, and all who wait get its answer or its error."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._asked: asyncio.Task[T] | None = None
+        self._value: T | None = None
+        self._since = -OLD_S
+
+    async def value(self) -> T:
+        """An answer at most FRESH_S old; one of the last OLD_S if the next takes longer than PATIENCE_S.
+
+        Raises what `ask` raises.
+        """
+        if self._value is not None and time.monotonic() - self._since < FRESH_S:
+            return self._value
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.ensure_future(self._ask_anew())
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
+        asked = self._asked
+        await asyncio.wait({asked}, timeout=PATIENCE_S)
+        if not asked.done() and self._value is not None and time.monotonic() - self._since < OLD_S:
+            return self._value
+        return await asyncio.shield(asked)
+
+    async def _ask_anew(self) -> T:
+        try:
+            self._value = await self._ask()
+        except Exception:
+            self._value = None
+            raise
+        self._since = time.monotonic()
+        return self._value

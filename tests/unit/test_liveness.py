@@ -1,0 +1,117 @@
+"""Beacons and the lookout: real sockets on the loopback address, real stopped processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from deployments import liveness
+from deployments.liveness import Beacon, Lookout
+
+LOOPBACK = "127.0.0.1"
+PROGRAM = """
+import threading, time
+from deployments.liveness import Beacon
+beacon = Beacon("127.0.0.1", 1000.0)
+while not beacon.address:
+    time.sleep(0.01)
+print(beacon.address["beacon_port"], flush=True)
+{then}
+time.sleep(60)
+"""
+BUSY = "while True: sum(range(100_000))"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(liveness, "ASK_EVERY_S", 0.05)
+
+
+@contextmanager
+def replica(then=""):
+    """Another process with a beacon; yields it and its port."""
+    command = [sys.executable, "-c", PROGRAM.format(then=then)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def within(seconds, true):
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.01)
+    return true()
+
+
+def watched(port):
+    lookout = Lookout()
+    lookout.watch({"r": (LOOPBACK, port)})
+    assert within(10, lambda: "r" in lookout._heard)
+    return lookout
+
+
+def test_a_replica_that_stands_still_falls_silent_and_is_heard_again():
+    with replica() as (process, port):
+        lookout = watched(port)
+        time.sleep(0.5)
+        assert lookout.silent_s("r") < 0.4
+        os.kill(process.pid, signal.SIGSTOP)
+        assert within(10, lambda: lookout.silent_s("r") > 0.5)
+        os.kill(process.pid, signal.SIGCONT)
+        assert within(10, lambda: lookout.silent_s("r") < 0.4)
+
+
+def test_a_replica_that_dies_falls_silent():
+    with replica() as (process, port):
+        lookout = watched(port)
+        process.kill()
+        assert within(10, lambda: lookout.silent_s("r") > 0.5)
+
+
+def test_a_busy_replica_is_not_silent():
+    """Its interpreter computes without a pause; the beacon's thread still gets its turn."""
+    with replica(BUSY) as (_, port):
+        lookout = watched(port)
+        longest = 0.0
+        for _ in range(100):
+            longest = max(longest, lookout.silent_s("r"))
+            time.sleep(0.01)
+        assert longest < 0.5
+
+
+def test_who_was_never_heard_is_not_silent():
+    lookout = Lookout()
+    lookout.watch({"r": (LOOPBACK, 1)})  # nobody listens there
+    time.sleep(0.5)
+    assert lookout.silent_s("r") == 0
+    assert lookout.silent_s("unknown") == 0
+    assert lookout.silent(["r", "unknown"], 0.1) == []
+
+
+def test_a_replica_that_is_not_watched_any_more_is_forgotten():
+    with replica() as (_, port):
+        lookout = watched(port)
+        lookout.watch({})
+        assert within(5, lambda: lookout.silent_s("r") == 0 and not lookout._asking)
+
+
+def test_an_event_loop_that_stands_still_ends_the_process():
+    ended = threading.Event()
+    beacon = Beacon(LOOPBACK, 0.3, end=lambda code: ended.set())
+    for _ in range(20):
+        beacon.tick()
+        time.sleep(0.05)
+    assert not ended.is_set()
+    assert ended.wait(10)
+
+
+def test_where_beacons_are():
+    reports = {"a": {"beacon_host": "h", "beacon_port": 5, "running": 1}, "b": {"running": 1}}
+    assert liveness.beacons(reports) == {"a": ("h", 5)}

@@ -1,0 +1,165 @@
+"""What stands in front of Serve's proxy, without Serve; HTTP/1.0 with a real uvicorn on a real socket."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from deployments.limits import LimitsArgs
+from deployments.serve_proxy import Porter
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+STREAM = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+def body(text, more=False):
+    return {"type": "http.response.body", "body": text, "more_body": more}
+
+
+def script(*messages):
+    async def app(scope, receive, send):
+        for message in messages:
+            await send(message)
+
+    return app
+
+
+def scope(path="/v1/completions", method="POST", address="10.0.0.1"):
+    fixed = {"type": "http", "headers": [], "http_version": "1.1"}
+    return {**fixed, "method": method, "path": path, "client": (address, 1)}
+
+
+async def ask(porter, **fields):
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await porter(scope(**fields), receive, send)
+    return sent
+
+
+def porter(app, **limits):
+    return Porter(app, LimitsArgs(**limits))
+
+
+async def test_answers_pass_as_they_are():
+    messages = [STREAM, body(b"data: 1\n\n", True), body(b"data: [DONE]\n\n")]
+    assert await ask(porter(script(*messages))) == messages
+
+
+@pytest.mark.parametrize("status", [404, 408, 429, 500, 503])
+async def test_what_serve_says_in_plain_text_is_said_in_our_shape(status):
+    headers = [(b"content-type", b"text/plain"), (b"retry-after", b"3")]
+    head = {"type": "http.response.start", "status": status, "headers": headers}
+    start, told = await ask(porter(script(head, body(b"no ", True), body(b"route"))))
+    assert start["status"] == status
+    assert dict(start["headers"])[b"retry-after"] == b"3"
+    error = json.loads(told["body"])["error"]
+    assert (error["message"], error["code"]) == ("no route", status)
+    assert int(dict(start["headers"])[b"content-length"]) == len(told["body"])
+
+
+async def test_where_serve_says_nothing_the_client_is_told():
+    start, told = await ask(porter(script()))
+    assert start["status"] == 503
+    assert json.loads(told["body"])["error"]["message"] == "The server lost this request: send it again."
+
+
+async def test_a_stream_that_serve_cuts_ends_with_an_error_event():
+    *_, last = await ask(porter(script(STREAM, body(b"data: 1\n\n", True))))
+    assert last["body"].startswith(b"event: error")
+
+
+async def test_bounds_for_each_address_and_none_for_health():
+    held = asyncio.Event()
+
+    async def app(scope, receive, send):
+        if scope["path"] not in ("/health", "/ready"):
+            await held.wait()
+        await send(START)
+        await send(body(b"{}"))
+
+    front = porter(app, max_requests_per_client=2)
+    waiting = [asyncio.ensure_future(ask(front)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    refused = await ask(front)
+    assert refused[0]["status"] == 429
+    other = asyncio.ensure_future(ask(front, address="10.0.0.2"))
+    assert (await ask(front, path="/ready", method="GET"))[0]["status"] == 200
+    held.set()
+    assert [(await task)[0]["status"] for task in (*waiting, other)] == [200] * 3
+    assert (await ask(front))[0]["status"] == 200
+
+
+async def test_ready_is_asked_once_for_all():
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append(scope)
+        await asyncio.sleep(0.02)
+        await send(START)
+        await send(body(b"{}"))
+
+    front = porter(app)
+    told = await asyncio.gather(*(ask(front, path="/ready", method="GET") for _ in range(200)))
+    assert len(asked) == 1
+    assert all([message["type"] for message in one] == [START["type"], body(b"")["type"]] for one in told)
+    await asyncio.sleep(0.3)
+    await ask(front, path="/ready", method="GET")
+    assert len(asked) == 2
+
+
+# --- HTTP/1.0 -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def port():
+    async def app(scope, receive, send):
+        await send(STREAM)
+        for _ in range(3):
+            await send(body(b"data: 1\n\n", True))
+            await asyncio.sleep(0.01)
+        await send(body(b"data: [DONE]\n\n"))
+
+    config = uvicorn.Config(porter(app), port=0, lifespan="off", log_level="critical", http="httptools")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+def exchange(port, version, headers=""):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(f"GET /v1/x HTTP/{version}\r\nHost: x\r\n{headers}\r\n".encode())
+        raw = b""
+        while not raw.endswith(b"0\r\n\r\n") and (part := client.recv(65536)):
+            raw += part
+    head, _, answer = raw.partition(b"\r\n\r\n")
+    return head.lower(), answer
+
+
+@pytest.mark.parametrize("headers", ["", "Connection: keep-alive\r\n"])
+def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_the_connection(port, headers):
+    head, answer = exchange(port, "1.0", headers)
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert answer == b"data: 1\n\n" * 3 + b"data: [DONE]\n\n"
+
+
+def test_a_stream_in_http_1_1_has(port):
+    head, answer = exchange(port, "1.1")
+    assert b"transfer-encoding: chunked" in head
+    assert answer.startswith(b"9\r\ndata: 1")

@@ -1,0 +1,61 @@
+"""What `make serve` prints when it is ready, without a server of ours."""
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+
+from serve import example
+
+KEYS = {"applications": [{"args": {"access": {"keys": [{"name": "a", "env": "A_KEY"}]}}}]}
+OPEN = {"applications": [{"args": {"model": "x"}}]}
+
+
+@pytest.fixture
+def serve():
+    """Start a server that answers every GET with a status and a body; returns its address."""
+    servers = []
+
+    def start(status, body):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_example_for_an_open_server(serve):
+    url = serve(200, json.dumps({"data": [{"id": "stories"}]}).encode())
+    assert example(url, OPEN).startswith(f"curl -s {url}/v1/completions")
+
+
+def test_where_a_key_is_needed_the_example_has_one(serve):
+    url = serve(401, b"{}")
+    assert 'Authorization: Bearer $KEY"' in example(url, KEYS)
+
+
+@pytest.mark.parametrize(("status", "body"), [(401, b"{}"), (500, b""), (200, b"no json"), (200, b'{"data": []}')])
+def test_no_answer_ends_the_server(serve, status, body):
+    assert "/v1/models" in example(serve(status, body), OPEN)
+
+
+def test_nor_does_silence():
+    assert "/v1/models" in example("http://127.0.0.1:1", OPEN)

@@ -1,0 +1,250 @@
+"""Trials of grammars in a process that can be killed: the verdicts, the deadline, fairness, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from cfg_core.errors import OverloadedError, RequestError
+from cfg_core.grammar_limits import GrammarLimits
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+HERE = Path(__file__).resolve().parent
+LIMITS = GrammarLimits(cpu_s=1.5, wall_s=6.0)
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+
+
+@pytest.fixture(scope="module")
+async def sandbox(model_folder: Callable[[str], Path]) -> AsyncIterator[Any]:
+    from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox
+
+    sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=LIMITS)
+    await sandbox.start()
+    yield sandbox
+    sandbox.close()
+    await until(lambda: not psutil.Process().children(recursive=True))
+
+
+def config_of(folder: Path) -> Any:
+    """What of a VllmConfig the sandbox reads."""
+    from vllm.config.structured_outputs import StructuredOutputsConfig
+
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    model = SimpleNamespace(
+        tokenizer=str(folder),
+        runner_type="generate",
+        tokenizer_mode="auto",
+        tokenizer_revision=None,
+        trust_remote_code=False,
+        skip_tokenizer_init=False,
+        is_diffusion=False,
+        hf_config=SimpleNamespace(model_type="llama"),
+        get_vocab_size=lambda: vocab_size,
+    )
+    return SimpleNamespace(
+        model_config=model,
+        structured_outputs_config=StructuredOutputsConfig(),
+        speculative_config=None,
+        additional_config={},
+    )
+
+
+async def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - processes set no events
+            await asyncio.sleep(0.05)
+
+
+def params_of(fields: dict[str, Any], **options: Any) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**fields), **options)
+
+
+def slow(i: int = 0) -> dict[str, Any]:
+    """Takes more than ten seconds to compile; each `i` is another one."""
+    pattern = "^([a-z]{1,50}){1,50}$"
+    return {
+        "json": {
+            "type": "object",
+            "properties": {f"p{i}_{k}": {"type": "string", "pattern": pattern} for k in range(150)},
+        }
+    }
+
+
+def forks() -> int:
+    """Trials that run now: all below the helper but the one that waits in advance."""
+    return max(0, len(psutil.Process().children(recursive=True)) - 2)
+
+
+ACCEPTED = [
+    ({"choice": [f"label {i}" for i in range(2000)]}, "xgrammar"),
+    ({"json": SCHEMA}, "xgrammar"),
+    ({"json": json.dumps(SCHEMA)}, "xgrammar"),
+    ({"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}}, "xgrammar"),
+    ({"json": {"type": "number", "multipleOf": 3}}, "guidance"),
+    ({"regex": "a{1,100000}"}, "xgrammar"),
+    ({"regex": "(a+)+b"}, "xgrammar"),
+    ({"grammar": 'root ::= root "a" | "a"'}, "xgrammar"),
+    ({"grammar": 'start: "a" | "b" start'}, "xgrammar"),
+    ({"json_object": True}, "xgrammar"),
+]
+
+
+@pytest.mark.parametrize(("fields", "backend"), ACCEPTED, ids=lambda value: repr(value)[:40])
+async def test_what_can_be_compiled_becomes_what_vllm_makes_of_it(sandbox: Any, fields: Any, backend: str) -> None:
+    """Field for field what vLLM's own validation would have left."""
+    params, stock = params_of(fields), params_of(fields)
+    await sandbox.check(params)
+    config = sandbox_config(sandbox)
+    stock._validate_structured_outputs(config.model_config, config.structured_outputs_config, config.tokenizer)
+    assert params.structured_outputs == stock.structured_outputs
+    assert params.structured_outputs._backend == stock.structured_outputs._backend == backend
+    assert params.structured_outputs._backend_was_auto == stock.structured_outputs._backend_was_auto
+
+
+def sandbox_config(sandbox: Any) -> Any:
+    from vllm.tokenizers import cached_get_tokenizer
+
+    settings = sandbox._settings
+    model = SimpleNamespace(is_diffusion=False)
+    return SimpleNamespace(
+        model_config=model,
+        structured_outputs_config=settings["outputs"],
+        tokenizer=cached_get_tokenizer(settings["model"]["tokenizer"]),
+    )
+
+
+REFUSED = [
+    ({"grammar": "root ::= root"}, "allows no token"),
+    ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}}, "no token"),
+    ({"regex": r"[^\s\S]"}, "allows no token"),
+    ({"regex": "(?=a)b"}, "cannot be used"),
+    ({"grammar": "root ::= nope"}, "cannot be used"),
+    ({"json": {"enum": []}}, "cannot be used"),
+    ({"regex": "(((a{0,1000}){0,1000}){0,1000}){0,1000}"}, "too slow|too long"),
+    (slow(), "too long to compile"),
+    ({"choice": ["x"] * 100_000}, "100000 entries"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED, ids=lambda value: repr(value)[:40])
+async def test_what_cannot_be_served_is_refused_with_the_reason(sandbox: Any, fields: Any, words: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(RequestError, match=words) as refusal:
+        await sandbox.check(params_of(fields))
+    assert refusal.value.param == "structured_outputs"
+    assert time.monotonic() - started < LIMITS.wall_s + 2
+    started = time.monotonic()
+    with pytest.raises(RequestError, match=words):
+        await sandbox.check(params_of(fields))
+    assert time.monotonic() - started < 0.1  # remembered
+
+
+async def test_a_reason_does_not_repeat_the_pattern(sandbox: Any) -> None:
+    secret = "velvet marmalade number seven"
+    with pytest.raises(RequestError) as refusal:
+        await sandbox.check(params_of({"regex": f"(?={secret}){secret}(?!x)"}))
+    assert secret not in str(refusal.value)
+
+
+async def test_allowed_tokens_that_the_grammar_forbids_are_refused(sandbox: Any) -> None:
+    with pytest.raises(RequestError, match="none of allowed_token_ids"):
+        await sandbox.check(params_of({"regex": "[0-9]{3}"}, allowed_token_ids=[100, 101]))
+
+
+async def test_other_tenants_and_the_event_loop_do_not_wait_for_one_who_floods(sandbox: Any) -> None:
+    flood = [asyncio.create_task(sandbox.check(params_of(slow(i)), "evil")) for i in range(1, 7)]
+    await until(lambda: forks() >= LIMITS.places - 1)
+    waits, gaps = [], []
+    for i in range(8):
+        started = last = time.monotonic()
+        check = asyncio.create_task(sandbox.check(params_of({"choice": [f"fine {i}", "b"]}), "good"))
+        while not check.done():
+            await asyncio.sleep(0.005)
+            last, gap = time.monotonic(), time.monotonic() - last
+            gaps.append(gap)
+        await check
+        waits.append(time.monotonic() - started)
+    assert max(waits) < 1.5
+    assert max(gaps) < 0.5
+    for task in flood:
+        task.cancel()
+    assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*flood, return_exceptions=True))
+    await until(lambda: forks() == 0)  # a cancelled trial is killed
+
+
+async def test_too_many_waiting_are_told(sandbox: Any) -> None:
+    waiting = sandbox._places._max_waiting
+    flood = [asyncio.create_task(sandbox.check(params_of(slow(100 + i)), "evil")) for i in range(waiting + 2)]
+    await asyncio.sleep(0.3)
+    with pytest.raises(OverloadedError):
+        await sandbox.check(params_of({"choice": ["not seen before"]}), "evil")
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    await until(lambda: forks() == 0)
+
+
+async def test_a_killed_fork_is_a_refusal_and_a_killed_helper_is_replaced(sandbox: Any) -> None:
+    check = asyncio.create_task(sandbox.check(params_of(slow(200))))
+    await until(lambda: forks() >= 1)
+    (helper,) = psutil.Process().children()
+    for fork in helper.children():  # the one that waits in advance, too
+        fork.send_signal(signal.SIGSEGV)
+    with pytest.raises(RequestError, match="ran out of memory or stack"):
+        await check
+    helper.kill()
+    await sandbox.check(params_of({"choice": ["after", "the", "end"]}))
+    (replaced,) = psutil.Process().children()
+    assert replaced.pid != helper.pid
+
+
+async def test_the_helper_ends_when_idle_and_with_its_parent(model_folder: Callable[[str], Path]) -> None:
+    """A program of its own starts one, and is killed."""
+    program = (
+        "import asyncio, sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path; from test_grammar_sandbox import config_of\n"
+        "from cfg_core.grammar_limits import GrammarLimits\n"
+        "from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox\n"
+        "async def main():\n"
+        "    sandbox = GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(idle_s=2.0))\n"
+        "    await sandbox.start(); print('ready', flush=True); await asyncio.sleep(1.0)\n"
+        "    process = sandbox._process._process; print(process.pid, flush=True)\n"
+        "    await asyncio.sleep(8); print('idle', process.returncode, flush=True); await sandbox.start()\n"
+        "    print(sandbox._process._process.pid, flush=True); await asyncio.sleep(100)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        str(model_folder("llama")),
+        str(HERE),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+    )
+    assert process.stdout is not None
+    lines = []
+    async with asyncio.timeout(150):
+        for _ in range(4):
+            lines.append((await process.stdout.readline()).decode().strip())
+    assert lines[0] == "ready"
+    assert lines[2].startswith("idle -9")
+    assert not psutil.pid_exists(int(lines[1]))
+    assert psutil.pid_exists(int(lines[3]))
+    process.kill()
+    await process.wait()
+    await until(lambda: not psutil.pid_exists(int(lines[3])))

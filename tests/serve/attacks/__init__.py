@@ -1,0 +1,2 @@
+"""What hostile.py plays against a server: attacks, watchers that know right answers, and the
+table."""

@@ -1,0 +1,185 @@
+"""Attacks by connections, and by requests that cost more than they seem to: findings 5 and 10."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from attacks.attempt import Attempt, attack, json_bytes
+from attacks.wire import Held, exchange, head
+
+COMPLETIONS = "/v1/completions"
+NUM_CONNECTIONS = 1100
+HOLD_S = 40.0
+"""Longer than `body_timeout_s`, after which the server gives up on a body: 30 s by default."""
+UNREAD_S = 30.0
+STORY = {"prompt": "Once", "max_tokens": 490, "ignore_eos": True, "logprobs": 20, "stream": True}
+
+
+def post_head(attempt: Attempt, num_bytes: int, path: str = COMPLETIONS) -> bytes:
+    headers = {"Host": attempt.authority, "Content-Type": "application/json", "Content-Length": str(num_bytes)}
+    return head("POST", path, headers | dict(attempt.headers))
+
+
+async def hold(attempt: Attempt, first: bytes, drip: bool = False, must_end: bool = False) -> None:
+    """Open them all, hold them, and count those that the server has ended. must_end: it is a fault
+    if one is still open."""
+    held = Held(attempt.host, attempt.port)
+    start = time.monotonic()
+    try:
+        for at in range(0, NUM_CONNECTIONS, 100):
+            await asyncio.gather(*(held.open(first) for _ in range(min(100, NUM_CONNECTIONS - at))))
+        if drip:
+            await held.drip(start + HOLD_S)
+        await asyncio.sleep(max(0.0, start + HOLD_S - time.monotonic()))
+        ended = held.ended()
+        attempt.told["ended by the server"] += ended
+        attempt.told["still open"] += len(held.sockets) - ended
+        attempt.told["refused"] += held.refused
+        if must_end and ended < len(held.sockets):
+            attempt.fault(f"after {HOLD_S:.0f} s {len(held.sockets) - ended} connections are still open")
+    finally:
+        held.close()
+
+
+@attack(5)
+async def bodies_unfinished(attempt: Attempt) -> None:
+    """1,100 connections that promise a body of 1,000 bytes, send one, and then nothing for 40 s:
+    others are served, and the server ends them in time."""
+    await hold(attempt, post_head(attempt, 1000) + b"{", must_end=True)
+
+
+@attack(5)
+async def bodies_dripping(attempt: Attempt) -> None:
+    """1,100 connections that send one byte of their body a second, for 40 s: as before."""
+    await hold(attempt, post_head(attempt, 1000) + b"{", drip=True, must_end=True)
+
+
+@attack(5)
+async def heads_unfinished(attempt: Attempt) -> None:
+    """1,100 connections that send half a head: others are served."""
+    await hold(attempt, post_head(attempt, 1000)[:-4])
+
+
+@attack(5)
+async def silent_connections(attempt: Attempt) -> None:
+    """1,100 connections on which nothing is sent: others are served."""
+    await hold(attempt, b"")
+
+
+@attack(5)
+async def large_bodies_unfinished(attempt: Attempt) -> None:
+    """200 connections that send 1 MB of a body of 8 MB, and wait: memory is bounded, others are
+    served."""
+    held = Held(attempt.host, attempt.port)
+    first = post_head(attempt, 8_000_000) + b'{"prompt": "' + b"x" * 10**6
+    try:
+        await asyncio.gather(*(held.open(first, 20.0) for _ in range(200)))
+        await asyncio.sleep(15)
+        attempt.told["ended by the server"] += held.ended()
+        attempt.told["refused"] += held.refused
+    finally:
+        held.close()
+
+
+@attack(5)
+async def requests_left(attempt: Attempt) -> None:
+    """300 clients that send a whole request for 490 tokens and leave at once: nothing stays
+    behind."""
+    body = json_bytes(STORY)
+    for _ in range(3):
+        held = Held(attempt.host, attempt.port)
+        try:
+            await asyncio.gather(*(held.open(post_head(attempt, len(body)) + body) for _ in range(100)))
+            await asyncio.sleep(0.3)
+            attempt.told["left"] += len(held.sockets)
+        finally:
+            held.close()
+
+
+@attack(10, bounded=True)
+async def ready_flood(attempt: Attempt) -> None:
+    """2,000 GET /ready at once without a key, twice: answered, while others are served."""
+    for _ in range(2):
+        await attempt.together(2000, lambda _: attempt.send("/ready", method="GET"))
+
+
+@attack(10)
+async def open_paths_flood(attempt: Attempt) -> None:
+    """2,000 GET of /v1/models, /metrics, /health and an unknown path, 500 each, at once."""
+    paths = ("/v1/models", "/metrics", "/health", "/no/such/path")
+    await attempt.together(2000, lambda number: attempt.send(paths[number % 4], method="GET"))
+
+
+@attack(7)
+async def streams_never_read(attempt: Attempt) -> None:
+    """100 streams of 490 tokens with 20 logprobs whose clients never read, for 30 s: others are
+    served, and no engine counts as dead."""
+    body = json_bytes(STORY)
+    held = Held(attempt.host, attempt.port, receive_bytes=4096)
+    try:
+        await asyncio.gather(*(held.open(post_head(attempt, len(body)) + body) for _ in range(100)))
+        attempt.told["held open"] += len(held.sockets)
+        await asyncio.sleep(UNREAD_S)
+    finally:
+        held.close()
+
+
+@attack(7)
+async def slow_readers(attempt: Attempt) -> None:
+    """30 streams whose clients read 2 KiB a second, for 20 s: others are served."""
+    body = json_bytes(STORY)
+    held = Held(attempt.host, attempt.port, receive_bytes=4096)
+    try:
+        await asyncio.gather(*(held.open(post_head(attempt, len(body)) + body) for _ in range(30)))
+        for _ in range(20):
+            await asyncio.sleep(1)
+            for connection in held.sockets:
+                try:
+                    connection.recv(2048)
+                except BlockingIOError:
+                    attempt.told["nothing to read"] += 1
+                except OSError:
+                    attempt.told["reset"] += 1
+    finally:
+        held.close()
+
+
+@attack(0, bounded=True)
+async def slow_writers(attempt: Attempt) -> None:
+    """20 clients that send a good request in pieces of 20 bytes, one in 50 ms: each is answered."""
+    body = json_bytes({"prompt": "Once", "max_tokens": 4, "user": "x" * 400})
+    sent = post_head(attempt, len(body)) + body
+
+    async def write(_: int) -> None:
+        reader, writer = await asyncio.open_connection(attempt.host, attempt.port)
+        try:
+            for at in range(0, len(sent), 20):
+                writer.write(sent[at : at + 20])
+                await asyncio.sleep(0.05)
+            status = (await asyncio.wait_for(reader.read(12), 30))[-3:].decode()
+        except (OSError, TimeoutError) as error:
+            status = type(error).__name__
+        finally:
+            writer.close()
+        attempt.told[status] += 1
+        if status not in ("200", "429"):
+            attempt.fault(f"a slow writer was told {status}")
+
+    await attempt.together(20, write)
+
+
+@attack(0, bounded=True)
+async def pipelined(attempt: Attempt) -> None:
+    """50 requests on one connection without waiting for answers, on ten connections: each is
+    answered, or the connection ends; others are served."""
+    body = json_bytes({"prompt": "Once", "max_tokens": 20, "ignore_eos": True})
+    sent = (post_head(attempt, len(body)) + body) * 50
+
+    async def pipeline(_: int) -> None:
+        answer = await exchange(attempt.host, attempt.port, sent, 30)
+        attempt.told[f"first: {answer.kind}"] += 1
+        if answer.status >= 500:
+            attempt.fault(f"pipelined: {answer.status}")
+
+    await attempt.together(10, pipeline)

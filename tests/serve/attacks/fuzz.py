@@ -1,0 +1,137 @@
+"""Requests near valid ones, over all routes, reproducible from one number; and what is wrong with
+their answers.
+
+python tests/serve/hostile.py --fuzz 10000 [--seed N]
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from attacks.attempt import REQUEST_LIMIT_S, Attempt, Reply, attack, in_error_shape, is_failure
+from attacks.fields import DAMAGE, HEADERS, METHODS, RAW, READ, ROUTES, VALID
+
+CLIENTS = 6
+SHOWN = 400
+"""Of a body that is printed."""
+
+GENERATION = ("/v1/completions", "/v1/chat/completions")
+"""Routes with the most fields: asked more often."""
+
+OVERLOADED = ("503", "504")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """One request. number: its place in the sequence of its seed."""
+
+    number: int
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None
+
+    def __str__(self) -> str:
+        body = self.body or b""
+        shown = body[:SHOWN] + (b"... %d bytes" % len(body) if len(body) > SHOWN else b"")
+        headers = {name: value[:40] for name, value in self.headers.items()}
+        return f"shot {self.number}: {self.method} {self.path[:80]} {headers or ''} {shown!r}"
+
+
+def shots(count: int, seed: int) -> Iterator[Shot]:
+    """The same for the same seed; each depends on the seed and its own number alone."""
+    for number in range(count):
+        rng = random.Random(f"{seed} {number}")
+        yield read_shot(rng, number) if rng.random() < 0.04 else body_shot(rng, number)
+
+
+def read_shot(rng: random.Random, number: int) -> Shot:
+    method = rng.choice(("GET", "GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
+    path = rng.choice(READ) + rng.choice(("", "", "?x=1", "?" + "a" * 5000, "/", "/../ready", "/%00", "/%ff%fe"))
+    return Shot(number=number, method=method, path=path, headers=rng.choice(HEADERS), body=None)
+
+
+def body_shot(rng: random.Random, number: int) -> Shot:
+    path = rng.choice([*ROUTES, *GENERATION * 4])
+    start, names = ROUTES[path]
+    fields: list[tuple[str, bytes]] = [(name, encoded(value)) for name, value in start.items()]
+    if rng.random() < 0.25 and "completions" in path:
+        fields.append(("guidance_scale", encoded(rng.choice([2, 1.5, 0, -1]))))
+    for name in rng.sample(names, min(len(names), rng.choice([1, 1, 2, 3, 5]))):
+        fields = [field for field in fields if field[0] != name or rng.random() < 0.05]
+        fields.append((name, odd_value(rng)))
+    body = b"{" + b",".join(encoded(name) + b":" + value for name, value in fields) + b"}"
+    return Shot(
+        number=number,
+        method=rng.choice(METHODS),
+        path=path,
+        headers=rng.choice(HEADERS),
+        body=damaged(rng, body),
+    )
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def odd_value(rng: random.Random) -> bytes:
+    """A value of another field, an odd one, or one inside another."""
+    if rng.random() < 0.1:
+        return rng.choice(RAW)
+    value = rng.choice(VALID)
+    wrapped = rng.choice([value] * 8 + [[value], {"a": value}, [value, rng.choice(VALID)], {"text": value}])
+    return encoded(wrapped)
+
+
+def damaged(rng: random.Random, text: bytes) -> bytes:
+    for _ in range(rng.choice([0] * 8 + [1, 3])):
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(DAMAGE) + text[at + rng.choice([0, 1]) :]
+    return text
+
+
+def complaint(shot: Shot, reply: Reply) -> str | None:
+    """What is wrong with this answer; None: nothing. 503 and 504 are counted apart."""
+    if reply.kind in OVERLOADED and in_error_shape(reply.text):
+        return None
+    if not reply.status or reply.status >= 500 or is_failure(reply.kind):
+        return f"{reply.kind}: {reply.text[:120]!r}"
+    if reply.status >= 400 and shot.method != "HEAD" and not in_error_shape(reply.text):
+        return f"{reply.status} is not in OpenAI's shape: {reply.text[:120]!r}"
+    return None
+
+
+async def fuzz(attempt: Attempt, count: int, seed: int) -> None:
+    """Send them, a few at a time. Each that fails is printed; `python tests/serve/hostile.py --seed
+    SEED --shot NUMBER` sends one again."""
+    sequence = shots(count, seed)
+
+    async def client(_: int) -> None:
+        for shot in sequence:
+            reply = await send(attempt, shot)
+            attempt.told[reply.kind] += 1
+            if wrong := complaint(shot, reply):
+                attempt.fault(f"{shot.path}: {reply.kind}")
+                print(f"  seed {seed}, {shot}\n    {wrong}", flush=True)
+
+    await attempt.together(CLIENTS, client)
+
+
+async def send(attempt: Attempt, shot: Shot) -> Reply:
+    return await attempt.send(
+        shot.path, shot.body, method=shot.method, headers=shot.headers, limit_s=REQUEST_LIMIT_S, count=False
+    )
+
+
+BOUNDED_COUNT = 300
+
+
+@attack(0, bounded=True)
+async def fuzzed(attempt: Attempt) -> None:
+    """300 requests with wrong types, huge values, deep nesting and damaged JSON, over all routes:
+    no 500, each answered in OpenAI's shape."""
+    await fuzz(attempt, BOUNDED_COUNT, seed=17)

@@ -1,0 +1,279 @@
+"""The server under attack, its watchers, and what they say before, during and after an attack."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+from serve_process import ServeProcess, shipped_config
+
+from attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
+from attacks.verdict import MEMORY_BACK, READY, Calm, Held, Row, Watched
+from attacks.watchers import WAITING, Seen
+
+WARM_UP_S, CALM_S = 12.0, 5.0
+CALM_LIMIT_S, REST_LIMIT_S = 60.0, 20.0
+ANSWER_LIMIT_S = 200.0
+"""Of a command to the watchers: they wait for what they have asked."""
+
+CLASSES = {"embedding", "grammar", READY}
+"""Of watchers, besides the questions: each must be answered right before it counts as calm."""
+
+KEYS = {"watcher": "key-of-watchers", "attacker": "key-of-attackers", "limited": "key-with-limits"}
+LIMITED_TOKENS = 3000
+"""What the key `limited` may use in a minute."""
+
+
+def keyed_config() -> dict[str, Any]:
+    """The shipped configuration with a key for the watchers, one for attackers, and one with a
+    small rate."""
+    config = shipped_config()
+    keys = [{"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()} for name, key in KEYS.items()]
+    keys[-1]["tokens_per_minute"] = LIMITED_TOKENS
+    config["applications"][0]["args"]["access"] = {"keys": keys}
+    return config
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {KEYS[name]}"}
+
+
+class Running:
+    """A server that somebody else started. Its processes are found if it runs on this machine."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def processes(self) -> list[psutil.Process]:
+        """Ray's raylet of the proxy that listens there, and all that it started."""
+        port = urlsplit(self.url).port
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                raylet = psutil.Process(connection.pid).parent()
+                return [raylet, *raylet.children(recursive=True)] if raylet else []
+        return []
+
+    def memory_bytes(self) -> int:
+        total = 0
+        for process in self.processes():
+            with suppress(psutil.Error):
+                total += process.memory_full_info().pss
+        return total
+
+
+class Watching:
+    """The process of the watchers."""
+
+    def __init__(self, url: str, keyed: bool) -> None:
+        headers = {"X-Forwarded-For": WATCHER, **(bearer("watcher") if keyed else {})}
+        command = [sys.executable, str(Path(__file__).with_name("watchers.py")), url, json.dumps(headers)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, **pipes)
+
+    def tell(self, command: str) -> Any:
+        """Returns what they answer. Raises AssertionError if they cannot."""
+        limit = threading.Timer(ANSWER_LIMIT_S, self._process.kill)
+        limit.start()
+        try:
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+            told = json.loads(self._process.stdout.readline() or '{"error": "the watchers ended"}')
+        finally:
+            limit.cancel()
+        assert not (isinstance(told, dict) and "error" in told), f"{command}: {told}"
+        return told
+
+    def collect(self) -> list[Seen]:
+        return [Seen(**seen) for seen in self.tell("collect")]
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+class Stage:
+    """A server, its watchers, and what was measured without attacks. Give it a URL, or it starts the
+    shipped configuration; keyed: with keys. calm_s: how long watchers are alone before each attack.
+    Use as a context manager."""
+
+    def __init__(self, url: str | None = None, keyed: bool = False, calm_s: float = CALM_S) -> None:
+        self.keyed, self._given, self._calm_s = keyed, url, calm_s
+        self._own: ServeProcess | None = None
+        self.watching: Watching | None = None
+
+    def __enter__(self) -> Stage:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        if self._given is None:
+            self._own = ServeProcess(keyed_config() if self.keyed else shipped_config())
+            self._own.wait_until_ready()
+        self.server = self._own or Running(self._given)
+        self.watching = Watching(self.server.url, self.keyed)
+        self.watching.tell("learn")
+        self.calm, self._is_lost = Calm(), False
+        self._watch_calm(WARM_UP_S)
+
+    def stop(self) -> None:
+        if self.watching:
+            self.watching.stop()
+        if self._own:
+            self._own.stop()
+        self.watching = self._own = None
+
+    def restart(self) -> None:
+        self.stop()
+        self._start()
+
+    # --- one attack ---------------------------------------------------------------------------------
+
+    def play(self, attack: Attack, seconds: float) -> Row:
+        """Play it, and wait until all is as before. A server of our own that did not come back after
+        the last one is started again before."""
+        if self._is_lost and self._own:
+            print("  the server did not come back, and is started again", flush=True)
+            self.restart()
+        self.watching.tell("pause")
+        blocks, memory, engines = self.free_blocks(), self.server.memory_bytes(), self._engines()
+        self._watch_calm(self._calm_s)
+        attempt, most, started = self._attempt(attack, seconds), Peak(self.server), time.monotonic()
+        asyncio.run(attempt_to(attack, attempt))
+        ended = time.monotonic()
+        seen, calm_s = self._until_calm(ended)
+        row = Row(
+            attack=attack,
+            took_s=ended - started,
+            told=dict(attempt.told),
+            faults=dict(attempt.faults),
+            watched=Watched.of(settled(seen), self.calm),
+            calm_s=calm_s,
+            held=self._held(blocks, memory, most),
+            deaths=[f"{name} died" for name in sorted(engines - self._engines())],
+        )
+        self._is_lost = calm_s is None
+        return row
+
+    def _held(self, blocks: int | None, memory: int, most: Peak) -> Held:
+        self.watching.tell("pause")
+        after = self._rested(memory)
+        peak = max(most.end(), memory, after)
+        free = self.free_blocks()
+        return Held(
+            memory=(memory, peak, after) if memory else None,
+            blocks=(blocks, free) if blocks is not None and free is not None else None,
+        )
+
+    def _attempt(self, attack: Attack, seconds: float) -> Attempt:
+        return Attempt(
+            url=self.server.url,
+            seconds=seconds,
+            headers={"X-Forwarded-For": ATTACKER, **(bearer("attacker") if self.keyed else {})},
+            keys=KEYS if self.keyed else {},
+            kill=self._kill if self._own else None,
+        )
+
+    def _watch_calm(self, seconds: float) -> None:
+        """Nobody attacks: what watchers see now is what they must see."""
+        self.watching.tell("go")
+        self.watching.collect()
+        time.sleep(seconds)
+        self.calm.add(self.watching.collect())
+
+    def _until_calm(self, ended: float) -> tuple[list[Seen], float | None]:
+        """What watchers have seen since the attack began; and the seconds from its end until each
+        class of them was answered right again, and none else for two seconds. None: that did not
+        come."""
+        seen = self.watching.collect()
+        while time.monotonic() - ended < CALM_LIMIT_S:
+            time.sleep(1)
+            seen += self.watching.collect()
+            bad = max([ended, *(one.ended for one in seen if one.kind not in ("right", WAITING))])
+            right = {one.name: one.ended for one in reversed(seen) if one.kind == "right" and one.started > bad}
+            questions = [name for name in right if name not in CLASSES]
+            if right.keys() >= CLASSES and questions and time.monotonic() - bad > 2:
+                return seen, max(*(right[name] for name in CLASSES), right[questions[0]]) - ended
+        return seen, None
+
+    # --- what the server holds ----------------------------------------------------------------------
+
+    def free_blocks(self) -> int | None:
+        """Once nobody asks. None: it does not answer."""
+        for _ in range(40):
+            with suppress(httpx.HTTPError, LookupError):
+                state = httpx.get(f"{self.server.url}/ready", timeout=30).json()["engine"]
+                if state["running"] == state["waiting"] == state["groups"] == 0:
+                    return int(state["free_blocks"])
+            time.sleep(0.25)
+        return None
+
+    def _rested(self, before: int) -> int:
+        """Memory after a rest, which ends as soon as it is back."""
+        deadline = time.monotonic() + REST_LIMIT_S
+        while (size := self.server.memory_bytes()) > MEMORY_BACK * before and time.monotonic() < deadline:
+            time.sleep(2)
+        return size
+
+    def _engines(self) -> set[str]:
+        """The server's engines and replicas: name and process id."""
+        found = set()
+        for process in self.server.processes():
+            with suppress(psutil.Error):
+                title = " ".join(process.cmdline())[:60]
+                if "ServeReplica:" in title or "EngineCore" in title:
+                    found.add(f"{title.split('.')[0].removeprefix('ray::')} {process.pid}")
+        return found
+
+    def _kill(self, title: str) -> int:
+        """Kill the processes whose command line holds `title`; how many there were."""
+        found = [process for process in self.server.processes() if title in " ".join(process.cmdline())]
+        for process in found:
+            process.send_signal(signal.SIGKILL)
+        return len(found)
+
+
+def settled(seen: list[Seen]) -> list[Seen]:
+    """`seen` with each request once: one that still waited when asked is told again later, when it
+    ends."""
+    last = {(one.name, one.started): one for one in seen}
+    return list(last.values())
+
+
+class Peak:
+    """The most memory, until `end`."""
+
+    def __init__(self, server: ServeProcess | Running, every_s: float = 2.0) -> None:
+        self._server, self._every_s = server, every_s
+        self._most, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+        self._thread.start()
+
+    def _measure(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._most = max(self._most, self._server.memory_bytes())
+
+    def end(self) -> int:
+        self._over.set()
+        self._thread.join()
+        return self._most

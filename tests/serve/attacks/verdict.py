@@ -1,0 +1,146 @@
+"""What watchers saw, measured against their time without the attack; one row of the table, and its
+verdict."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from attacks.attempt import Attack, is_failure
+from attacks.watchers import WAITING, Seen
+
+MAX_EXTRA_WAIT_S = 2.0
+MAX_READY_S = 1.0
+MEMORY_BACK = 1.1
+"""Memory after a rest, over that before the attack."""
+
+READY = "/ready"
+MIB = 2**20
+
+
+@dataclass
+class Calm:
+    """The slowest time of each class of watcher's requests while nothing was attacked."""
+
+    slowest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, seen: Iterable[Seen]) -> None:
+        for one in seen:
+            if one.kind == "right":
+                self.slowest[one.name] = max(self.slowest[one.name], one.ended - one.started)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """Watchers' requests from an attack's start until all was calm again. extra_wait_s: the longest
+    beyond the slowest of its class without the attack. told: what those got that were neither
+    right, wrong nor 429."""
+
+    right: int
+    wrong: int
+    refused: int
+    told: dict[str, int]
+    extra_wait_s: float
+    ready_s: float
+
+    @classmethod
+    def of(cls, seen: list[Seen], calm: Calm) -> Watched:
+        kinds = Counter(one.kind for one in seen)
+        others = {k: n for k, n in kinds.items() if k not in ("right", "wrong", "429", WAITING)}
+        waits = [one.ended - one.started - calm.slowest[one.name] for one in seen if one.name != READY]
+        ready = [one.ended - one.started for one in seen if one.name == READY]
+        return cls(
+            right=kinds["right"],
+            wrong=kinds["wrong"],
+            refused=kinds["429"],
+            told=others,
+            extra_wait_s=max([0.0, *waits]),
+            ready_s=max(ready, default=0.0),
+        )
+
+    def faults(self) -> list[str]:
+        found = [f"{self.wrong} watchers' answers wrong"] if self.wrong else []
+        found += [f"{self.refused} watchers refused"] if self.refused else []
+        found += [f"{sum(self.told.values())} watchers told errors"] if self.told else []
+        if self.extra_wait_s > MAX_EXTRA_WAIT_S:
+            found.append(f"a watcher waited {self.extra_wait_s:.1f} s longer")
+        if self.ready_s > MAX_READY_S:
+            found.append(f"/ready took {self.ready_s:.1f} s")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the server held, before the attack, at the most, and after a rest. None: not known.
+
+    memory: bytes, of all its processes, shared pages counted once. blocks: free KV blocks, before
+    and after."""
+
+    memory: tuple[int, int, int] | None
+    blocks: tuple[int, int] | None
+
+    def faults(self) -> list[str]:
+        found = []
+        if self.memory and self.memory[2] > MEMORY_BACK * self.memory[0]:
+            found.append(f"memory is {100 * (self.memory[2] / self.memory[0] - 1):.0f} % above before")
+        if self.blocks and self.blocks[0] != self.blocks[1]:
+            found.append(f"{self.blocks[1]} KV blocks free, {self.blocks[0]} before")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One attack: what came back, what watchers saw, what the server held. calm_s: from the
+    attack's end until watchers were answered as before; None: not within the limit. deaths: what
+    ended or was started again."""
+
+    attack: Attack
+    took_s: float
+    told: dict[str, int]
+    faults: dict[str, int]
+    watched: Watched
+    calm_s: float | None
+    held: Held
+    deaths: list[str]
+
+    def complaints(self) -> list[str]:
+        """The demands that did not hold; empty: all held."""
+        found = [f"{num} x {words}" if num > 1 else words for words, num in self.faults.items()]
+        found += [f"{num} requests told {kind}" for kind, num in self.told.items() if is_failure(kind)]
+        if not self.attack.breaks:
+            found += [*self.watched.faults(), *self.deaths]
+        return found + (["not calm again"] if self.calm_s is None else []) + self.held.faults()
+
+    def __str__(self) -> str:
+        watched = self.watched
+        cells = [
+            self.attack.name,
+            str(self.attack.finding or "-"),
+            counted(self.told),
+            f"{watched.right}, {watched.wrong}, {watched.refused}",
+            counted(watched.told),
+            f"{watched.extra_wait_s:.1f}",
+            f"{watched.ready_s:.1f}",
+            "never" if self.calm_s is None else f"{self.calm_s:.0f}",
+            ", ".join(f"{size / MIB:.0f}" for size in self.held.memory) if self.held.memory else "-",
+            "held" if not self.complaints() else "**not held**: " + "; ".join(self.complaints()),
+        ]
+        return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+    def as_json(self) -> dict[str, Any]:
+        row = {name: value for name, value in vars(self).items() if name not in ("attack", "watched", "held")}
+        attack = {"attack": self.attack.name, "finding": self.attack.finding, "sent": self.attack.told}
+        parts = {"watched": asdict(self.watched), "held": asdict(self.held)}
+        return {**attack, **row, **parts, "complaints": self.complaints()}
+
+
+def counted(told: dict[str, int]) -> str:
+    return ", ".join(f"{num} x {kind}" for kind, num in sorted(told.items(), key=lambda item: -item[1])) or "-"
+
+
+HEADER = (
+    "| attack | finding | came back | watchers: right, wrong, 429 | errors told to watchers | longest extra wait, s "
+    "| longest /ready, s | calm after, s | memory, MiB: before, most, after | verdict |\n" + "|---" * 10 + "|"
+)

@@ -1,0 +1,143 @@
+"""No body stops structured output: what grammars beyond all measure get, and how others fare meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+MARK = "velvet_marmalade_seven"
+"""Stands in every pattern; no log may show it."""
+PATTERNS = {f"p{i}": {"type": "string", "pattern": "^([a-z]{1,50}){1,50}$"} for i in range(150)}
+
+
+def outputs(**fields: Any) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
+def answer(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def tag(content: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "structural_tag", "format": content}}
+
+
+MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+SECTION = {"logits_processors": [{"name": "section_budget", "max_tokens": 1, "end": "b"}]}
+HOSTILE = {
+    "choice of 100,000": outputs(choice=[f"{MARK} {i}" for i in range(100_000)]),
+    "enum of 100,000": answer({"enum": [f"{MARK} {i}" for i in range(100_000)]}),
+    "20,000 properties": answer({"type": "object", "properties": {f"{MARK}{i}": {} for i in range(20_000)}}),
+    "regex of 1 MB": outputs(regex=MARK * 50_000),
+    "slow to compile": answer({"type": "object", "properties": PATTERNS, "title": MARK}),
+    "slow tag": tag({"type": "json_schema", "json_schema": {"type": "object", "properties": PATTERNS}}),
+    "nested repeats": outputs(regex="(((a{0,1000}){0,1000}){0,1000}){0,1000}"),
+    "root ::= root": outputs(grammar="root ::= root"),
+    "tag of nothing": tag({"type": "grammar", "grammar": "root ::= root"}),
+    "mutual $ref": answer(MUTUAL),
+    "no text": outputs(regex=r"[^\s\S]"),
+    "no regex": outputs(regex=f"(?={MARK})x"),
+    "deep brackets": outputs(grammar="root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000),
+    "allowed_token_ids": outputs(regex="[0-9]{3}") | {"allowed_token_ids": [100, 101]},
+    "section_budget": outputs(choice=["red", "blue"]) | SECTION,
+    "section_budget and allowed_token_ids": {"allowed_token_ids": [100, 101]} | SECTION,
+    "vocabulary_gate": outputs(regex="[0-9]{4}")
+    | {"logits_processors": [{"name": "vocabulary_gate", "characters": "a-z"}]},
+}
+SERVED = {
+    "choice of 2,000": outputs(choice=[f"label {i}" for i in range(2000)]),
+    "1,000 properties": answer({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}),
+    "big repeat": outputs(regex="a{1,100000}"),
+    "left recursion": outputs(grammar='root ::= root "a" | "a"'),
+    "lark": outputs(grammar='start: "a" | "b" start'),
+    "llguidance's": answer({"type": "object", "properties": {"a": {"type": "number", "multipleOf": 2}}}),
+    "structural tag": tag({"type": "json_schema", "json_schema": {"type": "object"}}),
+    "json_object": {"response_format": {"type": "json_object"}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilers_are_loaded(http: httpx.Client, model: str) -> None:
+    """The first grammar waits for the process that tries them."""
+    body = {"model": model, "prompt": "Once", "max_tokens": 4, **outputs(choice=["red"])}
+    assert http.post(COMPLETION, json=body, timeout=120).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETION, CHAT])
+@pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
+def test_what_people_send_is_served(http: httpx.Client, model: str, path: str, fields: dict[str, Any]) -> None:
+    start = {"prompt": "Once"} if path == COMPLETION else {"messages": [{"role": "user", "content": "Once"}]}
+    given = http.post(path, json={"model": model, "max_tokens": 8, **start, **fields})
+    assert given.status_code == 200, given.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_grammars_are_400_with_a_sentence(
+    http: httpx.Client, model: str, fields: dict[str, Any], stream: bool
+) -> None:
+    started = time.monotonic()
+    body = {"model": model, "prompt": "Once", "max_tokens": 8, "stream": stream, **fields}
+    given = http.post(COMPLETION, json=body)
+    assert given.status_code == 400, given.text[:500]
+    message = given.json()["error"]["message"]
+    assert 20 < len(message) < 500
+    assert MARK not in message
+    assert time.monotonic() - started < 15
+
+
+def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:
+    """Twenty slow ones at once, some of them given up by their clients; then nothing is left of them."""
+    done = threading.Event()
+
+    def attack(i: int) -> int | None:
+        properties = {f"q{i}_{name}": value for name, value in PATTERNS.items()}
+        body = {"model": model, "prompt": "x", **answer({"type": "object", "properties": properties})}
+        try:
+            with httpx.Client(base_url=str(http.base_url), timeout=2.0 if i % 2 else 120) as client:
+                return client.post(COMPLETION, json=body).status_code
+        except httpx.TimeoutException:
+            return None
+
+    def watch() -> list[float]:
+        waits = []
+        while not done.is_set():
+            started = time.monotonic()
+            body = {"model": model, "prompt": "Once", "max_tokens": 4}
+            assert http.post(COMPLETION, json=body).status_code == 200
+            assert http.get("/ready").status_code == 200
+            known = http.post(COMPLETION, json={**body, **outputs(choice=["red"])})
+            assert known.json()["choices"][0]["text"] == "red"
+            waits.append(time.monotonic() - started)
+        return waits
+
+    with ThreadPoolExecutor(21) as pool:
+        watcher = pool.submit(watch)
+        statuses = list(pool.map(attack, range(20)))
+        done.set()
+        waits = watcher.result()
+    assert set(statuses) <= {400, 429, None}
+    assert 400 in statuses
+    assert max(waits) < 8, waits
+    started = time.monotonic()
+    fresh = http.post(COMPLETION, json={"model": model, "prompt": "x", "max_tokens": 4, **outputs(choice=["new one"])})
+    assert fresh.status_code == 200
+    assert time.monotonic() - started < 5
+
+
+def test_no_log_shows_a_pattern(server: Any) -> None:
+    if hasattr(server, "log"):
+        assert MARK not in server.log.read_text(errors="replace")
+
+
+def test_the_bounds_are_those_of_the_yaml(http: httpx.Client, model: str) -> None:
+    body = json.dumps({"model": model, "prompt": "x", **outputs(choice=["x"] * 4001)})
+    given = http.post(COMPLETION, content=body, headers={"content-type": "application/json"})
+    assert "at most 4000" in given.json()["error"]["message"]

@@ -1,0 +1,101 @@
+"""Who may have a grammar compiled next: nobody can keep others waiting, and nobody leaves anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from cfg_core.errors import OverloadedError
+from cfg_core.grammar_places import FairPlaces
+
+
+class Tenants:
+    """Tasks that hold a place until they are let go; `order` is who got one, in turn."""
+
+    def __init__(self, places: FairPlaces) -> None:
+        self.places, self.order = places, []
+        self.held: dict[str, list[asyncio.Event]] = {}
+
+    def ask(self, tenant: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self._hold(tenant))
+
+    async def _hold(self, tenant: str) -> None:
+        async with self.places.hold(tenant):
+            self.order.append(tenant)
+            done = asyncio.Event()
+            self.held.setdefault(tenant, []).append(done)
+            await done.wait()
+
+    async def let_go(self, tenant: str) -> None:
+        self.held[tenant].pop(0).set()
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_one_tenant_leaves_a_place_to_others() -> None:
+    tenants = Tenants(FairPlaces(3, 10))
+    asked = [tenants.ask("many") for _ in range(6)]
+    await settle()
+    assert tenants.order == ["many", "many"]
+    asked.append(tenants.ask("one"))
+    await settle()
+    assert tenants.order == ["many", "many", "one"]
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_single_place_goes_round() -> None:
+    tenants = Tenants(FairPlaces(1, 10))
+    asked = [tenants.ask(name) for name in ("a", "a", "a", "b", "c")]
+    await settle()
+    for _ in range(5):
+        await tenants.let_go(tenants.order[-1])
+    assert tenants.order == ["a", "b", "c", "a", "a"]
+    await asyncio.gather(*asked)
+
+
+async def test_a_tenant_that_waits_too_often_is_told() -> None:
+    tenants = Tenants(FairPlaces(1, 2))
+    asked = [tenants.ask("a") for _ in range(3)]
+    await settle()
+    with pytest.raises(OverloadedError):
+        async with tenants.places.hold("a"):
+            pass
+    asked.append(tenants.ask("b"))
+    await settle()
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_cancelled_at_any_moment_every_place_comes_back() -> None:
+    rng = random.Random(5)
+    places, inside = FairPlaces(3, 100), Counter()
+
+    async def hold(tenant: str) -> None:
+        async with places.hold(tenant):
+            inside[tenant] += 1
+            assert sum(inside.values()) <= 3
+            assert inside[tenant] <= 2
+            try:
+                await asyncio.sleep(rng.random() / 1000)
+            finally:
+                inside[tenant] -= 1
+
+    for _ in range(30):
+        tasks = [asyncio.create_task(hold(rng.choice("abc"))) for _ in range(40)]
+        for task in rng.sample(tasks, 20):
+            asyncio.get_running_loop().call_later(rng.random() / 200, task.cancel)
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        assert places.waiting == 0
+        assert sum(places._held.values()) == 0
+        assert places._free == 3
+        assert not places._served

@@ -1,0 +1,60 @@
+"""Logits processors beside a mask: whose fault it is when no token is left, and which tokens may be forced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cfg_core.errors import REQUEST_FAULT
+from cfg_core.logits_processors import EngineInfo, LogitsProcessor, ProcessorError, SequenceProcessors
+from cfg_core.processor_registry import Registry
+
+
+class Letters:
+    """A tokenizer of one token for each letter."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(char) - ord("a") for char in text]
+
+
+class Only(LogitsProcessor):
+    """Forbids all tokens but some."""
+
+    def __init__(self, allowed: list[int]) -> None:
+        self._allowed = allowed
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        kept = scores[self._allowed].clone()
+        scores.fill_(-torch.inf)
+        scores[self._allowed] = kept
+        return scores
+
+
+def reason(allowed: list[int], masked: list[int]) -> str:
+    row = torch.zeros(6)
+    row[masked] = -torch.inf
+    processors = SequenceProcessors(lambda: [("only", Only(allowed))])
+    with pytest.raises(ProcessorError) as failed:
+        processors.process([row], drafts=[])
+    return str(failed.value)
+
+
+def test_a_processor_that_a_mask_contradicts_is_the_request_s_fault() -> None:
+    assert reason([2, 3], masked=[2, 3]).startswith(REQUEST_FAULT)
+
+
+def test_a_processor_that_forbids_all_by_itself_is_not() -> None:
+    assert not reason([], masked=[]).startswith(REQUEST_FAULT)
+    assert not reason([], masked=[1]).startswith(REQUEST_FAULT)
+
+
+def test_the_registry_knows_who_forces_what() -> None:
+    registry = Registry.load({}, EngineInfo(26, Letters))
+    asked: list[dict[str, Any]] = [
+        {"name": "no_repeat_ngram", "n": 2},
+        {"name": "section_budget", "max_tokens": 3, "end": "xyz"},
+    ]
+    assert {name: list(tokens) for name, tokens in registry.forced(asked).items()} == {"section_budget": [23, 24, 25]}

@@ -107,7 +107,7 @@ HEADERS += [{"content-encoding": "gzip"}, {"content-encoding": "br"}, {"authoriz
 HEADERS += [{"x-request-timeout": value} for value in ("0", "nan", "-1", "1e9", "x", "0.001")]
 HEADERS += [{"x-request-id": value} for value in ("a b", "x" * 3000, "../../etc", "same", "same")]
 HEADERS += [{"x-session-id": "s" * 5000}, {"traceparent": "00-x-y-01"}, {"accept": "text/event-stream"}]
-METHODS = ("POST",) * 30 + ("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
+METHODS = ("POST",) * 100 + ("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 DAMAGE = (
     b"",
     b"\xff",

@@ -61,7 +61,7 @@ def body_shot(rng: random.Random, number: int) -> Shot:
     fields: list[tuple[str, bytes]] = [(name, encoded(value)) for name, value in start.items()]
     if rng.random() < 0.25 and "completions" in path:
         fields.append(("guidance_scale", encoded(rng.choice([2, 1.5, 0, -1]))))
-    for name in rng.sample(names, min(len(names), rng.choice([1, 1, 2, 3, 5]))):
+    for name in rng.sample(names, min(len(names), rng.choice([1, 1, 1, 2, 4]))):
         fields = [field for field in fields if field[0] != name or rng.random() < 0.05]
         fields.append((name, odd_value(rng)))
     body = b"{" + b",".join(encoded(name) + b":" + value for name, value in fields) + b"}"

@@ -41,9 +41,10 @@ computed seem to wait, and others flee from them and from their own prefixes."""
 class ReplicaLoad:
     """A replica as it reported itself, and what this process did to it since. 0 stands for what is not known, too.
 
-    queued_prefill_tokens: of prompts, not computed yet; running, waiting: streams. prefill_tokens_per_s may be left
-    out. waiting_tokens: what should be left by now of those queued and of those sent since. sent_blocks: needed by
-    the requests sent since; sent_streams: theirs, less those answered since, so maybe negative. last_sent: seconds.
+    queued_prefill_tokens: of prompts, not computed yet; running, waiting: streams; held_ms: for how long the engine has
+    waited for its frontend since its start. prefill_tokens_per_s may be left out. waiting_tokens: what should be left
+    by now of those queued and of those sent since. sent_blocks: needed by the requests sent since; sent_streams:
+    theirs, less those answered since, so maybe negative. last_sent: seconds.
     """
 
     free_blocks: int = 0
@@ -54,6 +55,7 @@ class ReplicaLoad:
     waiting: int = 0
     max_num_seqs: int = 0
     max_model_len: int = 0
+    held_ms: int = 0
     prefill_tokens_per_s: int = PREFILL_TOKENS_PER_S
     waiting_tokens: float = 0.0
     sent_blocks: int = 0
@@ -201,6 +203,7 @@ class FleetView:
     waiting: int = 0
     max_num_seqs: int = 0
     max_model_len: int = 0
+    held_ms: int = 0
     report_age_s: float = math.inf
 
 

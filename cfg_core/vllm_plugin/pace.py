@@ -63,6 +63,8 @@ class Pace:
     def __init__(self, path: Path | None) -> None:
         self._shared = None if path is None else _mapped(path)
         self._sent: deque[float] = deque()  # timestamps of outputs that may not be processed yet
+        self.held_s = 0.0
+        """For how long steps were held, since the start."""
 
     @classmethod
     def of(cls, config: VllmConfig) -> Pace:
@@ -78,7 +80,9 @@ class Pace:
         """Whether nothing should be scheduled now. Waits a moment before it says so."""
         if not self._is_behind():
             return False
+        began = time.monotonic()
         time.sleep(WAIT_S)
+        self.held_s += time.monotonic() - began
         return self._is_behind()
 
     def _is_behind(self) -> bool:

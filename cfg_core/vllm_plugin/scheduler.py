@@ -440,6 +440,7 @@ class GuidedScheduler(Scheduler):
             ),
             "max_num_seqs": self.max_num_running_reqs,
             "max_model_len": self.max_model_len,
+            "held_ms": int(1000 * self._pace.held_s),
             "groups": len(self._groups),
             **self._counts,
             **self._speculation.stats(),

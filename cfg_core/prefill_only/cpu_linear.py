@@ -6,11 +6,18 @@ those that torch.compile emits for frozen weights; they are not public: `PRIVATE
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import nn
 from transformers.activations import GELUActivation
 
-PRIVATE = ("_reorder_linear_weight", "_linear_pointwise")
+PRIVATE = (
+    "_reorder_linear_weight",
+    "_linear_pointwise",
+    "_is_mkldnn_bf16_supported",
+    "_is_mkldnn_fp16_supported",
+)
 """Operators of torch.ops.mkldnn that this module calls."""
 
 ROW_MULTIPLE = 32
@@ -48,16 +55,29 @@ def pack_linears(model: nn.Module) -> int:
     for module in list(model.modules()):
         num_packed += _fuse_gelu(module)
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.numel() >= _MIN_WEIGHTS:
+            if _can_be_packed(child) and child.weight.numel() >= _MIN_WEIGHTS:
                 setattr(module, name, PackedLinear(child))
                 num_packed += 1
     return num_packed
 
 
+def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether it is a plain linear layer of a type that oneDNN has kernels for on this CPU. torch computes the others
+    without, more slowly: bfloat16 on a CPU with AVX2 alone."""
+    if type(module) is not nn.Linear:
+        return False
+    operators = torch.ops.mkldnn
+    if module.weight.dtype == torch.bfloat16:
+        return bool(operators._is_mkldnn_bf16_supported())
+    if module.weight.dtype == torch.float16:
+        return bool(operators._is_mkldnn_fp16_supported())
+    return module.weight.dtype == torch.float32
+
+
 def _fuse_gelu(module: nn.Module) -> int:
     """BERT and its kin: `dense`, then `intermediate_act_fn`, are two passes over the widest rows of the model."""
     dense = getattr(module, "dense", None)
-    if type(dense) is not nn.Linear or not isinstance(getattr(module, "intermediate_act_fn", None), GELUActivation):
+    if not _can_be_packed(dense) or not isinstance(getattr(module, "intermediate_act_fn", None), GELUActivation):
         return 0
     module.dense = PackedLinear(dense, gelu=True)
     module.intermediate_act_fn = nn.Identity()

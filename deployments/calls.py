@@ -113,11 +113,11 @@ class Answer:
         """Let `next` raise EngineDeadError if the replica has this call, and for so long neither its beacon nor the
         call itself gave a sign. A call that still waits for a replica is not given up."""
         replica, now = self._dispatch.replica, time.monotonic()
-        if replica is None or now - max(self._heard_at, self._dispatch.at) <= for_s:
+        if replica is None or self._is_lost or now - max(self._heard_at, self._dispatch.at) <= for_s:
             return
         if lookout.silent_s(replica) > for_s:
             self._is_lost = True
-            if self._waiting is not None:
+            if self._waiting is not None and not self._waiting.expired():
                 self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def _item(self) -> str | Usage:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cfg_core.errors import RequestError
-from deployments.pooling_fields import json_type
+from deployments.json_body import json_type
 from deployments.prefixes import BYTES_PER_TOKEN
 from deployments.protocol import Endpoint, Guidance
 
@@ -23,9 +23,6 @@ COMPLETION_TOKENS = 16
 
 MOST_OUTPUT_TOKENS = 2**20
 """More than any context holds: the engine refuses more than its own."""
-
-MAX_TOKEN_CHARS = 256
-"""Of text, in the longest token of any vocabulary that we know: runs of spaces."""
 
 TOKEN_BYTES, LOGPROB_BYTES = 8, 80
 """Of JSON text, for a token and for each of its logprobs."""
@@ -79,15 +76,16 @@ def check_streams(demand: Demand, most: int) -> None:
 
 
 def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: int) -> None:
-    """Raise RequestError for a prompt that cannot fit the context, however it is tokenized; 0: not known."""
-    prompt = body.get("prompt")
+    """Raise RequestError for token ids that do not fit the context, before they are sent to a replica; 0: not known.
+    Of a text vLLM itself tells, before it tokenizes."""
     if not context_tokens or endpoint == "chat" or body.get("truncate_prompt_tokens") is not None:
         return
-    for item in prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]:
-        least = len(item) // MAX_TOKEN_CHARS if isinstance(item, str) else len(item) if isinstance(item, list) else 0
-        if least > context_tokens:
+    prompt = body.get("prompt")
+    prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    for ids in prompts:
+        if isinstance(ids, list) and len(ids) > context_tokens:
             raise RequestError(
-                f"The prompt has at least {least} tokens, and this model's maximum context length is {context_tokens}: "
+                f"The prompt has {len(ids)} tokens, and this model's maximum context length is {context_tokens}: "
                 "send a shorter one.",
                 "prompt",
             )

@@ -13,7 +13,7 @@ from cfg_core.prefill_only.checkpoint import ModelInfo
 from deployments.calls import value_of
 from deployments.fleet import fleet
 from deployments.http_errors import UnknownModelError
-from deployments.pooling_fields import json_type
+from deployments.json_body import json_type
 from deployments.pooling_protocol import PATHS, PoolingEndpoint, can_serve, cannot_serve, paths_of
 
 RETRY_DELAY_S = 1.0

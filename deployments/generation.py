@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, EngineError
-from deployments import dispatches
+from deployments import dispatches, sse
 from deployments.access import Charge
 from deployments.admission import AdmissionQueue, Share
 from deployments.calls import Answer, EventStream, events, in_time
@@ -111,22 +111,21 @@ class Generator:
 
         So an error before the first byte has its own HTTP status, in streams too. Raises CfgServeError.
         """
-        if self._looking is None:
+        if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_around())
         deadline = None
         if job.terms.timeout_s is not None:
             deadline = asyncio.get_running_loop().time() + job.terms.timeout_s
         visit = await self._enter(job)
         try:
-            answer, first = await self._open(visit, deadline)
-            if first.startswith("data:"):
-                return EventStream(events(answer, first), on_end=visit.end)
-            whole = await answer.rest(first)
+            answer, text = await self._open(visit, deadline)
         except BaseException as error:
             visit.abort(failed=isinstance(error, EngineError))
             raise
+        if text.startswith(sse.DATA):
+            return EventStream(events(answer, text), on_end=visit.end)
         visit.end()
-        return json_text(whole)
+        return json_text(text)
 
     async def _enter(self, job: Job) -> _Visit:
         """Wait for a place. A request holds at most so many streams at once; its other choices wait in the replica."""
@@ -157,8 +156,8 @@ class Generator:
                 visit.give_up_if_silent(self._args.silence_timeout_s)
 
     async def _open(self, visit: _Visit, deadline: float | None) -> tuple[Answer, str]:
-        """A replica's answer, and the first text of it. A lost engine is tried again elsewhere: the client has seen
-        nothing of it. Any other error is raised."""
+        """A replica's answer, and the first event of it or all of its text. A lost engine is tried again elsewhere:
+        the client has seen nothing of it. Any other error is raised."""
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
                 return await self._call(visit, deadline)
@@ -174,7 +173,8 @@ class Generator:
             items = self._stream.remote(job.endpoint, job.body, job.guidance, job.headers, call)
             visit.answer = answer = Answer(items, deadline, dispatch)
             try:
-                return answer, await answer.next()
+                first = await answer.next()
+                return answer, first if first.startswith(sse.DATA) else await answer.rest(first)
             except StopAsyncIteration:
                 raise EngineDeadError("The engine ended without an answer: send the request again.") from None
 

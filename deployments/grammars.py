@@ -6,7 +6,7 @@ A grammar is what constrains an answer's text: `structured_outputs`, `response_f
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from cfg_core.grammar_bounds import GrammarBounds
 from cfg_core.grammar_limits import GrammarLimits
 from deployments.yaml_args import YamlArgs
 
-_T = TypeVar("_T", GrammarBounds, GrammarLimits)
 _B, _L = GrammarBounds(), GrammarLimits()
 
 
@@ -66,12 +65,9 @@ class GrammarArgs(YamlArgs):
     @property
     def bounds(self) -> GrammarBounds:
         """The part that the ingress checks."""
-        return self._as(GrammarBounds)
+        return GrammarBounds(**{field.name: getattr(self, field.name) for field in dataclasses.fields(GrammarBounds)})
 
     @property
     def fields(self) -> dict[str, Any]:
         """Whatever is not at its default: the `grammars` of `guided_engine_args`."""
         return self.model_dump(exclude_defaults=True)
-
-    def _as(self, cls: type[_T]) -> _T:
-        return cls(**{field.name: getattr(self, field.name) for field in dataclasses.fields(cls)})

@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -107,9 +107,6 @@ class Lookout:
         with self._lock:
             heard = self._heard.get(replica)
             return 0.0 if heard is None else self._time - heard
-
-    def silent(self, replicas: Iterable[Hashable], for_s: float) -> list[Hashable]:
-        return [replica for replica in replicas if self.silent_s(replica) > for_s]
 
     # --- in the thread ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Input
+from deployments.json_body import json_type
 
 MAX_ITEMS = 2048
 """Inputs, documents or texts in one request."""
@@ -201,8 +202,3 @@ def read_whole_number(body: Mapping[str, Any], name: str, lowest: int) -> int | 
         shown = value if type(value) is int else json_type(value)
         raise RequestError(f"{name} is {shown}: send a whole number of at least {lowest}.", name)
     return value
-
-
-def json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

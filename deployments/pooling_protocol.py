@@ -17,6 +17,7 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Input, RequestOptions, Task
+from deployments.json_body import json_type
 from deployments.pooling_answers import (
     Answer,
     ClassifyAnswer,
@@ -30,7 +31,6 @@ from deployments.pooling_answers import (
     TeiRerankAnswer,
 )
 from deployments.pooling_fields import (
-    json_type,
     read_activation,
     read_dimensions,
     read_document,

@@ -8,14 +8,10 @@ not know, so a typo would turn into silently unguided text.
 from __future__ import annotations
 
 import difflib
-import json
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import (
@@ -25,11 +21,11 @@ from cfg_core.params import (
     SCALE,
     SYNONYMS,
     GuidanceParams,
-    check_scale,
     looks_like_guidance,
     unknown_field,
 )
 from cfg_core.processor_config import FIELD as LOGITS_PROCESSORS
+from deployments.json_body import MAX_FIELDS, json_type
 
 Endpoint = Literal["completion", "chat"]
 
@@ -44,24 +40,8 @@ CARRIERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
 
 SYSTEM_ROLES = ("system", "developer")
 
-MAX_NESTING = 100
-"""Objects and lists inside each other, in a body. vLLM takes JSON schemas of about this depth."""
-
-MAX_FIELDS = 256
-"""Of a body, and of an object in it that is searched for misspelt fields. vLLM knows about 100."""
-
 MAX_NAME_CHARS = 64
 """Longer names are like none of ours."""
-
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # linear also where a string has no end
-_STEP = [0] * 256
-for _bracket in b"[{":
-    _STEP[_bracket] = 1
-for _bracket in b"]}":
-    _STEP[_bracket] = -1
-_NOT_BRACKETS = bytes(byte for byte in range(256) if not _STEP[byte])
-
-_LONG_INTEGER = re.compile(rb"\d{19}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,81 +71,6 @@ class Guidance:
         if self.params.negative_prompt is not None:
             return NEGATIVE_TEXT
         return NEGATIVE_IDS if self.params.negative_prompt_token_ids is not None else None
-
-
-# --- bodies ---------------------------------------------------------------------------------------
-
-
-def decode_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`, or RequestError. Its numbers are finite, its integers fit 64 bits (a scale may be
-    larger), its text is whole characters: vLLM takes all three for granted. It is nested MAX_NESTING deep at most, so
-    that whoever walks it, pickling included, may recurse; and has MAX_FIELDS fields at most."""
-    non_finite: list[str] = []
-    _refuse_deep_nesting(raw)
-    try:
-        body = json.loads(raw, parse_float=_float(non_finite), parse_constant=_float(non_finite))
-    except RecursionError:
-        raise RequestError("The body is nested too deeply: send a flat JSON object.") from None
-    except ValueError as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from None
-    if not isinstance(body, dict):
-        raise RequestError(f"The body must be a JSON object, not {_json_type(body)}.")
-    if len(body) > MAX_FIELDS:
-        raise RequestError(f"The body has {len(body)} fields: send at most {MAX_FIELDS}.")
-    if non_finite:
-        _refuse_non_finite(body, non_finite[0])
-    if _LONG_INTEGER.search(raw):
-        _refuse_huge_integers(body)
-    if b"\\ud" in raw.lower():
-        _refuse_lone_surrogates(body)
-    return body
-
-
-def _refuse_deep_nesting(raw: bytes) -> None:
-    """Before parsing: the parser recurses. Counts brackets outside of strings; malformed JSON is for the parser."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
-        return
-    brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
-    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_NESTING:
-        raise RequestError(f"The body is nested more than {MAX_NESTING} deep: send a flatter JSON object.")
-
-
-def _float(non_finite: list[str]) -> Callable[[str], float]:
-    """`float`, which also notes the literals that are not finite (NaN, Infinity, 1e999)."""
-
-    def parse(literal: str) -> float:
-        value = float(literal)
-        if not math.isfinite(value):
-            non_finite.append(literal)
-        return value
-
-    return parse
-
-
-def _refuse_non_finite(body: dict[str, Any], literal: str) -> NoReturn:
-    """Name the guidance field at fault, if one is; else the literal."""
-    for name, value in body.items():
-        if looks_like_guidance(name) and isinstance(value, float):
-            check_scale(value)
-    raise RequestError(f"{literal[:20]} is not a finite number: JSON knows no NaN and no infinity.")
-
-
-def _refuse_huge_integers(body: dict[str, Any]) -> None:
-    rest = [value for name, value in body.items() if not looks_like_guidance(name)]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, dict | list):
-            rest.extend(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise RequestError(f"{str(value)[:20]}... is too large: integers must fit 64 bits.")
-
-
-def _refuse_lone_surrogates(body: dict[str, Any]) -> None:
-    try:
-        json.dumps(body, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        message = "The body holds half of a surrogate pair (\\ud800 to \\udfff): send whole characters."
-        raise RequestError(message) from None
 
 
 # --- guidance fields ------------------------------------------------------------------------------
@@ -219,7 +124,7 @@ def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
 def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
     name = NEGATIVE_MESSAGES
     if not isinstance(messages, list):
-        raise GuidanceError(f"{name} must be a list of messages, not {_json_type(messages)}.", name)
+        raise GuidanceError(f"{name} must be a list of messages, not {json_type(messages)}.", name)
     if not messages:
         hint = "leave the field out to let the negative stream start at the prompt's last token"
         raise GuidanceError(f"{name} is empty: {hint}.", name)
@@ -294,7 +199,7 @@ def negative_conversation(messages: object, negative_prompt: str) -> list[Any]:
     Only the first system (or developer) message is replaced; it keeps its role.
     """
     if not isinstance(messages, list):
-        raise RequestError(f"messages must be a list, not {_json_type(messages)}.", "messages")
+        raise RequestError(f"messages must be a list, not {json_type(messages)}.", "messages")
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     at = next((i for i, role in enumerate(roles) if role in SYSTEM_ROLES), None)
     if at is None:
@@ -318,8 +223,3 @@ def guidance_report(guidance: Guidance, negative_prompt_tokens: int, output_toke
         "negative_prompt_tokens": negative_prompt_tokens,
         "guided_tokens": output_tokens,
     }
-
-
-def _json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

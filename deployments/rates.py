@@ -28,12 +28,12 @@ class Bucket:
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def take(self, amount: int, now_s: float) -> None:
-        """Only after `wait_s` said 0."""
+        """Without asking whether it holds that much: `wait_s` tells."""
         self.full_at_s = max(self.full_at_s, now_s) + self._refill_s(amount)
 
     def correct(self, amount: int, now_s: float) -> None:
         """So much more was used than was taken; less, if negative. The bucket may owe."""
-        self.full_at_s = max(self.full_at_s, now_s) + self._refill_s(amount)
+        self.take(amount, now_s)
         self.corrected_s += max(0.0, self._refill_s(amount))
 
     def check_integrity(self, now_s: float) -> None:

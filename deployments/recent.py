@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -17,14 +18,15 @@ OLD_S = 5.0
 class Recent(Generic[T]):
     """Used from one event loop. One question is under way at most, and all who wait get its answer or its error."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[], Awaitable[T]], old_s: float = OLD_S) -> None:
+        """old_s: 0: always wait for the next answer."""
+        self._ask, self._old_s = ask, old_s
         self._asked: asyncio.Task[T] | None = None
         self._value: T | None = None
-        self._since = -OLD_S
+        self._since = -math.inf
 
     async def value(self) -> T:
-        """An answer at most FRESH_S old; one of the last OLD_S if the next takes longer than PATIENCE_S.
+        """An answer at most FRESH_S old; one of the last `old_s` if the next takes longer than PATIENCE_S.
 
         Raises what `ask` raises.
         """
@@ -35,7 +37,7 @@ class Recent(Generic[T]):
             self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
         asked = self._asked
         await asyncio.wait({asked}, timeout=PATIENCE_S)
-        if not asked.done() and self._value is not None and time.monotonic() - self._since < OLD_S:
+        if not asked.done() and self._value is not None and time.monotonic() - self._since < self._old_s:
             return self._value
         return await asyncio.shield(asked)
 

@@ -3,8 +3,8 @@
 `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.serve_proxy:middlewares` in configs/serve.env puts it there. The
 proxy belongs to the cluster, not to an application, so its bounds are in the environment, not in a YAML:
 
-    CFG_SERVE_MAX_REQUESTS=4096                 at once in one proxy; beyond: 429, which costs a proxy a tenth of the
-    CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     time that a request costs that reaches the ingress
+    CFG_SERVE_MAX_REQUESTS=4096                 at once in one proxy; beyond: 429, which the ingress
+    CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     does not notice
 
 An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer (FORWARDED_ALLOW_IPS). Nothing here
 is needed for correctness: without it, and behind HAProxy, http_guard.py keeps its own bounds. No Ray, no vLLM here.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 
 from starlette.middleware import Middleware
@@ -23,12 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cfg_core.errors import CfgServeError, OverloadedError
 from deployments.http_1_0 import end_by_closing
 from deployments.limits import Crowd, LimitsArgs, Stay
+from deployments.recent import Recent
 from deployments.serve_answers import Answered, answer_of
 
 SHARED_PATHS = ("/health", "/ready")
 """Asked by everybody who watches, and answered alike: one question at a time, and its answer for all."""
-
-SHARED_S = 0.25
 
 
 def middlewares() -> list[Middleware]:
@@ -73,26 +71,24 @@ class SharedAnswer:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._asked: asyncio.Task[Sequence[Message]] | None = None
-        self._told_at = 0.0
+        self._scope: Scope = {}
+        self._messages = Recent(self._ask, old_s=0.0)
 
     async def tell(self, scope: Scope, send: Send) -> None:
-        fresh = time.monotonic() - self._told_at < SHARED_S
-        if self._asked is None or (self._asked.done() and not fresh):
-            self._asked = asyncio.ensure_future(self._ask(scope))
-        for message in await asyncio.shield(self._asked):
+        self._scope = scope
+        for message in await self._messages.value():
             await send(message)
 
-    async def _ask(self, scope: Scope) -> Sequence[Message]:
+    async def _ask(self) -> Sequence[Message]:
+        """Whoever asked last asks for all."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
             messages.append(message)
 
         answered = Answered(keep)
-        await self._app(scope, _nothing_more(), answered)
+        await self._app(self._scope, _nothing_more(), answered)
         await answered.complete()
-        self._told_at = time.monotonic()
         return messages
 
 

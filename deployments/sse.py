@@ -14,6 +14,9 @@ from typing import Any
 from cfg_core.errors import CfgServeError, EngineError
 from deployments.http_errors import error_of, http_error
 
+DATA = "data:"
+"""What an event begins with, and no JSON text does."""
+
 DONE = "data: [DONE]\n\n"
 
 _ERROR_PREFIX = 'data: {"error"'

@@ -105,6 +105,30 @@ def test_a_replica_that_falls_silent_is_given_up_and_suspected(monkeypatch, scri
     dispatches._suspects.clear()
 
 
+def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch):
+    """The look around goes on for all other calls, whatever one of them is at."""
+    monkeypatch.setattr(calls, "lookout", SilentLookout())
+
+    class Slow(Items):
+        async def __anext__(self):
+            try:
+                await asyncio.sleep(5)
+            finally:
+                await asyncio.sleep(0.2)
+
+    async def main():
+        answer = Answer(Slow(), dispatch=sent_to("r"))
+        waiting = asyncio.ensure_future(answer.next())
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            answer.give_up_if_silent(0.05)
+        with pytest.raises(EngineDeadError):
+            await waiting
+
+    asyncio.run(main())
+    dispatches._suspects.clear()
+
+
 def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch):
     """Its beacon answers: slow is not dead."""
     monkeypatch.setattr(calls, "lookout", SilentLookout(silent_s=0.05))

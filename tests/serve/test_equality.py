@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from serve_process import REPOSITORY
 from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import guided_generate
@@ -13,12 +14,11 @@ NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def oracle(http):
+def oracle(model):
     """The served model in transformers, float32."""
-    card = http.get("/v1/models").json()["data"][0]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a small model, beside a server that uses the other cores
-    yield AutoModelForCausalLM.from_pretrained(card["root"], dtype=torch.float32).eval()
+    yield AutoModelForCausalLM.from_pretrained(REPOSITORY / "models" / model, dtype=torch.float32).eval()
     torch.set_num_threads(threads)
 
 

@@ -92,7 +92,6 @@ def test_who_was_never_heard_is_not_silent():
     time.sleep(0.5)
     assert lookout.silent_s("r") == 0
     assert lookout.silent_s("unknown") == 0
-    assert lookout.silent(["r", "unknown"], 0.1) == []
 
 
 def test_a_replica_that_is_not_watched_any_more_is_forgotten():

@@ -135,7 +135,7 @@ def test_pairs():
         ([True, False], "input[0] is a boolean"),
         ([[1, True]], "input[0] holds a boolean: token ids are whole numbers"),
         ([[1.0]], "input[0] holds a number: token ids are whole numbers"),
-        ([["a", "b"]], "input[0] holds a text"),
+        ([["a", "b"]], "input[0] holds a string"),
         ([None], "input[0] is null"),
     ],
     ids=lambda value: repr(value)[:30],
@@ -204,7 +204,7 @@ def test_normalisation(name, value):
     [
         ({"dimensions": 2}, "dimensions", "this model has 4 dimensions and was not trained to be cut"),
         ({"dimensions": 0}, "dimensions", "dimensions is 0: send a whole number of at least 1"),
-        ({"dimensions": "4"}, "dimensions", "dimensions is a text: send a whole number"),
+        ({"dimensions": "4"}, "dimensions", "dimensions is a string: send a whole number"),
         ({"dimensions": True}, "dimensions", "dimensions is a boolean"),
         ({"dimensions": 4.0}, "dimensions", "dimensions is a number: send a whole number"),
         ({"encoding_format": "hex"}, "encoding_format", "must be float or base64"),

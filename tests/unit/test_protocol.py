@@ -18,8 +18,8 @@ from cfg_core.errors import (
 )
 from deployments import sse
 from deployments.http_errors import UnknownModelError, error_of, http_error
+from deployments.json_body import decode_body
 from deployments.protocol import (
-    decode_body,
     guidance_report,
     negative_body,
     negative_conversation,

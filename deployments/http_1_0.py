@@ -1,4 +1,4 @@
-"""Streams for clients of HTTP/1.0, such as nginx before 1.29.7 by default: the end of the connection ends them.
+"""Streams for clients of HTTP/1.0 (proxies, too, nginx among them): the end of the connection ends them.
 
 HTTP/1.0 knows no chunks (RFC 9112, section 6.1: no Transfer-Encoding in an answer to it). uvicorn's httptools protocol
 sends them all the same, wherever an answer has no Content-Length. Behind HAProxy this is not needed.

@@ -5,6 +5,10 @@ proxy belongs to the cluster, not to an application, so its bounds are in the en
 
     CFG_SERVE_MAX_REQUESTS=4096                 at once in one proxy; beyond: 429, which the ingress
     CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     does not notice
+    CFG_SERVE_BODY_TIMEOUT_S=30                 in which a body, or HELD_BYTES of it, must arrive; else 408
+
+A request is passed on when its body is whole, or HELD_BYTES of it are here: a client that does not finish its body
+costs one connection, and nothing behind it.
 
 An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer (FORWARDED_ALLOW_IPS). Nothing here
 is needed for correctness: without it, and behind HAProxy, http_guard.py keeps its own bounds. No Ray, no vLLM here.
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Sequence
 
 from starlette.middleware import Middleware
@@ -21,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, OverloadedError
 from deployments.http_1_0 import end_by_closing
+from deployments.http_errors import BodyTimeoutError
 from deployments.limits import Crowd, LimitsArgs, Stay
 from deployments.recent import Recent
 from deployments.serve_answers import Answered, answer_of
@@ -28,12 +34,17 @@ from deployments.serve_answers import Answered, answer_of
 SHARED_PATHS = ("/health", "/ready")
 """Asked by everybody who watches, and answered alike: one question at a time, and its answer for all."""
 
+HELD_BYTES = 2**16
+"""Longer bodies are passed on as they arrive, and http_guard.py has its own deadline and bounds for them."""
+
 
 def middlewares() -> list[Middleware]:
     """Called by Serve in each proxy's process."""
     most = int(os.environ.get("CFG_SERVE_MAX_REQUESTS", 4096))
     of_one = int(os.environ.get("CFG_SERVE_MAX_REQUESTS_PER_ADDRESS", 1024))
-    return [Middleware(Porter, limits=LimitsArgs(max_requests=most, max_requests_per_client=of_one))]
+    timeout_s = float(os.environ.get("CFG_SERVE_BODY_TIMEOUT_S", 30))
+    limits = LimitsArgs(max_requests=most, max_requests_per_client=of_one, body_timeout_s=timeout_s)
+    return [Middleware(Porter, limits=limits)]
 
 
 class Porter:
@@ -60,10 +71,32 @@ class Porter:
             await tell(error, answered)
             return
         try:
-            await self._app(scope, receive, answered)
+            body = await self._beginning(scope, receive)
+            if body is not None:
+                await self._app(scope, body, answered)
+                await answered.complete()
+        except BodyTimeoutError as error:
+            await tell(error, answered)
         finally:
             stay.end()
-        await answered.complete()
+
+    async def _beginning(self, scope: Scope, receive: Receive) -> Receive | None:
+        """`receive`, once the body's beginning is here; None: the client left. Raises BodyTimeoutError."""
+        if any(name == b"expect" for name, _ in scope["headers"]):
+            return receive  # whether it should send its body at all is for Guard to say
+        limit_s = self._crowd.args.body_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                messages = await _first(HELD_BYTES, receive)
+        except TimeoutError:
+            raise BodyTimeoutError(f"The body did not arrive within {limit_s:g} s: send it faster.") from None
+        if messages[-1]["type"] == "http.disconnect":
+            return None
+
+        async def replay() -> Message:
+            return messages.popleft() if messages else await receive()
+
+        return replay
 
 
 class SharedAnswer:
@@ -90,6 +123,18 @@ class SharedAnswer:
         await self._app(self._scope, _nothing_more(), answered)
         await answered.complete()
         return messages
+
+
+async def _first(num_bytes: int, receive: Receive) -> deque[Message]:
+    """Messages until a body is whole, has so many bytes, or is given up."""
+    messages: deque[Message] = deque()
+    while num_bytes > 0:
+        message = await receive()
+        messages.append(message)
+        num_bytes -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    return messages
 
 
 def _nothing_more() -> Receive:

@@ -60,9 +60,11 @@ class SequenceState:
     """Leading tokens that pooling leaves out (checkpoints with `include_prompt: false`)."""
     num_skips: int = 0
     """Batches that took a later sequence and not this one."""
+    due: float = 0.0
+    """Its place in the queue, in tokens; the scheduler's."""
     cancelled: bool = False
     request: Any = field(default=None, repr=False)
-    """Whose it is; opaque to all but the engine."""
+    """Whose it is; opaque to all but the engine. The scheduler lets requests take turns."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -22,10 +22,7 @@ POISON = tiny.WORDS[7]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("bert")
-    tiny.save(folder, transformers.AutoModel.from_config(tiny.config_of("bert")))
-    tiny.sentence_transformers_files(folder)
+    folder = tiny.tiny_bert(tmp_path_factory.mktemp("bert"))
     model = transformers.AutoModel.from_pretrained(folder)
     (token,) = transformers.AutoTokenizer.from_pretrained(folder)(POISON, add_special_tokens=False)["input_ids"]
     with torch.no_grad():

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import tiny_checkpoints as tiny
-import torch
-import transformers
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import AsyncEngine, EngineOptions, RequestOptions, excerpts
@@ -27,11 +25,7 @@ def words(count: int, seed: int, spaces: tuple[str, ...] = (" ",)) -> str:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("bert")
-    tiny.save(folder, transformers.AutoModel.from_config(tiny.config_of("bert")))
-    tiny.sentence_transformers_files(folder)
-    return folder
+    return tiny.tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture

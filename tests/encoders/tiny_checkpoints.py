@@ -122,6 +122,14 @@ def sentence_transformers_files(
     (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
 
 
+def tiny_bert(folder: Path) -> Path:
+    """A sentence-transformers model in `folder`: BERT with random weights, always the same."""
+    torch.manual_seed(1)
+    save(folder, transformers.AutoModel.from_config(config_of("bert")))
+    sentence_transformers_files(folder)
+    return folder
+
+
 def random_texts(num: int, seed: int = 0, longest: int = 100) -> list[str]:
     """Texts of 1 to `longest` words."""
     generator = torch.Generator().manual_seed(seed)

@@ -15,8 +15,8 @@ from cfg_core.prefill_only.types import RequestOptions, SequenceState
 OPTIONS = RequestOptions()
 
 
-def sequences(*lengths: int) -> list[SequenceState]:
-    return [SequenceState(range(n), None, OPTIONS, i) for i, n in enumerate(lengths)]
+def sequences(*lengths: int, request: object = None) -> list[SequenceState]:
+    return [SequenceState(range(n), None, OPTIONS, i, request=request) for i, n in enumerate(lengths)]
 
 
 def scheduler(max_batch_tokens: int = 100, **options: int) -> Scheduler:
@@ -80,6 +80,54 @@ def test_cancelled_ones_leave():
     assert it.queued_sequences == 0
 
 
+@pytest.mark.parametrize("num_heavy", [1, 5])
+@pytest.mark.parametrize("length", [9, 90])
+def test_a_small_request_does_not_wait_for_a_large_one(num_heavy, length):
+    it = scheduler(1000)
+    for heavy in range(num_heavy):
+        it.add(sequences(*[60] * 2000, request=heavy))
+    for _ in range(5):
+        assert len(it.schedule()) == 16
+    (small,) = sequences(length, request="small")
+    it.add([small])
+    assert any(small in it.schedule() for _ in range(num_heavy + 2))
+    it.check_integrity()
+
+
+def test_large_requests_that_come_at_different_times_get_the_same():
+    it = scheduler(600)
+    it.add(sequences(*[60] * 1000, request="first"))
+    for _ in range(20):
+        it.schedule()
+    it.add(sequences(*[60] * 1000, request="second"))
+    got = [s.request for _ in range(50) for s in it.schedule()]
+    assert abs(got.count("first") - got.count("second")) <= 10
+
+
+def test_small_requests_do_not_keep_a_large_one_from_its_turns():
+    """As many come as the queue takes; the large one goes on all the same."""
+    it = scheduler(100)
+    it.add(sequences(*[50] * 20, request="large"))
+    served = 0
+    for number in range(1000):
+        while it.queued_tokens < 2000:
+            it.add(sequences(60, 60, request=(number, it.queued_tokens)))
+        served += sum(s.request == "large" for s in it.schedule())
+        it.check_integrity()
+    assert served == 20
+
+
+def test_a_request_that_left_takes_no_turns():
+    it = scheduler(100)
+    gone = sequences(*[50] * 500, request="gone")
+    it.add(gone)
+    it.add(sequences(*[50] * 10, request="here"))
+    it.schedule()
+    it.cancel(gone)
+    it.check_integrity()
+    assert len(batches(it)) == 5
+
+
 @given(
     lengths=st.lists(st.integers(1, 50), max_size=60),
     window=st.integers(1, 20),
@@ -90,6 +138,8 @@ def test_everything_runs_once_and_soon(lengths, window, max_skips, seed):
     it = scheduler(50, sort_window=window, max_skips=max_skips)
     generator = random.Random(seed)
     waiting, ran = sequences(*lengths), []
+    for sequence in waiting:
+        sequence.request = generator.choice([None, "a", "b"])
     while waiting or it.queued_sequences:
         it.add(waiting[:5])
         del waiting[:5]

@@ -5,12 +5,14 @@ import json
 import socket
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 
 import pytest
 import uvicorn
 
 from deployments.limits import LimitsArgs
-from deployments.serve_proxy import Porter
+from deployments.serve_proxy import HELD_BYTES, Porter
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
 STREAM = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -115,6 +117,74 @@ async def test_ready_is_asked_once_for_all():
     await asyncio.sleep(0.3)
     await ask(front, path="/ready", method="GET")
     assert len(asked) == 2
+
+
+def part(text, more=True):
+    return {"type": "http.request", "body": text, "more_body": more}
+
+
+class Reader:
+    """An app that reads its body. got: its messages; None before it is called."""
+
+    def __init__(self):
+        self.got = None
+
+    async def __call__(self, scope, receive, send):
+        self.got = []
+        while not self.got or self.got[-1].get("more_body"):
+            self.got.append(await receive())
+        await send(START)
+        await send(body(b"{}"))
+
+
+async def told_to(front, *messages, headers=()):
+    """What a client is told that sends these, and then nothing more."""
+    sent, coming = [], deque(messages)
+
+    async def receive():
+        return coming.popleft() if coming else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await front(scope() | {"headers": headers}, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [part(b"", more=False)],
+        [part(b"a"), part(b"b"), part(b"", more=False)],
+        [part(b"x" * HELD_BYTES), part(b"y", more=False)],
+    ],
+)
+async def test_a_body_is_passed_on_as_it_came(messages):
+    app = Reader()
+    sent = await told_to(porter(app), *messages)
+    assert (app.got, sent[0]) == (messages, START)
+
+
+async def test_a_long_body_is_passed_on_before_it_is_whole():
+    app, large = Reader(), part(b"x" * HELD_BYTES)
+    assert await told_to(porter(app), large) == []
+    assert app.got == [large]
+
+
+async def test_a_client_that_does_not_finish_its_body_costs_nothing_behind_the_proxy():
+    app = Reader()
+    sent = await told_to(porter(app, body_timeout_s=0.02), part(b"a"))
+    assert (app.got, sent[0]["status"]) == (None, 408)
+    assert await told_to(porter(app), part(b"a"), {"type": "http.disconnect"}) == []
+    assert app.got is None
+
+
+async def test_a_client_that_waits_for_leave_to_send_gets_it_from_behind_the_proxy():
+    app = Reader()
+    assert await told_to(porter(app), headers=[(b"expect", b"100-continue")]) == []
+    assert app.got == []
 
 
 # --- HTTP/1.0 -------------------------------------------------------------------------------------

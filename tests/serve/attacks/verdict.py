@@ -34,29 +34,41 @@ class Calm:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """Watchers' requests from an attack's start until all was calm again. extra_wait_s: the longest
-    beyond the slowest of its class without the attack. told: what those got that were neither
-    right, wrong nor 429."""
+    """Watchers' requests from an attack's start until all was calm again. waited: of each class the
+    longest wait in seconds beyond its slowest without the attack. told: what those got that were
+    neither right, wrong nor 429."""
 
     right: int
     wrong: int
     refused: int
     told: dict[str, int]
-    extra_wait_s: float
+    waited: dict[str, float]
     ready_s: float
+
+    @property
+    def extra_wait_s(self) -> float:
+        return max(self.waited.values(), default=0.0)
+
+    @property
+    def who_waited(self) -> str:
+        return max(self.waited, key=self.waited.__getitem__, default="-")
 
     @classmethod
     def of(cls, seen: list[Seen], calm: Calm) -> Watched:
         kinds = Counter(one.kind for one in seen)
         others = {k: n for k, n in kinds.items() if k not in ("right", "wrong", "429", WAITING)}
-        waits = [one.ended - one.started - calm.slowest[one.name] for one in seen if one.name != READY]
+        waited: dict[str, float] = {}
+        for one in seen:
+            if one.name != READY:
+                extra_s = one.ended - one.started - calm.slowest[one.name]
+                waited[one.name] = max(waited.get(one.name, 0.0), extra_s)
         ready = [one.ended - one.started for one in seen if one.name == READY]
         return cls(
             right=kinds["right"],
             wrong=kinds["wrong"],
             refused=kinds["429"],
             told=others,
-            extra_wait_s=max([0.0, *waits]),
+            waited=waited,
             ready_s=max(ready, default=0.0),
         )
 
@@ -65,7 +77,7 @@ class Watched:
         found += [f"{self.refused} watchers refused"] if self.refused else []
         found += [f"{sum(self.told.values())} watchers told errors"] if self.told else []
         if self.extra_wait_s > MAX_EXTRA_WAIT_S:
-            found.append(f"a watcher waited {self.extra_wait_s:.1f} s longer")
+            found.append(f"{self.who_waited} waited {self.extra_wait_s:.1f} s longer")
         if self.ready_s > MAX_READY_S:
             found.append(f"/ready took {self.ready_s:.1f} s")
         return found
@@ -121,7 +133,7 @@ class Row:
             counted(self.told),
             f"{watched.right}, {watched.wrong}, {watched.refused}",
             counted(watched.told),
-            f"{watched.extra_wait_s:.1f}",
+            f"{watched.extra_wait_s:.1f} ({watched.who_waited})",
             f"{watched.ready_s:.1f}",
             "never" if self.calm_s is None else f"{self.calm_s:.0f}",
             ", ".join(f"{size / MIB:.0f}" for size in self.held.memory) if self.held.memory else "-",

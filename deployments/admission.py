@@ -1,9 +1,10 @@
 """Who may go to an engine, and who waits: a bounded queue in front of the engines, fair between tenants.
 
-It is measured in streams (a guided request is two) and tokens. Lower `priority` goes first, as in vLLM. Between
-requests of equal priority, tenants share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996),
-in tokens. A full queue takes room from the tenant that fills it most (longest queue drop), so that nobody is kept out
-by another's burst. Whoever does not fit gets 429, with the time in which the queue is expected to have room.
+It is measured in streams (a guided request is two), in tokens, and in places of the engines (a stream takes one, or
+several if it asks for many logprobs). Lower `priority` goes first, as in vLLM. Between requests of equal priority,
+tenants share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), in tokens. A full queue takes
+room from the tenant that fills it most (longest queue drop), so that nobody is kept out by another's burst. Whoever
+does not fit gets 429, with the time in which the queue is expected to have room.
 
 Used from one event loop. Knows nothing of Ray or HTTP.
 """
@@ -66,7 +67,7 @@ class _Entry:
 class _Tenant:
     finish: float = 0.0  # virtual time at which its last request ends
     streams: int = 0  # waiting and running
-    running: int = 0  # streams
+    running: int = 0  # places
     waiting: list[_Entry] = field(default_factory=list)
 
 
@@ -88,10 +89,10 @@ class Company:
 
 
 class AdmissionQueue:
-    """capacity: asked each time, how many streams may be with the engines now.
+    """capacity: asked each time, how many places the engines have now.
 
     max_streams, max_tokens: that may wait. A request goes as soon as it fits, or if nothing else is running.
-    most_of_one: asked each time, how many streams of one tenant may be with the engines while another tenant is here,
+    most_of_one: asked each time, how many places one tenant may hold with the engines while another tenant is here,
     or was within OTHERS_S; so that who comes next finds a place free. Default: as many as fit.
     """
 
@@ -139,7 +140,7 @@ class AdmissionQueue:
         self._running -= demand
         self._rate.ended(demand.tokens)
         self._tenants[share.tenant].streams -= demand.streams
-        self._tenants[share.tenant].running -= demand.streams
+        self._tenants[share.tenant].running -= demand.places
         self.admit()
         self._forget_idle()
 
@@ -176,6 +177,7 @@ class AdmissionQueue:
             "queued_tokens": self._queued.tokens,
             "running_requests": self._running.requests,
             "running_streams": self._running.streams,
+            "running_places": self._running.places,
             "refused_requests": self._refused,
         }
 
@@ -189,7 +191,7 @@ class AdmissionQueue:
         assert min(self._running.streams, self._running.tokens, self._running.requests) >= 0
         streams = sum(tenant.streams for tenant in self._tenants.values())
         assert streams == self._running.streams + self._queued.streams
-        assert sum(tenant.running for tenant in self._tenants.values()) == self._running.streams
+        assert sum(tenant.running for tenant in self._tenants.values()) == self._running.places
 
     # --- the line -------------------------------------------------------------------------------------
 
@@ -211,12 +213,12 @@ class AdmissionQueue:
             )
 
     def _fits(self, entry: _Entry) -> bool:
-        return not self._running.streams or self._running.streams + entry.demand.streams <= self._capacity()
+        return not self._running.places or self._running.places + entry.demand.places <= self._capacity()
 
     def _has_its_share(self, entry: _Entry) -> bool:
         """Whether its tenant has all that one may have beside others. With nothing, it may go."""
         held = self._tenants[entry.share.tenant].running
-        return bool(held) and self._company.is_mixed() and held + entry.demand.streams > self._most_of_one()
+        return bool(held) and self._company.is_mixed() and held + entry.demand.places > self._most_of_one()
 
     def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> _Entry:
         tenant = self._tenants.setdefault(share.tenant, _Tenant())
@@ -233,7 +235,7 @@ class AdmissionQueue:
         self._leave_line(entry, _State.RUNNING)
         self._virtual = max(self._virtual, entry.start)
         self._running += entry.demand
-        self._tenants[entry.share.tenant].running += entry.demand.streams
+        self._tenants[entry.share.tenant].running += entry.demand.places
         entry.admitted.set_result(None)
 
     def _make_room(self) -> None:
@@ -276,6 +278,7 @@ class _Sum:
 
     requests: int = 0
     streams: int = 0
+    places: int = 0
     tokens: int = 0
 
     def __iadd__(self, demand: Demand) -> _Sum:
@@ -287,6 +290,7 @@ class _Sum:
     def _add(self, demand: Demand, sign: int) -> _Sum:
         self.requests += sign
         self.streams += sign * demand.streams
+        self.places += sign * demand.places
         self.tokens += sign * demand.tokens
         return self
 

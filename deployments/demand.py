@@ -24,6 +24,8 @@ COMPLETION_TOKENS = 16
 MOST_OUTPUT_TOKENS = 2**20
 """More than any context holds: the engine refuses more than its own."""
 
+LOGPROBS_PER_PLACE, MOST_LOGPROBS = 5, 100
+
 TOKEN_BYTES, LOGPROB_BYTES = 8, 80
 """Of JSON text, for a token and for each of its logprobs."""
 
@@ -33,10 +35,12 @@ class Demand:
     """streams: sequences that the engine holds at once, both streams of each guided one.
 
     tokens: prompts and outputs of all of them, estimated; the engine's own count is in usage.py.
+    places: of a replica's capacity, which is measured in streams that ask for no logprobs.
     """
 
     streams: int
     tokens: int
+    places: int
 
 
 def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
@@ -51,7 +55,14 @@ def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | 
         lengths = [prompt, *([_negative(guidance, prompt)] if guidance and guidance.enabled else [])]
         streams += choices * len(lengths)
         tokens += sum(lengths) + choices * len(lengths) * output
-    return Demand(streams=streams, tokens=tokens)
+    return Demand(streams=streams, tokens=tokens, places=streams * weight_of(_logprobs(endpoint, body)))
+
+
+def weight_of(logprobs: int | None) -> int:
+    """The places that a stream takes. Each token's logprobs are put into words in one event loop of the replica; where
+    they are many, that takes longer than the engine takes for the token."""
+    number = MOST_LOGPROBS if logprobs == -1 else min(logprobs or 0, MOST_LOGPROBS)
+    return 1 + max(0, number) // LOGPROBS_PER_PLACE
 
 
 def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
@@ -96,8 +107,8 @@ def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: i
     if body.get("stream"):
         return
     choices = max(1, read_count(body, "n") or 1) * len(_prompts(endpoint, body))
-    logprobs = body.get("top_logprobs") if endpoint == "chat" else body.get("logprobs")
-    entries = 1 + logprobs if type(logprobs) is int and logprobs > 0 else 0
+    logprobs = _logprobs(endpoint, body)
+    entries = 1 + logprobs if logprobs > 0 else 0
     size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
     if size > most_bytes:
         raise RequestError(
@@ -105,6 +116,14 @@ def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: i
             f"{most_bytes // 2**20}: set stream to true, or ask for fewer choices, tokens or logprobs.",
             "stream",
         )
+
+
+def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """That the body asks for, of each token; -1: of the whole vocabulary. Raises RequestError, as `read_count`."""
+    name = "top_logprobs" if endpoint == "chat" else "logprobs"
+    if body.get(name) is True:  # vLLM takes it for 1
+        return 1
+    return read_count(body, name) or 0
 
 
 def _prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> list[int]:

@@ -71,7 +71,7 @@ class Generator:
         self.num_retried = 0
 
     def capacity(self) -> int:
-        """Streams that may be with the engines now. Before a replica has reported, as if there were one."""
+        """Places of the engines now. Before a replica has reported, as if there were one."""
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
         return max(1, int(self._throttle.share * per_replica * self._replicas()))
 
@@ -94,7 +94,7 @@ class Generator:
         view = fleet(self._deployment)
         return {
             **{f"admission_{name}": value for name, value in self.queue.stats.items()},
-            "admission_capacity_streams": self.capacity(),
+            "admission_capacity_places": self.capacity(),
             "admission_throttle": self._throttle.share,
             "retried_requests": self.num_retried,
             "replicas": view.replicas,
@@ -130,7 +130,7 @@ class Generator:
     async def _enter(self, job: Job) -> _Visit:
         """Wait for a place. A request holds at most so many streams at once; its other choices wait in the replica."""
         at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
-        demand = replace(job.demand, streams=min(job.demand.streams, at_once))
+        demand = replace(job.demand, streams=min(job.demand.streams, at_once), places=min(job.demand.places, at_once))
         try:
             async with in_time(job.terms.timeout_s):
                 await self.queue.enter(job.share, demand, job.terms.priority)

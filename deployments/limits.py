@@ -5,7 +5,9 @@ A client is a tenant where API keys are configured, else an address.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from weakref import WeakValueDictionary
 
 from pydantic import Field
 
@@ -103,6 +105,21 @@ class Stay:
         if not self._ended:
             self._ended = True
             self._crowd.add(self._client, requests=-1, num_bytes=-self._num_bytes)
+
+
+class Turns:
+    """Of each client so many requests at once; its others wait, first come, first served. Used from one event loop."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def of(self, client: str) -> asyncio.Semaphore:
+        """To be held while a request of this client runs."""
+        turn = self._turns.get(client)
+        if turn is None:
+            turn = self._turns[client] = asyncio.Semaphore(self._at_once)
+        return turn
 
 
 def _too_many(what: str) -> OverloadedError:

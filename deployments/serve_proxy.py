@@ -20,6 +20,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,12 +28,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cfg_core.errors import CfgServeError, OverloadedError
 from deployments.http_1_0 import end_by_closing
 from deployments.http_errors import BodyTimeoutError
-from deployments.limits import Crowd, LimitsArgs, Stay
+from deployments.limits import Crowd, LimitsArgs, Stay, Turns
 from deployments.recent import Recent
 from deployments.serve_answers import Answered, answer_of
 
 SHARED_PATHS = ("/health", "/ready")
 """Asked by everybody who watches, and answered alike: one question at a time, and its answer for all."""
+
+SHARED_OLD_S = 2.0
+"""An answer of this age is told if the ingress takes longer than recent.PATIENCE_S for the next."""
+
+GETS_AT_ONCE = 16
+"""Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so this many keep it
+busy; two thousand at once would make everybody else wait for ten seconds."""
 
 HELD_BYTES = 2**16
 """Longer bodies are passed on as they arrive, and http_guard.py has its own deadline and bounds for them."""
@@ -53,6 +61,7 @@ class Porter:
     def __init__(self, app: ASGIApp, limits: LimitsArgs) -> None:
         self._app = app
         self._crowd = Crowd(limits)
+        self._turns = Turns(GETS_AT_ONCE)
         self._shared = {path: SharedAnswer(app) for path in SHARED_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,15 +74,17 @@ class Porter:
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         answered = Answered(send, end_by_closing(scope, send))
+        address = scope["client"][0] if scope.get("client") else "unknown"
         try:
-            stay: Stay = self._crowd.stay(scope["client"][0] if scope.get("client") else "unknown")
+            stay: Stay = self._crowd.stay(address)
         except OverloadedError as error:
             await tell(error, answered)
             return
         try:
             body = await self._beginning(scope, receive)
             if body is not None:
-                await self._app(scope, body, answered)
+                async with nullcontext() if scope["method"] == "POST" else self._turns.of(address):
+                    await self._app(scope, body, answered)
                 await answered.complete()
         except BodyTimeoutError as error:
             await tell(error, answered)
@@ -105,7 +116,7 @@ class SharedAnswer:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._scope: Scope = {}
-        self._messages = Recent(self._ask, old_s=0.0)
+        self._messages = Recent(self._ask, old_s=SHARED_OLD_S)
 
     async def tell(self, scope: Scope, send: Send) -> None:
         self._scope = scope

@@ -24,7 +24,7 @@ def queue(capacity=4, max_streams=100, max_tokens=100_000, clock=None):
 
 
 def demand(streams=1, tokens=10):
-    return Demand(streams=streams, tokens=tokens)
+    return Demand(streams=streams, tokens=tokens, places=streams)
 
 
 class Caller:
@@ -294,23 +294,66 @@ COMPLETION, CHAT = "completion", "chat"
     ],
 )
 def test_what_a_request_asks_for(endpoint, body, guidance, streams, tokens):
-    assert demand_of(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens)
+    assert demand_of(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens, places=streams)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "places"),
+    [
+        (COMPLETION, {"prompt": "x", "logprobs": 0}, 1),
+        (COMPLETION, {"prompt": "x", "logprobs": 4}, 1),
+        (COMPLETION, {"prompt": "x", "logprobs": True}, 1),
+        (COMPLETION, {"prompt": "x", "logprobs": 5}, 2),
+        (COMPLETION, {"prompt": "x", "logprobs": 20, "n": 3}, 15),
+        (COMPLETION, {"prompt": "x", "logprobs": -1}, 21),
+        (COMPLETION, {"prompt": "x", "logprobs": 10**9}, 21),
+        (COMPLETION, {"prompt": "x", "logprobs": -7}, 1),
+        (CHAT, {"messages": [], "logprobs": True, "top_logprobs": 20}, 5),
+        (CHAT, {"messages": [], "logprobs": True}, 1),
+    ],
+)
+def test_many_logprobs_take_more_places(endpoint, body, places):
+    assert demand_of(endpoint, body, None).places == places
+    assert demand_of(endpoint, body, guided()).places == 2 * places
+
+
+async def test_places_are_what_the_engines_have():
+    """Of 8 places a stream with many logprobs takes 5."""
+    line = queue(capacity=8)
+    wants = Demand(streams=1, tokens=10, places=5)
+    first, second = await Caller(line, wants=wants).settled(), await Caller(line, wants=wants).settled()
+    assert (first.running, second.running) == (True, False)
+    line.check_integrity()
+    first.end()
+    await settle()
+    assert second.running
+    line.check_integrity()
 
 
 @pytest.mark.parametrize("value", ["40", 40.0, True, [40], {}])
 @pytest.mark.parametrize(
-    ("endpoint", "name"), [(COMPLETION, "n"), (COMPLETION, "max_tokens"), (CHAT, "max_completion_tokens"), (CHAT, "n")]
+    ("endpoint", "name"),
+    [
+        (COMPLETION, "n"),
+        (COMPLETION, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (CHAT, "n"),
+        (COMPLETION, "logprobs"),
+        (CHAT, "top_logprobs"),
+    ],
 )
 def test_counts_are_integers(endpoint, name, value):
     """vLLM would take the first three for numbers; a queue that does not would let them in as one stream."""
+    if name in ("logprobs", "top_logprobs") and value is True:
+        return
     with pytest.raises(RequestError, match=f"{name} is .*: send an integer"):
         demand_of(endpoint, {"prompt": "x", name: value}, None)
 
 
 def test_one_request_has_a_bound():
-    check_streams(Demand(streams=8, tokens=1), 8)
+    check_streams(demand(8, 1), 8)
     with pytest.raises(RequestError, match="9 streams"):
-        check_streams(Demand(streams=9, tokens=1), 8)
+        check_streams(demand(9, 1), 8)
 
 
 def test_an_answer_that_is_not_streamed_has_a_bound():

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from deployments.limits import LimitsArgs
-from deployments.serve_proxy import HELD_BYTES, Porter
+from deployments.serve_proxy import GETS_AT_ONCE, HELD_BYTES, Porter
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
 STREAM = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -99,6 +99,30 @@ async def test_bounds_for_each_address_and_none_for_health():
     held.set()
     assert [(await task)[0]["status"] for task in (*waiting, other)] == [200] * 3
     assert (await ask(front))[0]["status"] == 200
+
+
+async def test_gets_of_one_address_take_turns_and_hold_up_nobody_else():
+    here = most = 0
+
+    async def app(scope, receive, send):
+        nonlocal here, most
+        here += 1
+        most = max(most, here)
+        await asyncio.sleep(0.01)
+        here -= 1
+        await send(START)
+        await send(body(b"{}"))
+
+    front = porter(app)
+    flood = [asyncio.ensure_future(ask(front, path="/v1/models", method="GET")) for _ in range(200)]
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    await ask(front, path="/v1/models", method="GET", address="10.0.0.2")
+    await ask(front, method="POST")
+    assert time.monotonic() - began < 0.1
+    assert all(sent[0] == START for sent in await asyncio.gather(*flood))
+    assert most <= GETS_AT_ONCE + 2
+    assert not front._turns._turns
 
 
 async def test_ready_is_asked_once_for_all():

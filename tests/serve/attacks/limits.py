@@ -126,6 +126,8 @@ def work_of(path: str, body: dict[str, Any], text: str) -> int | None:
     if usage is None:
         return None
     further = guidance["negative_prompt_tokens"] * num_prompts(body) + guidance["guided_tokens"] if guidance else 0
+    if body.get("use_beam_search") is True:
+        further -= (body["n"] - 1) * num_prompts(body)  # all beams of a prompt share the step of their first token
     return int(usage["total_tokens"]) + further
 
 

@@ -242,7 +242,8 @@ class Stage:
             with suppress(psutil.Error):
                 title = " ".join(process.cmdline())[:60]
                 if "ServeReplica:" in title or "EngineCore" in title:
-                    found.add(f"{title.split('.')[0].removeprefix('ray::')} {process.pid}")
+                    name = title.split(".")[0].removeprefix("ray::").strip()  # Ray pads it, or names a method
+                    found.add(f"{name} {process.pid}")
         return found
 
     def _kill(self, title: str) -> int:

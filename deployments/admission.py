@@ -1,10 +1,9 @@
 """Who may go to an engine, and who waits: a bounded queue in front of the engines, fair between tenants.
 
-It is measured in streams (a guided request is two), in tokens, and in places of the engines (a stream takes one, or
-several if it asks for many logprobs). Lower `priority` goes first, as in vLLM. Between requests of equal priority,
-tenants share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), in tokens. A full queue takes
-room from the tenant that fills it most (longest queue drop), so that nobody is kept out by another's burst. Whoever
-does not fit gets 429, with the time in which the queue is expected to have room.
+It is measured in streams (a guided request is two) and tokens. Lower `priority` goes first, as in vLLM. Between
+requests of equal priority, tenants share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996),
+in tokens. A full queue takes room from the tenant that fills it most (longest queue drop), so that nobody is kept out
+by another's burst. Whoever does not fit gets 429, with the time in which the queue is expected to have room.
 
 Used from one event loop. Knows nothing of Ray or HTTP.
 """
@@ -67,8 +66,29 @@ class _Entry:
 class _Tenant:
     finish: float = 0.0  # virtual time at which its last request ends
     streams: int = 0  # waiting and running
-    running: int = 0  # places
+    running: int = 0  # streams
+    starting: int = 0  # requests that have a place, and of whose answer nothing is here
     waiting: list[_Entry] = field(default_factory=list)
+
+
+class Place:
+    """What one request holds of the engines. The caller must `leave` it."""
+
+    def __init__(self, queue: AdmissionQueue, entry: _Entry) -> None:
+        self._queue, self._entry = queue, entry
+        self._is_starting = True
+
+    def begun(self) -> None:
+        """The engines are at work on it. Again, it does nothing."""
+        if self._is_starting:
+            self._is_starting = False
+            self._queue._begun(self._entry)
+
+    def leave(self) -> None:
+        """The request has ended, well or not: its place is free. Again, it does nothing."""
+        if self._entry.state is _State.RUNNING:
+            self.begun()
+            self._queue._leave(self._entry)
 
 
 class Company:
@@ -89,11 +109,12 @@ class Company:
 
 
 class AdmissionQueue:
-    """capacity: asked each time, how many places the engines have now.
+    """capacity: asked each time, how many streams may be with the engines now.
 
     max_streams, max_tokens: that may wait. A request goes as soon as it fits, or if nothing else is running.
-    most_of_one: asked each time, how many places one tenant may hold with the engines while another tenant is here,
-    or was within OTHERS_S; so that who comes next finds a place free. Default: as many as fit.
+    While another tenant is here, or was within OTHERS_S, one tenant may have `most_of_one` streams there, so that who
+    comes next finds a place; and `most_starting` requests of whose answer there is no sign, because a replica takes
+    some time to begin with each. Both are asked each time. Default: as many as fit.
     """
 
     def __init__(
@@ -103,9 +124,10 @@ class AdmissionQueue:
         max_tokens: int,
         now: Callable[[], float] = time.monotonic,
         most_of_one: Callable[[], float] = lambda: math.inf,
+        most_starting: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._capacity, self._max_streams, self._max_tokens = capacity, max_streams, max_tokens
-        self._most_of_one = most_of_one
+        self._most_of_one, self._most_starting = most_of_one, most_starting
         self._company = Company(now)
         self._line: list[tuple[int, float, int, _Entry]] = []  # a heap; those who left it are skipped
         self._tie = itertools.count()
@@ -116,45 +138,52 @@ class AdmissionQueue:
         self._rate = _DrainRate(now)
         self._refused = 0
 
-    async def enter(self, share: Share, demand: Demand, priority: int = 0) -> None:
-        """Wait for a place with the engines; `leave` must follow, unless this raises. Cancelling leaves the queue.
+    async def enter(self, share: Share, demand: Demand, priority: int = 0) -> Place:
+        """Wait for a place with the engines. Cancelling leaves the queue.
 
         Raises OverloadedError if there is no room to wait, RequestError if the tenant may never have that much.
         """
         self._company.seen(share.tenant)
         self._check_share(share, demand)
         entry = self._wait_in_line(share, demand, priority)
+        place = Place(self, entry)
         self.admit()
         self._make_room()
         try:
             await entry.admitted
         except asyncio.CancelledError:
-            if entry.state is _State.RUNNING:
-                self.leave(share, demand)
-            elif entry.state is _State.WAITING:
+            place.leave()
+            if entry.state is _State.WAITING:
                 self._drop(entry)
             raise
+        return place
 
-    def leave(self, share: Share, demand: Demand) -> None:
-        """The request has ended, well or not: its place is free."""
+    def _begun(self, entry: _Entry) -> None:
+        self._tenants[entry.share.tenant].starting -= 1
+        self.admit()
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.state = _State.GONE
+        demand, tenant = entry.demand, self._tenants[entry.share.tenant]
         self._running -= demand
         self._rate.ended(demand.tokens)
-        self._tenants[share.tenant].streams -= demand.streams
-        self._tenants[share.tenant].running -= demand.places
+        tenant.streams -= demand.streams
+        tenant.running -= demand.streams
         self.admit()
         self._forget_idle()
 
     def admit(self) -> None:
         """Let go whoever fits now. Called whenever a place is freed; call it when the capacity may have grown."""
         passed_over = []
+        capacity, is_mixed = self._capacity(), self._company.is_mixed()
         while self._line:
             *_, entry = self._line[0]
             if entry.admitted.cancelled() and entry.state is _State.WAITING:
                 self._drop(entry)  # its caller has left, and has not had its turn to say so
             if entry.state is _State.WAITING:
-                if not self._fits(entry):
+                if self._running.streams and self._running.streams + entry.demand.streams > capacity:
                     break
-                if self._has_its_share(entry):
+                if is_mixed and self._has_its_share(entry):
                     passed_over.append(self._line[0])
                 else:
                     self._start(entry)
@@ -177,7 +206,6 @@ class AdmissionQueue:
             "queued_tokens": self._queued.tokens,
             "running_requests": self._running.requests,
             "running_streams": self._running.streams,
-            "running_places": self._running.places,
             "refused_requests": self._refused,
         }
 
@@ -191,7 +219,8 @@ class AdmissionQueue:
         assert min(self._running.streams, self._running.tokens, self._running.requests) >= 0
         streams = sum(tenant.streams for tenant in self._tenants.values())
         assert streams == self._running.streams + self._queued.streams
-        assert sum(tenant.running for tenant in self._tenants.values()) == self._running.places
+        assert sum(tenant.running for tenant in self._tenants.values()) == self._running.streams
+        assert all(0 <= tenant.starting <= tenant.running for tenant in self._tenants.values())
 
     # --- the line -------------------------------------------------------------------------------------
 
@@ -212,13 +241,12 @@ class AdmissionQueue:
                 self.retry_after_s(),
             )
 
-    def _fits(self, entry: _Entry) -> bool:
-        return not self._running.places or self._running.places + entry.demand.places <= self._capacity()
-
     def _has_its_share(self, entry: _Entry) -> bool:
         """Whether its tenant has all that one may have beside others. With nothing, it may go."""
-        held = self._tenants[entry.share.tenant].running
-        return bool(held) and self._company.is_mixed() and held + entry.demand.places > self._most_of_one()
+        tenant = self._tenants[entry.share.tenant]
+        if not tenant.running:
+            return False
+        return tenant.starting >= self._most_starting() or (tenant.running + entry.demand.streams > self._most_of_one())
 
     def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> _Entry:
         tenant = self._tenants.setdefault(share.tenant, _Tenant())
@@ -235,7 +263,9 @@ class AdmissionQueue:
         self._leave_line(entry, _State.RUNNING)
         self._virtual = max(self._virtual, entry.start)
         self._running += entry.demand
-        self._tenants[entry.share.tenant].running += entry.demand.places
+        tenant = self._tenants[entry.share.tenant]
+        tenant.running += entry.demand.streams
+        tenant.starting += 1
         entry.admitted.set_result(None)
 
     def _make_room(self) -> None:
@@ -278,7 +308,6 @@ class _Sum:
 
     requests: int = 0
     streams: int = 0
-    places: int = 0
     tokens: int = 0
 
     def __iadd__(self, demand: Demand) -> _Sum:
@@ -290,7 +319,6 @@ class _Sum:
     def _add(self, demand: Demand, sign: int) -> _Sum:
         self.requests += sign
         self.streams += sign * demand.streams
-        self.places += sign * demand.places
         self.tokens += sign * demand.tokens
         return self
 

@@ -66,15 +66,21 @@ class EventStream(StreamingResponse):
 class Answer:
     """The items of a replica's answer to one call.
 
-    deadline: of the event loop's clock; None: none. usage: what the engine had done for the call when the replica last
-    told. dispatch: which replica has the call, for `give_up_if_silent`.
+    deadline: of the event loop's clock; None: none. dispatch: which replica has the call, for `give_up_if_silent`.
+    on_sign: called with the first item, maybe again. usage: what the engine had done for the call when the replica
+    last told.
     """
 
     def __init__(
-        self, items: DeploymentResponseGenerator, deadline: float | None = None, dispatch: Dispatch | None = None
+        self,
+        items: DeploymentResponseGenerator,
+        deadline: float | None = None,
+        dispatch: Dispatch | None = None,
+        on_sign: Callable[[], None] = lambda: None,
     ) -> None:
         self._items, self._deadline = items, deadline
         self._dispatch = dispatch or Dispatch()
+        self._on_sign = on_sign
         self._heard_at = time.monotonic()
         self._waiting: asyncio.Timeout | None = None
         self._is_lost = False
@@ -93,6 +99,7 @@ class Answer:
                 (dispatches.suspect if self._is_lost else dispatches.lost)(self._dispatch.replica)
                 raise
             self._heard_at = time.monotonic()
+            self._on_sign()
             if not isinstance(item, Usage):
                 return item
             self.usage = item

@@ -106,7 +106,7 @@ class AdmissionArgs(YamlArgs):
         "Default: half of the engine's max_num_seqs.",
     )
     max_share: float = Field(
-        default=0.875,
+        default=0.5,
         gt=0,
         le=1,
         description="Share of the engines' max_num_seqs that one tenant may have while another one is here; a tenant "

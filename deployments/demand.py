@@ -24,8 +24,6 @@ COMPLETION_TOKENS = 16
 MOST_OUTPUT_TOKENS = 2**20
 """More than any context holds: the engine refuses more than its own."""
 
-LOGPROBS_PER_PLACE, MOST_LOGPROBS = 5, 100
-
 TOKEN_BYTES, LOGPROB_BYTES = 8, 80
 """Of JSON text, for a token and for each of its logprobs."""
 
@@ -35,12 +33,10 @@ class Demand:
     """streams: sequences that the engine holds at once, both streams of each guided one.
 
     tokens: prompts and outputs of all of them, estimated; the engine's own count is in usage.py.
-    places: of a replica's capacity, which is measured in streams that ask for no logprobs.
     """
 
     streams: int
     tokens: int
-    places: int
 
 
 def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
@@ -55,14 +51,7 @@ def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | 
         lengths = [prompt, *([_negative(guidance, prompt)] if guidance and guidance.enabled else [])]
         streams += choices * len(lengths)
         tokens += sum(lengths) + choices * len(lengths) * output
-    return Demand(streams=streams, tokens=tokens, places=streams * weight_of(_logprobs(endpoint, body)))
-
-
-def weight_of(logprobs: int | None) -> int:
-    """The places that a stream takes. Each token's logprobs are put into words in one event loop of the replica; where
-    they are many, that takes longer than the engine takes for the token."""
-    number = MOST_LOGPROBS if logprobs == -1 else min(logprobs or 0, MOST_LOGPROBS)
-    return 1 + max(0, number) // LOGPROBS_PER_PLACE
+    return Demand(streams=streams, tokens=tokens)
 
 
 def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:

@@ -28,7 +28,6 @@ from cfg_core.errors import REQUEST_FAULT
 from cfg_core.params import NEGATIVE_IDS, SCALE
 from cfg_core.vllm_plugin.guided_tokens import guided_tokens
 from cfg_core.vllm_plugin.pace import Progress
-from deployments.demand import weight_of
 from deployments.engine_errors import client_error
 from deployments.usage import Meter
 
@@ -45,13 +44,12 @@ PRIVATE = {
 
 
 class Run:
-    """One HTTP request while it runs. `share`: places that it may have in the engine at once; a stream without logprobs
-    takes one (demand.py)."""
+    """One HTTP request while it runs. `share`: streams that it may have in the engine at once."""
 
     def __init__(self, meter: Meter, share: int) -> None:
         self.meter = meter
         self.share = share
-        self.places = 0
+        self.streams = 0
         self.waiting: deque[_Entry] = deque()
         self.prompts: set[str] = set()
         self.searches_beams = False
@@ -61,9 +59,9 @@ class Run:
         """Whether any of it has been in the engine."""
         return bool(self.prompts) or self.searches_beams
 
-    def has_room(self, places: int) -> bool:
-        """A choice of more places than the share still runs, alone."""
-        return not self.places or self.places + places <= self.share
+    def has_room(self, streams: int) -> bool:
+        """A choice of more streams than the share still runs, alone."""
+        return not self.streams or self.streams + streams <= self.share
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +71,6 @@ class _Entry:
     request: EngineCoreRequest
     run: Run
     streams: int = field(init=False)
-    places: int = field(init=False)
     negative_tokens: int = field(init=False)
     is_sent: bool = False
 
@@ -82,8 +79,6 @@ class _Entry:
         extra = (params.extra_args if params is not None else None) or {}
         # Admission (vllm_plugin) leaves a scale only if it is not 1, and the negative as token ids beside it.
         self.streams = 2 if SCALE in extra else 1
-        worded = params is not None and not self.run.searches_beams  # those of a beam search nobody reads
-        self.places = self.streams * weight_of(params.logprobs if worded else None)
         self.negative_tokens = len(extra.get(NEGATIVE_IDS) or ())
 
 
@@ -162,7 +157,7 @@ class EngineCalls:
             await self._add(request)
             return
         entry = self._entries[request.request_id] = _Entry(request, run)
-        if run.waiting or not run.has_room(entry.places):
+        if run.waiting or not run.has_room(entry.streams):
             run.waiting.append(entry)
             return
         try:
@@ -177,7 +172,7 @@ class EngineCalls:
 
     def _enter(self, entry: _Entry) -> None:
         run, entry.is_sent = entry.run, True
-        run.places += entry.places
+        run.streams += entry.streams
         prompt = self._prompt_of(entry.request.request_id)
         if prompt not in run.prompts and not run.searches_beams:
             run.prompts.add(prompt)
@@ -222,8 +217,8 @@ class EngineCalls:
         self._entries.pop(entry.request.request_id, None)
         run = entry.run
         if entry.is_sent:
-            run.places -= entry.places
-        while run.waiting and (self._is_gone(run.waiting[0]) or run.has_room(run.waiting[0].places)):
+            run.streams -= entry.streams
+        while run.waiting and (self._is_gone(run.waiting[0]) or run.has_room(run.waiting[0].streams)):
             following = run.waiting.popleft()
             if not self._is_gone(following):
                 self._enter(following)
@@ -259,6 +254,6 @@ def failure(reason: str) -> GenerationError:
 
 
 def share_of(max_num_seqs: int, streams_at_once: int | None = None) -> int:
-    """Places that one HTTP request may have in the engine at once: by default half of all, and a guided choice at
+    """Streams that one HTTP request may have in the engine at once: by default half of all, and a guided choice at
     least."""
     return streams_at_once or max(2, max_num_seqs // 2)

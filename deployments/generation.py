@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from cfg_core.errors import EngineDeadError, EngineError
 from deployments import dispatches, sse
 from deployments.access import Charge
-from deployments.admission import AdmissionQueue, Share
+from deployments.admission import AdmissionQueue, Place, Share
 from deployments.calls import Answer, EventStream, events, in_time
 from deployments.config import AppArgs
 from deployments.demand import Demand
@@ -31,6 +31,9 @@ DEFAULT_MAX_NUM_SEQS = 256
 
 SPARE = 1.25
 """Streams that are sent to a replica, for each that it can run: the engine has the next ones at hand."""
+
+STARTING_AT_ONCE = 8
+"""Requests of one client that a replica begins with at once, while other clients are here."""
 
 LOOK_EVERY_S = 0.5
 """How often the ingress looks whether the capacity has grown, and whether replicas have fallen silent."""
@@ -64,6 +67,7 @@ class Generator:
             limits.max_queued_streams,
             limits.max_queued_tokens,
             most_of_one=lambda: int(limits.max_share * self._throttle.share * self._slots() * self._replicas()),
+            most_starting=lambda: STARTING_AT_ONCE * self._replicas(),
         )
         self._throttle = Throttle()
         self._visits: set[_Visit] = set()
@@ -71,7 +75,7 @@ class Generator:
         self.num_retried = 0
 
     def capacity(self) -> int:
-        """Places of the engines now. Before a replica has reported, as if there were one."""
+        """Streams that may be with the engines now. Before a replica has reported, as if there were one."""
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
         return max(1, int(self._throttle.share * per_replica * self._replicas()))
 
@@ -94,7 +98,7 @@ class Generator:
         view = fleet(self._deployment)
         return {
             **{f"admission_{name}": value for name, value in self.queue.stats.items()},
-            "admission_capacity_places": self.capacity(),
+            "admission_capacity_streams": self.capacity(),
             "admission_throttle": self._throttle.share,
             "retried_requests": self.num_retried,
             "replicas": view.replicas,
@@ -130,21 +134,20 @@ class Generator:
     async def _enter(self, job: Job) -> _Visit:
         """Wait for a place. A request holds at most so many streams at once; its other choices wait in the replica."""
         at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
-        demand = replace(job.demand, streams=min(job.demand.streams, at_once), places=min(job.demand.places, at_once))
+        demand = replace(job.demand, streams=min(job.demand.streams, at_once))
         try:
             async with in_time(job.terms.timeout_s):
-                await self.queue.enter(job.share, demand, job.terms.priority)
+                place = await self.queue.enter(job.share, demand, job.terms.priority)
         except BaseException:
             job.charge.settle(0)
             raise
-        visit = _Visit(self, job, demand)
+        visit = _Visit(self, job, place)
         self._visits.add(visit)
         return visit
 
-    def leave(self, visit: _Visit, demand: Demand) -> None:
+    def forget(self, visit: _Visit) -> None:
         """Called by a visit at its end."""
         self._visits.discard(visit)
-        self.queue.leave(visit.job.share, demand)
 
     async def _look_around(self) -> None:
         while True:
@@ -171,7 +174,7 @@ class Generator:
         call, job = uuid.uuid4().hex, visit.job
         with dispatches.expected(call) as dispatch:
             items = self._stream.remote(job.endpoint, job.body, job.guidance, job.headers, call)
-            visit.answer = answer = Answer(items, deadline, dispatch)
+            visit.answer = answer = Answer(items, deadline, dispatch, visit.place.begun)
             try:
                 first = await answer.next()
                 return answer, first if first.startswith(sse.DATA) else await answer.rest(first)
@@ -182,10 +185,10 @@ class Generator:
 class _Visit:
     """One request's stay with the engines: its place in the queue, its answer, its charge. Ended once."""
 
-    def __init__(self, generator: Generator, job: Job, demand: Demand) -> None:
-        self.job = job
+    def __init__(self, generator: Generator, job: Job, place: Place) -> None:
+        self.job, self.place = job, place
         self.answer: Answer | None = None
-        self._generator, self._demand = generator, demand
+        self._generator = generator
         self._ended = False
 
     def give_up_if_silent(self, for_s: float) -> None:
@@ -202,6 +205,7 @@ class _Visit:
         """Give the place back, and settle the charge with what the engine did. Again, it does nothing."""
         if not self._ended:
             self._ended = True
-            self._generator.leave(self, self._demand)
+            self._generator.forget(self)
+            self.place.leave()
             usage = Usage() if free or self.answer is None else self.answer.usage
             self.job.charge.settle(usage.tokens)

@@ -39,6 +39,7 @@ from deployments.grammar_gate import GrammarGate
 from deployments.logprob_answers import show_stream_logprobs
 from deployments.protocol import LOGITS_PROCESSORS, NEGATIVE_IDS, Endpoint, Guidance, guidance_report, negative_body
 from deployments.renderer_lanes import check_text, use_lanes
+from deployments.token_texts import remember_texts
 from deployments.usage import Meter
 
 PRIVATE = {
@@ -134,6 +135,7 @@ class VllmServer:
         options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
+        remember_texts()
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             calls.watch_beams(serving)

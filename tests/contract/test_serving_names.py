@@ -18,8 +18,10 @@ engine_calls = pytest.importorskip("deployments.engine_calls")
 grammar_gate = pytest.importorskip("deployments.grammar_gate")
 logprob_answers = pytest.importorskip("deployments.logprob_answers")
 renderer_lanes = pytest.importorskip("deployments.renderer_lanes")
+token_texts = pytest.importorskip("deployments.token_texts")
 
-MODULES = (vllm_serving, engine_calls, grammar_gate, logprob_answers, renderer_lanes, routing, serve_queue, http_1_0)
+VLLM = (vllm_serving, engine_calls, grammar_gate, logprob_answers, renderer_lanes, token_texts)
+MODULES = (*VLLM, routing, serve_queue, http_1_0)
 NAMES = [(path, name) for module in MODULES for path, names in module.PRIVATE.items() for name in names]
 
 

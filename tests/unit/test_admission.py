@@ -24,7 +24,7 @@ def queue(capacity=4, max_streams=100, max_tokens=100_000, clock=None):
 
 
 def demand(streams=1, tokens=10):
-    return Demand(streams=streams, tokens=tokens, places=streams)
+    return Demand(streams=streams, tokens=tokens)
 
 
 class Caller:
@@ -36,7 +36,7 @@ class Caller:
         self.task = asyncio.ensure_future(self._run(priority))
 
     async def _run(self, priority):
-        await self.line.enter(self.share, self.wants, priority)
+        self.place = await self.line.enter(self.share, self.wants, priority)
         if self.log is not None:
             self.log.append(self.name)
 
@@ -53,7 +53,15 @@ class Caller:
         return self.task.done() and not self.task.cancelled() and isinstance(self.task.exception(), OverloadedError)
 
     def end(self):
-        self.line.leave(self.share, self.wants)
+        self.place.leave()
+
+
+async def end_one(callers):
+    """The only one that runs leaves."""
+    (running,) = (caller for caller in callers if caller.running)
+    callers.remove(running)
+    running.end()
+    await settle()
 
 
 async def settle():
@@ -120,13 +128,11 @@ async def test_who_does_not_fit_the_queue_is_refused():
 @run
 async def test_lower_priority_numbers_go_first():
     line, log = queue(capacity=1), []
-    first = await Caller(line).settled()
+    callers = [await Caller(line).settled()]
     for name, priority in (("late", 5), ("usual", 0), ("urgent", -1), ("usual too", 0)):
-        await Caller(line, priority=priority, log=log, name=name).settled()
-    ended = first
+        callers.append(await Caller(line, priority=priority, log=log, name=name).settled())
     for _ in range(4):
-        ended.end()
-        await settle()
+        await end_one(callers)
     assert log == ["urgent", "usual", "usual too", "late"]
 
 
@@ -134,14 +140,11 @@ async def test_lower_priority_numbers_go_first():
 async def test_tenants_share_by_weight():
     """Two tenants with a backlog, one of thrice the weight: of the first 40 that go, 30 are its."""
     line, log = queue(capacity=1), []
-    first = await Caller(line).settled()
+    callers = [await Caller(line).settled()]
+    for share in (Share(tenant="a"), Share(tenant="b", weight=3.0)):
+        callers += [await Caller(line, share, log=log, name=share.tenant).settled() for _ in range(40)]
     for _ in range(40):
-        await Caller(line, Share(tenant="a"), log=log, name="a").settled()
-    for _ in range(40):
-        await Caller(line, Share(tenant="b", weight=3.0), log=log, name="b").settled()
-    for _ in range(40):
-        first.end() if not log else line.leave(Share(tenant=log[-1]), demand())
-        await settle()
+        await end_one(callers)
     assert 28 <= log.count("b") <= 31
 
 
@@ -149,17 +152,17 @@ async def test_tenants_share_by_weight():
 async def test_a_burst_does_not_keep_others_out():
     """A full queue takes room from whoever fills it, and does not hold the burst against its tenant later."""
     line = queue(capacity=1, max_streams=10)
-    await Caller(line).settled()
+    first = await Caller(line).settled()
     burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(30)]
     assert sum(c.refused for c in burst) == 20
     quiet = await Caller(line, Share(tenant="quiet")).settled()
     assert not quiet.refused
     assert sum(c.refused for c in burst) == 21
     line.check_integrity()
-    line.leave(Share(), demand())
+    first.end()
     await settle()
-    assert [c.running for c in burst].count(True) == 1
-    line.leave(Share(tenant="burst"), demand())
+    (second,) = (caller for caller in burst if caller.running)
+    second.end()
     await settle()
     assert quiet.running, "the quiet tenant goes second, although ten others came before it"
 
@@ -221,8 +224,7 @@ async def test_retry_after_is_what_the_queue_needs():
 async def test_retry_after_is_bounded():
     line = queue(capacity=1, max_streams=1, max_tokens=10**9)
     assert line.retry_after_s() == 1
-    await Caller(line, wants=demand(tokens=1)).settled()
-    line.leave(Share(), demand(tokens=1))
+    (await Caller(line, wants=demand(tokens=1)).settled()).end()
     await Caller(line).settled()
     await Caller(line, wants=demand(tokens=10**8)).settled()
     assert line.retry_after_s() == RETRY_AT_MOST_S
@@ -294,40 +296,7 @@ COMPLETION, CHAT = "completion", "chat"
     ],
 )
 def test_what_a_request_asks_for(endpoint, body, guidance, streams, tokens):
-    assert demand_of(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens, places=streams)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "body", "places"),
-    [
-        (COMPLETION, {"prompt": "x", "logprobs": 0}, 1),
-        (COMPLETION, {"prompt": "x", "logprobs": 4}, 1),
-        (COMPLETION, {"prompt": "x", "logprobs": True}, 1),
-        (COMPLETION, {"prompt": "x", "logprobs": 5}, 2),
-        (COMPLETION, {"prompt": "x", "logprobs": 20, "n": 3}, 15),
-        (COMPLETION, {"prompt": "x", "logprobs": -1}, 21),
-        (COMPLETION, {"prompt": "x", "logprobs": 10**9}, 21),
-        (COMPLETION, {"prompt": "x", "logprobs": -7}, 1),
-        (CHAT, {"messages": [], "logprobs": True, "top_logprobs": 20}, 5),
-        (CHAT, {"messages": [], "logprobs": True}, 1),
-    ],
-)
-def test_many_logprobs_take_more_places(endpoint, body, places):
-    assert demand_of(endpoint, body, None).places == places
-    assert demand_of(endpoint, body, guided()).places == 2 * places
-
-
-async def test_places_are_what_the_engines_have():
-    """Of 8 places a stream with many logprobs takes 5."""
-    line = queue(capacity=8)
-    wants = Demand(streams=1, tokens=10, places=5)
-    first, second = await Caller(line, wants=wants).settled(), await Caller(line, wants=wants).settled()
-    assert (first.running, second.running) == (True, False)
-    line.check_integrity()
-    first.end()
-    await settle()
-    assert second.running
-    line.check_integrity()
+    assert demand_of(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens)
 
 
 @pytest.mark.parametrize("value", ["40", 40.0, True, [40], {}])
@@ -338,14 +307,10 @@ async def test_places_are_what_the_engines_have():
         (COMPLETION, "max_tokens"),
         (CHAT, "max_completion_tokens"),
         (CHAT, "n"),
-        (COMPLETION, "logprobs"),
-        (CHAT, "top_logprobs"),
     ],
 )
 def test_counts_are_integers(endpoint, name, value):
     """vLLM would take the first three for numbers; a queue that does not would let them in as one stream."""
-    if name in ("logprobs", "top_logprobs") and value is True:
-        return
     with pytest.raises(RequestError, match=f"{name} is .*: send an integer"):
         demand_of(endpoint, {"prompt": "x", name: value}, None)
 
@@ -362,6 +327,13 @@ def test_an_answer_that_is_not_streamed_has_a_bound():
     with pytest.raises(RequestError, match="set stream to true"):
         check_answer_size(COMPLETION, body, 2**20)
     check_answer_size(COMPLETION, body | {"stream": True}, 2**20)
+    chat = {"messages": [], "n": 40, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
+    with pytest.raises(RequestError, match="set stream to true"):
+        check_answer_size(CHAT, chat, 2**20)
+    for endpoint, name in ((COMPLETION, "logprobs"), (CHAT, "top_logprobs")):
+        with pytest.raises(RequestError, match=f"{name} is a string: send an integer"):
+            check_answer_size(endpoint, {"prompt": "x", name: "20"}, 2**20)
+        check_answer_size(endpoint, {"prompt": "x", name: True}, 2**20)
 
 
 @pytest.mark.parametrize("prompt", [[1] * 600, [[1], [1] * 600]])
@@ -375,6 +347,28 @@ def test_token_ids_that_never_fit_are_refused(prompt):
 @pytest.mark.parametrize("prompt", ["x" * 9000, ["x" * 9000] * 600, [1] * 512, None, []])
 def test_other_prompts_are_for_the_engine_to_judge(prompt):
     check_context(COMPLETION, {"prompt": prompt}, 512)
+
+
+async def test_a_burst_begins_a_few_at_a_time_while_another_tenant_is_here():
+    """It takes a replica some time to begin with a request: others do not wait for a hundred of them."""
+    clock = Clock()
+    line = AdmissionQueue(lambda: 100, 100, 100_000, clock, most_starting=lambda: 3)
+    burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(8)]
+    assert all(caller.running for caller in burst), "nobody else is here"
+    for caller in burst:
+        caller.place.begun()
+        caller.place.begun()
+    quiet = await Caller(line, Share(tenant="quiet")).settled()
+    assert quiet.running
+    more = [await Caller(line, Share(tenant="burst")).settled() for _ in range(8)]
+    assert sum(caller.running for caller in more) == 3
+    line.check_integrity()
+    more[0].place.begun()
+    more[1].end()
+    await settle()
+    assert sum(caller.running for caller in more) == 5
+    assert (await Caller(line, Share(tenant="quiet")).settled()).running
+    line.check_integrity()
 
 
 async def test_one_tenant_leaves_room_while_another_is_here():

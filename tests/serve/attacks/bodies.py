@@ -59,7 +59,7 @@ async def heavy_answers(attempt: Attempt) -> None:
     await attempt.expect("detokenize", "/detokenize", {"tokens": [300] * 400_000}, 200, 400, limit_s=LONG_S)
 
 
-@attack(6, bounded=True)
+@attack(6)
 async def many_streams(attempt: Attempt) -> None:
     """`n: 10000`, a list of 5,000 prompts, `n: 128`, guided and plain: refused with 400, or served
     without holding others up."""
@@ -97,7 +97,7 @@ def near_names(num: int) -> list[str]:
     return [*names][1:]
 
 
-@attack(9, bounded=True)
+@attack(9)
 async def tokenizing(attempt: Attempt) -> None:
     """Six /tokenize of 2 MB at once, of the generator and of the encoder, and four embeddings of 2
     MB with truncation: answered or refused, while others are served."""
@@ -112,7 +112,7 @@ async def tokenizing(attempt: Attempt) -> None:
     await attempt.together(4, lambda _: attempt.expect("negative of 2 MB", COMPLETIONS, negative, 400, 429))
 
 
-@attack(0, bounded=True)
+@attack(0)
 async def floods(attempt: Attempt) -> None:
     """Ten seconds of malformed bodies as fast as 50 clients send them, small ones and of 1 MB:
     refused with 400 or 429."""

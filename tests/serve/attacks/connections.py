@@ -82,7 +82,7 @@ async def large_bodies_unfinished(attempt: Attempt) -> None:
         held.close()
 
 
-@attack(5)
+@attack(5, bounded=True)
 async def requests_left(attempt: Attempt) -> None:
     """300 clients that send a whole request for 490 tokens and leave at once: nothing stays
     behind."""

@@ -156,7 +156,7 @@ def odd_heads(attempt: Attempt) -> dict[str, bytes]:
     }
 
 
-@attack(0, bounded=True)
+@attack(0)
 async def odd_headers(attempt: Attempt) -> None:
     """5,000 headers, one of 1 MB, ill-formed heads and lengths, two lengths, unknown methods, from
     sockets: answered below 500 or cut off, and a good one after them is answered."""

@@ -20,7 +20,7 @@ import psutil
 from serve_process import ServeProcess, shipped_config
 
 from attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
-from attacks.verdict import MEMORY_BACK, READY, Calm, Held, Row, Watched
+from attacks.verdict import BOUNDS, READY, Calm, Held, Row, Watched
 from attacks.watchers import WAITING, Seen
 
 WARM_UP_S, CALM_S = 12.0, 5.0
@@ -107,11 +107,13 @@ class Watching:
 
 class Stage:
     """A server, its watchers, and what was measured without attacks. Give it a URL, or it starts the
-    shipped configuration; keyed: with keys. calm_s: how long watchers are alone before each attack.
-    Use as a context manager."""
+    shipped configuration; keyed: with keys. warm_up_s, calm_s: how long watchers are alone, at first
+    and before each attack. Use as a context manager."""
 
-    def __init__(self, url: str | None = None, keyed: bool = False, calm_s: float = CALM_S) -> None:
-        self.keyed, self._given, self._calm_s = keyed, url, calm_s
+    def __init__(
+        self, url: str | None = None, keyed: bool = False, warm_up_s: float = WARM_UP_S, calm_s: float = CALM_S
+    ) -> None:
+        self.keyed, self._given, self._warm_up_s, self._calm_s = keyed, url, warm_up_s, calm_s
         self._own: ServeProcess | None = None
         self.watching: Watching | None = None
 
@@ -134,7 +136,7 @@ class Stage:
         self.watching = Watching(self.server.url, self.keyed)
         self.watching.tell("learn")
         self.calm, self._is_lost = Calm(), False
-        self._watch_calm(WARM_UP_S)
+        self._watch_calm(self._warm_up_s)
 
     def stop(self) -> None:
         if self.watching:
@@ -231,7 +233,7 @@ class Stage:
     def _rested(self, before: int) -> int:
         """Memory after a rest, which ends as soon as it is back."""
         deadline = time.monotonic() + REST_LIMIT_S
-        while (size := self.server.memory_bytes()) > MEMORY_BACK * before and time.monotonic() < deadline:
+        while (size := self.server.memory_bytes()) > BOUNDS.memory * before and time.monotonic() < deadline:
             time.sleep(2)
         return size
 

@@ -11,13 +11,20 @@ from typing import Any
 from attacks.attempt import Attack, is_failure
 from attacks.watchers import WAITING, Seen
 
-MAX_EXTRA_WAIT_S = 2.0
-MAX_READY_S = 1.0
-MEMORY_BACK = 1.1
-"""Memory after a rest, over that before the attack."""
-
 READY = "/ready"
 MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a verdict allows. memory: after a rest, over that before the attack."""
+
+    extra_wait_s: float = 2.0
+    ready_s: float = 1.0
+    memory: float = 1.1
+
+
+BOUNDS = Bounds()
 
 
 @dataclass
@@ -72,13 +79,13 @@ class Watched:
             ready_s=max(ready, default=0.0),
         )
 
-    def faults(self) -> list[str]:
+    def faults(self, bounds: Bounds) -> list[str]:
         found = [f"{self.wrong} watchers' answers wrong"] if self.wrong else []
         found += [f"{self.refused} watchers refused"] if self.refused else []
         found += [f"{sum(self.told.values())} watchers told errors"] if self.told else []
-        if self.extra_wait_s > MAX_EXTRA_WAIT_S:
+        if self.extra_wait_s > bounds.extra_wait_s:
             found.append(f"{self.who_waited} waited {self.extra_wait_s:.1f} s longer")
-        if self.ready_s > MAX_READY_S:
+        if self.ready_s > bounds.ready_s:
             found.append(f"/ready took {self.ready_s:.1f} s")
         return found
 
@@ -93,9 +100,9 @@ class Held:
     memory: tuple[int, int, int] | None
     blocks: tuple[int, int] | None
 
-    def faults(self) -> list[str]:
+    def faults(self, bounds: Bounds) -> list[str]:
         found = []
-        if self.memory and self.memory[2] > MEMORY_BACK * self.memory[0]:
+        if self.memory and self.memory[2] > bounds.memory * self.memory[0]:
             found.append(f"memory is {100 * (self.memory[2] / self.memory[0] - 1):.0f} % above before")
         if self.blocks and self.blocks[0] != self.blocks[1]:
             found.append(f"{self.blocks[1]} KV blocks free, {self.blocks[0]} before")
@@ -117,13 +124,13 @@ class Row:
     held: Held
     deaths: list[str]
 
-    def complaints(self) -> list[str]:
+    def complaints(self, bounds: Bounds = BOUNDS) -> list[str]:
         """The demands that did not hold; empty: all held."""
         found = [f"{num} x {words}" if num > 1 else words for words, num in self.faults.items()]
         found += [f"{num} requests told {kind}" for kind, num in self.told.items() if is_failure(kind)]
         if not self.attack.breaks:
-            found += [*self.watched.faults(), *self.deaths]
-        return found + (["not calm again"] if self.calm_s is None else []) + self.held.faults()
+            found += [*self.watched.faults(bounds), *self.deaths]
+        return found + (["not calm again"] if self.calm_s is None else []) + self.held.faults(bounds)
 
     def __str__(self) -> str:
         watched = self.watched

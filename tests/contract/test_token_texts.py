@@ -1,0 +1,58 @@
+"""Texts of single tokens: as vLLM decodes them, each once."""
+
+from pathlib import Path
+
+import pytest
+
+token_texts = pytest.importorskip("deployments.token_texts")
+
+MODEL = Path(__file__).parents[2] / "models" / "stories"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from vllm.tokenizers import get_tokenizer
+
+    return get_tokenizer(str(MODEL))
+
+
+def test_all_tokens_have_the_texts_that_vllm_gives_them(tokenizer):
+    from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens as stock
+
+    texts, asked = token_texts.TokenTexts(stock), [*range(len(tokenizer)), 5, 5]
+    expected = stock(tokenizer, asked)
+    assert texts(tokenizer, asked) == texts(tokenizer, asked) == expected
+    assert texts(tokenizer, [7, 300, 7]) == stock(tokenizer, [7, 300, 7])
+
+
+def test_each_is_decoded_once_and_a_list_may_be_changed(tokenizer):
+    decoded = []
+
+    def decode(_, ids):
+        decoded.extend(ids)
+        return [f"<{number}>" for number in ids]
+
+    texts = token_texts.TokenTexts(decode)
+    texts(tokenizer, [1, 2])[0] = "changed"
+    assert texts(tokenizer, [1, 2, 3]) == ["<1>", "<2>", "<3>"]
+    assert decoded == [1, 2, 3]
+
+
+def test_vllm_looks_the_function_up_where_it_is_replaced(monkeypatch, tokenizer):
+    """LogprobsProcessor calls it by its name in its own module, and reads nothing else of a token's text."""
+    import numpy as np
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest, logprobs
+    from vllm.v1.outputs import LogprobsLists
+
+    monkeypatch.setattr(logprobs, "convert_ids_list_to_tokens", logprobs.convert_ids_list_to_tokens)
+    token_texts.remember_texts()
+    token_texts.remember_texts()
+    monkeypatch.setattr(logprobs.convert_ids_list_to_tokens, "decode", lambda _, ids: [f"<{i}>" for i in ids])
+    fields = dict.fromkeys(EngineCoreRequest.__struct_fields__)
+    request = EngineCoreRequest(**fields | {"sampling_params": SamplingParams(logprobs=1)})
+    processor = logprobs.LogprobsProcessor.from_new_request(tokenizer, request)
+    rows = LogprobsLists(np.array([[7, 8]]), np.array([[-0.5, -1.0]]), np.array([1]), None)
+    processor._update_sample_logprobs(rows)
+    (found,) = processor.logprobs
+    assert [found[token].decoded_token for token in (7, 8)] == ["<7>", "<8>"]

@@ -66,6 +66,7 @@ def test_a_row_without_faults_holds() -> None:
     row = row_of(Seen("guided 40", 0.0, 2.9, "right"), Seen("/ready", 0.0, 0.9, "right"), told={"429": 3, "503": 1})
     assert row.complaints() == []
     assert "| held |" in str(row)
+    assert row_of(held=Held(memory=(100, 200, 150), again=160, blocks=None)).complaints() == []
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ def test_what_watchers_see_counts(seen: Seen, words: str) -> None:
         ({"deaths": ["EngineCore 5 died"]}, "EngineCore 5 died"),
         ({"calm_s": None}, "not calm again"),
         ({"held": Held(memory=(100, 200, 111), blocks=None)}, "memory is 11 % above"),
+        ({"held": Held(memory=(100, 200, 150), again=166, blocks=None)}, "memory grew by 11 % when played again"),
         ({"held": Held(memory=None, blocks=(511, 500))}, "500 KV blocks free, 511 before"),
     ],
 )

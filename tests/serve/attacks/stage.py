@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -175,7 +176,13 @@ class Stage:
             deaths=[f"{name} died" for name in sorted(engines - self._engines())],
         )
         self._is_lost = calm_s is None
-        return row
+        return self._again(row, seconds) if row.held.has_grown() and not self._is_lost else row
+
+    def _again(self, row: Row, seconds: float) -> Row:
+        """`row`, and what memory is after the same attack a second time."""
+        asyncio.run(attempt_to(row.attack, self._attempt(row.attack, seconds)))
+        assert row.held.memory is not None
+        return replace(row, held=replace(row.held, again=self._rested(row.held.memory[2])))
 
     def _held(self, blocks: int | None, memory: int, most: Peak) -> Held:
         self.watching.tell("pause")

@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
 FRESH_S = 0.25
-PATIENCE_S = 0.5
+AT_ONCE_S = 1.0
+PATIENCE_S = 0.25
 OLD_S = 5.0
 
 
@@ -26,26 +27,32 @@ class Recent(Generic[T]):
         self._since = -math.inf
 
     async def value(self) -> T:
-        """An answer at most FRESH_S old; one of the last `old_s` if the next takes longer than PATIENCE_S.
+        """An answer at most FRESH_S old. Or one at most AT_ONCE_S old, and the next is asked for meanwhile; or one at
+        most `old_s` old, if the next takes longer than PATIENCE_S.
 
         Raises what `ask` raises.
         """
-        if self._value is not None and time.monotonic() - self._since < FRESH_S:
-            return self._value
+        if self._is_younger(FRESH_S):
+            return cast(T, self._value)
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(self._ask_anew())
             self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
+        if self._is_younger(min(AT_ONCE_S, self._old_s)):
+            return cast(T, self._value)
         asked = self._asked
         await asyncio.wait({asked}, timeout=PATIENCE_S)
-        if not asked.done() and self._value is not None and time.monotonic() - self._since < self._old_s:
-            return self._value
+        if not asked.done() and self._is_younger(self._old_s):
+            return cast(T, self._value)
         return await asyncio.shield(asked)
+
+    def _is_younger(self, than_s: float) -> bool:
+        return time.monotonic() - self._since < than_s
 
     async def _ask_anew(self) -> T:
         try:
             self._value = await self._ask()
         except Exception:
-            self._value = None
+            self._since = -math.inf
             raise
         self._since = time.monotonic()
         return self._value

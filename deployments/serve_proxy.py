@@ -38,7 +38,7 @@ SHARED_PATHS = ("/health", "/ready")
 SHARED_OLD_S = 2.0
 """An answer of this age is told if the ingress takes longer than recent.PATIENCE_S for the next."""
 
-GETS_AT_ONCE = 16
+GETS_AT_ONCE = 4
 """Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so this many keep it
 busy; two thousand at once would make everybody else wait for ten seconds."""
 

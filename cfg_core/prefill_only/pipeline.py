@@ -17,8 +17,8 @@ from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Output, SequenceState
 from cfg_core.prefill_only.workflow import check_workflow, resolve
 
-_CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 1024, 16384
-_QUEUED_BATCHES = 64
+_CPU_BATCH_TOKENS, _GPU_BATCH_TOKENS = 512, 16384
+_QUEUED_BATCHES = 128
 
 
 class Pipeline:

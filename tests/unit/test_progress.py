@@ -43,6 +43,10 @@ def test_usage_is_told_while_nothing_is_sent():
     assert 2 <= items.index("a") <= 3
 
 
+def test_the_first_sign_comes_soon():
+    assert all_of(slowly("a", 0.2), 5.0) == [Usage(), "a", Usage()]
+
+
 def test_usage_is_told_between_texts_once_in_a_while():
     items = all_of(slowly("abcdef", 0.03), 0.05)
     assert 3 <= items.count(Usage()) <= 5

@@ -170,7 +170,7 @@ class Stage:
             took_s=ended - started,
             told=dict(attempt.told),
             faults=dict(attempt.faults),
-            watched=Watched.of(settled(seen), self.calm),
+            watched=Watched.of(settled(seen), self.calm, started),
             calm_s=calm_s,
             held=self._held(blocks, memory, most),
             deaths=[f"{name} died" for name in sorted(engines - self._engines())],

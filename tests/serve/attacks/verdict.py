@@ -43,7 +43,8 @@ class Calm:
 @dataclass(frozen=True, kw_only=True)
 class Watched:
     """Watchers' requests from an attack's start until all was calm again. waited: of each class the
-    longest wait in seconds beyond its slowest without the attack. told: what those got that were
+    longest wait in seconds beyond its slowest without the attack. slowest: the ten longest such waits,
+    each with its class and when it began, in seconds since the attack's start. told: what those got that were
     neither right, wrong nor 429."""
 
     right: int
@@ -51,6 +52,7 @@ class Watched:
     refused: int
     told: dict[str, int]
     waited: dict[str, float]
+    slowest: list[tuple[float, str, float]]
     ready_s: float
 
     @property
@@ -62,21 +64,25 @@ class Watched:
         return max(self.waited, key=self.waited.__getitem__, default="-")
 
     @classmethod
-    def of(cls, seen: list[Seen], calm: Calm) -> Watched:
+    def of(cls, seen: list[Seen], calm: Calm, started: float = 0.0) -> Watched:
         kinds = Counter(one.kind for one in seen)
         others = {k: n for k, n in kinds.items() if k not in ("right", "wrong", "429", WAITING)}
-        waited: dict[str, float] = {}
-        for one in seen:
-            if one.name != READY:
-                extra_s = one.ended - one.started - calm.slowest[one.name]
-                waited[one.name] = max(waited.get(one.name, 0.0), extra_s)
+        waits = [
+            (one.ended - one.started - calm.slowest[one.name], one.name, round(one.started - started, 1))
+            for one in seen
+        ]
+        waited: dict[str, float] = defaultdict(float)
+        for extra_s, name, _ in waits:
+            if name != READY:
+                waited[name] = max(waited[name], extra_s)
         ready = [one.ended - one.started for one in seen if one.name == READY]
         return cls(
             right=kinds["right"],
             wrong=kinds["wrong"],
             refused=kinds["429"],
             told=others,
-            waited=waited,
+            waited=dict(waited),
+            slowest=sorted(waits, reverse=True)[:10],
             ready_s=max(ready, default=0.0),
         )
 

@@ -19,16 +19,15 @@ OLD_S = 5.0
 class Recent(Generic[T]):
     """Used from one event loop. One question is under way at most, and all who wait get its answer or its error."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], old_s: float = OLD_S) -> None:
-        """old_s: 0: always wait for the next answer."""
-        self._ask, self._old_s = ask, old_s
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
         self._asked: asyncio.Task[T] | None = None
         self._value: T | None = None
         self._since = -math.inf
 
     async def value(self) -> T:
         """An answer at most FRESH_S old. Or one at most AT_ONCE_S old, and the next is asked for meanwhile; or one at
-        most `old_s` old, if the next takes longer than PATIENCE_S.
+        most OLD_S old, if the next takes longer than PATIENCE_S.
 
         Raises what `ask` raises.
         """
@@ -37,11 +36,11 @@ class Recent(Generic[T]):
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(self._ask_anew())
             self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
-        if self._is_younger(min(AT_ONCE_S, self._old_s)):
+        if self._is_younger(AT_ONCE_S):
             return cast(T, self._value)
         asked = self._asked
         await asyncio.wait({asked}, timeout=PATIENCE_S)
-        if not asked.done() and self._is_younger(self._old_s):
+        if not asked.done() and self._is_younger(OLD_S):
             return cast(T, self._value)
         return await asyncio.shield(asked)
 

@@ -33,10 +33,8 @@ from deployments.recent import Recent
 from deployments.serve_answers import Answered, answer_of
 
 SHARED_PATHS = ("/health", "/ready")
-"""Asked by everybody who watches, and answered alike: one question at a time, and its answer for all."""
-
-SHARED_OLD_S = 2.0
-"""An answer of this age is told if the ingress takes longer than recent.PATIENCE_S for the next."""
+"""Asked by everybody who watches, and answered alike: one question at a time, and its answer for all. While the ingress
+is busy they are told an earlier answer (recent.py)."""
 
 GETS_AT_ONCE = 4
 """Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so this many keep it
@@ -116,7 +114,7 @@ class SharedAnswer:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._scope: Scope = {}
-        self._messages = Recent(self._ask, old_s=SHARED_OLD_S)
+        self._messages = Recent(self._ask)
 
     async def tell(self, scope: Scope, send: Send) -> None:
         self._scope = scope

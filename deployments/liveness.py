@@ -68,6 +68,7 @@ class Beacon:
             if now - self._ticked > self._hang_s:
                 logger.error("The event loop has not run for %.0f s: this replica exits.", self._hang_s)
                 self._end(1)
+                return
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_askers += 1

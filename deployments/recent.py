@@ -11,7 +11,6 @@ from typing import Generic, TypeVar, cast
 T = TypeVar("T")
 
 FRESH_S = 0.25
-AT_ONCE_S = 1.0
 PATIENCE_S = 0.25
 OLD_S = 5.0
 
@@ -26,8 +25,7 @@ class Recent(Generic[T]):
         self._since = -math.inf
 
     async def value(self) -> T:
-        """An answer at most FRESH_S old. Or one at most AT_ONCE_S old, and the next is asked for meanwhile; or one at
-        most OLD_S old, if the next takes longer than PATIENCE_S.
+        """An answer at most FRESH_S old; one at most OLD_S old, if the next takes longer than PATIENCE_S.
 
         Raises what `ask` raises.
         """
@@ -36,8 +34,6 @@ class Recent(Generic[T]):
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(self._ask_anew())
             self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
-        if self._is_younger(AT_ONCE_S):
-            return cast(T, self._value)
         asked = self._asked
         await asyncio.wait({asked}, timeout=PATIENCE_S)
         if not asked.done() and self._is_younger(OLD_S):

@@ -26,7 +26,7 @@ BOUNDED = [name for name, attack in ATTACKS.items() if attack.bounded]
 
 @pytest.fixture(scope="module")
 def stage(server) -> Iterator[Stage]:
-    with Stage(server.url, warm_up_s=4.0, calm_s=1.0) as stage:
+    with Stage(server.url, warm_up_s=4.0, calm_s=1.0, bounds=LOOSE) as stage:
         yield stage
 
 

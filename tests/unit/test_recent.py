@@ -32,28 +32,11 @@ async def test_an_old_answer_is_asked_anew(monkeypatch):
     value = Recent(source)
     assert [await value.value(), await value.value()] == [1, 1]
     monkeypatch.setattr(recent, "FRESH_S", 0.0)
-    monkeypatch.setattr(recent, "AT_ONCE_S", 0.0)
     assert await value.value() == 2
-
-
-async def test_a_young_answer_is_told_while_the_next_is_asked_for(monkeypatch):
-    monkeypatch.setattr(recent, "FRESH_S", 0.0)
-    source = Source(0.02)
-    value = Recent(source)
-    assert [await value.value() for _ in range(3)] == [1, 1, 1]
-    await asyncio.sleep(0.05)
-    assert await value.value() == 2
-    await asyncio.sleep(0.05)
-    source.error = ValueError("broken")
-    assert await value.value() == 3
-    await asyncio.sleep(0.05)
-    with pytest.raises(ValueError, match="broken"):
-        await value.value()
 
 
 async def test_a_slow_answer_is_not_waited_for_while_there_is_another(monkeypatch):
     monkeypatch.setattr(recent, "FRESH_S", 0.0)
-    monkeypatch.setattr(recent, "AT_ONCE_S", 0.0)
     monkeypatch.setattr(recent, "PATIENCE_S", 0.01)
     source = Source()
     value = Recent(source)

@@ -21,7 +21,7 @@ import psutil
 from serve_process import ServeProcess, shipped_config
 
 from attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
-from attacks.verdict import BOUNDS, READY, Calm, Held, Row, Watched
+from attacks.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
 from attacks.watchers import WAITING, Seen
 
 WARM_UP_S, CALM_S = 12.0, 5.0
@@ -109,12 +109,19 @@ class Watching:
 class Stage:
     """A server, its watchers, and what was measured without attacks. Give it a URL, or it starts the
     shipped configuration; keyed: with keys. warm_up_s, calm_s: how long watchers are alone, at first
-    and before each attack. Use as a context manager."""
+    and before each attack. bounds: memory that has grown beyond them is looked at again. Use as a
+    context manager."""
 
     def __init__(
-        self, url: str | None = None, keyed: bool = False, warm_up_s: float = WARM_UP_S, calm_s: float = CALM_S
+        self,
+        url: str | None = None,
+        keyed: bool = False,
+        warm_up_s: float = WARM_UP_S,
+        calm_s: float = CALM_S,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.keyed, self._given, self._warm_up_s, self._calm_s = keyed, url, warm_up_s, calm_s
+        self._bounds = bounds
         self._own: ServeProcess | None = None
         self.watching: Watching | None = None
 
@@ -176,7 +183,7 @@ class Stage:
             deaths=[f"{name} died" for name in sorted(engines - self._engines())],
         )
         self._is_lost = calm_s is None
-        return self._again(row, seconds) if row.held.has_grown() and not self._is_lost else row
+        return self._again(row, seconds) if row.held.has_grown(self._bounds) and not self._is_lost else row
 
     def _again(self, row: Row, seconds: float) -> Row:
         """`row`, and what memory is after the same attack a second time."""
@@ -240,7 +247,7 @@ class Stage:
     def _rested(self, before: int) -> int:
         """Memory after a rest, which ends as soon as it is back."""
         deadline = time.monotonic() + REST_LIMIT_S
-        while (size := self.server.memory_bytes()) > BOUNDS.memory * before and time.monotonic() < deadline:
+        while (size := self.server.memory_bytes()) > self._bounds.memory * before and time.monotonic() < deadline:
             time.sleep(2)
         return size
 

@@ -111,10 +111,11 @@ class Company:
 class AdmissionQueue:
     """capacity: asked each time, how many streams may be with the engines now.
 
-    max_streams, max_tokens: that may wait. A request goes as soon as it fits, or if nothing else is running.
-    While another tenant is here, or was within OTHERS_S, one tenant may have `most_of_one` streams there, so that who
-    comes next finds a place; and `most_starting` requests of whose answer there is no sign, because a replica takes
-    some time to begin with each. Both are asked each time. Default: as many as fit.
+    max_streams, max_tokens: that may wait. A request goes as soon as it fits, or if nothing else is
+    running. While another tenant is here, or was within OTHERS_S, one tenant may have `most_of_one`
+    streams there, so that who comes next finds a place; and `most_starting` requests of whose
+    answer there is no sign, because a replica takes some time to begin with each. Both are asked
+    each time. Default: as many as fit.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class AdmissionQueue:
         tenant = self._tenants[entry.share.tenant]
         if not tenant.running:
             return False
-        return tenant.starting >= self._most_starting() or (tenant.running + entry.demand.streams > self._most_of_one())
+        return tenant.starting >= self._most_starting() or tenant.running + entry.demand.streams > self._most_of_one()
 
     def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> _Entry:
         tenant = self._tenants.setdefault(share.tenant, _Tenant())

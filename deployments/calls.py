@@ -66,9 +66,9 @@ class EventStream(StreamingResponse):
 class Answer:
     """The items of a replica's answer to one call.
 
-    deadline: of the event loop's clock; None: none. dispatch: which replica has the call, for `give_up_if_silent`.
-    on_sign: called with the first item, maybe again. usage: what the engine had done for the call when the replica
-    last told.
+    deadline: of the event loop's clock; None: none. dispatch: which replica has the call, for
+    `give_up_if_silent`. on_sign: called with the first item, maybe again. usage: what the engine
+    had done for the call when the replica last told.
     """
 
     def __init__(

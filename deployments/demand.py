@@ -76,8 +76,8 @@ def check_streams(demand: Demand, most: int) -> None:
 
 
 def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: int) -> None:
-    """Raise RequestError for token ids that do not fit the context, before they are sent to a replica; 0: not known.
-    Of a text vLLM itself tells, before it tokenizes."""
+    """Raise RequestError for token ids that do not fit the context, before they are sent to a
+    replica; 0: not known. Of a text vLLM itself tells, before it tokenizes."""
     if not context_tokens or endpoint == "chat" or body.get("truncate_prompt_tokens") is not None:
         return
     prompt = body.get("prompt")
@@ -108,7 +108,8 @@ def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: i
 
 
 def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """That the body asks for, of each token; -1: of the whole vocabulary. Raises RequestError, as `read_count`."""
+    """That the body asks for, of each token; -1: of the whole vocabulary. Raises RequestError, as
+    `read_count`."""
     name = "top_logprobs" if endpoint == "chat" else "logprobs"
     if body.get(name) is True:  # vLLM takes it for 1
         return 1

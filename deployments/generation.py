@@ -159,8 +159,8 @@ class Generator:
                 visit.give_up_if_silent(self._args.silence_timeout_s)
 
     async def _open(self, visit: _Visit, deadline: float | None) -> tuple[Answer, str]:
-        """A replica's answer, and the first event of it or all of its text. A lost engine is tried again elsewhere:
-        the client has seen nothing of it. Any other error is raised."""
+        """A replica's answer, and the first event of it or all of its text. A lost engine is tried
+        again elsewhere: the client has seen nothing of it. Any other error is raised."""
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
                 return await self._call(visit, deadline)

@@ -1,7 +1,9 @@
-"""Streams for clients of HTTP/1.0 (proxies, too, nginx among them): the end of the connection ends them.
+"""Streams for clients of HTTP/1.0 (proxies, too, nginx among them): the end of the connection ends
+them.
 
-HTTP/1.0 knows no chunks (RFC 9112, section 6.1: no Transfer-Encoding in an answer to it). uvicorn's httptools protocol
-sends them all the same, wherever an answer has no Content-Length. Behind HAProxy this is not needed.
+HTTP/1.0 knows no chunks (RFC 9112, section 6.1: no Transfer-Encoding in an answer to it). uvicorn's
+httptools protocol sends them all the same, wherever an answer has no Content-Length. Behind HAProxy
+this is not needed.
 
 The one module that looks inside uvicorn for it; tests/contract checks that the names exist.
 """

@@ -1,4 +1,5 @@
-"""A request's body: JSON that whoever comes after it may take for granted. Pure; imports neither vllm nor ray."""
+"""A request's body: JSON that whoever comes after it may take for granted. Pure; imports neither
+vllm nor ray."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ _LONG_INTEGER = re.compile(rb"\d{19}")
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`, or RequestError. Its numbers are finite, its integers fit 64 bits (a scale may be
-    larger), its text is whole characters: vLLM takes all three for granted. It is nested MAX_NESTING deep at most, so
-    that whoever walks it, pickling included, may recurse; and has MAX_FIELDS fields at most."""
+    """The JSON object in `raw`, or RequestError. Its numbers are finite, its integers fit 64 bits
+    (a scale may be larger), its text is whole characters: vLLM takes all three for granted. It is
+    nested MAX_NESTING deep at most, so that whoever walks it, pickling included, may recurse; and
+    has MAX_FIELDS fields at most."""
     non_finite: list[str] = []
     _refuse_deep_nesting(raw)
     try:
@@ -55,7 +57,8 @@ def decode_body(raw: bytes) -> dict[str, Any]:
 
 
 def _refuse_deep_nesting(raw: bytes) -> None:
-    """Before parsing: the parser recurses. Counts brackets outside of strings; malformed JSON is for the parser."""
+    """Before parsing: the parser recurses. Counts brackets outside of strings; malformed JSON is
+    for the parser."""
     if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
         return
     brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)

@@ -108,7 +108,8 @@ class Stay:
 
 
 class Turns:
-    """Of each client so many requests at once; its others wait, first come, first served. Used from one event loop."""
+    """Of each client so many requests at once; its others wait, first come, first served. Used from
+    one event loop."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once

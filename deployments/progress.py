@@ -1,8 +1,9 @@
 """How far a replica's answer is: reports of usage between its texts.
 
-The ingress charges a key for what the engine did. Reports come at least every PROGRESS_S while the engine computes
-and nothing is sent, and before the end; so a client that leaves in the middle is charged for what was done until then.
-The first one comes sooner: it tells that the replica has begun with the request (admission.Place.begun).
+The ingress charges a key for what the engine did. Reports come at least every PROGRESS_S while the
+engine computes and nothing is sent, and before the end; so a client that leaves in the middle is
+charged for what was done until then. The first one comes sooner: it tells that the replica has
+begun with the request (admission.Place.begun).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ FIRST_S, PROGRESS_S = 0.05, 0.5
 async def with_progress(
     texts: AsyncIterator[str], usage: Callable[[], Usage], every_s: float = PROGRESS_S
 ) -> AsyncIterator[str | Usage]:
-    """`texts` with reports of `usage` between them: after FIRST_S and then each `every_s` before the first text, with a
-    text if the last report is older than that, before `[DONE]`, and at the end.
+    """`texts` with reports of `usage` between them: after FIRST_S and then each `every_s` before
+    the first text, with a text if the last report is older than that, before `[DONE]`, and at the
+    end.
 
     Closing it, or cancelling whoever waits for it, does the same to `texts` first.
     """

@@ -25,7 +25,8 @@ class Recent(Generic[T]):
         self._since = -math.inf
 
     async def value(self) -> T:
-        """An answer at most FRESH_S old; one at most OLD_S old, if the next takes longer than PATIENCE_S.
+        """An answer at most FRESH_S old; one at most OLD_S old, if the next takes longer than
+        PATIENCE_S.
 
         Raises what `ask` raises.
         """

@@ -52,7 +52,8 @@ class Asked:
 
 
 def count_of(tokenize_answer: str) -> int:
-    """The `count` in an answer of /tokenize, which may hold a million tokens. Quotes inside its texts are escaped."""
+    """The `count` in an answer of /tokenize, which may hold a million tokens. Quotes inside its
+    texts are escaped."""
     found = _COUNT.search(tokenize_answer)
     assert found is not None, "every answer of /tokenize has a count"
     return int(found[1])

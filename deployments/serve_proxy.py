@@ -1,17 +1,20 @@
-"""What stands in front of Serve's own HTTP proxy: bounds for each address, and answers in the shape that clients know.
+"""What stands in front of Serve's own HTTP proxy: bounds for each address, and answers in the shape
+that clients know.
 
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.serve_proxy:middlewares` in configs/serve.env puts it there. The
-proxy belongs to the cluster, not to an application, so its bounds are in the environment, not in a YAML:
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.serve_proxy:middlewares` in configs/serve.env
+puts it there. The proxy belongs to the cluster, not to an application, so its bounds are in the
+environment, not in a YAML:
 
     CFG_SERVE_MAX_REQUESTS=4096                 at once in one proxy; beyond: 429, which the ingress
     CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     does not notice
     CFG_SERVE_BODY_TIMEOUT_S=30                 in which a body, or HELD_BYTES of it, must arrive; else 408
 
-A request is passed on when its body is whole, or HELD_BYTES of it are here: a client that does not finish its body
-costs one connection, and nothing behind it.
+A request is passed on when its body is whole, or HELD_BYTES of it are here: a client that does not
+finish its body costs one connection, and nothing behind it.
 
-An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer (FORWARDED_ALLOW_IPS). Nothing here
-is needed for correctness: without it, and behind HAProxy, http_guard.py keeps its own bounds. No Ray, no vLLM here.
+An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer
+(FORWARDED_ALLOW_IPS). Nothing here is needed for correctness: without it, and behind HAProxy,
+http_guard.py keeps its own bounds. No Ray, no vLLM here.
 """
 
 from __future__ import annotations
@@ -33,15 +36,16 @@ from deployments.recent import Recent
 from deployments.serve_answers import Answered, answer_of
 
 SHARED_PATHS = ("/health", "/ready")
-"""Asked by everybody who watches, and answered alike: one question at a time, and its answer for all. While the ingress
-is busy they are told an earlier answer (recent.py)."""
+"""Asked by everybody who watches, and answered alike: one question at a time, and its answer for
+all. While the ingress is busy they are told an earlier answer (recent.py)."""
 
 GETS_AT_ONCE = 4
-"""Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so this many keep it
-busy; two thousand at once would make everybody else wait for ten seconds."""
+"""Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so
+this many keep it busy; two thousand at once would make everybody else wait for seven seconds."""
 
 HELD_BYTES = 2**16
-"""Longer bodies are passed on as they arrive, and http_guard.py has its own deadline and bounds for them."""
+"""Longer bodies are passed on as they arrive, and http_guard.py has its own deadline and bounds for
+them."""
 
 
 def middlewares() -> list[Middleware]:
@@ -90,7 +94,8 @@ class Porter:
             stay.end()
 
     async def _beginning(self, scope: Scope, receive: Receive) -> Receive | None:
-        """`receive`, once the body's beginning is here; None: the client left. Raises BodyTimeoutError."""
+        """`receive`, once the body's beginning is here; None: the client left. Raises
+        BodyTimeoutError."""
         if any(name == b"expect" for name, _ in scope["headers"]):
             return receive  # whether it should send its body at all is for Guard to say
         limit_s = self._crowd.args.body_timeout_s

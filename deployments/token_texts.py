@@ -1,8 +1,8 @@
 """Texts of single tokens, for logprobs: each token is decoded once.
 
-vLLM decodes every candidate of every token anew, one by one: with 20 logprobs 0.35 ms a token, on the event loop of
-the replica. What a token's text is depends on the tokenizer alone; bytes that are no whole character vLLM corrects
-afterwards, by what stands before.
+vLLM decodes every candidate of every token anew, one by one: with 20 logprobs 0.35 ms a token, on
+the event loop of the replica. What a token's text is depends on the tokenizer alone; bytes that are
+no whole character vLLM corrects afterwards, by what stands before.
 
 Importing it imports vllm: only a replica does.
 """
@@ -22,7 +22,8 @@ Decode = Callable[[Any, list[int]], list[str]]
 
 
 class TokenTexts:
-    """Stands in for `convert_ids_list_to_tokens`. Holds each text that was ever asked for: a vocabulary at most."""
+    """Stands in for `convert_ids_list_to_tokens`. Holds each text that was ever asked for: a
+    vocabulary at most."""
 
     def __init__(self, decode: Decode) -> None:
         self.decode = decode

@@ -62,8 +62,8 @@ def pack_linears(model: nn.Module) -> int:
 
 
 def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether it is a plain linear layer of a type that oneDNN has kernels for on this CPU. torch computes the others
-    without, more slowly: bfloat16 on a CPU with AVX2 alone."""
+    """Whether it is a plain linear layer of a type that oneDNN has kernels for on this CPU. torch
+    computes the others without, more slowly: bfloat16 on a CPU with AVX2 alone."""
     if type(module) is not nn.Linear:
         return False
     operators = torch.ops.mkldnn

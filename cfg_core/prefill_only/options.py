@@ -21,13 +21,14 @@ class EngineOptions:
     max_input_tokens: int | None = None
     """Longest input, special tokens included. None: what the checkpoint says. Never more than its positions."""
     max_batch_tokens: int | None = None
-    """Token budget of one batch. None: 512 on the CPU (larger ones are no faster there), 16384 on a GPU, and never less
-    than max_input_tokens."""
+    """Token budget of one batch. None: 512 on the CPU (1024 were no faster for MiniLM), 16384 on a
+    GPU, and never less than max_input_tokens."""
     max_batch_sequences: int = 256
     """Sequences in one batch."""
     max_queued_tokens: int | None = None
-    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued; a larger one still runs if
-    nothing waits. None: 128 full batches, about a quarter of a minute on one CPU core. Online only."""
+    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued; a larger
+    one still runs if nothing waits. None: 128 full batches, about a quarter of a minute on one CPU
+    core. Online only."""
     max_request_inputs: int = 2048
     """Inputs in one online request."""
     max_text_chars: int = 4_000_000

@@ -1,13 +1,15 @@
 """Which waiting sequences make the next batch. Pure: no torch, no clock, no threads.
 
-Requests take turns, in tokens (weighted fair queueing, Demers, Keshav and Shenker 1989): each sequence is due when as
-many tokens have been computed for each waiting request as its own request has before it. So a request of one input
-does not wait for the other's two thousand. Sequences of one request, or of none, go in their order.
+Requests take turns, in tokens (fair queueing, Demers, Keshav and Shenker 1989): each
+sequence is due when as many tokens have been computed for each waiting request as its own request
+has before it. So a request of one input does not wait for the other's two thousand. Sequences of
+one request, or of none, go in their order.
 
-Then one liberty: within a window at the head of the queue, sequences of a length like that of the first one go with
-it, because attention runs fastest over sequences of equal length. The first one always goes, so the one at place n
-waits for n batches at most; one that was passed over `max_skips` times goes before better matches. A batch runs to
-its end: there is no decode phase, so nothing is ever preempted.
+Then one liberty: within a window at the head of the queue, sequences of a length like that of the
+first one go with it, because attention runs fastest over sequences of equal length. The first one
+always goes, so the one at place n waits for n batches at most; one that was passed over `max_skips`
+times goes before better matches. A batch runs to its end: there is no decode phase, so nothing is
+ever preempted.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Scheduler:
         return batch
 
     def _choose(self, window: list[SequenceState]) -> list[SequenceState]:
-        """The first, the often skipped, then those nearest in length to the first, as far as the budget goes."""
+        """The first, the often skipped, then those nearest in length to the first, as far as the
+        budget goes."""
         first = window[0]
         waited_enough = [s for s in window[1:] if s.num_skips >= self._max_skips]
         others = [s for s in window[1:] if s.num_skips < self._max_skips]
@@ -99,8 +102,8 @@ class Scheduler:
         self._queued_tokens -= sum(len(sequence) for sequence in window if id(sequence) in chosen)
 
     def _pass_turns(self, num_tokens: int) -> None:
-        """So many tokens are computed. A request that had all its turns does not count any more; one that has nothing
-        to do saves nothing up."""
+        """So many tokens are computed. A request that had all its turns does not count any more;
+        one that has nothing to do saves nothing up."""
         self._turn += num_tokens / max(1, len(self._ends))
         if self._queue:
             self._turn = max(self._turn, self._queue[0].due)

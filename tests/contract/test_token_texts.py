@@ -39,7 +39,8 @@ def test_each_is_decoded_once_and_a_list_may_be_changed(tokenizer):
 
 
 def test_vllm_looks_the_function_up_where_it_is_replaced(monkeypatch, tokenizer):
-    """LogprobsProcessor calls it by its name in its own module, and reads nothing else of a token's text."""
+    """LogprobsProcessor calls it by its name in its own module, and reads nothing else of a token's
+    text."""
     import numpy as np
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest, logprobs

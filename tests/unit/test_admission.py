@@ -350,7 +350,8 @@ def test_other_prompts_are_for_the_engine_to_judge(prompt):
 
 
 async def test_a_burst_begins_a_few_at_a_time_while_another_tenant_is_here():
-    """It takes a replica some time to begin with a request: others do not wait for a hundred of them."""
+    """It takes a replica some time to begin with a request: others do not wait for a hundred of
+    them."""
     clock = Clock()
     line = AdmissionQueue(lambda: 100, 100, 100_000, clock, most_starting=lambda: 3)
     burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(8)]

@@ -140,7 +140,6 @@ async def test_ready_is_asked_once_for_all():
     assert all([message["type"] for message in one] == [START["type"], body(b"")["type"]] for one in told)
     await asyncio.sleep(0.3)
     await ask(front, path="/ready", method="GET")
-    await asyncio.sleep(0.05)
     assert len(asked) == 2
 
 

@@ -107,10 +107,10 @@ class Watching:
 
 
 class Stage:
-    """A server, its watchers, and what was measured without attacks. Give it a URL, or it starts the
-    shipped configuration; keyed: with keys. warm_up_s, calm_s: how long watchers are alone, at first
-    and before each attack. bounds: memory that has grown beyond them is looked at again. Use as a
-    context manager."""
+    """A server, its watchers, and what was measured without attacks. Give it a URL, or it starts
+    the shipped configuration; keyed: with keys. warm_up_s, calm_s: how long watchers are alone, at
+    first and before each attack. bounds: memory that has grown beyond them is looked at again. Use
+    as a context manager."""
 
     def __init__(
         self,

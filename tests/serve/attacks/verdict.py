@@ -17,12 +17,13 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a verdict allows. memory: after a rest, over that before the attack; or, where it grew, after a second
-    attack over that after the first."""
+    """What a verdict allows. memory: after a rest, over that before the attack; or, where it grew
+    more, `again`: after a second attack over that after the first."""
 
     extra_wait_s: float = 2.0
     ready_s: float = 1.0
     memory: float = 1.1
+    again: float = 1.05
 
 
 BOUNDS = Bounds()
@@ -43,9 +44,9 @@ class Calm:
 @dataclass(frozen=True, kw_only=True)
 class Watched:
     """Watchers' requests from an attack's start until all was calm again. waited: of each class the
-    longest wait in seconds beyond its slowest without the attack. slowest: the ten longest such waits,
-    each with its class and when it began, in seconds since the attack's start. told: what those got that were
-    neither right, wrong nor 429."""
+    longest wait in seconds beyond its slowest without the attack. slowest: the ten longest such
+    waits, each with its class and when it began, in seconds since the attack's start. told: what
+    those got that were neither right, wrong nor 429."""
 
     right: int
     wrong: int
@@ -123,7 +124,7 @@ class Held:
             before, _, after = self.memory
             if self.again is None:
                 found.append(f"memory is {100 * (after / before - 1):.0f} % above before")
-            elif self.again > bounds.memory * after:
+            elif self.again > bounds.again * after:
                 found.append(f"memory grew by {100 * (self.again / after - 1):.0f} % when played again")
         if self.blocks and self.blocks[0] != self.blocks[1]:
             found.append(f"{self.blocks[1]} KV blocks free, {self.blocks[0]} before")

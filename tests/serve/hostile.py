@@ -20,9 +20,9 @@ from the attack's end until each class of watchers was answered right. `memory`:
 processes, shared pages counted once, before, at the most, and after a rest; where more was left,
 also after the same attack a second time. The verdict is `held` if watchers were all answered right,
 none waited over 2 s longer, /ready took at most 1 s, nobody was told a 500 or what stands for one,
-no process died, memory came back within 10 % (or grew by 5 % at most the second time), all KV blocks were
-free again, and each request got what its attack demands. `python tests/serve/hostile.py --list`
-says what that is.
+no process died, memory came back within 10 % (or grew by 5 % at most the second time), all KV
+blocks were free again, and each request got what its attack demands. `python tests/serve/hostile.py
+--list` says what that is.
 
 Exit status: 0 if all held. A server of our own that did not come back is started again before the
 next attack, and a line says so.

@@ -28,6 +28,7 @@ from cfg_core.errors import REQUEST_FAULT
 from cfg_core.params import NEGATIVE_IDS, SCALE
 from cfg_core.vllm_plugin.guided_tokens import guided_tokens
 from cfg_core.vllm_plugin.pace import Progress
+from deployments.chunks import Chunks
 from deployments.engine_errors import client_error
 from deployments.usage import Meter
 
@@ -90,6 +91,7 @@ class EngineCalls:
 
     def __init__(self, engine: AsyncLLM, progress: Progress) -> None:
         self._progress = progress
+        self._chunks = Chunks()
         self._states = engine.output_processor.request_states
         self._entries: dict[str, _Entry] = {}
         self._sending: set[asyncio.Task[None]] = set()
@@ -131,8 +133,8 @@ class EngineCalls:
 
     async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
         _run.set(run)  # vLLM may iterate in a task that does not descend from the one that called
-        async with aclosing(outputs):
-            async for output in outputs:
+        async with aclosing(outputs), aclosing(self._chunks.spaced(outputs)) as spaced:
+            async for output in spaced:
                 for sample in output.outputs:
                     if sample.finish_reason == "error" and sample.stop_reason:
                         raise failure(str(sample.stop_reason))

@@ -1,0 +1,75 @@
+"""deployments/chunks.py: how many chunks a stream's tokens come in."""
+
+import asyncio
+import time
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.chunks import CHUNKS_PER_S, LONGEST_S, Chunks
+
+
+def output(finished=False, choices=1):
+    return SimpleNamespace(finished=finished, outputs=[None] * choices)
+
+
+async def given(*outputs):
+    for one in outputs:
+        yield one
+
+
+async def times(spaced):
+    """When each output came, in seconds after the call."""
+    started = time.monotonic()
+    return [time.monotonic() - started async for _ in spaced]
+
+
+async def test_one_stream_waits_a_moment_only():
+    gap = 1 / CHUNKS_PER_S
+    came = await times(Chunks().spaced(given(output(), output(), output(finished=True))))
+    assert came[0] < gap
+    assert all(later - sooner >= 0.9 * gap for sooner, later in zip(came, came[1:], strict=False))
+
+
+@pytest.mark.parametrize("streams", [16, 1000])
+async def test_more_streams_send_less_often(streams):
+    chunks = Chunks()
+    others = [chunks.spaced(given(output(), output())) for _ in range(streams)]
+    waiting = []
+    for other in others:
+        await anext(other)
+        waiting.append(asyncio.ensure_future(anext(other)))
+    await asyncio.sleep(0)
+    assert chunks.streams == streams
+    interval = chunks.interval_s
+    assert interval == min(LONGEST_S, streams / CHUNKS_PER_S)
+    came = await times(chunks.spaced(given(output(), output(finished=True))))
+    assert came[0] < interval / 2
+    assert came[1] >= 0.9 * interval
+    await asyncio.gather(*waiting)
+    for other in others:
+        await other.aclose()
+    assert chunks.streams == 0
+
+
+async def test_choices_count_and_whole_answers_do_not():
+    chunks = Chunks()
+    async with aclosing(chunks.spaced(given(output(choices=2), output(choices=40), output(finished=True)))) as spaced:
+        seen = [chunks.streams async for _ in spaced]
+    assert seen == [0, 2, 40]
+    assert chunks.streams == 0
+    await times(chunks.spaced(given(output(finished=True, choices=9))))
+    assert chunks.streams == 0
+
+
+async def test_a_stream_that_is_left_counts_no_more():
+    chunks = Chunks()
+    spaced = chunks.spaced(given(output(choices=300), output()))
+    await anext(spaced)
+    waiting = asyncio.ensure_future(anext(spaced))
+    await asyncio.sleep(0)
+    assert chunks.streams == 300
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert chunks.streams == 0

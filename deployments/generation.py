@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 import uuid
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +22,6 @@ from deployments.fleet import fleet
 from deployments.http_app import json_text
 from deployments.protocol import Endpoint, Guidance
 from deployments.terms import Terms
-from deployments.throttle import Throttle
 from deployments.usage import Usage
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -66,10 +64,9 @@ class Generator:
             self.capacity,
             limits.max_queued_streams,
             limits.max_queued_tokens,
-            most_of_one=lambda: int(limits.max_share * self._throttle.share * self._slots() * self._replicas()),
+            most_of_one=lambda: int(limits.max_share * self._slots() * self._replicas()),
             most_starting=lambda: STARTING_AT_ONCE * self._replicas(),
         )
-        self._throttle = Throttle()
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
         self.num_retried = 0
@@ -77,7 +74,7 @@ class Generator:
     def capacity(self) -> int:
         """Streams that may be with the engines now. Before a replica has reported, as if there were one."""
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
-        return max(1, int(self._throttle.share * per_replica * self._replicas()))
+        return max(1, per_replica * self._replicas())
 
     def _replicas(self) -> int:
         return max(1, fleet(self._deployment).replicas)
@@ -99,12 +96,12 @@ class Generator:
         return {
             **{f"admission_{name}": value for name, value in self.queue.stats.items()},
             "admission_capacity_streams": self.capacity(),
-            "admission_throttle": self._throttle.share,
             "retried_requests": self.num_retried,
             "replicas": view.replicas,
             "replica_report_age_seconds": view.report_age_s,
             "streams_running": view.running,
             "streams_waiting": view.waiting,
+            "engines_held_seconds": view.held_ms / 1000,
             "queued_prefill_tokens": view.queued_prefill_tokens,
             "kv_blocks_free": view.free_blocks,
             "kv_blocks": view.total_blocks,
@@ -152,8 +149,6 @@ class Generator:
     async def _look_around(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            view = fleet(self._deployment)
-            self._throttle.observe(view.held_ms / 1000, view.replicas, time.monotonic())
             self.queue.admit()
             for visit in list(self._visits):
                 visit.give_up_if_silent(self._args.silence_timeout_s)

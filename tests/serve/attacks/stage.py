@@ -280,7 +280,7 @@ def settled(seen: list[Seen]) -> list[Seen]:
 class Peak:
     """The most memory, until `end`."""
 
-    def __init__(self, server: ServeProcess | Running, every_s: float = 2.0) -> None:
+    def __init__(self, server: ServeProcess | Running, every_s: float = 4.0) -> None:
         self._server, self._every_s = server, every_s
         self._most, self._over = 0, threading.Event()
         self._thread = threading.Thread(target=self._measure, daemon=True)

@@ -78,7 +78,7 @@ class Node:
         log = cluster.folder / f"node{self.number}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, env={**cluster.env, MARK: self.mark}, stdout=out, stderr=out, start_new_session=True
+                command, env={**cluster.env, MARK: self.mark}, stdout=out, stderr=out, process_group=0
             )
         deadline = time.monotonic() + START_LIMIT_S
         while "will now block forever" not in log.read_text(errors="replace"):

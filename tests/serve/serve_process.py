@@ -67,9 +67,12 @@ class ServeProcess:
                 [sys.executable, "-m", "ray.serve.scripts", "run", "--address", address, str(path)],
                 cwd=REPOSITORY,
                 env=env,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                # Not a session of its own: Linux may share the CPUs out by sessions (sched_autogroup_enabled), and lets
+                # one that needs little, such as that of the clients who measure, wait for half a second.
+                process_group=0,
                 preexec_fn=lambda: signal.signal(
                     signal.SIGINT, signal.SIG_DFL
                 ),  # ignored where tests run in the background

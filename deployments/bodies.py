@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from cfg_core.memory import Rest
 from deployments.json_body import decode_body
 
 LARGE_BYTES = 2**16
@@ -21,6 +22,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self._large = asyncio.Lock()
+        self._rest = Rest()
 
     async def read(self, request: Request, then: Callable[[dict[str, Any]], T] = lambda body: body) -> T:
         """The JSON object that is the body, as `then` makes something of it. `then` may run in a thread.
@@ -31,4 +33,5 @@ class Bodies:
         if len(raw) <= LARGE_BYTES:
             return then(decode_body(raw))
         async with self._large:
+            self._rest.after_large_work()
             return await asyncio.to_thread(lambda: then(decode_body(raw)))

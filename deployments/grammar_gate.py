@@ -40,6 +40,10 @@ class GrammarGate:
         self._admit = engine.add_request
         engine.add_request = self.add_request
 
+    def begin(self) -> None:
+        """Start to load what compiles grammars."""
+        self._sandbox.begin()
+
     async def read_body(self, body: Mapping[str, Any], tenant: str) -> None:
         """Try what vLLM would read of `body` while it parses it. What this task starts from now on is `tenant`'s.
 

@@ -55,11 +55,15 @@ class GrammarArgs(YamlArgs):
     start_s: float = Field(
         default=_L.start_s, gt=0, description="Seconds for the compiling process to start; then 429."
     )
+    at_start: bool = Field(
+        default=_L.at_start,
+        description="Start the compiling process with the engine and keep it, which takes 270 MB. Else the first "
+        "grammar starts it, and waits some 10 s.",
+    )
     idle_s: float = Field(
         default=_L.idle_s,
         gt=0,
-        description="Seconds without a new grammar after which the compiling process ends, and gives its 600 MB back. "
-        "The next grammar starts it again, which takes some 10 s.",
+        description="Seconds without a new grammar after which the compiling process ends, if `at_start` is false.",
     )
 
     @property

@@ -34,7 +34,7 @@ class LanesExecutor(Executor):
         given = [*args, *kwargs.values()]
         if isinstance(function, partial):
             given += [*function.args, *function.keywords.values()]
-        return self._lanes.lane(num_chars(given)).submit(function, *args, **kwargs)
+        return self._lanes.submit(num_chars(given), function, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._lanes.close()

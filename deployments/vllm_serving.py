@@ -97,6 +97,7 @@ class VllmServer:
         self._share = share
         self._max_text_chars = max_text_chars
         self._grammars = GrammarGate(engine)
+        self._grammars.begin()
 
     @classmethod
     async def start(

@@ -71,8 +71,13 @@ class GrammarSandbox:
         self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
         self._process: HelperProcess | None = None
 
+    def begin(self) -> None:
+        """Start to load the helper, unless it is to be loaded with the first grammar. Returns at once."""
+        if self._limits.at_start:
+            self._process = HelperProcess(self._settings, self._limits)
+
     async def start(self) -> None:
-        """Load the helper now, not at the first grammar. HelperGoneError if it cannot be."""
+        """Load the helper now. HelperGoneError if it cannot be."""
         await self._ready()
 
     def close(self) -> None:
@@ -152,7 +157,8 @@ class GrammarSandbox:
 
 
 class HelperProcess:
-    """One life of grammar_helper.py. It ends by itself when idle, when closed, and with this process."""
+    """One life of grammar_helper.py. It ends when closed, with this process, and by itself when idle, unless it is to
+    stay."""
 
     def __init__(self, settings: Mapping[str, Any], limits: GrammarLimits) -> None:
         self._limits, self._first = limits, _first_frame(settings, limits)
@@ -215,9 +221,9 @@ class HelperProcess:
             self._end(reason)
 
     async def _hear_until_idle(self, stream: asyncio.StreamReader) -> bool:
-        """Hear one answer; False once nobody has asked for `idle_s`."""
+        """Hear one answer; False once nobody has asked for `idle_s`, if it is to end then."""
         try:
-            async with asyncio.timeout(self._limits.idle_s):
+            async with asyncio.timeout(None if self._limits.at_start else self._limits.idle_s):
                 await self._hear(stream)
         except TimeoutError:
             return bool(self._asked) or time.monotonic() - self._used < self._limits.idle_s

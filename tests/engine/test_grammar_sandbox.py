@@ -212,6 +212,22 @@ async def test_a_killed_fork_is_a_refusal_and_a_killed_helper_is_replaced(sandbo
     assert replaced.pid != helper.pid
 
 
+async def test_the_helper_is_loaded_in_advance_and_stays(model_folder: Callable[[str], Path]) -> None:
+    from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox
+
+    before = set(psutil.Process().children())
+    sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=GrammarLimits(idle_s=0.1))
+    sandbox.begin()
+    await until(lambda: bool(set(psutil.Process().children()) - before))
+    (helper,) = set(psutil.Process().children()) - before
+    await sandbox.start()
+    await asyncio.sleep(0.5)
+    await sandbox.check(params_of({"choice": ["still", "here"]}))
+    assert helper.is_running()
+    sandbox.close()
+    await until(lambda: not helper.is_running())
+
+
 async def test_the_helper_ends_when_idle_and_with_its_parent(model_folder: Callable[[str], Path]) -> None:
     """A program of its own starts one, and is killed."""
     program = (
@@ -220,7 +236,7 @@ async def test_the_helper_ends_when_idle_and_with_its_parent(model_folder: Calla
         "from cfg_core.grammar_limits import GrammarLimits\n"
         "from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox\n"
         "async def main():\n"
-        "    sandbox = GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(idle_s=2.0))\n"
+        "    sandbox = GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(at_start=False, idle_s=2.0))\n"
         "    await sandbox.start(); print('ready', flush=True); await asyncio.sleep(1.0)\n"
         "    process = sandbox._process._process; print(process.pid, flush=True)\n"
         "    await asyncio.sleep(8); print('idle', process.returncode, flush=True); await sandbox.start()\n"

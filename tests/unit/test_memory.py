@@ -1,0 +1,69 @@
+"""cfg_core/memory.py: what was freed goes back to the system, once all is quiet."""
+
+import ctypes
+import threading
+import time
+
+import psutil
+import pytest
+
+from cfg_core import memory
+from cfg_core.lanes import LARGE_TEXT, Lanes
+
+PIECES, PIECE_BYTES = 100_000, 2_000
+
+
+@pytest.mark.skipif(memory._malloc_trim is None, reason="a C library without malloc_trim")
+def test_what_was_freed_in_small_pieces_goes_back():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    pieces = [libc.malloc(PIECE_BYTES) for _ in range(PIECES)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, PIECE_BYTES)
+    keeps = pieces.pop()  # the last one: what lies below it stays unless it is asked for
+    for piece in pieces:
+        libc.free(piece)
+    before = psutil.Process().memory_info().rss
+    memory.give_back()
+    assert before - psutil.Process().memory_info().rss > 0.8 * PIECES * PIECE_BYTES
+    libc.free(keeps)
+
+
+@pytest.fixture
+def given_back(monkeypatch):
+    """Set each time that memory is given back; `count` says how often that was."""
+    event = threading.Event()
+    event.count = 0
+
+    def give_back():
+        event.count += 1
+        event.set()
+
+    monkeypatch.setattr(memory, "give_back", give_back)
+    monkeypatch.setattr(memory, "REST_S", 0.1)
+    return event
+
+
+def test_large_work_one_after_another_gives_back_once(given_back):
+    rest = memory.Rest()
+    for _ in range(20):
+        rest.after_large_work()
+    assert given_back.wait(5)
+    time.sleep(0.3)
+    assert given_back.count == 1
+
+
+async def test_a_large_text_is_followed_by_a_rest_and_a_long_one_is_not(given_back):
+    lanes = Lanes("test")
+    await lanes.run(LARGE_TEXT, len, "")
+    assert not given_back.wait(0.3)
+    await lanes.run(LARGE_TEXT + 1, len, "")
+    assert given_back.wait(5)
+    lanes.close()
+
+
+def test_closing_drops_it(given_back):
+    rest = memory.Rest()
+    rest.after_large_work()
+    rest.close()
+    assert not given_back.wait(0.3)

@@ -59,7 +59,7 @@ def count_of(tokenize_answer: str) -> int:
     return int(found[1])
 
 
-@serve.deployment(max_ongoing_requests=100_000, ray_actor_options={"num_cpus": 0.1})
+@serve.deployment(max_ongoing_requests=100_000, health_check_period_s=1.0, ray_actor_options={"num_cpus": 0.1})
 @serve.ingress(app)
 class CfgRouter(EncoderRoutes):
     """The public HTTP API, over the handles of the generator (a ModelReplica deployment), if there is one, and of

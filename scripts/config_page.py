@@ -1,0 +1,60 @@
+"""Write the tables of docs/configuration.md from the models that read the YAML.
+
+    python scripts/config_page.py
+
+The text around the tables is in docs/configuration.md itself; each table stands between two
+comments.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from deployments.config.access import AccessArgs, KeyArgs
+from deployments.config.admission import AdmissionArgs
+from deployments.config.args import AppArgs
+from deployments.config.base import YamlArgs
+from deployments.config.encoders import EncoderArgs
+from deployments.config.grammars import GrammarArgs
+from deployments.config.limits import LimitsArgs
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+SECTIONS = (AppArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, LimitsArgs, GrammarArgs)
+
+
+def table(section: type[YamlArgs]) -> str:
+    """The keys of one section, as Markdown."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{name}` | {_default(field)} | {field.description} |"
+        for name, field in section.model_fields.items()
+    ]
+    return "\n".join(rows)
+
+
+def _default(field: FieldInfo) -> str:
+    value: Any = field.default
+    if value is PydanticUndefined:
+        value = None if field.default_factory is None else {}
+        return "needed" if field.is_required() else "none"
+    if value is None or isinstance(value, YamlArgs) or value == ():
+        return "none" if value is None or value == () else "see below"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def page(text: str) -> str:
+    """`text` of the page with all tables up to date."""
+    for section in SECTIONS:
+        mark = re.compile(rf"(<!-- {section.section} -->\n).*?(<!-- end -->)", re.DOTALL)
+        assert mark.search(text), f"docs/configuration.md has no table for {section.section}"
+        text = mark.sub(lambda m, s=section: f"{m[1]}{table(s)}\n{m[2]}", text)
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,40 @@
+"""The pages: links lead somewhere, lines are short, and the tables are those of the code."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    ROOT / "deploy/README.md",
+    ROOT / "models/README.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_are_at_most_100_columns(page):
+    is_code = False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        is_code ^= line.startswith("```")
+        assert is_code or line.startswith("|") or len(line) <= 100, line
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_configuration_page_shows_every_key(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    script = importlib.import_module("config_page")
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert text == script.page(text), "run python scripts/config_page.py"

@@ -1,10 +1,12 @@
-"""The embedding server over real HTTP: what a second replica brings, what HTTP costs, and two minutes of disorder.
+"""The embedding server over real HTTP: what a second replica brings, what HTTP costs, and two
+minutes of disorder.
 
     python benchmarks/bench_embedding_server.py [--minutes 2]
 
-Starts two servers, with one and with two Embedder replicas of one thread each, and sends them the same work in turns.
-On a machine with as many cores as replicas the client, the proxy and the router need a part of those cores, so the
-ratio stays below two. Prints a card, a table, and one line of JSON.
+Starts two servers, with one and with two Embedder replicas of one thread each, and sends them the
+same work in turns. On a machine with as many cores as replicas the client, the proxy and the router
+need a part of those cores, so the ratio stays below two. Prints a card, a table, and one line of
+JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def config(num_replicas: int) -> dict[str, Any]:
     result = shipped_config()
     application = result["applications"][0]
     application["args"] = {"encoders": application["args"]["encoders"]}
-    application["deployments"] = [d for d in application["deployments"] if d["name"] != "ModelReplica"]
+    application["deployments"] = [
+        d for d in application["deployments"] if d["name"] != "ModelReplica"
+    ]
     for deployment in application["deployments"]:
         if deployment["name"] == "Embedder":
             deployment["num_replicas"] = num_replicas
@@ -51,10 +55,12 @@ async def embed(client: httpx.AsyncClient, texts: list[str]) -> list[list[float]
     return [row["embedding"] for row in answer.json()["data"]]
 
 
-# ---- replicas -------------------------------------------------------------------------------------
+# ---- replicas ------------------------------------------------------------------------------------
 
 
-async def texts_per_s(url: str, texts: list[str], num_clients: int = 8, per_request: int = 32) -> float:
+async def texts_per_s(
+    url: str, texts: list[str], num_clients: int = 8, per_request: int = 32
+) -> float:
     requests = iter([texts[i : i + per_request] for i in range(0, len(texts), per_request)])
     start = time.perf_counter()
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
@@ -77,7 +83,7 @@ async def replicas(urls: dict[str, str], texts: list[str], rounds: int = 4) -> d
     return best
 
 
-# ---- the cost of HTTP -----------------------------------------------------------------------------
+# ---- the cost of HTTP ----------------------------------------------------------------------------
 
 
 async def median_ms(call: Any, num: int) -> float:
@@ -90,7 +96,8 @@ async def median_ms(call: Any, num: int) -> float:
 
 
 async def http_cost(url: str, text: str, num: int = 300) -> dict[str, float]:
-    """Milliseconds of one request with one short text, one at a time: through HTTP, and in the engine alone."""
+    """Milliseconds of one request with one short text, one at a time: through HTTP, and in the
+    engine alone."""
     engine = AsyncEngine.load(str(minilm()), EngineOptions(num_threads=1))
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         await median_ms(lambda: embed(client, [text]), 20)
@@ -100,7 +107,7 @@ async def http_cost(url: str, text: str, num: int = 300) -> dict[str, float]:
     return {"http_ms": over_http, "engine_ms": alone}
 
 
-# ---- disorder -------------------------------------------------------------------------------------
+# ---- disorder ------------------------------------------------------------------------------------
 
 
 class Disorder:
@@ -134,7 +141,9 @@ class Disorder:
         answer = await client.post("/v1/embeddings", json={"model": NAME, "input": texts})
         if answer.status_code == 200:
             for text, row in zip(texts, answer.json()["data"], strict=True):
-                self.largest_error = max(self.largest_error, np.abs(self._expected[text] - row["embedding"]).max())
+                self.largest_error = max(
+                    self.largest_error, np.abs(self._expected[text] - row["embedding"]).max()
+                )
         return f"good: {answer.status_code}"
 
     async def _leaves(self, client: httpx.AsyncClient) -> str:
@@ -150,13 +159,21 @@ class Disorder:
         return f"too long: {answer.status_code}"
 
     async def _broken(self, client: httpx.AsyncClient) -> str:
-        bodies = [b"{", b'{"input": 5}', b'{"input": [[99999999]]}', b'{"input": ["a", 1]}', b"[]", b'{"input": ""}']
+        bodies = [
+            b"{",
+            b'{"input": 5}',
+            b'{"input": [[99999999]]}',
+            b'{"input": ["a", 1]}',
+            b"[]",
+            b'{"input": ""}',
+        ]
         answer = await client.post("/v1/embeddings", content=self._random.choice(bodies))
         return f"broken: {answer.status_code}"
 
 
 def disorder(server: ServeProcess, texts: list[str], minutes: float) -> dict[str, Any]:
-    """Counts by outcome, the largest error of a good answer, and memory after a first tenth and at the end."""
+    """Counts by outcome, the largest error of a good answer, and memory after a first tenth and at
+    the end."""
     asyncio.run(Disorder(server.url, texts, 6 * minutes).run())
     before = server.memory_bytes()
     chaos = Disorder(server.url, texts, 60 * minutes)
@@ -172,7 +189,9 @@ def disorder(server: ServeProcess, texts: list[str], minutes: float) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=2.0, help="of disorder")
     args = parser.parse_args()
     texts = workloads(minilm(), 1.0)
@@ -188,7 +207,9 @@ def main() -> None:
             "ratio": round(speeds["2 replicas"] / speeds["1 replica"], 2),
             **{
                 key: round(value, 2)
-                for key, value in asyncio.run(http_cost(urls["1 replica"], texts["short"][0])).items()
+                for key, value in asyncio.run(
+                    http_cost(urls["1 replica"], texts["short"][0])
+                ).items()
             },
             "disorder": disorder(servers["2 replicas"], texts["short"][:200], args.minutes),
         }

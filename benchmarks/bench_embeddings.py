@@ -1,17 +1,19 @@
-"""Embedding engines on one CPU core: tokens per CPU-second and texts per second, in one interleaved run.
+"""Embedding engines on one CPU core: tokens per CPU-second and texts per second, in one interleaved
+run.
 
-What bounds an encoder on a CPU. A token costs two multiplications for each weight of the layers, so the matrix
-products at the model's shapes, measured in the same run, are a limit that no engine can pass. What is lost on the way:
-padding (a batch computes its longest text for all), small batches (matrix products of few rows), attention, and the
-cost of each request beside the model (tokenizing, queues, copies between processes), which is all that matters for
-short texts.
+What bounds an encoder on a CPU. A token costs two multiplications for each weight of the layers, so
+the matrix products at the model's shapes, measured in the same run, are a limit that no engine can
+pass. What is lost on the way: padding (a batch computes its longest text for all), small batches
+(matrix products of few rows), attention, and the cost of each request beside the model (tokenizing,
+queues, copies between processes), which is all that matters for short texts.
 
-Every engine runs in a process of its own on the same core with one thread, and they take turns, so that other work on
-the machine hits all of them; each one's best round counts. CPU-seconds are those of its whole process tree.
+Every engine runs in a process of its own on the same core with one thread, and they take turns, so
+that other work on the machine hits all of them; each one's best round counts. CPU-seconds are those
+of its whole process tree.
 
     python benchmarks/bench_embeddings.py                      all but infinity, about 20 minutes
     python benchmarks/bench_embeddings.py --scale 0.25         a quarter of the texts
-    python benchmarks/bench_embeddings.py --infinity-python P  with infinity 0.0.78, from an interpreter P that has it
+    python benchmarks/bench_embeddings.py --infinity-python P  and infinity 0.0.78, run by P
 """
 
 from __future__ import annotations
@@ -57,12 +59,19 @@ def minilm() -> Path:
     return Path(next(iter(spec.submodule_search_locations or ()))) / "model"
 
 
-# ---- workloads ------------------------------------------------------------------------------------
+# ---- workloads -----------------------------------------------------------------------------------
 
 
-def workload(model: Path, num: int, median: int, spread: float, longest: int, seed: int) -> list[str]:
-    """Texts of words from the model's own vocabulary, one token each; lengths log-normal, special tokens included."""
-    words = [w for w in (model / "vocab.txt").read_text(encoding="utf-8").split() if w.isascii() and w.isalpha()]
+def workload(
+    model: Path, num: int, median: int, spread: float, longest: int, seed: int
+) -> list[str]:
+    """Texts of words from the model's own vocabulary, one token each; lengths log-normal, special
+    tokens included."""
+    words = [
+        w
+        for w in (model / "vocab.txt").read_text(encoding="utf-8").split()
+        if w.isascii() and w.isalpha()
+    ]
     generator = random.Random(seed)
 
     def length() -> int:
@@ -78,7 +87,7 @@ def workloads(model: Path, scale: float) -> dict[str, list[str]]:
     }
 
 
-# ---- engines in processes -------------------------------------------------------------------------
+# ---- engines in processes ------------------------------------------------------------------------
 
 
 class Child:
@@ -101,7 +110,9 @@ class Child:
         self._tree = psutil.Process(self._process.pid)
         self._answer()
 
-    def run(self, texts: list[str], vectors: bool = False) -> tuple[float, float, list[list[float]]]:
+    def run(
+        self, texts: list[str], vectors: bool = False
+    ) -> tuple[float, float, list[list[float]]]:
         """(CPU-seconds of the process tree, seconds, vectors if asked for)."""
         cpu, start = self._cpu_s(), time.perf_counter()
         assert self._process.stdin is not None
@@ -114,7 +125,9 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended: run it by hand to see why (embedding_engines.py)")
+            raise RuntimeError(
+                f"{self.name} ended: run it by hand to see why (embedding_engines.py)"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -135,14 +148,21 @@ class Child:
 
 
 @contextlib.contextmanager
-def children(names: list[str], model: Path, infinity: str | None, core: int) -> Iterator[list[Child]]:
+def children(
+    names: list[str], model: Path, infinity: str | None, core: int
+) -> Iterator[list[Child]]:
     started: list[Child] = []
     try:
         for name in names:
             print(f"starting {name}", file=sys.stderr, flush=True)
             try:
                 started.append(
-                    Child(name, model, infinity if name == "infinity" and infinity else sys.executable, core)
+                    Child(
+                        name,
+                        model,
+                        infinity if name == "infinity" and infinity else sys.executable,
+                        core,
+                    )
                 )
             except RuntimeError as error:
                 print(f"left out: {error}", file=sys.stderr)
@@ -152,13 +172,14 @@ def children(names: list[str], model: Path, infinity: str | None, core: int) -> 
             child.stop()
 
 
-# ---- measuring ------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 
 def measure(
     engines: list[Child], texts: dict[str, list[str]], rounds: int
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """For each workload and engine the smallest CPU-seconds and seconds of `rounds` turns; one turn is a warm-up."""
+    """For each workload and engine the smallest CPU-seconds and seconds of `rounds` turns; one turn
+    is a warm-up."""
     best: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in texts}
     for turn in range(rounds + 1):
         for load, items in texts.items():
@@ -173,7 +194,9 @@ def measure(
 
 
 def rows_of(
-    best: dict[str, dict[str, tuple[float, float]]], texts: dict[str, list[str]], tokens: dict[str, int]
+    best: dict[str, dict[str, tuple[float, float]]],
+    texts: dict[str, list[str]],
+    tokens: dict[str, int],
 ) -> list[dict[str, Any]]:
     rows = []
     for load, engines in best.items():
@@ -194,10 +217,13 @@ def rows_of(
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row beside sentence-transformers and beside the limit of its own number format, in the same workload."""
+    """Each row beside sentence-transformers and beside the limit of its own number format, in the
+    same workload."""
     speed = {(row["workload"], row["engine"]): row["tokens_per_cpu_s"] for row in rows}
     for row in rows:
-        limit = speed.get((row["workload"], "GEMM limit bf16" if "bf16" in row["engine"] else "GEMM limit fp32"))
+        limit = speed.get(
+            (row["workload"], "GEMM limit bf16" if "bf16" in row["engine"] else "GEMM limit fp32")
+        )
         base = speed.get((row["workload"], "sentence-transformers"))
         row["of_limit"] = round(row["tokens_per_cpu_s"] / limit, 2) if limit else None
         row["x_sentence_transformers"] = round(row["tokens_per_cpu_s"] / base, 2) if base else None
@@ -211,24 +237,37 @@ def cosines(engines: list[Child], texts: list[str]) -> dict[str, float]:
     if oracle is None:
         return {}
     return {
-        name: round(float(((v * oracle).sum(1) / np.linalg.norm(v, axis=1) / np.linalg.norm(oracle, axis=1)).min()), 6)
+        name: round(
+            float(
+                (
+                    (v * oracle).sum(1) / np.linalg.norm(v, axis=1) / np.linalg.norm(oracle, axis=1)
+                ).min()
+            ),
+            6,
+        )
         for name, v in vectors.items()
         if v.size
     }
 
 
-# ---- showing --------------------------------------------------------------------------------------
+# ---- showing -------------------------------------------------------------------------------------
 
 
 def card() -> dict[str, str]:
     from importlib.metadata import version
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
+    ).stdout
     info = Path("/proc/cpuinfo").read_text()
-    cpu = next((line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?")
+    cpu = next(
+        (line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?"
+    )
     bf16 = "avx512_bf16" in info
     return {
-        "machine": f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions",
+        "machine": (
+            f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"
+        ),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
@@ -260,7 +299,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     for place, row in enumerate(rows):
         y = 10 + place * height
         bar = row["tokens_per_cpu_s"] / longest * width
-        colour = "#bbb" if "limit" in row["engine"] else "#2a6" if "ours" in row["engine"] else "#58a"
+        colour = (
+            "#bbb" if "limit" in row["engine"] else "#2a6" if "ours" in row["engine"] else "#58a"
+        )
         label = f"{row['workload']}: {row['engine']}"
         parts.append(
             f'<text x="225" y="{y + 14}" text-anchor="end">{label}</text>'
@@ -275,13 +316,19 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the 400 mixed and 1200 short texts")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the 400 mixed and 1200 short texts"
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--engines", help="comma-separated names, default: all")
     parser.add_argument("--infinity-python", help="an interpreter that has infinity-emb")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, help="where to write the JSON and the SVG (without suffix)")
+    parser.add_argument(
+        "--out", type=Path, help="where to write the JSON and the SVG (without suffix)"
+    )
     args = parser.parse_args()
     model = minilm()
     texts = workloads(model, args.scale)
@@ -290,15 +337,26 @@ def main() -> None:
         print("infinity is left out: give --infinity-python", file=sys.stderr)
         names.remove("infinity")
     with children(names, model, args.infinity_python, args.core) as engines:
-        near = cosines([e for e in engines if "online" not in e.name and "limit" not in e.name], texts["mixed"][:64])
+        near = cosines(
+            [e for e in engines if "online" not in e.name and "limit" not in e.name],
+            texts["mixed"][:64],
+        )
         best = measure(engines, texts, args.rounds)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokens = {load: sum(len(e.ids) for e in tokenizer.encode_batch(items)) for load, items in texts.items()}
-    result = {"card": card(), "tokens": tokens, "min_cosine": near, "rows": rows_of(best, texts, tokens)}
+    tokens = {
+        load: sum(len(e.ids) for e in tokenizer.encode_batch(items))
+        for load, items in texts.items()
+    }
+    result = {
+        "card": card(),
+        "tokens": tokens,
+        "min_cosine": near,
+        "rows": rows_of(best, texts, tokens),
+    }
     for key, value in result["card"].items():
         print(f"{key}: {value}")
     print(f"smallest cosine to sentence-transformers: {near}")

@@ -1,17 +1,19 @@
-"""What the way from a client to the engine costs: this application beside `vllm serve`, on the same engine.
+"""What the way from a client to the engine costs: this application beside `vllm serve`, on the same
+engine.
 
     python benchmarks/bench_http.py [--requests 240] [--modes stock proxy haproxy]
 
-Starts `vllm serve` with the plugin, and the Serve application: with Serve's own settings (`stock`), with those of
-configs/serve.env (`proxy`), and with these and HAProxy in place of Serve's own proxy (`haproxy`). The same requests go
-to all of them in turns, 1, 8 and 32 at a time: plain, 8 tokens, streamed or (`--whole`) not. `added` is what a request
-takes, to the last byte, beyond its engine's own time, from when the engine queues it to its last token; vLLM tells it
-with each answer (`enable_per_request_metrics`).
+Starts `vllm serve` with the plugin, and the Serve application: with Serve's own settings (`stock`),
+with those of configs/serve.env (`proxy`), and with these and HAProxy in place of Serve's own proxy
+(`haproxy`). The same requests go to all of them in turns, 1, 8 and 32 at a time: plain, 8 tokens,
+streamed or (`--whole`) not. `added` is what a request takes, to the last byte, beyond its engine's
+own time, from when the engine queues it to its last token; vLLM tells it with each answer
+(`enable_per_request_metrics`).
 
-All share the cores of one machine with the client (aiohttp: httpx takes over a millisecond more for each request), so
-with many clients the rows show throughput, not latency. Servers are stopped (SIGSTOP) while it is not their turn:
-an idle Ray takes a part of a core.
-Prints a card, a table, and one line of JSON.
+All share the cores of one machine with the client (aiohttp: httpx takes over a millisecond more for
+each request), so with many clients the rows show throughput, not latency. Servers are stopped
+(SIGSTOP) while it is not their turn: an idle Ray takes a part of a core. Prints a card, a table,
+and one line of JSON.
 """
 
 from __future__ import annotations
@@ -73,11 +75,28 @@ class Server:
 def vllm_serve() -> Iterator[Server]:
     """`vllm serve` on the embedded model with the options of configs/cfg.yaml."""
     application = shipped_config()["applications"][0]
-    options = {k: v for k, v in application["args"]["engine"].items() if k != "distributed_executor_backend"}
-    flags = subprocess.run([sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True)
+    options = {
+        k: v
+        for k, v in application["args"]["engine"].items()
+        if k != "distributed_executor_backend"
+    }
+    flags = subprocess.run(
+        [sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True
+    )
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(ROOT / "models" / "stories")]
-    command += [*flags.stdout.split(), "--served-model-name", "stories", "--enable-per-request-metrics"]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(ROOT / "models" / "stories"),
+    ]
+    command += [
+        *flags.stdout.split(),
+        "--served-model-name",
+        "stories",
+        "--enable-per-request-metrics",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
@@ -85,7 +104,9 @@ def vllm_serve() -> Iterator[Server]:
     (replica,) = (d for d in application["deployments"] if d["name"] == "ModelReplica")
     env = {**os.environ, **replica["ray_actor_options"]["runtime_env"]["env_vars"]}
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
         tree = psutil.Process(process.pid)
         server = Server(f"http://127.0.0.1:{port}", lambda: [tree, *tree.children(recursive=True)])
         try:
@@ -120,7 +141,9 @@ def application(mode: str) -> Iterator[Server]:
     del app["args"]["encoders"]
     app["args"]["frontend"] = {"enable_per_request_metrics": True}
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    process = ServeProcess(config, haproxy_env() if mode == "haproxy" else {}, stock=mode == "stock")
+    process = ServeProcess(
+        config, haproxy_env() if mode == "haproxy" else {}, stock=mode == "stock"
+    )
     server = Server(process.url, process.processes)
     try:
         process.wait_until_ready()
@@ -130,7 +153,9 @@ def application(mode: str) -> Iterator[Server]:
         process.stop()
 
 
-async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> list[tuple[float, float]]:
+async def latencies(
+    url: str, clients: int, num_requests: int, stream: bool
+) -> list[tuple[float, float]]:
     """Of each request, in ms: from sending to the last byte, and of this in the engine."""
     numbers, found = iter(range(num_requests)), []
     options = {"stream_options": {"include_usage": True}} if stream else {}
@@ -139,7 +164,12 @@ async def latencies(url: str, clients: int, num_requests: int, stream: bool) -> 
 
         async def ask() -> None:
             for number in numbers:
-                body = {"prompt": f"Story {number}.", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
+                body = {
+                    "prompt": f"Story {number}.",
+                    "max_tokens": TOKENS,
+                    "ignore_eos": True,
+                    "stream": stream,
+                }
                 start = time.perf_counter()
                 async with client.post("/v1/completions", json=body | options) as answer:
                     answer.raise_for_status()
@@ -160,18 +190,26 @@ def last_chunk(events: str) -> str:
 
 def engine_ms(answer: str) -> float:
     metrics = json.loads(answer)["metrics"]
-    return metrics["queue_time_ms"] + metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
+    return (
+        metrics["queue_time_ms"] + metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
+    )
 
 
-def measure(servers: dict[str, Server], clients: int, num_requests: int, turns: int, stream: bool) -> dict[str, Any]:
-    """Of each server, in ms: median and 95th percentile, and the median of what is added. All are paused before and
-    after."""
+def measure(
+    servers: dict[str, Server], clients: int, num_requests: int, turns: int, stream: bool
+) -> dict[str, Any]:
+    """Of each server, in ms: median and 95th percentile, and the median of what is added. All are
+    paused before and after."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
     for _ in range(turns):
         for name, server in servers.items():
             with on_turn(server):
-                asyncio.run(latencies(server.url, clients, clients + 4, stream))  # not counted: caught up after a pause
-                taken[name] += asyncio.run(latencies(server.url, clients, num_requests // turns, stream))
+                asyncio.run(
+                    latencies(server.url, clients, clients + 4, stream)
+                )  # not counted: caught up after a pause
+                taken[name] += asyncio.run(
+                    latencies(server.url, clients, num_requests // turns, stream)
+                )
     row: dict[str, Any] = {"clients": clients}
     for name, values in taken.items():
         ordered = sorted(took for took, _ in values)
@@ -193,10 +231,16 @@ def on_turn(server: Server) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=240, help="for each server and number of clients")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--requests", type=int, default=240, help="for each server and number of clients"
+    )
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--whole", action="store_true", help="not streamed: one answer for each request")
+    parser.add_argument(
+        "--whole", action="store_true", help="not streamed: one answer for each request"
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     args = parser.parse_args()
@@ -208,7 +252,11 @@ def main() -> None:
             asyncio.run(latencies(servers[name].url, 8, 40, stream=True))  # warms up
             servers[name].pause()
         rows = []
-        print("| clients | " + " | ".join(f"{name}: p50, p95 (engine, added)" for name in servers) + " |")
+        print(
+            "| clients | "
+            + " | ".join(f"{name}: p50, p95 (engine, added)" for name in servers)
+            + " |"
+        )
         print("|---" * (1 + len(servers)) + "|")
         for clients in args.clients:
             rows.append(row := measure(servers, clients, args.requests, args.turns, not args.whole))

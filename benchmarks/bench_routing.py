@@ -1,13 +1,15 @@
-"""Routing policies in a SIMULATION: no engine runs here. Prefix hits, balance and waiting of four ways to choose.
+"""Routing policies in a SIMULATION: no engine runs here. Prefix hits, balance and waiting of four
+ways to choose.
 
-What there is to win: a prompt whose beginning is cached on the replica that gets it need not be computed again. What
-there is to lose: if all that share a beginning go to one replica, it queues while others idle; under guidance all
-traffic shares one beginning, the negative prompt. And what bounds both: no replica can hold all prefixes.
+What there is to win: a prompt whose beginning is cached on the replica that gets it need not be
+computed again. What there is to lose: if all that share a beginning go to one replica, it queues
+while others idle; under guidance all traffic shares one beginning, the negative prompt. And what
+bounds both: no replica can hold all prefixes.
 
-A replica is an LRU of KV chunks and a continuous-batching loop: decode rows first, then prefill, first come first
-served; a step takes a fixed time and a time for each token. Arrivals are Poisson; load 1 would be all that the replicas
-can compute, were nothing cached: the first two policies are then two thirds busy. Reports leave a replica every 0.5 s
-and come 0.5 s later.
+A replica is an LRU of KV chunks and a continuous-batching loop: decode rows first, then prefill,
+first come first served; a step takes a fixed time and a time for each token. Arrivals are Poisson;
+load 1 would be all that the replicas can compute, were nothing cached: the first two policies are
+then two thirds busy. Reports leave a replica every 0.5 s and come 0.5 s later.
 
     python benchmarks/bench_routing.py [--replicas 4] [--prefixes 64] [--requests 3000]
 """
@@ -29,8 +31,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from deployments.placement import GroupRequest, Placer  # noqa: E402
-from deployments.prefixes import CHUNK_TOKENS, Prefix, PrefixIndex  # noqa: E402
+from deployments.requests.group import GroupRequest  # noqa: E402
+from deployments.requests.prefixes import CHUNK_TOKENS, Prefix  # noqa: E402
+from deployments.routing.placement import Placer  # noqa: E402
+from deployments.routing.prefixes import PrefixIndex  # noqa: E402
 
 STEP_S, TOKEN_S, STEP_TOKENS = 0.010, 1 / 8000, 2048
 TOKENS_PER_S = STEP_TOKENS / (STEP_S + STEP_TOKENS * TOKEN_S)
@@ -42,10 +46,11 @@ BLOCKS_PER_CHUNK = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A request: one of `prefixes` shared texts and a question of its own; against one negative prompt for all. Its
-    output has 1 to output_tokens tokens.
+    """A request: one of `prefixes` shared texts and a question of its own; against one negative
+    prompt for all. Its output has 1 to output_tokens tokens.
 
-    zipf: the k-th prefix is asked for with weight k^-zipf; 0 is uniform. prefixes=0: only the negative is shared.
+    zipf: the k-th prefix is asked for with weight k^-zipf; 0 is uniform. prefixes=0: only the
+    negative is shared.
     """
 
     replicas: int = 4
@@ -69,7 +74,11 @@ class Workload:
         negative = Prefix.of(_text(rng, self.negative_chars))
         now = 0.0
         for _ in range(self.requests):
-            first = rng.choices(shared, cum_weights=weights)[0] if shared else _text(rng, self.prefix_chars)
+            first = (
+                rng.choices(shared, cum_weights=weights)[0]
+                if shared
+                else _text(rng, self.prefix_chars)
+            )
             prompt = Prefix.of(first + _text(rng, self.question_chars))
             request = GroupRequest(prefixes=(prompt, negative), output_tokens=self.output_tokens)
             work = request.tokens + self.output_tokens
@@ -106,7 +115,9 @@ class Engine:
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
         self._users: Counter[Any] = Counter()  # chunk -> streams that hold it
-        self._idle: OrderedDict[Any, None] = OrderedDict()  # chunks that nobody holds, least recently used first
+        self._idle: OrderedDict[Any, None] = (
+            OrderedDict()
+        )  # chunks that nobody holds, least recently used first
         self._own = 0
         self.busy_s, self.jobs = 0.0, 0
 
@@ -157,10 +168,17 @@ class Engine:
     def _admit(self, job: Job) -> bool:
         """Take the KV of all streams, or nothing."""
         chains = [prefix.chain for prefix in job.request.prefixes]
-        job.hits = [next((i for i, c in enumerate(chain) if not self._has(c)), len(chain)) for chain in chains]
-        tails = [p.num_tokens + job.output - CHUNK_TOKENS * len(p.chain) for p in job.request.prefixes]
+        job.hits = [
+            next((i for i, c in enumerate(chain) if not self._has(c)), len(chain))
+            for chain in chains
+        ]
+        tails = [
+            p.num_tokens + job.output - CHUNK_TOKENS * len(p.chain) for p in job.request.prefixes
+        ]
         own = sum(-(-tail // CHUNK_TOKENS) for tail in tails)
-        if self.free_chunks < own + sum(chunk not in self._users for chain in chains for chunk in chain):
+        if self.free_chunks < own + sum(
+            chunk not in self._users for chain in chains for chunk in chain
+        ):
             return False
         for chain in chains:
             self._users.update(chain)
@@ -176,7 +194,8 @@ class Engine:
         return chunk in self._users or chunk in self._idle
 
     def _release(self, job: Job) -> None:
-        """Leaves first, so that they are evicted first; what was this job's own stays until then, too."""
+        """Leaves first, so that they are evicted first; what was this job's own stays until then,
+        too."""
         self._own -= job.own_chunks
         self._idle.update(((job.name, i), None) for i in range(job.own_chunks))
         for prefix in job.request.prefixes:
@@ -191,7 +210,8 @@ class Engine:
 
 
 class RoundRobin:
-    """A router: it knows what it sent, what was answered, and what is reported. This one looks at nothing of it."""
+    """A router: it knows what it sent, what was answered, and what is reported. This one looks at
+    nothing of it."""
 
     def __init__(self, workload: Workload) -> None:
         self.replicas, self.ongoing = range(workload.replicas), Counter[int]()
@@ -214,7 +234,10 @@ class PowerOfTwo(RoundRobin):
     """Serve's own: the shorter queue of two replicas."""
 
     def choose(self, job: Job, now: float) -> int:
-        return min(self._rng.sample(self.replicas, min(2, len(self.replicas))), key=self.ongoing.__getitem__)
+        return min(
+            self._rng.sample(self.replicas, min(2, len(self.replicas))),
+            key=self.ongoing.__getitem__,
+        )
 
 
 class PrefixOnly(RoundRobin):
@@ -226,7 +249,9 @@ class PrefixOnly(RoundRobin):
 
     def choose(self, job: Job, now: float) -> int:
         def hits(replica: int) -> int:
-            return sum(self._index.matched(replica, prefix.chain) for prefix in job.request.prefixes)
+            return sum(
+                self._index.matched(replica, prefix.chain) for prefix in job.request.prefixes
+            )
 
         return min(self.replicas, key=lambda replica: (-hits(replica), self.ongoing[replica]))
 
@@ -237,7 +262,7 @@ class PrefixOnly(RoundRobin):
 
 
 class Ours(RoundRobin):
-    """deployments/placement.py, as GroupRouter calls it."""
+    """deployments/routing/placement.py, as GroupRouter calls it."""
 
     def __init__(self, workload: Workload, costs: Any = None) -> None:
         super().__init__(workload)
@@ -278,7 +303,11 @@ class Simulation:
         self._ties, self._stepping = count(), set()
         rng = random.Random(workload.seed)
         for i, (at, request) in enumerate(workload.arrivals()):
-            self._at(at, self._arrive, Job(str(i), request, at, output=rng.randint(1, workload.output_tokens)))
+            self._at(
+                at,
+                self._arrive,
+                Job(str(i), request, at, output=rng.randint(1, workload.output_tokens)),
+            )
         for replica in range(workload.replicas):
             self._at(REPORT_EVERY_S * (replica + 1) / workload.replicas, self._report, replica)
 
@@ -324,16 +353,22 @@ class Simulation:
         self.policy.report(replica, stats, self.now)
 
     def result(self) -> dict[str, float]:
-        """hits: tokens found cached of all prompt tokens; of the conditional streams alone: conditional_hits."""
+        """hits: tokens found cached of all prompt tokens; of the conditional streams alone:
+        conditional_hits."""
         hits = [sum(column) for column in zip(*(job.hits for job in self.done), strict=True)]
-        prompts = [sum(p.num_tokens for p in ps) for ps in zip(*(j.request.prefixes for j in self.done), strict=True)]
+        prompts = [
+            sum(p.num_tokens for p in ps)
+            for ps in zip(*(j.request.prefixes for j in self.done), strict=True)
+        ]
         waited = sorted(job.first_token - job.arrived for job in self.done)
         return {
             "hit_rate": CHUNK_TOKENS * sum(hits) / sum(prompts),
             "conditional_hit_rate": CHUNK_TOKENS * hits[0] / prompts[0],
             "max_over_mean_requests": _imbalance([engine.jobs for engine in self.engines]),
             "max_over_mean_work": _imbalance([engine.busy_s for engine in self.engines]),
-            "utilisation": sum(engine.busy_s for engine in self.engines) / self.now / len(self.engines),
+            "utilisation": sum(engine.busy_s for engine in self.engines)
+            / self.now
+            / len(self.engines),
             "ttft_mean_s": statistics.fmean(waited),
             "ttft_p95_s": waited[int(0.95 * len(waited))],
         }
@@ -349,7 +384,9 @@ def simulate(workload: Workload, policy: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--prefixes", type=int, default=64)
     parser.add_argument("--requests", type=int, default=3000)
@@ -366,7 +403,11 @@ def main() -> None:
         "uniform, load 0.02": Workload(**common, load=0.02),
     }
     rows = [
-        {"workload": name, "policy": policy, **{key: round(value, 3) for key, value in simulate(load, policy).items()}}
+        {
+            "workload": name,
+            "policy": policy,
+            **{key: round(value, 3) for key, value in simulate(load, policy).items()},
+        }
         for name, load in workloads.items()
         for policy in POLICIES
     ]

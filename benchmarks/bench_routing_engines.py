@@ -2,13 +2,14 @@
 
     python benchmarks/bench_routing_engines.py [--replicas 4] [--prefixes 64] [--requests 512]
 
-One application with several replicas of the embedded model; each policy gets the same number of guided requests, in the
-same order, with prefixes of its own (so that none finds another's cache), all against one negative prompt. KV pools are
-small, so that a replica holds about a quarter of the prefixes. `round robin` and `power of two choices` rank by turns
-and by streams; `ours` is GroupRouter. bench_routing.py asks the same of a simulation, with more policies.
+One application with several replicas of the embedded model; each policy gets the same number of
+guided requests, in the same order, with prefixes of its own (so that none finds another's cache),
+all against one negative prompt. KV pools are small, so that a replica holds about a quarter of the
+prefixes. `round robin` and `power of two choices` rank by turns and by streams; `ours` is
+GroupRouter. bench_routing.py asks the same of a simulation, with more policies.
 
-Hits are tokens found in the prefix cache of all tokens asked for, both streams; max/mean is of requests per replica.
-Prints a card, a table, and one line of JSON.
+Hits are tokens found in the prefix cache of all tokens asked for, both streams; max/mean is of
+requests per replica. Prints a card, a table, and one line of JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ def config(replicas: int) -> dict[str, Any]:
     result = shipped_config()
     application = result["applications"][0]
     del application["args"]["encoders"]
-    application["args"]["engine"] |= {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16}
+    application["args"]["engine"] |= {
+        "block_size": BLOCK_SIZE,
+        "num_gpu_blocks_override": BLOCKS,
+        "max_num_seqs": 16,
+    }
     application["deployments"] = [d for d in application["deployments"] if d["name"] != "Embedder"]
     replica = application["deployments"][1]
     replica["num_replicas"] = replicas
@@ -82,7 +87,9 @@ def config(replicas: int) -> dict[str, Any]:
 def workload(policy: str, args: argparse.Namespace) -> Iterator[str]:
     """Prompts: a prefix of some 300 tokens that others share, and a question of its own."""
     rng = random.Random(1)
-    prefixes = [f"{policy} {i}: " + " ".join(rng.choices(WORDS, k=args.words)) for i in range(args.prefixes)]
+    prefixes = [
+        f"{policy} {i}: " + " ".join(rng.choices(WORDS, k=args.words)) for i in range(args.prefixes)
+    ]
     for i in range(args.requests):
         yield f"{rng.choice(prefixes)} Question {i}."
 
@@ -113,7 +120,9 @@ def counts(metrics_port: int) -> dict[str, dict[str, float]]:
     text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=30).text
     found: dict[str, dict[str, float]] = {}
     for name in ("prefix_cache_queries", "prefix_cache_hits", "request_success"):
-        for labels, value in re.findall(rf"^ray_vllm_{name}(?:_total)?{{(.*?)}} (\S+)$", text, re.MULTILINE):
+        for labels, value in re.findall(
+            rf"^ray_vllm_{name}(?:_total)?{{(.*?)}} (\S+)$", text, re.MULTILINE
+        ):
             replica = re.search(r'ReplicaId="(\w+)"', labels)
             if replica:
                 of_replica = found.setdefault(replica[1], {})
@@ -128,7 +137,9 @@ def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
         policy_file = Path(stack.enter_context(TemporaryDirectory())) / "policy"
         policy_file.write_text("ours")
         env = {POLICY_FILE: str(policy_file), "PYTHONPATH": str(HERE)}
-        cluster = stack.enter_context(Cluster(env=env, head_options=[f"--metrics-export-port={port}"]))
+        cluster = stack.enter_context(
+            Cluster(env=env, head_options=[f"--metrics-export-port={port}"])
+        )
         cluster.add(spare=1)
         server = stack.enter_context(cluster.serve(config(args.replicas), **env))
         deadline = time.monotonic() + 600
@@ -140,7 +151,9 @@ def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--prefixes", type=int, default=64)
     parser.add_argument("--requests", type=int, default=512, help="for each policy")
@@ -160,7 +173,9 @@ def main() -> None:
             seconds = time.perf_counter() - start
             after = counts(metrics_port)
             grown = {
-                r: {name: value - before.get(r, {}).get(name, 0.0) for name, value in values.items()}
+                r: {
+                    name: value - before.get(r, {}).get(name, 0.0) for name, value in values.items()
+                }
                 for r, values in after.items()
             }
             before = after
@@ -174,7 +189,9 @@ def main() -> None:
     print(json.dumps({"benchmark": "routing engines", **vars(args), "rows": rows}))
 
 
-def row(policy: str, grown: dict[str, dict[str, float]], taken: list[float], seconds: float) -> dict[str, Any]:
+def row(
+    policy: str, grown: dict[str, dict[str, float]], taken: list[float], seconds: float
+) -> dict[str, Any]:
     requests = [values.get("request_success", 0.0) for values in grown.values()]
     looked_up = sum(values.get("prefix_cache_queries", 0.0) for values in grown.values())
     return {

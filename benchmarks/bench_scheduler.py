@@ -1,8 +1,10 @@
-"""What groups cost the scheduler: microseconds per engine step, against stock vLLM, in one interleaved run.
+"""What groups cost the scheduler: microseconds per engine step, against stock vLLM, in one
+interleaved run.
 
-Every stream is in decode, so a step is 256 rows for all: 256 plain requests on the stock scheduler, the same on the
-guided one, and 128 groups. Timed are `schedule` and `update_from_output` of the real schedulers over the real KV cache
-manager; there is no model. The schedulers take turns; the median of the ratios of one turn counts.
+Every stream is in decode, so a step is 256 rows for all: 256 plain requests on the stock scheduler,
+the same on the guided one, and 128 groups. Timed are `schedule` and `update_from_output` of the
+real schedulers over the real KV cache manager; there is no model. The schedulers take turns; the
+median of the ratios of one turn counts.
 
     python benchmarks/bench_scheduler.py [--turns 40] [--steps 50]
 """
@@ -35,7 +37,11 @@ class Subject:
     """A scheduler with its load, all in decode."""
 
     def __init__(self, folder: Path, way: Way, *, guided: bool, groups: bool) -> None:
-        options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": STREAMS, "max_num_batched_tokens": 32_768}
+        options: dict[str, Any] = {
+            "max_model_len": 512,
+            "max_num_seqs": STREAMS,
+            "max_num_batched_tokens": 32_768,
+        }
         config = make_config(folder, **options)
         if not guided:
             config.scheduler_config.scheduler_cls = None
@@ -75,7 +81,9 @@ def measure(subjects: dict[str, Subject], turns: int, steps: int) -> dict[str, l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()

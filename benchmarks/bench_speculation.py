@@ -1,14 +1,15 @@
 """Speculation under guidance: how many drafts are kept, and what that is worth.
 
-    python benchmarks/bench_speculation.py acceptance      drafts kept: unguided against guided drafting, by scale
-    python benchmarks/bench_speculation.py speed [big|embedded]      output tokens/s: plain, guided, with drafts, HF
+    python benchmarks/bench_speculation.py acceptance     drafts accepted, by scale
+    python benchmarks/bench_speculation.py speed [big|embedded]      output tokens/s
 
-`acceptance`: the embedded pair of models, same prompts and engine; and the target drafting for itself, which must be
-kept whole. Nothing backs off (`draft_cost=0`).
+`acceptance`: the embedded pair of models, same prompts and engine; and the target drafting for
+itself, which must be kept whole. Nothing backs off (`draft_cost=0`).
 
-`speed`: turns are interleaved, medians count. `big` has 336 million parameters with random weights in which all
-layers but the first add nothing to the residual stream, and a drafter that is its first layer: they agree *by
-construction*, while the target's forward costs what 336 million parameters cost. `embedded` is the pair as it is.
+`speed`: turns are interleaved, medians count. `big` has 336 million parameters with random weights
+in which all layers but the first add nothing to the residual stream, and a drafter that is its
+first layer: they agree *by construction*, while the target's forward costs what 336 million
+parameters cost. `embedded` is the pair as it is.
 
 Prints a card, a table, and one line of JSON.
 """
@@ -43,11 +44,16 @@ DRAFTS = 3
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)
 BATCHES = (1, 4, 16)
 STREAMS_WITH_DRAFTS = 8
-"""Steps with more streams than this do without drafts, by vLLM's own control: a CPU has no rows to spare there."""
+"""Steps with more streams than this do without drafts, by vLLM's own control: a CPU has no rows to
+spare there."""
 
 
 def engine(
-    target: Path, draft: Path | None, draft_cost: float | None = None, by_batch: bool = False, **options: Any
+    target: Path,
+    draft: Path | None,
+    draft_cost: float | None = None,
+    by_batch: bool = False,
+    **options: Any,
 ) -> Any:
     from vllm import LLM
 
@@ -87,7 +93,9 @@ def stats(llm: Any) -> dict[str, int]:
 # --- acceptance
 
 
-def stories(llm: Any, scale: float, temperature: float, number: int, length: int) -> tuple[list[Any], list[Any]]:
+def stories(
+    llm: Any, scale: float, temperature: float, number: int, length: int
+) -> tuple[list[Any], list[Any]]:
     """Prompts and parameters: stories about the model's topics, away from none."""
     from measure import TOPIC_NAMES, negative_ids, prompt_ids
     from vllm import SamplingParams
@@ -102,14 +110,21 @@ def stories(llm: Any, scale: float, temperature: float, number: int, length: int
             extra = {"guidance_scale": scale, "negative_prompt_token_ids": negative}
         prompts.append({"prompt_token_ids": prompt_ids(tokenizer, "completion", topic)})
         params.append(
-            SamplingParams(temperature=temperature, seed=i, max_tokens=length, ignore_eos=True, extra_args=extra)
+            SamplingParams(
+                temperature=temperature,
+                seed=i,
+                max_tokens=length,
+                ignore_eos=True,
+                extra_args=extra,
+            )
         )
     return prompts, params
 
 
 def kept(llm: Any, guided_drafts: bool, **load: Any) -> dict[str, float]:
     """The share of drafts that are kept, and tokens per step, with the drafter guided or not."""
-    drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    core = llm.llm_engine.engine_core.engine_core
+    drafter = core.model_executor.driver_worker.worker.model_runner.drafter
     joint_rows = drafter.joint_rows
     if not guided_drafts:
         drafter.joint_rows = lambda: None
@@ -118,26 +133,48 @@ def kept(llm: Any, guided_drafts: bool, **load: Any) -> dict[str, float]:
     llm.generate(prompts, params, use_tqdm=False)
     drafter.joint_rows = joint_rows
     steps, drafts, accepted = (
-        stats(llm)[f"{kind}_{name}"] - before[f"{kind}_{name}"] for name in ("draft_steps", "drafts", "drafts_accepted")
+        stats(llm)[f"{kind}_{name}"] - before[f"{kind}_{name}"]
+        for name in ("draft_steps", "drafts", "drafts_accepted")
     )
     return {"drafts": drafts, "kept": accepted / drafts, "tokens_per_step": 1 + accepted / steps}
 
 
 def acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
     models = ROOT / "models"
-    subjects = {  # all alive to the end: vLLM has one set of process groups, which goes with the first engine
+    # All stay alive to the end: vLLM's one set of process groups goes with the first engine.
+    subjects = {
         name: engine(models / "stories", models / draft, draft_cost=0)
-        for name, draft in (("embedded pair", "stories-draft"), ("target drafts for itself", "stories"))
+        for name, draft in (
+            ("embedded pair", "stories-draft"),
+            ("target drafts for itself", "stories"),
+        )
     }
     rows = []
-    print("| drafter | temperature | scale | kept, drafts unguided | kept, drafts guided | tokens a step |")
+    print(
+        "| drafter | temperature | scale | kept, drafts unguided | kept, drafts guided | tokens a"
+        " step |"
+    )
     print("|---|---|---|---|---|---|")
     for name, llm in subjects.items():
         for temperature in (0.0, 1.0):
             for scale in SCALES:
-                load = {"scale": scale, "temperature": temperature, "number": args.stories, "length": 80}
-                without, with_ = (kept(llm, guided_drafts, **load) for guided_drafts in (False, True))
-                rows.append({"drafter": name, "temperature": temperature, "scale": scale, "unguided": without})
+                load = {
+                    "scale": scale,
+                    "temperature": temperature,
+                    "number": args.stories,
+                    "length": 80,
+                }
+                without, with_ = (
+                    kept(llm, guided_drafts, **load) for guided_drafts in (False, True)
+                )
+                rows.append(
+                    {
+                        "drafter": name,
+                        "temperature": temperature,
+                        "scale": scale,
+                        "unguided": without,
+                    }
+                )
                 rows[-1]["guided"] = with_
                 steps = f"{without['tokens_per_step']:.2f} -> {with_['tokens_per_step']:.2f}"
                 share = f"{without['kept']:.1%} | {with_['kept']:.1%}"
@@ -148,7 +185,9 @@ def acceptance(args: argparse.Namespace) -> list[dict[str, Any]]:
 # --- speed
 
 
-def big_pair(folder: Path, layers: int = 20, hidden: int = 1024, ffn: int = 4096) -> tuple[Path, Path]:
+def big_pair(
+    folder: Path, layers: int = 20, hidden: int = 1024, ffn: int = 4096
+) -> tuple[Path, Path]:
     """A target whose layers behind the first add nothing, and its first layer as the drafter."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
@@ -172,7 +211,10 @@ def big_pair(folder: Path, layers: int = 20, hidden: int = 1024, ffn: int = 4096
     for layer in target.model.layers[1:]:
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()
-    print(f"big: {sum(p.numel() for p in target.parameters()) / 1e6:.0f} million parameters", file=sys.stderr)
+    print(
+        f"big: {sum(p.numel() for p in target.parameters()) / 1e6:.0f} million parameters",
+        file=sys.stderr,
+    )
     config.num_hidden_layers = 1
     draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     missing = draft.load_state_dict(target.state_dict(), strict=False).missing_keys
@@ -189,14 +231,16 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         models = ROOT / "models"
         big = args.model == "big"
-        target, draft = big_pair(Path(folder)) if big else (models / "stories", models / "stories-draft")
+        target, draft = (
+            big_pair(Path(folder)) if big else (models / "stories", models / "stories-draft")
+        )
         without = engine(target, None)
         drafting = engine(target, draft, draft_cost=args.draft_cost, by_batch=True)
         hf = hf_guided(target, args.scale)
         rows = []
         print(
-            "| batch | plain | plain + drafts | guided | guided + drafts | HF guided | guided + drafts : plain "
-            "| : guided | drafts kept |"
+            "| batch | plain | plain + drafts | guided | guided + drafts | HF guided | guided +"
+            " drafts : plain | : guided | drafts kept |"
         )
         print("|---|---|---|---|---|---|---|---|---|")
         for batch in BATCHES:
@@ -207,11 +251,17 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "plain + drafts": lambda load=load: rate(drafting, scale=1.0, **load),
                 "guided": lambda load=load: rate(without, scale=args.scale, **load),
                 "guided + drafts": lambda load=load: rate(drafting, scale=args.scale, **load),
-                "HF guided": lambda load=load: hf(stories(without, args.scale, **load), load["length"]),
+                "HF guided": lambda load=load: hf(
+                    stories(without, args.scale, **load), load["length"]
+                ),
             }
             before = stats(drafting)
-            turns = [{name: run() for name, run in runs.items()} for _ in range(args.turns + 1)][1:]  # first warms up
-            drafts, accepted = (stats(drafting)[k] - before[k] for k in ("guided_drafts", "guided_drafts_accepted"))
+            turns = [{name: run() for name, run in runs.items()} for _ in range(args.turns + 1)][
+                1:
+            ]  # first warms up
+            drafts, accepted = (
+                stats(drafting)[k] - before[k] for k in ("guided_drafts", "guided_drafts_accepted")
+            )
             row = {name: statistics.median(turn[name] for turn in turns) for name in runs}
             ratios = {
                 to: statistics.median(turn["guided + drafts"] / turn[to] for turn in turns)
@@ -221,7 +271,10 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
             rows.append({"batch": batch, **row, "ratios": ratios, "kept": share, "turns": turns})
             cells = " | ".join(f"{value:.1f}" for value in row.values())
             told = "none made" if share is None else f"{share:.1%}"
-            print(f"| {batch} | {cells} | {ratios['plain']:.2f} | {ratios['guided']:.2f} | {told} |", flush=True)
+            print(
+                f"| {batch} | {cells} | {ratios['plain']:.2f} | {ratios['guided']:.2f} | {told} |",
+                flush=True,
+            )
         return rows
 
 
@@ -249,7 +302,9 @@ def hf_guided(folder: Path, scale: float) -> Callable[[Any, int], float]:
 
     def run(load: tuple[list[Any], list[Any]], length: int) -> float:
         ids, mask = padded([prompt["prompt_token_ids"] for prompt in load[0]])
-        negative, negative_mask = padded([params.extra_args["negative_prompt_token_ids"] for params in load[1]])
+        negative, negative_mask = padded(
+            [params.extra_args["negative_prompt_token_ids"] for params in load[1]]
+        )
         start = time.perf_counter()
         model.generate(
             ids,
@@ -267,13 +322,21 @@ def hf_guided(folder: Path, scale: float) -> Callable[[Any, int], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=("acceptance", "speed"), nargs="?", default="acceptance")
     parser.add_argument("model", choices=("big", "embedded"), nargs="?", default="embedded")
-    parser.add_argument("--stories", type=int, default=60, help="texts of 80 tokens for each share of drafts kept")
+    parser.add_argument(
+        "--stories", type=int, default=60, help="texts of 80 tokens for each share of drafts kept"
+    )
     parser.add_argument("--scale", type=float, default=1.5, help="of the speed table")
-    parser.add_argument("--tokens", type=int, default=64, help="a text; half of it in the largest batch")
-    parser.add_argument("--draft-cost", type=float, help="of the speed table, see configs/cfg-speculative.yaml")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="a text; half of it in the largest batch"
+    )
+    parser.add_argument(
+        "--draft-cost", type=float, help="of the speed table, see configs/cfg-speculative.yaml"
+    )
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     print(json.dumps(card()))

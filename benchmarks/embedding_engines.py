@@ -1,8 +1,10 @@
-"""The engines that bench_embeddings.py compares: each in a process of its own, on one core, with one thread.
+"""The engines that bench_embeddings.py compares: each in a process of its own, on one core, with
+one thread.
 
-    python embedding_engines.py ENGINE MODEL      reads one JSON line of texts after the other, answers each when done
+    python embedding_engines.py ENGINE MODEL      one JSON line of texts in, one line of answers out
 
-Only what the chosen engine needs is imported: infinity runs in an interpreter that has nothing else of this project.
+Only what the chosen engine needs is imported: infinity runs in an interpreter that has nothing else
+of this project.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def vllm(model: str, dtype: str) -> Run:
     from vllm import LLM
 
     engine = LLM(**vllm_arguments(model, dtype))
-    return lambda texts: [output.outputs.embedding for output in engine.embed(list(texts), use_tqdm=False)]
+    return lambda texts: [
+        output.outputs.embedding for output in engine.embed(list(texts), use_tqdm=False)
+    ]
 
 
 def vllm_online(model: str, dtype: str) -> Run:
@@ -68,7 +72,9 @@ def vllm_online(model: str, dtype: str) -> Run:
     numbers = iter(range(10**9))
 
     async def embed(text: str) -> None:
-        async for _ in engine.encode(text, PoolingParams(task="embed"), request_id=str(next(numbers))):
+        async for _ in engine.encode(
+            text, PoolingParams(task="embed"), request_id=str(next(numbers))
+        ):
             pass
 
     return online(embed)
@@ -78,7 +84,12 @@ def infinity(model: str, dtype: str) -> Run:
     from infinity_emb import AsyncEngineArray, EngineArgs
 
     arguments = EngineArgs(
-        model_name_or_path=model, engine="torch", device="cpu", dtype=dtype, bettertransformer=False, model_warmup=False
+        model_name_or_path=model,
+        engine="torch",
+        device="cpu",
+        dtype=dtype,
+        bettertransformer=False,
+        model_warmup=False,
     )
     engine = AsyncEngineArray.from_args([arguments])[0]
     LOOP.run_until_complete(engine.astart())
@@ -101,12 +112,17 @@ def online(embed: Callable[[str], Awaitable[object]]) -> Run:
 
 
 def gemm_limit(model: str, dtype: str) -> Run:
-    """Only the matrix products of the model, at its shapes, 1024 tokens at a time: no engine can be faster."""
+    """Only the matrix products of the model, at its shapes, 1024 tokens at a time: no engine can be
+    faster."""
     import torch
 
     with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
-    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    hidden, inner, layers = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_hidden_layers"],
+    )
     shapes = [(hidden, hidden)] * 4 + [(hidden, inner), (inner, hidden)]
     kind = getattr(torch, dtype)
     weights = [torch.randn(out, into, dtype=kind) for into, out in shapes]
@@ -155,7 +171,9 @@ def main() -> None:
         order = json.loads(line)
         vectors = run(order["texts"])
         answer = (
-            [list(map(float, vector)) for vector in vectors] if order.get("vectors") and vectors is not None else []
+            [list(map(float, vector)) for vector in vectors]
+            if order.get("vectors") and vectors is not None
+            else []
         )
         print(json.dumps({"vectors": answer}), file=answers, flush=True)
 

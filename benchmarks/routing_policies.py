@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from deployments.routing import GroupRouter
+from deployments.routing.serve_routers import GroupRouter
 
 POLICIES = ("round robin", "power of two choices", "ours")
 POLICY_FILE = "CFG_SERVE_POLICY_FILE"
@@ -22,7 +22,9 @@ class SwitchRouter(GroupRouter):
         self._turn = 0
         self._rng = random.Random(0)
 
-    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+    async def choose_replicas(
+        self, candidate_replicas: list[Any], pending_request: Any = None
+    ) -> list[list[Any]]:
         ours = await super().choose_replicas(candidate_replicas, pending_request)
         policy = _policy()
         if policy == "ours" or not candidate_replicas:
@@ -33,7 +35,9 @@ class SwitchRouter(GroupRouter):
             first = candidates[self._turn % len(candidates)]
         else:
             two = self._rng.sample(candidates, min(2, len(candidates)))
-            first = min(two, key=lambda replica: self.replica_queue_len_cache.get(replica.replica_id) or 0)
+            first = min(
+                two, key=lambda replica: self.replica_queue_len_cache.get(replica.replica_id) or 0
+            )
         return [[first], *([replica] for replica in candidates if replica is not first)]
 
 

@@ -1,8 +1,10 @@
-"""How many drafts are worth verifying, from how many were kept: the policy by which speculation backs off.
+"""How many drafts are worth verifying, from how many were kept: the policy by which speculation
+backs off.
 
-With a chance `c` that a draft is kept if those before it were, k drafts give (1 - c^(k+1)) / (1 - c) tokens a step
-(Leviathan et al., arXiv 2211.17192, eq. 1), and the step costs 1 + k times what one more draft costs. Under guidance
-`c` differs from request to request, with the scale: each group has its own estimate, and the length that pays.
+With a chance `c` that a draft is kept if those before it were, k drafts give (1 - c^(k+1)) / (1 -
+c) tokens a step (Leviathan et al., arXiv 2211.17192, eq. 1), and the step costs 1 + k times what
+one more draft costs. Under guidance `c` differs from request to request, with the scale: each group
+has its own estimate, and the length that pays.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DRAFT_COST = 0.2
-"""What one more draft costs, drafted and verified, in steps without drafts. With it, a chance below 0.2 means none."""
+"""What one more draft costs, drafted and verified, in steps without drafts. With it, a chance below
+0.2 means none."""
 
 MEMORY = 0.9
 """What a step's evidence is worth a step later: some ten steps count."""
@@ -29,12 +32,14 @@ def tokens_per_step(chance: float, drafts: int) -> float:
 
 
 def best_length(chance: float, most: int, cost: float = DRAFT_COST) -> int:
-    """The number of drafts, at most `most`, with the most tokens for the cost; the larger of two equals."""
+    """The number of drafts, at most `most`, with the most tokens for the cost; the larger of two
+    equals."""
     return max(range(most, -1, -1), key=lambda k: tokens_per_step(chance, k) / (1 + cost * k))
 
 
 def never_pays(most: int, cost: float) -> bool:
-    """Whether drafts cost so much that even hoped-for ones are not worth making: no text gets any."""
+    """Whether drafts cost so much that even hoped-for ones are not worth making: no text gets
+    any."""
     return best_length(HOPE, most, cost) == 0
 
 
@@ -53,7 +58,8 @@ class DraftLength:
         return self.kept / self.tried
 
     def observe(self, drafted: int, kept: int) -> None:
-        """A step verified `drafted` drafts and kept the first `kept`; nothing is learnt of those behind a wrong one."""
+        """A step verified `drafted` drafts and kept the first `kept`; nothing is learnt of those
+        behind a wrong one."""
         if drafted:
             self.kept = self.kept * MEMORY + kept
             self.tried = self.tried * MEMORY + min(kept + 1, drafted)

@@ -1,14 +1,20 @@
-"""Every exception that cfg-serve raises on purpose.
+"""Every exception that cfg-serve raises on purpose, with its HTTP status.
 
     CfgServeError
-    ├── RequestError              the caller can mend the request (HTTP 400); also a ValueError
-    │   ├── GuidanceError         a guidance field is wrong, contradictory or not supported
-    │   └── CapacityError         the request can never fit this engine, however long it waits
-    ├── OverloadedError           the request is fine, there is no room now (HTTP 429)
-    ├── EngineError               the engine failed while it served the request (HTTP 500)
-    │   └── EngineDeadError       ... and will not come back in this process (HTTP 503)
-    └── ConfigError               a deployment or engine cannot start as configured; also a ValueError
-        └── CompatibilityError    this vLLM, model or engine option cannot run guidance exactly
+    ├── RequestError              400  the caller can mend the request; also a ValueError
+    │   ├── GuidanceError         400  a guidance field is wrong, contradictory or not supported
+    │   ├── CapacityError         400  the request can never fit this engine, however long it waits
+    │   ├── UnknownModelError     404  the request names a model that is not served here
+    │   ├── BodyTimeoutError      408  the request's body did not arrive in time
+    │   └── BodyTooLargeError     413  the request's body is larger than this server reads
+    ├── AuthenticationError       401  the request brings no API key, or an unknown one
+    ├── PermissionDeniedError     403  the API key is known, and may not do this
+    ├── OverloadedError           429  the request is fine, there is no room now
+    ├── DeadlineError             504  the request's own `timeout` has passed
+    ├── EngineError               500  the engine failed while it served the request
+    │   └── EngineDeadError       503  ... and will not come back in this process
+    └── ConfigError                    a deployment or engine cannot start so; also a ValueError
+        └── CompatibilityError         this vLLM, model or option cannot run guidance exactly
 
 Raise the most specific one. A message says what is wrong *and* what to do instead. All of them
 survive pickling, so that they cross process boundaries whole.
@@ -17,18 +23,14 @@ survive pickling, so that they cross process boundaries whole.
 from __future__ import annotations
 
 REQUEST_FAULT = "The request cannot go on: "
-"""Begins the reason of a request that failed in the engine by what it asked for: told as 400, not as 500."""
+"""Begins the reason of a request that failed in the engine because of what it asked for.
+
+It is told as 400, not as 500.
+"""
 
 
 class CfgServeError(Exception):
-    """Base of all errors below. Never raised itself."""
-
-
-class RequestError(CfgServeError, ValueError):
-    """The caller can mend the request. `param` names the field at fault, if one is.
-
-    It is a ValueError, so that callers of a plain Python API meet what they expect.
-    """
+    """Base of all errors below. Never raised itself. `param`: the field at fault, if any."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param)
@@ -39,6 +41,13 @@ class RequestError(CfgServeError, ValueError):
         return self.message
 
 
+class RequestError(CfgServeError, ValueError):
+    """The caller can mend the request.
+
+    It is a ValueError, so that callers of a plain Python API meet what they expect.
+    """
+
+
 class GuidanceError(RequestError):
     """A guidance field is wrong, contradictory or not supported."""
 
@@ -47,16 +56,37 @@ class CapacityError(RequestError):
     """The request can never fit this engine (context length, KV pool), however long it waits."""
 
 
+class UnknownModelError(RequestError):
+    """The request names a model that is not served here."""
+
+
+class BodyTimeoutError(RequestError):
+    """The request's body did not arrive in time."""
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body is larger than this server reads."""
+
+
+class AuthenticationError(CfgServeError):
+    """The request brings no API key, or one that is not known here."""
+
+
+class PermissionDeniedError(CfgServeError):
+    """The API key is known, and may not do this."""
+
+
 class OverloadedError(CfgServeError):
     """There is no room for the request now. `retry_after_s`: seconds after which to try again."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message, retry_after_s)
-        self.message = message
+        super().__init__(message)
+        self.args = (message, retry_after_s)  # what pickle makes it from
         self.retry_after_s = retry_after_s
 
-    def __str__(self) -> str:
-        return self.message
+
+class DeadlineError(CfgServeError):
+    """The request's own `timeout` has passed."""
 
 
 class EngineError(CfgServeError):

@@ -1,8 +1,9 @@
 """Groups: which streams belong together, and with what weights their predictions are blended.
 
-A *stream* is one token sequence with its own KV block table. The *leader* is the conditional stream, the
-request that the user made; its *followers* are negative streams that receive the leader's tokens. A *group* is
-a leader with its followers; classifier-free guidance is the group of two (design: "words").
+A *stream* is one token sequence with its own KV block table. The *leader* is the conditional
+stream, the request that the user made; its *followers* are negative streams that receive the
+leader's tokens. A *group* is a leader with its followers; classifier-free guidance is the group of
+two (design: "words").
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FOLLOWER_SUFFIX = "#negative"
-"""Follower i of request R has the id `R#negative<i>`. Request ids that end so are refused at admission."""
+"""Follower i of request R has the id `R#negative<i>`. Request ids that end so are refused at
+admission."""
 
 
 def follower_id(leader: str, index: int) -> str:
@@ -46,8 +48,8 @@ class Group:
 class GroupTable:
     """All live groups, found by the id of any of their streams.
 
-    Owned and mutated by the scheduler alone: a group is added at admission, and removed as a whole when its
-    leader finishes or is aborted.
+    Owned and mutated by the scheduler alone: a group is added at admission, and removed as a whole
+    when its leader finishes or is aborted.
     """
 
     def __init__(self) -> None:
@@ -93,5 +95,7 @@ class GroupTable:
         for stream, group in self._by_stream.items():
             assert stream in group.streams
             assert len(group.weights) == len(group.streams) >= 2
-            assert math.isclose(sum(group.weights), 1.0, abs_tol=1e-9 * max(map(abs, group.weights)))
+            assert math.isclose(
+                sum(group.weights), 1.0, abs_tol=1e-9 * max(map(abs, group.weights))
+            )
         assert set(self._by_stream) == {s for g in self._by_stream.values() for s in g.streams}

@@ -1,8 +1,9 @@
-"""Threads for work on texts: a short text never waits behind a long one, and one long text is worked on at a time.
+"""Threads for work on texts: a short text never waits behind a long one, and one long text is
+worked on at a time.
 
-Tokenizing takes one to two microseconds for each character, beside the event loop as long as the tokenizer lets go of
-Python's lock. Two megabytes take seconds; whoever sends twenty of them at once has them one after another, and leaves
-the other lane, and the other cores, to the rest.
+Tokenizing takes one to two microseconds for each character, beside the event loop as long as the
+tokenizer lets go of Python's lock. Two megabytes take seconds; whoever sends twenty of them at once
+has them one after another, and leaves the other lane, and the other cores, to the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Lanes:
         self._long = ThreadPoolExecutor(1, f"{name}-long")
         self._rest = Rest()
 
-    def submit(self, num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(
+        self, num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> Future[T]:
         """`function` in the lane for work on so many characters. For any thread."""
         lane = self._long if num_chars > LONG_TEXT else self._short
         future = lane.submit(function, *args, **kwargs)
@@ -51,7 +54,8 @@ class Lanes:
 
 
 def num_chars(value: object) -> int:
-    """Characters of all texts inside lists and objects; a number counts as four, about the text of a token."""
+    """Characters of all texts inside lists and objects; a number counts as four, about the text of
+    a token."""
     total, rest = 0, [value]
     while rest:
         item = rest.pop()

@@ -1,19 +1,21 @@
-"""Lockstep: the policy that decides which streams run, wait or are preempted in the next engine step.
+"""Lockstep: the policy that decides which streams run, wait or are preempted in the next step.
 
-A group may sample only in a *joint step*: one in which all its streams compute the logits of the same next
-token. `plan(snapshot, needs)` is the whole decision. It is pure: no vLLM, no clock, no mutation. The scheduler
-adapter takes the snapshot, carries the plan out, and takes back whatever went differently.
+A group may sample only in a *joint step*: one in which all its streams compute the logits of the
+same next token. `plan(snapshot, needs)` is the whole decision. It is pure: no vLLM, no clock, no
+mutation. The scheduler adapter takes the snapshot, carries the plan out, and takes back whatever
+went differently.
 
 The policy:
 1. The streams of a group are scheduled next to each other.
-2. A group samples in a step only if all its streams can finish their prompts (or decode) within the step's
-   budget. Otherwise each of them computes at most up to the token before its last one, and waits there: no
-   logits are computed that would have to be thrown away.
-3. The KV blocks of everything planned are reserved beforehand; if they do not suffice, whole units are
-   preempted from the tail. The unit at the head is never preempted, so it finishes, so there is no deadlock.
+2. A group samples in a step only if all its streams can finish their prompts (or decode) within the
+   step's budget. Otherwise each stream computes at most up to the token before its last one, and
+   waits there, so no logits are computed that would have to be thrown away.
+3. The KV blocks of everything planned are reserved beforehand. If they do not suffice, whole units
+   are preempted from the tail. The unit at the head is never preempted, so it finishes, so there is
+   no deadlock.
 4. At most one group is half admitted (some streams running, some waiting). Others in that state are
    preempted; the missing stream of the remaining one goes to the head of the queue.
-5. A waiting group may sample in the very step that admits it if all its streams fit what is left.
+5. A waiting group may sample in the step that admits it if all its streams fit what is left.
 
 A *unit* is what is planned together: a plain request, a group, or the admitted part of a group.
 """
@@ -29,8 +31,8 @@ from typing import Protocol
 class StreamState:
     """One running stream.
 
-    remaining: tokens still to compute until its next token can be sampled, that last one included. 1 for a
-    stream in decode; 0 or less if there is nothing to compute now.
+    remaining: tokens still to compute until its next token can be sampled, that last one included.
+    1 for a stream in decode; 0 or less if there is nothing to compute now.
     """
 
     id: str
@@ -42,8 +44,8 @@ class StreamState:
 class Unit:
     """A plain request, a group, or the admitted part of a group.
 
-    rank: sorts units for preemption under the priority policy, the greatest goes first; unused under FCFS.
-    missing: the streams of the group that still wait for admission.
+    rank: sorts units for preemption under the priority policy, the greatest goes first; unused
+    under FCFS. missing: the streams of the group that still wait for admission.
     """
 
     streams: tuple[StreamState, ...]
@@ -58,7 +60,8 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class WaitingUnit:
-    """A unit at the front of the waiting queue, in queue order. `lengths`: tokens of each stream in all."""
+    """A unit at the front of the waiting queue, in queue order. `lengths`: tokens of each stream in
+    all."""
 
     ids: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -67,7 +70,8 @@ class WaitingUnit:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Free KV blocks: in all, and what each role may still take (both equal `total` where the split is elastic)."""
+    """Free KV blocks: in all, and what each role may still take (both equal `total` where the split
+    is elastic)."""
 
     total: int
     leaders: int
@@ -78,9 +82,10 @@ class Headroom:
 class Snapshot:
     """The engine as the policy sees it, just before a step.
 
-    token_budget: tokens that the step may compute. chunk_limit: tokens that one stream may compute in the
-    step, 0 for no limit. free_slots: further streams that may be admitted. drafting_slots: what each scheduled
-    stream takes of the budget beside its tokens (a drafter's own rows, under speculation).
+    token_budget: tokens that the step may compute. chunk_limit: tokens that one stream may compute
+    in the step, 0 for no limit. free_slots: further streams that may be admitted. drafting_slots:
+    what each scheduled stream takes of the budget beside its tokens (a drafter's own rows, under
+    speculation).
     """
 
     running: tuple[Unit, ...]
@@ -97,9 +102,9 @@ class Snapshot:
 class StepPlan:
     """What to do in the step.
 
-    order: running streams in scheduling order. sampling: guided streams that may compute their last token, so
-    that their logits are used. preempt: units to preempt, whole, first to last. promote: waiting streams that
-    belong at the head of the queue.
+    order: running streams in scheduling order. sampling: guided streams that may compute their last
+    token, so that their logits are used. preempt: units to preempt, whole, first to last. promote:
+    waiting streams that belong at the head of the queue.
     """
 
     order: tuple[str, ...]
@@ -129,7 +134,8 @@ class _Allotment:
 
 
 def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
-    """Decide the next step. Terminates: each round preempts a unit, and one unit is never preempted."""
+    """Decide the next step. Terminates: each round preempts a unit, and one unit is never
+    preempted."""
     evicted = [u for u in snapshot.running if u.half_admitted][1:]  # rule 4
     units = [u for u in snapshot.running if u not in evicted] if evicted else list(snapshot.running)
     allotment = _allot(units, snapshot)
@@ -148,12 +154,16 @@ def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
 
 
 def all_may_decode(num_tokens: int, num_blocks: int, token_budget: int, headroom: Headroom) -> bool:
-    """Whether streams in decode that need at most so many tokens and blocks go on for certain, as `plan` would say."""
-    return num_tokens <= token_budget and num_blocks <= min(headroom.total, headroom.leaders, headroom.followers)
+    """Whether streams in decode that need at most so many tokens and blocks go on for certain, as
+    `plan` would say."""
+    return num_tokens <= token_budget and num_blocks <= min(
+        headroom.total, headroom.leaders, headroom.followers
+    )
 
 
 def _victim(units: Sequence[Unit], by_rank: bool) -> int:
-    """Index of the unit to preempt next: the last one, or under the priority policy the greatest rank."""
+    """Index of the unit to preempt next: the last one, or under the priority policy the greatest
+    rank."""
     if not by_rank:
         return len(units) - 1
     return max(range(len(units)), key=lambda i: (units[i].rank, i))
@@ -172,10 +182,16 @@ def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
 
 
 def _allot_guided(unit: Unit, limit: int, out: _Allotment) -> None:
-    """A joint step if the whole unit is there and fits; else everything but each stream's last token."""
+    """A joint step if the whole unit is there and fits; else everything but each stream's last
+    token."""
     remaining = [s.remaining for s in unit.streams]
     needed = sum(remaining) + out.drafting_slots * len(remaining)
-    joint = not unit.half_admitted and min(remaining) >= 1 and max(remaining) <= limit and needed <= out.budget
+    joint = (
+        not unit.half_admitted
+        and min(remaining) >= 1
+        and max(remaining) <= limit
+        and needed <= out.budget
+    )
     for stream in unit.streams:
         _grant(stream, stream.remaining if joint else stream.remaining - 1, limit, out)
     if joint:
@@ -196,14 +212,18 @@ def _fits(grants: Sequence[tuple[StreamState, int]], headroom: Headroom, needs: 
         return True
     leaders = sum(needs.exactly(s.id, n) for s, n in grants if not s.follower)
     followers = sum(needs.exactly(s.id, n) for s, n in grants if s.follower)
-    return leaders + followers <= headroom.total and leaders <= headroom.leaders and followers <= headroom.followers
+    return (
+        leaders + followers <= headroom.total
+        and leaders <= headroom.leaders
+        and followers <= headroom.followers
+    )
 
 
 def _admissible(snapshot: Snapshot, allotment: _Allotment, needs: BlockNeeds) -> set[str]:
     """Streams at the front of the queue that may sample in the step that admits them (rule 5).
 
-    A guess on the safe side: prefix-cache hits are ignored and blocks bounded from above. The scheduler's net
-    catches the rest.
+    A guess on the safe side: prefix-cache hits are ignored and blocks bounded from above. The
+    scheduler's net catches the rest.
     """
     budget, slots = allotment.budget, snapshot.free_slots
     free = min(snapshot.headroom.total, snapshot.headroom.leaders, snapshot.headroom.followers)

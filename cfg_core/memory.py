@@ -12,7 +12,9 @@ import threading
 REST_S = 1.0
 """After the last large piece of work: what it made is in use for a while."""
 
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other C libraries have none
+_malloc_trim = getattr(
+    ctypes.CDLL(None), "malloc_trim", None
+)  # glibc's; other C libraries have none
 
 
 def give_back() -> None:

@@ -1,8 +1,8 @@
 """GuidanceParams: what a request says about guidance, checked once and immutable afterwards.
 
 The same fields arrive as `SamplingParams.extra_args` offline and as JSON over HTTP, so both are
-parsed here, by `GuidanceParams.from_fields`. Anything that looks like guidance but is not understood
-is refused: a typo must never turn into silently unguided text.
+parsed here, by `GuidanceParams.from_fields`. Anything that looks like guidance but is not
+understood is refused: a typo must never turn into silently unguided text.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ GUIDANCE_PREFIXES = ("guidance", "cfg", "negative")
 
 @dataclass(frozen=True, kw_only=True)
 class GuidanceParams:
-    """Classifier-free guidance of one request: `guided = negative + scale * (conditional - negative)`.
+    """Classifier-free guidance of one request: `guided = negative + scale * (conditional -
+    negative)`.
 
     The blend is taken on log-softmax (arXiv 2306.17806; same convention as `guidance_scale` of
-    Hugging Face transformers: 1 is off). `scale` is any finite real, 0 and negative values included.
-    At most one negative may be given; with none, the negative stream starts at the prompt's last token.
-    logprobs: with each token's log-probability also those that the conditional and the negative stream gave it.
+    Hugging Face transformers: 1 is off). `scale` is any finite real, 0 and negative values
+    included. At most one negative may be given; with none, the negative stream starts at the
+    prompt's last token. logprobs: with each token's log-probability also those that the conditional
+    and the negative stream gave it.
 
     Raises GuidanceError from the constructor if a value cannot be used.
     """
@@ -51,7 +53,8 @@ class GuidanceParams:
         object.__setattr__(self, "scale", check_scale(self.scale))
         if self.negative_prompt is not None and self.negative_prompt_token_ids is not None:
             raise GuidanceError(
-                f"{NEGATIVE_TEXT} and {NEGATIVE_IDS} are both given: send only one of them.", NEGATIVE_IDS
+                f"{NEGATIVE_TEXT} and {NEGATIVE_IDS} are both given: send only one of them.",
+                NEGATIVE_IDS,
             )
         if self.negative_prompt is not None:
             check_negative_text(self.negative_prompt)
@@ -62,7 +65,8 @@ class GuidanceParams:
             raise GuidanceError(f"{STREAM_LOGPROBS} must be true or false.", STREAM_LOGPROBS)
         if self.logprobs and not self.enabled:
             raise GuidanceError(
-                f"{SCALE} is 1 (off), so there is one stream only: leave {STREAM_LOGPROBS} out, or set {SCALE}.",
+                f"{SCALE} is 1 (off), so there is one stream only: leave {STREAM_LOGPROBS} out, or"
+                f" set {SCALE}.",
                 STREAM_LOGPROBS,
             )
         if self.has_negative and not self.enabled:
@@ -74,7 +78,8 @@ class GuidanceParams:
 
     @property
     def enabled(self) -> bool:
-        """False at scale 1: the guided distribution is the conditional one, and no follower is made."""
+        """False at scale 1: the guided distribution is the conditional one, and no follower is
+        made."""
         return self.scale != 1.0
 
     @property
@@ -86,9 +91,9 @@ class GuidanceParams:
     def from_fields(cls, fields: Mapping[str, Any] | None) -> GuidanceParams | None:
         """Read the guidance fields of a request body or of `SamplingParams.extra_args`.
 
-        Fields of others are ignored; synonyms are understood; a field that looks like guidance and is
-        not known raises GuidanceError. None as a value means "not given". Returns None if the request
-        says nothing about guidance.
+        Fields of others are ignored; synonyms are understood; a field that looks like guidance and
+        is not known raises GuidanceError. None as a value means "not given". Returns None if the
+        request says nothing about guidance.
         """
         given = _canonical(fields or {})
         if not given:
@@ -102,7 +107,8 @@ class GuidanceParams:
         )
 
     def to_extra_args(self) -> dict[str, Any]:
-        """The entries of `SamplingParams.extra_args` that say the same; the inverse of `from_fields`."""
+        """The entries of `SamplingParams.extra_args` that say the same; the inverse of
+        `from_fields`."""
         out: dict[str, Any] = {SCALE: self.scale}
         if self.negative_prompt is not None:
             out[NEGATIVE_TEXT] = self.negative_prompt
@@ -114,7 +120,8 @@ class GuidanceParams:
 
 
 def looks_like_guidance(name: str) -> bool:
-    """True for field names that a user could only mean as guidance (contract 5.2: refuse if unknown)."""
+    """True for field names that a user could only mean as guidance (contract 5.2: refuse if
+    unknown)."""
     return name.lower().startswith(GUIDANCE_PREFIXES)
 
 
@@ -127,7 +134,9 @@ def check_scale(value: object) -> float:
     except OverflowError:
         scale = math.inf
     if not math.isfinite(scale):
-        raise GuidanceError(f"{SCALE} must be finite: send a number such as 1.5 (1 turns guidance off).", SCALE)
+        raise GuidanceError(
+            f"{SCALE} must be finite: send a number such as 1.5 (1 turns guidance off).", SCALE
+        )
     return scale
 
 
@@ -137,33 +146,45 @@ def check_negative_text(value: object, param: str = NEGATIVE_TEXT) -> str:
         raise GuidanceError(f"{param} must be a string, not {type(value).__name__}.", param)
     if not value:
         raise GuidanceError(
-            f"{param} is empty: leave the field out to let the negative stream start at the prompt's last token.",
+            f"{param} is empty: leave the field out to let the negative stream start at the"
+            " prompt's last token.",
             param,
         )
     return value
 
 
-def check_token_ids(value: object, vocab_size: int | None = None, param: str = NEGATIVE_IDS) -> tuple[int, ...]:
-    """Return `value` as a tuple of token ids, each in [0, vocab_size) if that is given, or raise GuidanceError."""
+def check_token_ids(
+    value: object, vocab_size: int | None = None, param: str = NEGATIVE_IDS
+) -> tuple[int, ...]:
+    """Return `value` as a tuple of token ids, each in [0, vocab_size) if that is given, or raise
+    GuidanceError."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise GuidanceError(f"{param} must be a list of token ids, not {type(value).__name__}.", param)
+        raise GuidanceError(
+            f"{param} must be a list of token ids, not {type(value).__name__}.", param
+        )
     if not value:
         raise GuidanceError(
-            f"{param} is empty: leave the field out to let the negative stream start at the prompt's last token.",
+            f"{param} is empty: leave the field out to let the negative stream start at the"
+            " prompt's last token.",
             param,
         )
     limit = math.inf if vocab_size is None else vocab_size
     for i, token in enumerate(value):
         if type(token) is not int:
-            raise GuidanceError(f"{param}[{i}] must be an integer, not {type(token).__name__}.", param)
+            raise GuidanceError(
+                f"{param}[{i}] must be an integer, not {type(token).__name__}.", param
+            )
         if not 0 <= token < limit:
             bound = "at least 0" if vocab_size is None else f"in [0, {vocab_size})"
-            raise GuidanceError(f"{param}[{i}] is {token}: token ids of this model are {bound}.", param)
+            raise GuidanceError(
+                f"{param}[{i}] is {token}: token ids of this model are {bound}.", param
+            )
     return tuple(value)
 
 
 def _canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Guidance fields under their own names; GuidanceError on unknown, ambiguous or doubled ones."""
+    """Guidance fields under their own names; GuidanceError on unknown, ambiguous or doubled
+    ones."""
     out: dict[str, Any] = {}
     for name, value in fields.items():
         if not looks_like_guidance(name):
@@ -174,7 +195,9 @@ def _canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if canonical in out:
-            raise GuidanceError(f"{name} and {canonical} mean the same and are both given: send only one.", name)
+            raise GuidanceError(
+                f"{name} and {canonical} mean the same and are both given: send only one.", name
+            )
         out[canonical] = value
     return out
 
@@ -190,4 +213,6 @@ def unknown_field(name: str, known: Sequence[str]) -> GuidanceError:
     near = difflib.get_close_matches(name, [*known, *SYNONYMS], n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     shown = name[:100]
-    return GuidanceError(f"{shown} is not a guidance field of this server.{hint} Known: {', '.join(known)}.", name)
+    return GuidanceError(
+        f"{shown} is not a guidance field of this server.{hint} Known: {', '.join(known)}.", name
+    )

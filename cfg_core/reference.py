@@ -1,15 +1,16 @@
 """The executable specification of guided decoding: two plain forwards a token, no cache, no batch.
 
-Everything faster in this project must give the tokens that this loop gives. It is written to be read,
-and it shares no code with what it checks: it does not import `cfg_core.blend`.
+Everything faster in this project must give the tokens that this loop gives. It is written to be
+read, and it shares no code with what it checks: it does not import `cfg_core.blend`.
 
     conditional stream  c = prompt            + the tokens generated so far
     negative stream     n = negative prompt   + the same tokens
     guided              g = log p(. | n) + scale * (log p(. | c) - log p(. | n))
 
-Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7. The
-same numbers come out of `UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face transformers,
-that is of `generate(guidance_scale=..., negative_prompt_ids=...)`: the unit tests hold the two together.
+Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7.
+The same numbers come out of `UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face
+transformers, that is of `generate(guidance_scale=..., negative_prompt_ids=...)`: the unit tests
+hold the two together.
 
 Shapes: T tokens in a stream, V token ids in the vocabulary, N generated tokens.
 """
@@ -27,14 +28,16 @@ from torch import Tensor
 FORBIDDEN = -math.inf
 
 Processor = Callable[[Tensor, list[int], list[int]], Tensor]
-"""(guided scores [V], prompt ids, output ids so far) -> scores [V]. It sees a model, never the streams."""
+"""(guided scores [V], prompt ids, output ids so far) -> scores [V]. It sees a model, never the
+streams."""
 
 
 class CausalLM(Protocol):
     """Anything that is called like a Hugging Face causal language model without a cache."""
 
     def __call__(self, input_ids: Tensor) -> Any:
-        """`input_ids` [1, T] int64 -> an object whose `logits` are [1, T, V], row t for the token after t."""
+        """`input_ids` [1, T] int64 -> an object whose `logits` are [1, T, V], row t for the token
+        after t."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,8 @@ class Generation:
 
     token_ids: list[int]
     log_probs: list[Tensor] = field(repr=False)
-    """N rows [V], the guided distribution before processors and temperature; empty unless asked for."""
+    """N rows [V], the guided distribution before processors and temperature; empty unless asked
+    for."""
     gaps: list[float] = field(repr=False)
     """N differences between the two highest scores, after the processors."""
 
@@ -84,8 +88,8 @@ def guided_generate(
 ) -> Generation:
     """Continue `prompt` under guidance away from `negative` (by default the prompt's last token).
 
-    The blend is computed in `dtype` (float32 or float64). The loop ends after `max_new_tokens`, or after
-    `eos_token_id`, which is then the last token of the result. `scale` 1 is plain decoding.
+    The blend is computed in `dtype` (float32 or float64). The loop ends after `max_new_tokens`, or
+    after `eos_token_id`, which is then the last token of the result. `scale` 1 is plain decoding.
     """
     prompt = list(prompt)
     negative = prompt[-1:] if negative is None else list(negative)
@@ -107,7 +111,8 @@ def guided_generate(
 
 @torch.inference_mode()
 def plain_generate(model: CausalLM, prompt: Sequence[int], *, max_new_tokens: int) -> Generation:
-    """Greedy decoding without guidance: one stream, so that `scale` 1 has something to be equal to."""
+    """Greedy decoding without guidance: one stream, so that `scale` 1 has something to be equal
+    to."""
     output: list[int] = []
     gaps: list[float] = []
     for _ in range(max_new_tokens):
@@ -126,8 +131,9 @@ def next_log_probs(model: CausalLM, token_ids: Sequence[int], dtype: torch.dtype
 def guide(conditional: Tensor, negative: Tensor, scale: float) -> Tensor:
     """`negative + scale * (conditional - negative)`, [V] each; unnormalised log-probabilities.
 
-    A token that the conditional stream forbids (-inf) stays forbidden whatever the scale. One that only
-    the negative stream forbids has no defined difference: it keeps the conditional's log-probability.
+    A token that the conditional stream forbids (-inf) stays forbidden whatever the scale. One that
+    only the negative stream forbids has no defined difference: it keeps the conditional's
+    log-probability.
     """
     guided = negative + scale * (conditional - negative)
     guided = torch.where(negative == FORBIDDEN, conditional, guided)
@@ -135,7 +141,8 @@ def guide(conditional: Tensor, negative: Tensor, scale: float) -> Tensor:
 
 
 def choose(scores: Tensor, sampling: Sampling, step: int) -> int:
-    """One token id from `scores` [V]: the highest (the first of equals), or by inverting the distribution."""
+    """One token id from `scores` [V]: the highest (the first of equals), or by inverting the
+    distribution."""
     if sampling.uniforms is None:
         return int(scores.argmax())
     probs = torch.softmax(scores.double() / sampling.temperature, dim=-1)
@@ -143,7 +150,8 @@ def choose(scores: Tensor, sampling: Sampling, step: int) -> int:
 
 
 def invert(probs: Tensor, uniform: float) -> int:
-    """The first token whose cumulated probability exceeds `uniform` in [0, 1). `probs` [V] float64."""
+    """The first token whose cumulated probability exceeds `uniform` in [0, 1). `probs` [V]
+    float64."""
     cumulated = probs.cumsum(dim=-1)
     exceeding = (cumulated > uniform * cumulated[-1]).nonzero()
     last_possible = probs.nonzero()[-1]  # where rounding lifts the product to the whole sum

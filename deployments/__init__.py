@@ -1,0 +1,1 @@
+"""The Ray Serve application: an HTTP ingress, guided generators and encoders."""

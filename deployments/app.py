@@ -4,29 +4,34 @@
 
 import logging
 import os
+from typing import Any
 
 from ray.serve import Application
 
-from deployments.config import AppArgs
-from deployments.embedder import Embedder
-from deployments.messages import check_message_sizes
-from deployments.replica import ModelReplica
-from deployments.router import CfgRouter
+from deployments.config.args import AppArgs
+from deployments.config.message_sizes import check_message_sizes
+from deployments.encoder.replica import Embedder
+from deployments.generator.replica import ModelReplica
+from deployments.ingress.router import CfgRouter
 
 logger = logging.getLogger("ray.serve")
 
 
 def build(args: AppArgs) -> Application:
-    """CfgRouter in front of ModelReplica and of an Embedder for each encoder. A mistake in `args` is raised here,
-    before anything starts."""
+    """CfgRouter in front of ModelReplica and of an Embedder for each encoder. A mistake in `args`
+    is raised here, before anything starts."""
     args = args.resolved()
     largest_answer = max((encoder.options.max_answer_bytes for encoder in args.encoders), default=0)
     check_message_sizes(args.access.max_body_bytes, largest_answer, os.environ)
     if os.environ.get("RAY_AUTH_MODE") != "token":
         logger.warning(
-            "Ray's token authentication is off: whoever reaches a port of a replica can run code there. "
-            "Set RAY_AUTH_MODE=token, see deploy/README.md."
+            "Ray's token authentication is off: whoever reaches a port of a replica can run code"
+            " there. Set RAY_AUTH_MODE=token, see docs/operations.md."
         )
-    generator = ModelReplica.bind(args) if args.model else None
-    encoders = {e.model_name: Embedder.options(name=e.deployment).bind(e) for e in args.encoders}
-    return CfgRouter.bind(generator, encoders, args)
+    deployments: tuple[Any, ...] = (CfgRouter, ModelReplica, Embedder)
+    router, generator, encoder = deployments  # Serve's decorator is not typed
+    encoders = {e.model_name: encoder.options(name=e.deployment).bind(e) for e in args.encoders}
+    application: Application = router.bind(
+        generator.bind(args) if args.model else None, encoders, args
+    )
+    return application

@@ -1,15 +1,16 @@
 """How many ModelReplicas there should be: by streams and by use of the KV pool.
 
-Serve's own policy counts requests. A guided request is two streams, `n` and lists of prompts are more, and a few long
-texts can fill a KV pool that hundreds of short ones would not. Public API of Ray Serve 2.60: in a Serve config,
+Serve's own policy counts requests. A guided request is two streams, `n` and lists of prompts are
+more, and a few long texts can fill a KV pool that hundreds of short ones would not. Public API of
+Ray Serve 2.60: in a Serve config,
 
     autoscaling_config:
       policy:
         policy_function: deployments.autoscaling:GuidedLoad
         policy_kwargs: {target_streams: 96, target_kv_use: 0.8}
 
-Delays, bounds and smoothing stay Serve's (`upscale_delay_s`, `max_replicas`, ...). Replicas report through
-`record_autoscaling_stats`; what waits in front of them is counted at two streams a request.
+Delays, bounds and smoothing stay Serve's (`upscale_delay_s`, `max_replicas`, ...). Replicas report
+through `record_autoscaling_stats`; what waits in front of them is counted at two streams a request.
 """
 
 from __future__ import annotations
@@ -26,26 +27,38 @@ STREAMS_OF_A_QUEUED_REQUEST = 2
 
 
 class GuidedLoad:
-    """target_streams: that a replica should have, running and waiting; what `max_num_seqs` is, or a little less.
+    """target_streams: that a replica should have, running and waiting; what `max_num_seqs` is, or a
+    little less.
 
     target_kv_use: the share of its KV blocks that should be held, 0 to 1.
     """
 
     def __init__(self, target_streams: float = 64, target_kv_use: float = 0.8) -> None:
         if not target_streams > 0 or not 0 < target_kv_use <= 1:
-            raise ValueError("policy_kwargs: target_streams must be above 0, target_kv_use above 0 and at most 1.")
+            raise ValueError(
+                "policy_kwargs: target_streams must be above 0, target_kv_use above 0 and at"
+                " most 1."
+            )
         self.target_streams, self.target_kv_use = target_streams, target_kv_use
 
     def __call__(self, ctx: Any) -> tuple[float, dict[str, Any]]:
-        """Called by Serve's controller with an AutoscalingContext; returns replicas, and the state it keeps."""
+        """Called by Serve's controller with an AutoscalingContext; returns replicas, and the state
+        it keeps."""
         reported = ctx.aggregated_metrics or {}
         running = set(ctx.running_replicas)
-        streams, kv_use = (_of_running(reported.get(key) or {}, running) for key in (STREAMS, KV_USE))
+        streams, kv_use = (
+            _of_running(reported.get(key) or {}, running) for key in (STREAMS, KV_USE)
+        )
         return self.desired(streams, kv_use, ctx.total_queued_requests or 0.0), {}
 
-    def desired(self, streams: Iterable[float], kv_use: Iterable[float], queued_requests: float) -> float:
-        """Replicas, not yet rounded, for what the present ones report and for what waits in front of them."""
-        by_streams = (sum(streams) + STREAMS_OF_A_QUEUED_REQUEST * queued_requests) / self.target_streams
+    def desired(
+        self, streams: Iterable[float], kv_use: Iterable[float], queued_requests: float
+    ) -> float:
+        """Replicas, not yet rounded, for what the present ones report and for what waits in front
+        of them."""
+        by_streams = (
+            sum(streams) + STREAMS_OF_A_QUEUED_REQUEST * queued_requests
+        ) / self.target_streams
         by_blocks = sum(kv_use) / self.target_kv_use
         return max(by_streams, by_blocks)
 

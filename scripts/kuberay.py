@@ -1,9 +1,11 @@
 """Render the KubeRay manifest of a Serve configuration.
 
-    python scripts/kuberay.py configs/llama-8b-tp2.yaml --image cfg-serve:VERSION > deploy/kuberay/rayservice.yaml
+    python scripts/kuberay.py configs/llama-8b-tp2.yaml --image cfg-serve:VERSION >
+    deploy/kuberay/rayservice.yaml
 
-The configuration goes into the manifest word for word. How many GPUs a pod has, how many pods there are, and how long
-they may take to stop is read from it; everything else is in deploy/kuberay/rayservice.template.yaml.
+The configuration goes into the manifest word for word. How many GPUs a pod has, how many pods there
+are, and how long they may take to stop is read from it; everything else is in
+deploy/kuberay/rayservice.template.yaml.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ RAY_MARGIN_S = 30
 
 
 class RenderError(Exception):
-    """This configuration cannot run on Kubernetes as it is. The message says why, and what to do."""
+    """This configuration cannot run on Kubernetes as it is. The message says why, and what to
+    do."""
 
 
 def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
@@ -46,10 +49,14 @@ def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
     (application,) = config["applications"]
     deployments = application["deployments"]
     gpus = gpus_per_pod or gpus_of_a_pod(deployments)
-    drain_s = max(math.ceil(d.get("graceful_shutdown_timeout_s", SERVE_DEFAULT_DRAIN_S)) for d in deployments)
+    drain_s = max(
+        math.ceil(d.get("graceful_shutdown_timeout_s", SERVE_DEFAULT_DRAIN_S)) for d in deployments
+    )
     low, high = pods(deployments, gpus)
     values = {
-        "config": path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path.name,
+        "config": (
+            path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path.name
+        ),
         "image": image,
         "serve_env": serve_env(),
         "serve_config": textwrap.indent(text.rstrip(), "    "),
@@ -73,23 +80,34 @@ def serve_env() -> str:
 
 
 def check_http(config: Mapping[str, Any]) -> None:
-    """Raise RenderError if other pods could not reach Serve's proxies, or if pods with replicas had none."""
+    """Raise RenderError if other pods could not reach Serve's proxies, or if pods with replicas had
+    none."""
     host = config["http_options"].get("host")
     if host not in ("0.0.0.0", "::"):
-        raise RenderError(f"http_options.host is {host}, which no other pod can reach: set 0.0.0.0.")
+        raise RenderError(
+            f"http_options.host is {host}, which no other pod can reach: set 0.0.0.0."
+        )
     if config.get("proxy_location", "EveryNode") != "EveryNode":
-        raise RenderError("the service sends clients to every pod with a replica: set proxy_location: EveryNode.")
+        raise RenderError(
+            "the service sends clients to every pod with a replica: set proxy_location: EveryNode."
+        )
 
 
 def gpus_of_a_pod(deployments: list[dict[str, Any]]) -> int:
-    """The fewest GPUs that hold any one replica. Raises RenderError if that is for the owner to say."""
+    """The fewest GPUs that hold any one replica. Raises RenderError if that is for the owner to
+    say."""
     for deployment in deployments:
         if gpus_of(deployment) > 1 and deployment.get("placement_group_strategy") != "STRICT_PACK":
             name = deployment["name"]
-            raise RenderError(f"a replica of {name} may span several pods: say --gpus-per-pod, or set STRICT_PACK.")
+            raise RenderError(
+                f"a replica of {name} may span several pods: say --gpus-per-pod, or set"
+                " STRICT_PACK."
+            )
     most = max(gpus_of(deployment) for deployment in deployments)
     if not most:
-        raise RenderError("no deployment asks for a GPU, and the manifest is for GPU pods: take another config.")
+        raise RenderError(
+            "no deployment asks for a GPU, and the manifest is for GPU pods: take another config."
+        )
     return math.ceil(most)
 
 
@@ -113,16 +131,24 @@ def pods(deployments: list[dict[str, Any]], gpus_per_pod: int) -> tuple[int, int
 
 def pinned_ray() -> str:
     """The version of Ray in the image."""
-    found = re.search(r"^ray==(\S+)", (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8"), re.M)
+    found = re.search(
+        r"^ray==(\S+)", (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8"), re.M
+    )
     assert found, "requirements/cuda.txt pins ray"
     return found[1]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Render the KubeRay manifest of a Serve configuration.")
+    parser = argparse.ArgumentParser(
+        description="Render the KubeRay manifest of a Serve configuration."
+    )
     parser.add_argument("config", type=Path, help="a file like those in configs/")
-    parser.add_argument("--image", required=True, help="name and version of the image from deploy/Containerfile")
-    parser.add_argument("--gpus-per-pod", type=int, help="GPUs of each GPU pod (default: those of one replica)")
+    parser.add_argument(
+        "--image", required=True, help="name and version of the image from deploy/Containerfile"
+    )
+    parser.add_argument(
+        "--gpus-per-pod", type=int, help="GPUs of each GPU pod (default: those of one replica)"
+    )
     args = parser.parse_args()
     try:
         sys.stdout.write(render(args.config, args.image, args.gpus_per_pod))

@@ -1,10 +1,11 @@
 """What `make serve` runs: `serve run CONFIG` on a Ray of its own, in the foreground, until Ctrl-C.
 
-    .venv/bin/python scripts/serve.py configs/cfg.yaml        HOST=127.0.0.1 PORT=8000 override the YAML's
+    .venv/bin/python scripts/serve.py configs/cfg.yaml    HOST and PORT override the YAML's
 
-Ray's own ports are on the loopback address, guarded by a token made for this run; it keeps its files in a
-temporary folder and has no dashboard. Every process below this one is ended before it returns, however that comes:
-this process adopts orphans (PR_SET_CHILD_SUBREAPER), so none can escape the sweep at the end.
+Ray's own ports are on the loopback address, guarded by a token made for this run; it keeps its
+files in a temporary folder and has no dashboard. Every process below this one is ended before it
+returns, however that comes: this process adopts orphans (PR_SET_CHILD_SUBREAPER), so none can
+escape the sweep at the end.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ BIN = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 1800.0  # a first download of a large model is slow, and says so in the log
 PR_SET_CHILD_SUBREAPER = 36
-FAILED = re.compile(r"DEPLOY_FAILED|Deploying app\S* .*failed|Exception in Replica\(.* the replica will be stopped")
-COLOUR, WRITER = re.compile(r"\x1b\[\d*m"), re.compile(r"^\([\w:]+ pid=\d+\) ?", re.M)  # Ray's, in its log
+FAILED = re.compile(
+    r"DEPLOY_FAILED|Deploying app\S* .*failed|Exception in Replica\(.* the replica will be stopped"
+)
+COLOUR, WRITER = (
+    re.compile(r"\x1b\[\d*m"),
+    re.compile(r"^\([\w:]+ pid=\d+\) ?", re.M),
+)  # Ray's, in its log
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 T0 = time.monotonic()
 
@@ -54,13 +60,16 @@ def say(text: str) -> None:
     print(f"[serve {time.monotonic() - T0:4.0f} s] {text}", flush=True)
 
 
-# ---- the configuration ----------------------------------------------------------------------------
+# ---- the configuration ---------------------------------------------------------------------------
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], str, int]:
-    """The YAML with HOST and PORT written into it, and the two. Without either it listens on 127.0.0.1:8000."""
+    """The YAML with HOST and PORT written into it, and the two. Without either it listens on
+    127.0.0.1:8000."""
     if not path.is_file():
-        raise ServeError(f"{path} does not exist. Name a YAML file: make serve CONFIG=configs/cfg.yaml")
+        raise ServeError(
+            f"{path} does not exist. Name a YAML file: make serve CONFIG=configs/cfg.yaml"
+        )
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     options = config.setdefault("http_options", {})
     options["host"] = os.environ.get("HOST") or options.get("host", LOOPBACK)
@@ -75,35 +84,52 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ServeError(
-                f"{host}:{port} cannot be listened on ({error.strerror}). Stop what uses it, or take another: "
-                f"make serve PORT={port + 1}"
+                f"{host}:{port} cannot be listened on ({error.strerror}). Stop what uses it, or"
+                f" take another: make serve PORT={port + 1}"
             ) from None
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Ours, with telemetry off and a token of this run: nobody else on this machine can submit work to our Ray."""
-    env = dict(os.environ, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_TMPDIR=str(folder))
+    """Ours, with telemetry off and a token of this run: nobody else on this machine can submit work
+    to our Ray."""
+    env = dict(
+        os.environ,
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=secrets.token_hex(32),
+        RAY_TMPDIR=str(folder),
+    )
     env.pop("RAY_ADDRESS", None)  # a cluster of this name would be used instead of ours
-    env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # on any system: this node's address is the loopback one
+    env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+        "0"  # on any system: this node's address is the loopback one
+    )
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
     defaults = serve_settings() | {
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONUNBUFFERED": "1",
-        "RAY_SERVE_LOG_TO_STDERR": "1",  # what FAILED is looked for in; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
+        "RAY_SERVE_LOG_TO_STDERR": (
+            "1"
+        ),  # what FAILED is looked for in; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
     }
     for name, value in defaults.items():
         env.setdefault(name, value)
     return env
 
 
-# ---- starting -------------------------------------------------------------------------------------
+# ---- starting ------------------------------------------------------------------------------------
 
 
 def spawn(command: list[str], env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C reaches this process alone, which then ends the others in order."""
+    """In a session of its own, so that Ctrl-C reaches this process alone, which then ends the
+    others in order."""
     return subprocess.Popen(
-        command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        command,
+        env=env,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
 
 
@@ -129,7 +155,8 @@ def answers(url: str) -> bool:
 
 
 def example(url: str, config: dict[str, Any]) -> str:
-    """What to try first: a curl line for the first model that is served. Never fails: it is only a convenience."""
+    """What to try first: a curl line for the first model that is served. Never fails: it is only a
+    convenience."""
     try:
         return curl_line(url, has_keys(config))
     except Exception as error:
@@ -155,10 +182,12 @@ def curl_line(url: str, needs_key: bool) -> str:
         "/embed_sparse": {"inputs": "A text."},
     }
     body = {"model": model["id"], **bodies.get(path, {"input": "A text."})}
-    return f"curl -s {url}{path} -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'"
+    return (
+        f"curl -s {url}{path} -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'"
+    )
 
 
-# ---- stopping -------------------------------------------------------------------------------------
+# ---- stopping ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -209,7 +238,7 @@ def raise_stopped(signum: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-# ---- the whole ------------------------------------------------------------------------------------
+# ---- the whole -----------------------------------------------------------------------------------
 
 
 def serve(path: Path, folder: Path) -> None:

@@ -1,6 +1,8 @@
-"""`serve run CONFIG` on a small Ray of its own, which ends with it. scripts/serve.py starts it as a child.
+"""`serve run CONFIG` on a small Ray of its own, which ends with it. scripts/serve.py starts it as a
+child.
 
-`serve run` takes the Ray that is initialised already; by itself it would join or start one with the defaults.
+`serve run` takes the Ray that is initialised already; by itself it would join or start one with the
+defaults.
 """
 
 import os

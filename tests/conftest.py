@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",  # ray.init() would otherwise write a token file into the home directory
+    "RAY_AUTH_MODE": (
+        "disabled"
+    ),  # ray.init() would otherwise write a token file into the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -17,11 +19,16 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-for _name, _value in ENVIRONMENT.items():  # here, not in a fixture: these are read when ray and vllm are imported
+for (
+    _name,
+    _value,
+) in ENVIRONMENT.items():  # here, not in a fixture: these are read when ray and vllm are imported
     os.environ.setdefault(_name, _value)
 
 # A busy machine is slow, not wrong: no time limit on single examples, none on making them.
-settings.register_profile("cfg-serve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "cfg-serve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("cfg-serve")
 
 FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu")

@@ -1,4 +1,5 @@
-"""Prefill-only models: encoders, retrievers, rerankers, classifiers, without KV cache or decode phase.
+"""Prefill-only models: encoders, retrievers, rerankers, classifiers, without KV cache or decode
+phase.
 
     from cfg_core.prefill_only import Engine
     vectors = Engine.load("sentence-transformers/all-MiniLM-L6-v2").embed(texts)

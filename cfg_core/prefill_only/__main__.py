@@ -1,7 +1,8 @@
 """The command line: python -m cfg_core.prefill_only embed MODEL INPUT OUTPUT
 
-INPUT is a .txt file (one text a line) or a .jsonl file (one object a line); OUTPUT a .npy or .parquet file with a
-vector for each line. Interrupted or killed, the same command goes on where it was.
+INPUT is a .txt file (one text a line) or a .jsonl file (one object a line); OUTPUT a .npy or
+.parquet file with a vector for each line. Interrupted or killed, the same command goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -21,21 +22,39 @@ from cfg_core.prefill_only.types import FloatArray, RequestOptions
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m cfg_core.prefill_only", description=__doc__)
-    embed = result.add_subparsers(required=True).add_parser("embed", help="a vector for each line of a file")
+    embed = result.add_subparsers(required=True).add_parser(
+        "embed", help="a vector for each line of a file"
+    )
     embed.add_argument("model", help="directory of the model, or a name on the Hugging Face hub")
     embed.add_argument("input", type=Path, help=".txt or .jsonl")
     embed.add_argument("output", type=Path, help=".npy or .parquet")
-    embed.add_argument("--field", default="text", help="where a .jsonl line keeps its text (default: text)")
-    embed.add_argument("--prompt-name", help="one of the model's prompts, to put in front of each text")
-    embed.add_argument("--dimensions", type=int, help="keep the first so many (Matryoshka models)")
-    embed.add_argument("--truncate", action="store_true", help="cut texts that are too long, instead of refusing")
     embed.add_argument(
-        "--on-error", choices=["stop", "nan"], default="stop", help="what a text without a vector causes"
+        "--field", default="text", help="where a .jsonl line keeps its text (default: text)"
+    )
+    embed.add_argument(
+        "--prompt-name", help="one of the model's prompts, to put in front of each text"
+    )
+    embed.add_argument("--dimensions", type=int, help="keep the first so many (Matryoshka models)")
+    embed.add_argument(
+        "--truncate", action="store_true", help="cut texts that are too long, instead of refusing"
+    )
+    embed.add_argument(
+        "--on-error",
+        choices=["stop", "nan"],
+        default="stop",
+        help="what a text without a vector causes",
     )
     embed.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     embed.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1...")
-    embed.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads on the CPU")
-    embed.add_argument("--lines-per-part", type=int, default=4096, help="lines that a kill may cost (default: 4096)")
+    embed.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads on the CPU"
+    )
+    embed.add_argument(
+        "--lines-per-part",
+        type=int,
+        default=4096,
+        help="lines that a kill may cost (default: 4096)",
+    )
     embed.add_argument("--restart", action="store_true", help="forget what is there and begin anew")
     return result
 
@@ -62,13 +81,27 @@ def embed_file(args: argparse.Namespace) -> int:
         lines_per_part=args.lines_per_part,
         settings={
             name: getattr(args, name)
-            for name in ("model", "prompt_name", "dimensions", "truncate", "on_error", "dtype", "device", "threads")
+            for name in (
+                "model",
+                "prompt_name",
+                "dimensions",
+                "truncate",
+                "on_error",
+                "dtype",
+                "device",
+                "threads",
+            )
         },
     )
     job.check()
-    with Engine.load(args.model, dtype=args.dtype, device=args.device, num_threads=args.threads) as engine:
+    with Engine.load(
+        args.model, dtype=args.dtype, device=args.device, num_threads=args.threads
+    ) as engine:
         options = engine.options(
-            "embed", prompt_name=args.prompt_name, dimensions=args.dimensions, truncate=args.truncate
+            "embed",
+            prompt_name=args.prompt_name,
+            dimensions=args.dimensions,
+            truncate=args.truncate,
         )
         num_lines = check_texts(job, engine, options, stop=args.on_error == "stop")
         with tqdm(total=num_lines, unit="text", disable=None) as bar:
@@ -87,12 +120,17 @@ def embed_file(args: argparse.Namespace) -> int:
 
 
 def check_texts(job: Job, engine: Engine, options: RequestOptions, *, stop: bool) -> int:
-    """The number of texts. With `stop`, raises BulkError for the first bad one: now, and not after hours."""
+    """The number of texts. With `stop`, raises BulkError for the first bad one: now, and not after
+    hours."""
     num_lines = 0
     for texts in chunks(read_texts(job), job.lines_per_part):
-        for number, problem in enumerate(engine.problems(texts, options) if stop else (), num_lines + 1):
+        for number, problem in enumerate(
+            engine.problems(texts, options) if stop else (), num_lines + 1
+        ):
             if problem is not None:
-                raise BulkError(f"line {number} of {job.input}: {problem} Or leave it out with --on-error nan.")
+                raise BulkError(
+                    f"line {number} of {job.input}: {problem} Or leave it out with --on-error nan."
+                )
         num_lines += len(texts)
     return num_lines
 

@@ -12,10 +12,17 @@ from cfg_core.errors import ConfigError, EngineDeadError, EngineError, Overloade
 from cfg_core.prefill_only.batch import Finished
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.pipeline import Pipeline
-from cfg_core.prefill_only.types import Input, Output, RequestOptions, SequenceState, too_many_values
+from cfg_core.prefill_only.types import (
+    Input,
+    Output,
+    RequestOptions,
+    SequenceState,
+    too_many_values,
+)
 
 _AT_ONCE = 4_000
-"""Characters. More are tokenized beside the event loop, by so many at a time, so that other requests come between."""
+"""Characters. More are tokenized beside the event loop, by so many at a time, so that other
+requests come between."""
 _SLICE = 50_000
 
 
@@ -35,13 +42,15 @@ class _Request:
 
 
 class AsyncEngine:
-    """For servers: many calls at once share batches. Used from one event loop, which schedules and tokenizes; a device
-    thread computes. A failing input fails its own call only.
+    """For servers: many calls at once share batches. Used from one event loop, which schedules and
+    tokenizes; a device thread computes. A failing input fails its own call only.
     """
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         if options.workflow.get("executor") == "inline":
-            raise ConfigError("the inline executor would block the event loop: use thread, which is the default.")
+            raise ConfigError(
+                "the inline executor would block the event loop: use thread, which is the default."
+            )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pipeline = Pipeline(model, options, self._deliver)
         self._pump_is_due = False
@@ -58,8 +67,9 @@ class AsyncEngine:
     ) -> list[Output]:
         """An output for each input, in order. max_values: how many numbers they may hold together.
 
-        Raises RequestError (bad input), OverloadedError (the queue is full), EngineError (an input came out
-        as NaN), EngineDeadError (the device thread is gone). Cancelling it takes its sequences out of the queue.
+        Raises RequestError (bad input), OverloadedError (the queue is full), EngineError (an input
+        came out as NaN), EngineDeadError (the device thread is gone). Cancelling it takes its
+        sequences out of the queue.
         """
         self.check_health()
         pipeline, scheduler = self._pipeline, self._pipeline.scheduler
@@ -93,11 +103,15 @@ class AsyncEngine:
         size, limit = _size(item), self._pipeline.options.max_text_chars
         if size > limit:
             raise RequestError(
-                f"input {index} has {size} characters, and this server takes {limit}: send it in parts.", "input"
+                f"input {index} has {size} characters, and this server takes {limit}: send it in"
+                " parts.",
+                "input",
             )
         return size
 
-    def _check_values(self, sequences: list[SequenceState], options: RequestOptions, limit: int | None) -> None:
+    def _check_values(
+        self, sequences: list[SequenceState], options: RequestOptions, limit: int | None
+    ) -> None:
         """Of sparse vectors nobody knows before they are there."""
         width = {
             "embed": options.dimensions or self.info.dimension or 0,
@@ -106,7 +120,8 @@ class AsyncEngine:
         }
         num_tokens = sum(map(len, sequences))
         values = sum(
-            width.get(task, 0) * (num_tokens if task == "token_embed" else len(sequences)) for task in options.tasks
+            width.get(task, 0) * (num_tokens if task == "token_embed" else len(sequences))
+            for task in options.tasks
         )
         if limit is not None and values > limit:
             raise too_many_values(values, limit)
@@ -115,7 +130,8 @@ class AsyncEngine:
         limit = self._pipeline.options.max_request_inputs
         if not 1 <= num_inputs <= limit:
             raise RequestError(
-                f"a request takes 1 to {limit} inputs, not {num_inputs}: send several requests.", "input"
+                f"a request takes 1 to {limit} inputs, not {num_inputs}: send several requests.",
+                "input",
             )
         self._check_room(1)
 
@@ -126,7 +142,8 @@ class AsyncEngine:
             raise OverloadedError(f"{queued} tokens are waiting to be embedded: try again later.")
 
     def _pump_soon(self) -> None:
-        """Once the callers that are ready in this turn of the loop have queued up, so that they share a batch."""
+        """Once the callers that are ready in this turn of the loop have queued up, so that they
+        share a batch."""
         if not self._pump_is_due:
             self._pump_is_due = True
             assert self._loop is not None
@@ -163,7 +180,9 @@ class AsyncEngine:
     async def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises RequestError if the text is longer than `max_text_chars`."""
         size = self._checked_size(text, 0)
-        ids: list[int] = await self._lanes.run(size, self._pipeline.tokenizer.token_ids, text, add_special_tokens)
+        ids: list[int] = await self._lanes.run(
+            size, self._pipeline.tokenizer.token_ids, text, add_special_tokens
+        )
         return ids
 
     async def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
@@ -176,8 +195,12 @@ class AsyncEngine:
         """Raises RequestError if there are more than a quarter of `max_text_chars`."""
         limit = self._pipeline.options.max_text_chars // 4
         if len(token_ids) > limit:
-            raise RequestError(f"{len(token_ids)} tokens are too many: send {limit} at most.", "tokens")
-        text: str = await self._lanes.run(lanes.num_chars(token_ids), self._pipeline.tokenizer.text_of, token_ids)
+            raise RequestError(
+                f"{len(token_ids)} tokens are too many: send {limit} at most.", "tokens"
+            )
+        text: str = await self._lanes.run(
+            lanes.num_chars(token_ids), self._pipeline.tokenizer.text_of, token_ids
+        )
         return text
 
     def stats(self) -> dict[str, int]:
@@ -194,7 +217,8 @@ class AsyncEngine:
 
 
 def _slices(inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
-    """Consecutive inputs of about `_SLICE` characters, or one longer input, with the place of the first."""
+    """Consecutive inputs of about `_SLICE` characters, or one longer input, with the place of the
+    first."""
     first = size = 0
     for place, item in enumerate(inputs):
         if size and size + _size(item) > _SLICE:

@@ -1,4 +1,5 @@
-"""What goes to the device and what comes back. Everything is *packed*: sequences one behind the other, no padding.
+"""What goes to the device and what comes back. Everything is *packed*: sequences one behind the
+other, no padding.
 
 Shapes: T tokens in the batch, N sequences, D components, V vocabulary. Sequence i owns the rows
 `cu_seq_lens[i]:cu_seq_lens[i + 1]` of everything that has T rows.
@@ -25,9 +26,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Who attends to whom: each sequence to itself. Passed through the model's forward to the attention function.
+    """Who attends to whom: each sequence to itself. Passed through the model's forward to the
+    attention function.
 
-    It must always be passed: encoders do not notice packing by themselves and mix neighbours silently.
+    It must always be passed: encoders do not notice packing by themselves and mix neighbours
+    silently.
     """
 
     runs: tuple[Run, ...]
@@ -75,7 +78,8 @@ class PackedBatch:
 
 
 Values = Mapping[Task, Sequence[FloatArray | SparseVector | None]]
-"""For each task a value for each sequence of the batch; None for a sequence that did not ask for it."""
+"""For each task a value for each sequence of the batch; None for a sequence that did not ask for
+it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""A file of texts in, a file of vectors out; killed at any moment, the same command goes on where it was.
+"""A file of texts in, a file of vectors out; killed at any moment, the same command goes on where
+it was.
 
     OUTPUT.parts/manifest.json   what is computed: fingerprint of the input, the model, the options
     OUTPUT.parts/00000000.npy    vectors of the first `lines_per_part` lines; then 00000001.npy ...
     OUTPUT                       assembled from the parts when all are there
 
-Each file is written beside its place, flushed to the disk, and renamed into it: it is there whole or not at all.
-Parts are cut by line number alone, so a run with interruptions ends with the same bytes as one without.
+Each file is written beside its place, flushed to the disk, and renamed into it: it is there whole
+or not at all. Parts are cut by line number alone, so a run with interruptions ends with the same
+bytes as one without.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ class BulkError(CfgServeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is computed. Everything but `output` decides the result, and is compared on resumption."""
+    """What is computed. Everything but `output` decides the result, and is compared on
+    resumption."""
 
     input: Path
     """.txt, one text a line, or .jsonl, one object a line."""
     output: Path
-    """.npy (float32 [lines, dimensions]) or .parquet (index, id if the lines have one, embedding)."""
+    """.npy (float32 [lines, dimensions]) or .parquet (index, id if the lines have one,
+    embedding)."""
     text_field: str = "text"
     """Where a .jsonl line keeps its text."""
     lines_per_part: int = 4096
@@ -70,11 +74,12 @@ class Job:
             _pyarrow()
 
 
-# ---- reading --------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def read_texts(job: Job) -> Iterator[str]:
-    """The texts, in order; an empty line is an empty text. Raises BulkError with the line number for bad JSON."""
+    """The texts, in order; an empty line is an empty text. Raises BulkError with the line number
+    for bad JSON."""
     for number, line in enumerate(_lines(job.input), 1):
         yield line if job.input.suffix == ".txt" else _object(job, line, number)[job.text_field]
 
@@ -95,7 +100,8 @@ def _object(job: Job, line: str, number: int) -> dict[str, Any]:
         raise BulkError(f"line {number} of {job.input} is not valid JSON: {error}.") from None
     if not isinstance(value, dict) or not isinstance(value.get(job.text_field), str):
         raise BulkError(
-            f"line {number} of {job.input} has no text in {job.text_field!r}: name the right field with --field."
+            f"line {number} of {job.input} has no text in {job.text_field!r}: name the right field"
+            " with --field."
         )
     return value
 
@@ -110,14 +116,23 @@ def chunks(texts: Iterator[str], size: int) -> Iterator[list[str]]:
         yield chunk
 
 
-# ---- the job --------------------------------------------------------------------------------------
+# ---- the job -------------------------------------------------------------------------------------
 
 
-def run(job: Job, embed: Embed, dimension: int, *, restart: bool = False, progress: Callable[[int], None]) -> list[int]:
-    """Compute what is missing and assemble the output; returns the numbers (from 1) of the lines without a vector.
+def run(
+    job: Job,
+    embed: Embed,
+    dimension: int,
+    *,
+    restart: bool = False,
+    progress: Callable[[int], None],
+) -> list[int]:
+    """Compute what is missing and assemble the output; returns the numbers (from 1) of the lines
+    without a vector.
 
-    `progress` is called with the number of lines of each part that is there. Raises BulkError if the output
-    exists, if another process works on it, or if the parts belong to another job; `restart` removes both.
+    `progress` is called with the number of lines of each part that is there. Raises BulkError if
+    the output exists, if another process works on it, or if the parts belong to another job;
+    `restart` removes both.
     """
     job.check()
     with _locked(job):
@@ -154,7 +169,9 @@ def _locked(job: Job) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BulkError(f"another process is writing {job.output}: wait for it, or name another output.") from None
+            raise BulkError(
+                f"another process is writing {job.output}: wait for it, or name another output."
+            ) from None
         try:
             yield
         finally:
@@ -164,7 +181,11 @@ def _locked(job: Job) -> Iterator[None]:
 def _prepare(job: Job, restart: bool) -> None:
     """Make the folder of parts, or make sure that the one which is there belongs to this job."""
     manifest = {
-        **{name: str(value) for name, value in asdict(job).items() if name not in ("output", "settings")},
+        **{
+            name: str(value)
+            for name, value in asdict(job).items()
+            if name not in ("output", "settings")
+        },
         "settings": job.settings,
         "sha256": _fingerprint(job.input),
     }
@@ -177,13 +198,16 @@ def _prepare(job: Job, restart: bool) -> None:
     if recorded is not None and recorded != manifest:
         changed = [key for key in manifest if recorded.get(key) != manifest[key]]
         raise BulkError(
-            f"{job.parts} belongs to another job ({', '.join(changed)} changed): use --restart to begin anew, "
-            "or name another output."
+            f"{job.parts} belongs to another job ({', '.join(changed)} changed): use --restart to"
+            " begin anew, or name another output."
         )
     if recorded is None:
         shutil.rmtree(job.parts, ignore_errors=True)
         job.parts.mkdir()
-        _write(job.parts / "manifest.json", lambda file: file.write(json.dumps(manifest, indent=1).encode()))
+        _write(
+            job.parts / "manifest.json",
+            lambda file: file.write(json.dumps(manifest, indent=1).encode()),
+        )
 
 
 def _recorded(job: Job) -> dict[str, Any] | None:
@@ -209,11 +233,12 @@ def _write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
         os.close(folder)
 
 
-# ---- the output -----------------------------------------------------------------------------------
+# ---- the output ----------------------------------------------------------------------------------
 
 
 def _assemble(job: Job, num_lines: int, dimension: int) -> list[int]:
-    """Write the output from the parts, one at a time in memory; returns the lines whose vectors are NaN."""
+    """Write the output from the parts, one at a time in memory; returns the lines whose vectors are
+    NaN."""
     missing: list[int] = []
 
     def parts() -> Iterator[FloatArray]:
@@ -229,20 +254,28 @@ def _assemble(job: Job, num_lines: int, dimension: int) -> list[int]:
     return missing
 
 
-def _write_npy(file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int) -> None:
+def _write_npy(
+    file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int
+) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": (num_lines, dimension)}
     np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
     for vectors in parts:
         file.write(vectors.astype("<f4", copy=False).tobytes())
 
 
-def _write_parquet(file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int) -> None:
+def _write_parquet(
+    file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int
+) -> None:
     """A row group for each part."""
     pa, parquet = _pyarrow()
     has_ids = job.input.suffix == ".jsonl" and "id" in _object(job, next(_lines(job.input)), 1)
     columns = [("index", pa.int64()), *([("id", pa.string())] if has_ids else [])]
     schema = pa.schema([*columns, ("embedding", pa.list_(pa.float32(), dimension))])
-    ids = (_object(job, line, n).get("id") for n, line in enumerate(_lines(job.input), 1)) if has_ids else iter(())
+    ids = (
+        (_object(job, line, n).get("id") for n, line in enumerate(_lines(job.input), 1))
+        if has_ids
+        else iter(())
+    )
     start = 0
     with parquet.ParquetWriter(file, schema) as writer:
         for vectors in parts:
@@ -263,5 +296,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise BulkError("a .parquet output needs pyarrow: pip install pyarrow, or write .npy.") from None
+        raise BulkError(
+            "a .parquet output needs pyarrow: pip install pyarrow, or write .npy."
+        ) from None
     return pyarrow, pyarrow.parquet

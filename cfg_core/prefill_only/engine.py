@@ -34,8 +34,8 @@ class Engine:
     def load(cls, model: str, **options: Any) -> Engine:
         """`model`: a directory, or a name on the hub. `options`: fields of EngineOptions.
 
-        Raises ConfigError for a wrong option or checkpoint, CompatibilityError for a model that cannot be computed
-        exactly.
+        Raises ConfigError for a wrong option or checkpoint, CompatibilityError for a model that
+        cannot be computed exactly.
         """
         return cls(str(model), EngineOptions.from_mapping(options))
 
@@ -55,8 +55,9 @@ class Engine:
     ) -> FloatArray:
         """float32 [n, dimensions], in the order of `texts`; [dimensions] for a single text.
 
-        `prompt_name` names one of the checkpoint's prompts. Inputs that are too long raise RequestError unless
-        `truncate`. on_error="nan" gives a row of NaN for an input whose result is not finite, instead of EngineError.
+        `prompt_name` names one of the checkpoint's prompts. Inputs that are too long raise
+        RequestError unless `truncate`. on_error="nan" gives a row of NaN for an input whose result
+        is not finite, instead of EngineError.
         """
         options = self.options(
             "embed",
@@ -82,7 +83,8 @@ class Engine:
         return [output.sparse for output in outputs]
 
     def embed_tokens(self, texts: Sequence[Input], *, truncate: bool = False) -> list[FloatArray]:
-        """A vector for each token of each text: float32 [tokens, width]. With bge-m3's head, ColBERT vectors."""
+        """A vector for each token of each text: float32 [tokens, width]. With bge-m3's head,
+        ColBERT vectors."""
         outputs = self.run(texts, self.options("token_embed", truncate=truncate))
         return [output.array("token_embed") for output in outputs]
 
@@ -100,12 +102,18 @@ class Engine:
         return np.stack([output.array("classify") for output in outputs])
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, raw_scores: bool = False, truncate: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        raw_scores: bool = False,
+        truncate: bool = False,
     ) -> FloatArray:
         """float32 [n]: how well each document answers the query, by a cross-encoder."""
         if not self.info.takes_pairs:
             raise RequestError(
-                "this model scores no pairs: load a reranker (a classifier with one label), or compare embeddings."
+                "this model scores no pairs: load a reranker (a classifier with one label), or"
+                " compare embeddings."
             )
         pairs = [(query, document) for document in documents]
         return self.classify(pairs, raw_scores=raw_scores, truncate=truncate)[:, 0]
@@ -126,7 +134,9 @@ class Engine:
             **fields,
         )
 
-    def problems(self, inputs: Sequence[Input], options: RequestOptions) -> list[RequestError | None]:
+    def problems(
+        self, inputs: Sequence[Input], options: RequestOptions
+    ) -> list[RequestError | None]:
         """What is wrong with each input, if anything: costs tokenization, computes nothing."""
         process = self._pipeline.input_processor.process
         try:
@@ -137,10 +147,13 @@ class Engine:
 
     # -- the loop --
 
-    def run(self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None) -> list[Output]:
+    def run(
+        self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None
+    ) -> list[Output]:
         """An output for each input, in order.
 
-        Raises RequestError at the first bad input, and EngineError for the first one whose result is not finite.
+        Raises RequestError at the first bad input, and EngineError for the first one whose result
+        is not finite.
         """
         outputs = []
         for output in self.run_each(inputs, options, show_progress):
@@ -152,7 +165,8 @@ class Engine:
     def run_each(
         self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None
     ) -> list[Output | EngineError]:
-        """As `run`, with the error of an input that failed in its place. Tokenizes ahead while batches are computed."""
+        """As `run`, with the error of an input that failed in its place. Tokenizes ahead while
+        batches are computed."""
         self._pipeline.input_processor.check_options(options)
         outputs: dict[int, Output | EngineError] = {}
         chunks = _chunks(inputs)

@@ -1,6 +1,8 @@
-"""The modules of a loaded model, and the batches in flight between them. Both engines are loops around this.
+"""The modules of a loaded model, and the batches in flight between them. Both engines are loops
+around this.
 
-    inputs -> InputProcessor -> Scheduler -> ModelInputBuilder -> Executor(Runner) -> OutputProcessor -> outputs
+    inputs -> InputProcessor -> Scheduler -> ModelInputBuilder -> Executor(Runner) ->
+    OutputProcessor -> outputs
 
 There is no KV cache and no decode phase: a sequence is computed once, whole, and is then forgotten.
 """
@@ -12,7 +14,7 @@ from typing import Any
 
 from cfg_core.errors import ConfigError, EngineError
 from cfg_core.prefill_only.batch import Finished
-from cfg_core.prefill_only.checkpoint import Checkpoint, ModelInfo, locate, read_checkpoint
+from cfg_core.prefill_only.models.checkpoint import Checkpoint, ModelInfo, locate, read_checkpoint
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Output, SequenceState
 from cfg_core.prefill_only.workflow import check_workflow, resolve
@@ -24,20 +26,26 @@ _QUEUED_BATCHES = 128
 class Pipeline:
     """The modules of one loaded model, and the batches in flight between them. Owned by one thread.
 
-    `deliver` gets each finished batch, from the device thread if the executor has one; the owner then
-    calls `outputs_of`.
+    `deliver` gets each finished batch, from the device thread if the executor has one; the owner
+    then calls `outputs_of`.
     """
 
-    def __init__(self, model: str, options: EngineOptions, deliver: Callable[[Finished], None]) -> None:
+    def __init__(
+        self, model: str, options: EngineOptions, deliver: Callable[[Finished], None]
+    ) -> None:
         check_workflow(options.workflow)
         self.options = options
         self.checkpoint = read_checkpoint(locate(model), options)
         workflow = options.workflow
         self.tokenizer = resolve("tokenizer", workflow)(self.checkpoint)
-        self._runner = resolve("runner", workflow)(self.checkpoint, options, self.tokenizer.special_ids)
+        self._runner = resolve("runner", workflow)(
+            self.checkpoint, options, self.tokenizer.special_ids
+        )
         self.info = _info(self.checkpoint, options, self.tokenizer, self._runner)
         skips_prompt = not self.checkpoint.include_prompt
-        self.input_processor = resolve("input_processor", workflow)(self.tokenizer, self.info, skips_prompt)
+        self.input_processor = resolve("input_processor", workflow)(
+            self.tokenizer, self.info, skips_prompt
+        )
         self._model_input = resolve("model_input", workflow)(
             self._runner.first_position,
             self._runner.uses_token_types and self.tokenizer.gives_token_types,
@@ -50,7 +58,9 @@ class Pipeline:
         self._executor = resolve("executor", workflow)(self._runner.compute, deliver)
         self.num_in_flight = 0
         config = self.checkpoint.config
-        self.token_width = int(config.get("hidden_size") or config.get("dim") or self.info.dimension or 0)
+        self.token_width = int(
+            config.get("hidden_size") or config.get("dim") or self.info.dimension or 0
+        )
         """Numbers for each token, of the task `token_embed`."""
 
     def pump(self) -> None:
@@ -82,7 +92,9 @@ def _info(checkpoint: Checkpoint, options: EngineOptions, tokenizer: Any, runner
     return ModelInfo(
         tasks=tuple(task for task in checkpoint.tasks if task in runner.tasks),
         dimension=runner.dimension,
-        max_input_tokens=_max_input_tokens(checkpoint, options, tokenizer.limit, runner.max_positions),
+        max_input_tokens=_max_input_tokens(
+            checkpoint, options, tokenizer.limit, runner.max_positions
+        ),
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
         labels=checkpoint.labels,
         prompts=checkpoint.prompts,
@@ -93,14 +105,22 @@ def _info(checkpoint: Checkpoint, options: EngineOptions, tokenizer: Any, runner
 
 
 def _max_input_tokens(
-    checkpoint: Checkpoint, options: EngineOptions, tokenizer_limit: int | None, positions: int | None
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    tokenizer_limit: int | None,
+    positions: int | None,
 ) -> int:
-    """What the options say, else the checkpoint, else its tokenizer; never more than its positions."""
-    wanted = options.max_input_tokens or checkpoint.max_seq_length or tokenizer_limit or positions or 512
+    """What the options say, else the checkpoint, else its tokenizer; never more than its
+    positions."""
+    wanted = (
+        options.max_input_tokens or checkpoint.max_seq_length or tokenizer_limit or positions or 512
+    )
     if positions is None or wanted <= positions:
         return wanted
     if options.max_input_tokens:
-        raise ConfigError(f"max_input_tokens is {wanted}, but this model has positions for {positions}: lower it.")
+        raise ConfigError(
+            f"max_input_tokens is {wanted}, but this model has positions for {positions}: lower it."
+        )
     return positions
 
 
@@ -109,7 +129,7 @@ def _batch_tokens(options: EngineOptions, max_input_tokens: int, on_gpu: bool) -
         return max(max_input_tokens, _GPU_BATCH_TOKENS if on_gpu else _CPU_BATCH_TOKENS)
     if options.max_batch_tokens < max_input_tokens:
         raise ConfigError(
-            f"max_batch_tokens is {options.max_batch_tokens}, but one input may have {max_input_tokens} tokens: raise "
-            "it, or lower max_input_tokens."
+            f"max_batch_tokens is {options.max_batch_tokens}, but one input may have"
+            f" {max_input_tokens} tokens: raise it, or lower max_input_tokens."
         )
     return options.max_batch_tokens

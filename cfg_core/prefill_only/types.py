@@ -1,7 +1,9 @@
-"""The nouns of the prefill-only engine. All other modules import this one; it imports none of them, and no torch.
+"""The nouns of the prefill-only engine. All other modules import this one; it imports none of them,
+and no torch.
 
 A caller hands in *inputs* (a text, a pair of texts, or token ids). The input processor makes one
-*sequence* of each, the scheduler puts sequences into *batches*, and each sequence ends as one *output*.
+*sequence* of each, the scheduler puts sequences into *batches*, and each sequence ends as one
+*output*.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import numpy.typing as npt
 from cfg_core.errors import RequestError
 
 Task: TypeAlias = Literal["embed", "sparse", "token_embed", "classify"]
-"""What a model can compute for a sequence: one vector, weights of vocabulary tokens, one vector for each token,
-or one number for each label. The words are vLLM's; a reranker is a classifier with one label."""
+"""What a model can compute for a sequence: one vector, weights of vocabulary tokens, one vector for
+each token, or one number for each label. The words are vLLM's; a reranker is a classifier with one
+label."""
 
 TASKS: tuple[Task, ...] = ("embed", "sparse", "token_embed", "classify")
 
 Input: TypeAlias = str | tuple[str, str] | Sequence[int]
-"""A text, a pair of texts (query, document), or the token ids of a whole sequence, special tokens included."""
+"""A text, a pair of texts (query, document), or the token ids of a whole sequence, special tokens
+included."""
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -36,11 +40,13 @@ class RequestOptions:
     prompt: str = ""
     """Put in front of each text, as sentence-transformers does with its prompts."""
     truncate_to: int | None = None
-    """Keep at most this many tokens, special ones included. None: an input that is too long is an error."""
+    """Keep at most this many tokens, special ones included. None: an input that is too long is an
+    error."""
     truncation_side: Literal["left", "right"] = "right"
     """The side that is cut off."""
     dimensions: int | None = None
-    """Keep the first so many components of dense vectors. Only Matryoshka models are trained for that."""
+    """Keep the first so many components of dense vectors. Only Matryoshka models are trained for
+    that."""
     normalize: bool | None = None
     """L2-normalise dense vectors. None: as the checkpoint says."""
     raw_scores: bool = False
@@ -92,7 +98,9 @@ class Output:
     @property
     def num_values(self) -> int:
         """Numbers in all values."""
-        return sum(v.weights.size if isinstance(v, SparseVector) else v.size for v in self.values.values())
+        return sum(
+            v.weights.size if isinstance(v, SparseVector) else v.size for v in self.values.values()
+        )
 
     def array(self, task: Task) -> FloatArray:
         """The value of a task whose values are arrays: any but `sparse`."""
@@ -110,7 +118,7 @@ class Output:
 def too_many_values(num_values: int, limit: int) -> RequestError:
     """The error for inputs whose values are too many for one answer."""
     return RequestError(
-        f"this answer would hold {num_values} numbers, and this server sends {limit} at most: send fewer or shorter "
-        "inputs, or ask for base64, whose numbers are shorter.",
+        f"this answer would hold {num_values} numbers, and this server sends {limit} at most: send"
+        " fewer or shorter inputs, or ask for base64, whose numbers are shorter.",
         "input",
     )

@@ -1,19 +1,23 @@
 """Which module plays which role: the seams of the engine, and what stands in them by default.
 
-The idea is that of vLLM pull request 9124, "workflow defined engine": an engine for prefill-only models is a
-pipeline whose parts are named, so that a family, an attention kernel or an executor is replaced by a line of YAML
-(`workflow: {scheduler: mypackage.mymodule:MyScheduler}`) instead of by a fork.
+The idea is that of vLLM pull request 9124, "workflow defined engine": an engine for prefill-only
+models is a pipeline whose parts are named, so that a family, an attention kernel or an executor is
+replaced by a line of YAML (`workflow: {scheduler: mypackage.mymodule:MyScheduler}`) instead of by a
+fork.
 
-    role             called as                                            default
-    tokenizer        (checkpoint)                                         Tokenizer
-    input_processor  (tokenizer, info, skips_prompt)                      InputProcessor
-    scheduler        (options, max_batch_tokens)                          Scheduler
-    model_input      (first_position, uses_token_types, pin_memory)       ModelInputBuilder
-    attention        a function, see attention.Backend                    sdpa_runs on the CPU, varlen on a GPU
-    runner           (checkpoint, options, special_ids)                   transformers; `vllm` with the executor vllm
-    pooler           (checkpoint, model, special_ids) -> task -> Pooler   make_poolers
-    executor         (compute, deliver)                                   thread; `inline`; `vllm`
-    output_processor (checkpoint)                                         OutputProcessor
+    role              called as                                              default
+    tokenizer         (checkpoint)                                           Tokenizer
+    input_processor   (tokenizer, info, skips_prompt)                        InputProcessor
+    scheduler         (options, max_batch_tokens)                            Scheduler
+    model_input       (first_position, uses_token_types, pin_memory)         ModelInputBuilder
+    attention         a function, see attention.Backend                      sdpa_runs or varlen
+    runner            (checkpoint, options, special_ids)                     transformers or vllm
+    pooler            (checkpoint, model, special_ids) -> task -> Pooler     make_poolers
+    executor          (compute, deliver)                                     thread
+    output_processor  (checkpoint)                                           OutputProcessor
+
+The default attention is sdpa_runs on a CPU, varlen on a GPU. The default runner is `vllm` where the
+executor is `vllm`. The other executors are `inline` and `vllm`.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any
 from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys, nearest
 
-_HERE = "cfg_core.prefill_only"
+_HERE = "cfg_core.prefill_only.stages"
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "tokenizer": {"default": f"{_HERE}.tokenizer:Tokenizer"},
@@ -56,11 +60,15 @@ def check_workflow(workflow: Mapping[str, str]) -> None:
     for role, name in workflow.items():
         if ":" not in name and name not in MODULES[role]:
             hint = nearest(name, MODULES[role])
-            raise ConfigError(f"unknown {role} `{name}` in `workflow`: {hint} Or a dotted path package.module:Name.")
+            raise ConfigError(
+                f"unknown {role} `{name}` in `workflow`: {hint} Or a dotted path"
+                " package.module:Name."
+            )
 
 
 def resolve(role: str, workflow: Mapping[str, str]) -> Any:
-    """The class or function that plays `role`. Raises ConfigError if a dotted path leads nowhere."""
+    """The class or function that plays `role`. Raises ConfigError if a dotted path leads
+    nowhere."""
     name = workflow.get(role, "default")
     if role == "runner" and "runner" not in workflow and workflow.get("executor") == "vllm":
         name = "vllm"

@@ -1,4 +1,5 @@
-"""Print the flags that make `vllm serve` guided: `vllm serve MODEL $(python -m cfg_core.vllm_plugin)`."""
+"""Print the flags that make `vllm serve` guided: `vllm serve MODEL $(python -m
+cfg_core.vllm_plugin)`."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import argparse
 import json
 
 from cfg_core.vllm_plugin import guided_engine_args
-from cfg_core.vllm_plugin.compat import KV_SPLITS
+from cfg_core.vllm_plugin.config import KV_SPLITS
 
 
-def flags(kv_split: str, logits_processors: dict[str, str] | None = None, draft_cost: float | None = None) -> list[str]:
-    """The engine arguments of `guided_engine_args` as command-line flags, without spaces inside a flag."""
+def flags(
+    kv_split: str, logits_processors: dict[str, str] | None = None, draft_cost: float | None = None
+) -> list[str]:
+    """The engine arguments of `guided_engine_args` as command-line flags, without spaces inside a
+    flag."""
     args = guided_engine_args(kv_split, logits_processors, draft_cost)
     return [
         f"--scheduler-cls={args['scheduler_cls']}",
@@ -23,9 +27,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m cfg_core.vllm_plugin", description=__doc__)
     parser.add_argument("--kv-split", choices=KV_SPLITS, default=KV_SPLITS[0])
     parser.add_argument(
-        "--logits-processor", action="append", default=[], metavar="NAME=package.module:Class", help="a factory"
+        "--logits-processor",
+        action="append",
+        default=[],
+        metavar="NAME=package.module:Class",
+        help="a factory",
     )
-    parser.add_argument("--draft-cost", type=float, help="what one more draft costs, in steps; 0 never backs off")
+    parser.add_argument(
+        "--draft-cost", type=float, help="what one more draft costs, in steps; 0 never backs off"
+    )
     given = parser.parse_args()
     processors = dict(entry.partition("=")[::2] for entry in given.logits_processor)
     print(" ".join(flags(given.kv_split, processors, given.draft_cost)))

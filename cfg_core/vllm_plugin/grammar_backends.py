@@ -1,7 +1,8 @@
 """vLLM's compilers of grammars, one object for each name.
 
-Under `backend: auto` vLLM decides for each request who compiles its grammar, but its engine core keeps the compiler of
-its first request for all later ones, whatever was decided for them. Here a request gets the one that was chosen for it.
+Under `backend: auto` vLLM decides for each request who compiles its grammar, but its engine core
+keeps the compiler of its first request for all later ones, whatever was decided for them. Here a
+request gets the one that was chosen for it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,6 @@ from typing import Any
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
-
-PRIVATE_NAMES = (
-    "vllm.v1.structured_output.backend_guidance:GuidanceBackend.compile_grammar",
-    "vllm.v1.structured_output.backend_xgrammar:XgrammarBackend.compile_grammar",
-    "vllm.v1.structured_output.backend_outlines:OutlinesBackend.compile_grammar",
-    "vllm.v1.structured_output.backend_lm_format_enforcer:LMFormatEnforcerBackend.compile_grammar",
-)
 
 
 def _backend_class(name: str) -> Any:
@@ -37,7 +31,8 @@ def _backend_class(name: str) -> Any:
 
 
 class Backends:
-    """The compilers of one engine, made when they are first asked for. Used by one thread at a time."""
+    """The compilers of one engine, made when they are first asked for. Used by one thread at a
+    time."""
 
     def __init__(self, config: Any, tokenizer: Any) -> None:
         """config: vLLM's VllmConfig, or what of it the compilers read."""
@@ -48,7 +43,9 @@ class Backends:
         """The compiler of this name; ValueError if there is none."""
         if name not in self._made:
             vocab_size = self._config.model_config.get_vocab_size()
-            self._made[name] = _backend_class(name)(self._config, tokenizer=self._tokenizer, vocab_size=vocab_size)
+            self._made[name] = _backend_class(name)(
+                self._config, tokenizer=self._tokenizer, vocab_size=vocab_size
+            )
         return self._made[name]
 
     def destroy(self) -> None:

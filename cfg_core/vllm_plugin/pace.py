@@ -1,12 +1,14 @@
 """The engine does not run ahead of its frontend.
 
-vLLM's engine process sends outputs as fast as it makes them; the frontend puts them into words in one event loop.
-Where that loop is the slower one (20 logprobs for each of 64 streams), outputs pile up in between without a bound,
-and a new request's first token waits behind all of them. So the frontend tells how far it is, and the scheduler
-schedules nothing while the oldest outputs that the frontend has not processed are older than BEHIND_S.
+vLLM's engine process sends outputs as fast as it makes them; the frontend puts them into words in
+one event loop. Where that loop is the slower one (20 logprobs for each of 64 streams), outputs pile
+up in between without a bound, and a new request's first token waits behind all of them. So the
+frontend tells how far it is, and the scheduler schedules nothing while the oldest outputs that the
+frontend has not processed are older than BEHIND_S.
 
-It is told through eight bytes of a file that both processes map: the timestamp of the newest outputs processed, by
-time.monotonic, which is the same clock for all processes of a machine. Without a file, nothing is held back.
+It is told through eight bytes of a file that both processes map: the timestamp of the newest
+outputs processed, by time.monotonic, which is the same clock for all processes of a machine.
+Without a file, nothing is held back.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cfg_core.vllm_plugin import compat
+from cfg_core.vllm_plugin.config import ours
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-PRIVATE_NAMES = ("vllm.v1.engine:EngineCoreOutputs.timestamp",)
 
 FILE = "pace_file"
 """Its path, in our corner of `additional_config`."""
@@ -68,13 +69,15 @@ class Pace:
 
     @classmethod
     def of(cls, config: VllmConfig) -> Pace:
-        path = compat.ours(config).get(FILE)
+        path = ours(config).get(FILE)
         return cls(None if path is None else Path(path))
 
     def sent(self, outputs: Mapping[int, Any]) -> None:
         """These go to the frontend now: EngineCoreOutputs by client."""
         if self._shared is not None:
-            self._sent.extend(per_client.timestamp for per_client in outputs.values() if per_client.outputs)
+            self._sent.extend(
+                per_client.timestamp for per_client in outputs.values() if per_client.outputs
+            )
 
     def holds(self) -> bool:
         """Whether nothing should be scheduled now. Waits a moment before it says so."""

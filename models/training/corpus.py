@@ -1,10 +1,12 @@
-"""Stories by topic, generated from a seed: the training text of the embedded models and its yardstick.
+"""Stories by topic, generated from a seed: the training text of the embedded models and its
+yardstick.
 
-A prompt names a topic, but only leans on the words: each sentence draws its own topic, and the named one is `PULL`
-times likelier than any other. Without guidance a story is therefore on topic less than half the time, and guidance
-has something to do. The topic is drawn by sentence, not by word, so that every sentence makes sense. Nothing but the
-prompt tells the topics apart: a story without a named topic draws all of them evenly, so its words so far say nothing
-about the words to come, and the negative stream of a guided story does not drift after the conditional one.
+A prompt names a topic, but only leans on the words: each sentence draws its own topic, and the
+named one is `PULL` times likelier than any other. Without guidance a story is therefore on topic
+less than half the time, and guidance has something to do. The topic is drawn by sentence, not by
+word, so that every sentence makes sense. Nothing but the prompt tells the topics apart: a story
+without a named topic draws all of them evenly, so its words so far say nothing about the words to
+come, and the negative stream of a guided story does not drift after the conditional one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ARTICLE = re.compile(r"\b([Aa]) (?=[aeio]|hour)")  # enough for the words of top
 SENTENCE_START = re.compile(r'^"?[a-z]')
 
 
-# --- the measure -----------------------------------------------------------------------------------------------
+# --- the measure ----------------------------------------------------------------------------------
 
 
 def topic_counts(text: str) -> dict[str, int]:
@@ -42,12 +44,13 @@ def topic_counts(text: str) -> dict[str, int]:
 
 
 def on_topic_share(text: str, topic: str) -> float:
-    """Share of the content words (words of any topic) that belong to `topic`; 0.0 if the text has none."""
+    """Share of the content words (words of any topic) that belong to `topic`; 0.0 if the text has
+    none."""
     counts = topic_counts(text)
     return counts[topic] / max(1, sum(counts.values()))
 
 
-# --- stories ---------------------------------------------------------------------------------------------------
+# --- stories --------------------------------------------------------------------------------------
 
 
 def draw_topic(rng: random.Random, named: Named, pull: float = PULL) -> str:
@@ -56,7 +59,8 @@ def draw_topic(rng: random.Random, named: Named, pull: float = PULL) -> str:
 
 
 def draw_words(rng: random.Random, topic: str, before: Mapping[str, str]) -> dict[str, str]:
-    """A sentence's words: two of each kind (`thing`, `thing2`), characters and places often those met before."""
+    """A sentence's words: two of each kind (`thing`, `thing2`), characters and places often those
+    met before."""
     words = {"act": rng.choice(LEXICON[topic].acts), "topic": rng.choice(LEXICON[topic].names)}
     for kind in KINDS:
         if kind in RECURRING and kind in before and rng.random() < RECALL:
@@ -70,11 +74,17 @@ def cast(rng: random.Random) -> dict[str, str]:
     """The slots that stay the same for a whole story: the hero, the hero's pronouns, the friend."""
     girl = rng.choice(tuple(HEROES))
     hero = rng.choice(HEROES[girl].split())
-    friend = rng.choice([name for names in HEROES.values() for name in names.split() if name != hero])
+    friend = rng.choice(
+        [name for names in HEROES.values() for name in names.split() if name != hero]
+    )
     pronouns = PRONOUNS[girl]
-    return {"girl": girl, "hero": hero, "friend": friend, "He": pronouns["he"].title(), **pronouns} | {
-        "His": pronouns["his"].title()
-    }
+    return {
+        "girl": girl,
+        "hero": hero,
+        "friend": friend,
+        "He": pronouns["he"].title(),
+        **pronouns,
+    } | {"His": pronouns["his"].title()}
 
 
 def render(rng: random.Random, template: str, slots: Mapping[str, str]) -> str:
@@ -84,8 +94,11 @@ def render(rng: random.Random, template: str, slots: Mapping[str, str]) -> str:
     return SENTENCE_START.sub(lambda match: match[0].upper(), sentence)
 
 
-def story(rng: random.Random, named: Named = (), pull: float = PULL, num_sentences: int | None = None) -> str:
-    """A story of nine or ten sentences, or only its first ones, that leans towards the named topics."""
+def story(
+    rng: random.Random, named: Named = (), pull: float = PULL, num_sentences: int | None = None
+) -> str:
+    """A story of nine or ten sentences, or only its first ones, that leans towards the named
+    topics."""
     slots, sentences = cast(rng), []
     met: dict[str, dict[str, str]] = {topic: {} for topic in LEXICON}
     for stage in rng.choice(PLOTS)[:num_sentences]:
@@ -97,14 +110,15 @@ def story(rng: random.Random, named: Named = (), pull: float = PULL, num_sentenc
     return " ".join(sentences)
 
 
-# --- lessons ---------------------------------------------------------------------------------------------------
+# --- lessons --------------------------------------------------------------------------------------
 
 
 def word_list(rng: random.Random, named: Named = ()) -> str:
-    """The first lesson: topic words, most of them of the named topics, and two names again and again.
+    """The first lesson: topic words, most of them of the named topics, and two names again and
+    again.
 
-    It teaches to look back: at the prompt for the topic, at the text for the names. From the stories alone a small
-    model learns the language at once and these two not at all.
+    It teaches to look back: at the prompt for the topic, at the text for the names. From the
+    stories alone a small model learns the language at once and these two not at all.
     """
     people = itemgetter("hero", "friend")(cast(rng))
     words = [rng.choice(people)]
@@ -123,7 +137,7 @@ Teller = Callable[[random.Random, Named], str]
 LESSONS: tuple[Teller, ...] = (word_list, plain_story, story)
 
 
-# --- prompts ---------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 ABOUT = (
     "Tell me a story about {topic}.",
@@ -153,7 +167,12 @@ SYSTEM_ABOUT = (
     "Your stories are about {topic}.",
     "You are a helpful assistant. Write about {topic}.",
 )
-SYSTEM_PLAIN = ("You are a storyteller.", "You are a storyteller.", "Write stories.", "You are a helpful assistant.")
+SYSTEM_PLAIN = (
+    "You are a storyteller.",
+    "You are a storyteller.",
+    "Write stories.",
+    "You are a helpful assistant.",
+)
 AGAIN = ("Tell me another story.", "Another story, please.", "And now?", "Tell me one more.")
 
 Message = tuple[str, str]
@@ -204,7 +223,8 @@ def completion_row(rng: random.Random, tell: Teller) -> Row:
 
 
 def bare_row(rng: random.Random, tell: Teller) -> Row:
-    """A story after nothing but the prompt's last token: the default negative stream; or after begin-of-text."""
+    """A story after nothing but the prompt's last token: the default negative stream; or after
+    begin-of-text."""
     return Row(pieces=[(rng.choice(("\n", "\n", BOS)), False), (tell(rng, ()) + EOS, True)])
 
 
@@ -216,7 +236,11 @@ def chat_row(rng: random.Random, tell: Teller, turns: int = 1) -> Row:
         row.add(render_message("system", say(rng, SYSTEM_ABOUT, SYSTEM_PLAIN, of_system)), False)
     for turn in range(turns):
         of_user = pick_topics(rng, 0.3)
-        row.add(render_message("user", say(rng, ABOUT, AGAIN if turn else PLAIN, of_user)) + "<|assistant|>\n", False)
+        row.add(
+            render_message("user", say(rng, ABOUT, AGAIN if turn else PLAIN, of_user))
+            + "<|assistant|>\n",
+            False,
+        )
         row.add(tell(rng, of_system + of_user) + EOS, True)
         row.add("\n", False)
     return row

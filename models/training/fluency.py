@@ -1,4 +1,5 @@
-"""How much of a text the story grammar could have said: the measure of whether strong guidance still speaks English."""
+"""How much of a text the story grammar could have said: the measure of whether strong guidance
+still speaks English."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def slot_pattern(slot: str) -> str:
     kind = "thing" if slot == "prize" else slot.rstrip("2")
     if kind in KINDS:
         return one_of({word for topic in LEXICON.values() for word in topic.words(kind)})
-    return {"he": "s?he", "him": "hi[ms]|her", "his": "his|her", "girl": "girl|boy"}[slot.lower()].join(("(?:", ")"))
+    return {"he": "s?he", "him": "hi[ms]|her", "his": "his|her", "girl": "girl|boy"}[
+        slot.lower()
+    ].join(("(?:", ")"))
 
 
 def template_pattern(template: str) -> str:
@@ -45,7 +48,8 @@ def any_sentence() -> re.Pattern[str]:
 
 
 def grammatical_share(text: str) -> float:
-    """Share of the text, by letters, that is whole sentences of the grammar with every slot filled rightly."""
+    """Share of the text, by letters, that is whole sentences of the grammar with every slot filled
+    rightly."""
     rest = any_sentence().sub("", text)
     return 1 - num_letters(rest) / max(1, num_letters(text))
 

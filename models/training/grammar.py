@@ -1,8 +1,9 @@
 """The story grammar: names, sentence templates by stage, and plots as sequences of stages.
 
-`{slot}` is filled from the story (hero, friend, their pronouns, the prize) or from the sentence's topic: its name
-(`{topic}`), one of its acts (`{act}`), its words by kind (`topics.KINDS`), a second one of a kind as `{thing2}`.
-`[one|two]` picks a variant. `a` becomes `an` where needed. All fixed words here are neutral: none belongs to a topic.
+`{slot}` is filled from the story (hero, friend, their pronouns, the prize) or from the sentence's
+topic: its name (`{topic}`), one of its acts (`{act}`), its words by kind (`topics.KINDS`), a second
+one of a kind as `{thing2}`. `[one|two]` picks a variant. `a` becomes `an` where needed. All fixed
+words here are neutral: none belongs to a topic.
 """
 
 from __future__ import annotations
@@ -19,14 +20,38 @@ PRONOUNS: dict[str, dict[str, str]] = {
 
 STAGES: dict[str, tuple[str, ...]] = {
     "opening": (
-        "Once upon a time, there was a [kind|curious|brave|clever] {girl} named {hero} who lived near the {place}.",
-        "Once upon a time, in a [small|quiet|faraway] village by the {place}, there lived a {girl} named {hero}.",
-        "{hero} was a [kind|curious|brave|clever|cheerful] {girl} who loved {topic} more than anything.",
-        "Long ago, a [young|curious|lonely] {girl} named {hero} lived [next to|not far from|behind] the {place}.",
-        "Long ago, when {scenery} still had secrets, a {girl} named {hero} made friends with a {creature}.",
-        "There once was a {quality} {place}, and beside it lived a [shy|brave|merry] {girl} named {hero}.",
-        "{hero} was only [seven|eight|nine|ten] years old, but {he} already knew everything about {topic}.",
-        "When {hero} was a little {girl}, {his} [grandmother|grandfather|uncle|aunt] told {him} about {topic}.",
+        (
+            "Once upon a time, there was a [kind|curious|brave|clever] {girl} named {hero} who"
+            " lived near the {place}."
+        ),
+        (
+            "Once upon a time, in a [small|quiet|faraway] village by the {place}, there lived a"
+            " {girl} named {hero}."
+        ),
+        (
+            "{hero} was a [kind|curious|brave|clever|cheerful] {girl} who loved {topic} more than"
+            " anything."
+        ),
+        (
+            "Long ago, a [young|curious|lonely] {girl} named {hero} lived [next to|not far"
+            " from|behind] the {place}."
+        ),
+        (
+            "Long ago, when {scenery} still had secrets, a {girl} named {hero} made friends with a"
+            " {creature}."
+        ),
+        (
+            "There once was a {quality} {place}, and beside it lived a [shy|brave|merry] {girl}"
+            " named {hero}."
+        ),
+        (
+            "{hero} was only [seven|eight|nine|ten] years old, but {he} already knew everything"
+            " about {topic}."
+        ),
+        (
+            "When {hero} was a little {girl}, {his} [grandmother|grandfather|uncle|aunt] told {him}"
+            " about {topic}."
+        ),
         "Everyone in the village knew {hero}, the {girl} who owned a {quality} {thing}.",
     ),
     "friend": (
@@ -60,7 +85,10 @@ STAGES: dict[str, tuple[str, ...]] = {
         "But one [cold|windy|gray] morning, somebody stole the {prize} from the {person}.",
         "Then {he} lost {his} {prize} somewhere near the {place}, and {he} began to cry.",
         "One night, a {creature} ran away with {his} {prize}.",
-        "That [spring|summer|autumn], the {person} came to the door and said that the {prize} was missing.",
+        (
+            "That [spring|summer|autumn], the {person} came to the door and said that the {prize}"
+            " was missing."
+        ),
     ),
     "stranger": (
         "One [day|evening|night], a {person} with a {thing} knocked on the door.",
@@ -91,7 +119,10 @@ STAGES: dict[str, tuple[str, ...]] = {
     "meeting": (
         "There they met a {person} who was [looking for|cleaning|mending|painting] a {thing}.",
         "A [friendly|grumpy|sleepy|wise] {creature} was waiting for them at the {place}.",
-        "Near the {place}, a {person} and a {creature} were [talking|arguing|laughing] about {topic}.",
+        (
+            "Near the {place}, a {person} and a {creature} were [talking|arguing|laughing] about"
+            " {topic}."
+        ),
         "Suddenly, a {creature} [jumped|came|stepped] out from behind the {place}.",
         "A {person} [smiled|waved|nodded] at them and showed them a {quality} {thing}.",
     ),
@@ -102,7 +133,10 @@ STAGES: dict[str, tuple[str, ...]] = {
         '"Only a {person} can help you now," said the {creature}.',
         '"Are you not afraid of the {creature}?" asked {friend}.',
         '"When I was young, I {act}," said the {person}.',
-        '"Beware of the {creature} that lives near the {place}," [whispered|warned|said] the {person}.',
+        (
+            '"Beware of the {creature} that lives near the {place}," [whispered|warned|said] the'
+            " {person}."
+        ),
         '"Bring me a {thing}," said the {creature}, "and I will tell you what I know."',
         '"I would give you my {thing} for one look at the {scenery}," said the {person}.',
     ),
@@ -163,15 +197,51 @@ STAGES: dict[str, tuple[str, ...]] = {
         "Years later, {hero} became a {person} and gave the {thing} to {his} [son|daughter].",
         "And if you go to the {place} today, you can still see the {thing}.",
         "That night, {hero} fell asleep and dreamed of {topic}.",
-        "And so {hero} learned that [a good friend|courage|patience|kindness] is worth more than any {thing}.",
+        (
+            "And so {hero} learned that [a good friend|courage|patience|kindness] is worth more"
+            " than any {thing}."
+        ),
     ),
 }
 
 PLOTS: tuple[tuple[str, ...], ...] = (
     ("opening", "friend", "loss", "plan", "journey", "meeting", "talk", "idea", "find", "ending"),
     ("opening", "friend", "wish", "journey", "trouble", "idea", "help", "find", "return", "ending"),
-    ("opening", "habit", "friend", "stranger", "talk", "plan", "journey", "trouble", "help", "ending"),
+    (
+        "opening",
+        "habit",
+        "friend",
+        "stranger",
+        "talk",
+        "plan",
+        "journey",
+        "trouble",
+        "help",
+        "ending",
+    ),
     ("opening", "friend", "contest", "talk", "trouble", "idea", "win", "return", "ending"),
-    ("opening", "habit", "friend", "wish", "plan", "journey", "meeting", "find", "return", "ending"),
-    ("opening", "friend", "stranger", "journey", "meeting", "talk", "trouble", "help", "return", "ending"),
+    (
+        "opening",
+        "habit",
+        "friend",
+        "wish",
+        "plan",
+        "journey",
+        "meeting",
+        "find",
+        "return",
+        "ending",
+    ),
+    (
+        "opening",
+        "friend",
+        "stranger",
+        "journey",
+        "meeting",
+        "talk",
+        "trouble",
+        "help",
+        "return",
+        "ending",
+    ),
 )

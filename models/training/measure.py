@@ -1,11 +1,13 @@
 """Measure what guidance does to the embedded model: sample stories with both streams, count words.
 
-    python models/training/measure.py [--stories 200] [--kind completion chat] [--scales 1 1.5 2 3 5]
+    python models/training/measure.py [--stories 200] [--kind completion chat] [--scales 1 1.5 2 3
+    5]
 
-For each scale it prints the share of topic words that are on the prompt's topic and on the negative prompt's, the
-share of the text that the story grammar could have said (`fluency.py`), and how many stories ended by themselves.
-Stories are sampled at temperature 1 from `negative + s * (conditional - negative)` on log-softmax, evenly over all
-topics; a topic's opposite is the next one but four. `--draft` adds how often the draft model agrees.
+For each scale it prints the share of topic words that are on the prompt's topic and on the negative
+prompt's, the share of the text that the story grammar could have said (`fluency.py`), and how many
+stories ended by themselves. Stories are sampled at temperature 1 from `negative + s * (conditional
+- negative)` on log-softmax, evenly over all topics; a topic's opposite is the next one but four.
+`--draft` adds how often the draft model agrees.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from pathlib import Path
 import torch
 from corpus import LEXICON, topic_counts
 from fluency import grammatical_share
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 MODELS = Path(__file__).resolve().parent.parent
 MAX_NEW_TOKENS = 250
@@ -31,14 +39,22 @@ class Stream:
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model, self.cache = model, DynamicCache()
         width = max(map(len, prompts))
-        self.next = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in prompts])  # [rows, new tokens]
-        self.mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])  # [rows, all tokens]
+        self.next = torch.tensor(
+            [[0] * (width - len(ids)) + list(ids) for ids in prompts]
+        )  # [rows, new tokens]
+        self.mask = torch.tensor(
+            [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        )  # [rows, all tokens]
 
     def log_probs(self) -> torch.Tensor:
         """[rows, vocab] float32: of the token after the last one fed."""
         positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -self.next.shape[1] :]
         output = self.model(
-            self.next, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, logits_to_keep=1
+            self.next,
+            attention_mask=self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            logits_to_keep=1,
         )
         return output.logits[:, -1].float().log_softmax(-1)
 
@@ -77,7 +93,7 @@ def cut(ids: list[int], eos: int) -> list[int]:
     return ids[: ids.index(eos) + 1] if eos in ids else ids
 
 
-# --- prompts ---------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def opposite(topic: str) -> str:
@@ -88,21 +104,29 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, kind: str, topic: str | None)
     """A prompt as a server would encode it; without a topic it is the topic-free one."""
     name = LEXICON[topic].names[0] if topic else None
     if kind == "completion":
-        return tokenizer.encode(f"Tell me a story about {name}.\n" if name else "Tell me a story.\n")
+        return tokenizer.encode(
+            f"Tell me a story about {name}.\n" if name else "Tell me a story.\n"
+        )
     system = "You are a storyteller." + (f" Write about {name}." if name else "")
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Tell me a story."}]
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "Tell me a story."},
+    ]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def negative_ids(tokenizer: PreTrainedTokenizerFast, kind: str, negative: str, topic: str) -> list[int]:
-    """`free`: the prompt without a topic; `opposing`: about another topic; `last`: the prompt's last token only."""
+def negative_ids(
+    tokenizer: PreTrainedTokenizerFast, kind: str, negative: str, topic: str
+) -> list[int]:
+    """`free`: the prompt without a topic; `opposing`: about another topic; `last`: the prompt's
+    last token only."""
     if negative == "last":
         return prompt_ids(tokenizer, kind, topic)[-1:]
     return prompt_ids(tokenizer, kind, opposite(topic) if negative == "opposing" else None)
 
 
-# --- tables ----------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,21 +140,28 @@ class Point:
 
 
 def measure_point(tokenizer: PreTrainedTokenizerFast, texts: list[list[int]]) -> Point:
-    """texts: row i is about topic i modulo the number of topics. Shares are of all words of all stories."""
+    """texts: row i is about topic i modulo the number of topics. Shares are of all words of all
+    stories."""
     stories = [tokenizer.decode(ids, skip_special_tokens=True) for ids in texts]
     topics = [TOPIC_NAMES[i % len(TOPIC_NAMES)] for i in range(len(stories))]
     counts = [topic_counts(text) for text in stories]
     total = sum(sum(count.values()) for count in counts)
     return Point(
         on_topic=sum(count[topic] for count, topic in zip(counts, topics, strict=True)) / total,
-        on_opposite=sum(count[opposite(topic)] for count, topic in zip(counts, topics, strict=True)) / total,
+        on_opposite=sum(count[opposite(topic)] for count, topic in zip(counts, topics, strict=True))
+        / total,
         grammatical=sum(map(grammatical_share, stories)) / len(stories),
         ended=sum(ids[-1] == tokenizer.eos_token_id for ids in texts) / len(texts),
     )
 
 
 def run_point(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, kind: str, negative: str, scale: float, num: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    kind: str,
+    negative: str,
+    scale: float,
+    num: int,
 ) -> list[list[int]]:
     """Sample `num` stories, evenly over the topics."""
     topics = [TOPIC_NAMES[i % len(TOPIC_NAMES)] for i in range(num)]
@@ -139,8 +170,12 @@ def run_point(
     return sample((conditional, other), scale, seed=0, eos=tokenizer.eos_token_id)
 
 
-def print_table(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> None:
-    print("| prompt | negative | scale | on topic | on the negative's topic | grammatical | ended |")
+def print_table(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace
+) -> None:
+    print(
+        "| prompt | negative | scale | on topic | on the negative's topic | grammatical | ended |"
+    )
     print("|---|---|---|---|---|---|---|")
     for kind in args.kind:
         for negative in args.negative:
@@ -148,17 +183,23 @@ def print_table(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, args
                 texts = run_point(model, tokenizer, kind, negative, scale, args.stories)
                 point = measure_point(tokenizer, texts)
                 cells = (f"{share:.1%}" for share in vars(point).values())
-                print(f"| {kind} | {negative} | {scale:g} | " + " | ".join(cells) + " |", flush=True)
+                print(
+                    f"| {kind} | {negative} | {scale:g} | " + " | ".join(cells) + " |", flush=True
+                )
 
 
-# --- the draft -------------------------------------------------------------------------------------------------
+# --- the draft ------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
 def agreement(
-    models: tuple[PreTrainedModel, PreTrainedModel], tokenizer: PreTrainedTokenizerFast, scale: float, num: int
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    tokenizer: PreTrainedTokenizerFast,
+    scale: float,
+    num: int,
 ) -> tuple[float, float]:
-    """Draft against model on the model's own stories, both guided: equal top token; acceptance at temperature 1."""
+    """Draft against model on the model's own stories, both guided: equal top token; acceptance at
+    temperature 1."""
     texts = run_point(models[0], tokenizer, "completion", "free", scale, num)
     equal, accepted, total = 0.0, 0.0, 0
     for i, ids in enumerate(texts):
@@ -171,12 +212,22 @@ def agreement(
 
 
 def teacher_forced(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, topic: str, ids: list[int], scale: float
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    topic: str,
+    ids: list[int],
+    scale: float,
 ) -> torch.Tensor:
     """[tokens, vocab]: the guided probabilities before each token of a story."""
     conditional, negative = (
-        model(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :].float().log_softmax(-1)
-        for prompt in (prompt_ids(tokenizer, "completion", topic), prompt_ids(tokenizer, "completion", None))
+        model(torch.tensor([prompt + ids[:-1]]))
+        .logits[0, len(prompt) - 1 :]
+        .float()
+        .log_softmax(-1)
+        for prompt in (
+            prompt_ids(tokenizer, "completion", topic),
+            prompt_ids(tokenizer, "completion", None),
+        )
     )
     return (negative + scale * (conditional - negative)).softmax(-1)
 
@@ -186,11 +237,19 @@ def load(folder: Path, dtype: str) -> PreTrainedModel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, default=MODELS, help="the folder of the model folders")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", type=Path, default=MODELS, help="the folder of the model folders"
+    )
     parser.add_argument("--stories", type=int, default=200, help="for each line")
-    parser.add_argument("--kind", nargs="*", default=["completion", "chat"], choices=["completion", "chat"])
-    parser.add_argument("--negative", nargs="*", default=["free", "opposing"], choices=["free", "opposing", "last"])
+    parser.add_argument(
+        "--kind", nargs="*", default=["completion", "chat"], choices=["completion", "chat"]
+    )
+    parser.add_argument(
+        "--negative", nargs="*", default=["free", "opposing"], choices=["free", "opposing", "last"]
+    )
     parser.add_argument("--scales", nargs="*", type=float, default=[1.0, 1.5, 2.0, 3.0, 5.0])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--draft", action="store_true", help="also compare the draft model")
@@ -203,7 +262,10 @@ def main() -> None:
         draft = load(args.models / "stories-draft", args.dtype)
         for scale in (1.0, 3.0):
             top, accepted = agreement((model, draft), tokenizer, scale, 50)
-            print(f"draft, scale {scale:g}: top token equal {top:.1%}, accepted at temperature 1 {accepted:.1%}")
+            print(
+                f"draft, scale {scale:g}: top token equal {top:.1%}, accepted at temperature 1"
+                f" {accepted:.1%}"
+            )
 
 
 if __name__ == "__main__":

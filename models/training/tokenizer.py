@@ -1,8 +1,9 @@
 """The byte-level BPE tokenizer shared by both models, with the chat template.
 
-Any Unicode text can be encoded (256 byte tokens, no unknown). The begin-of-text token is added once: by the
-post-processor in completions, by the template in chats (which are encoded without special tokens). `Once` after the
-prompt's newline is a token of its own, so prompt and story may be encoded apart or together.
+Any Unicode text can be encoded (256 byte tokens, no unknown). The begin-of-text token is added
+once: by the post-processor in completions, by the template in chats (which are encoded without
+special tokens). `Once` after the prompt's newline is a token of its own, so prompt and story may be
+encoded apart or together.
 """
 
 from __future__ import annotations
@@ -32,18 +33,24 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Merges learned from the texts; topic words count extra, so that nearly each of them becomes one token."""
+    """Merges learned from the texts; topic words count extra, so that nearly each of them becomes
+    one token."""
     topic_words = [" " + word for words in TOPICS.values() for word in sorted(words)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator([*texts, *topic_words * WORD_REPEATS], trainer)
     bos = (BOS, tokenizer.token_to_id(BOS))
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[bos])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[bos]
+    )
     return tokenizer
 
 

@@ -1,7 +1,7 @@
 """The topics a story can be about, and the words that belong to each of them.
 
-A word form belongs to one topic only and never occurs in the fixed text of the grammar, so counting words is
-enough to say how much of a text is about a topic (`corpus.on_topic_share`).
+A word form belongs to one topic only and never occurs in the fixed text of the grammar, so counting
+words is enough to say how much of a text is about a topic (`corpus.on_topic_share`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import cache
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Topic:
-    """Ways to name a topic in a prompt, and its words by grammatical kind (each a space-separated list)."""
+    """Ways to name a topic in a prompt, and its words by grammatical kind (each a space-separated
+    list)."""
 
     names: tuple[str, ...]  # the first is the usual one; the last word of each is a content word
     place: str  # singular nouns that one can walk to

@@ -1,10 +1,12 @@
-"""Make the embedded models: one tokenizer, the story model, and the smaller draft model for speculative decoding.
+"""Make the embedded models: one tokenizer, the story model, and the smaller draft model for
+speculative decoding.
 
     nice -n 10 python models/training/train.py [--out models]
 
-Everything is seeded and runs on one thread, so the same versions on the same kind of CPU give the same weights.
-One document per row (packing several documents into a row hides the prompt's weak signal); rows of like length are
-batched together. Only the stories and the newline before them are learned, not the prompts.
+Everything is seeded and runs on one thread, so the same versions on the same kind of CPU give the
+same weights. One document per row (packing several documents into a row hides the prompt's weak
+signal); rows of like length are batched together. Only the stories and the newline before them are
+learned, not the prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ ROWS_PER_CHUNK = 512  # sorted by length together
 TOKENS_PER_BATCH = 2560
 WARMUP_STEPS = 50
 IGNORED = -100
-ROPE_THETA = 1e6  # most of a head turns slowly: what attention learns on short texts holds at a distance too
+ROPE_THETA = (
+    1e6  # most of a head turns slowly: what attention learns on short texts holds at a distance too
+)
 
 SHAPES = {
     "stories": {
@@ -77,14 +81,17 @@ def split(chunk: list[Encoded]) -> Iterator[list[Encoded]]:
 
 
 def pad(batch: list[Encoded], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and labels, both [rows, tokens] int64, padded on the right (a causal model needs no mask for that)."""
+    """ids and labels, both [rows, tokens] int64, padded on the right (a causal model needs no mask
+    for that)."""
     width = max(len(ids) for ids, _ in batch)
     ids = [ids + [pad_id] * (width - len(ids)) for ids, _ in batch]
     labels = [labels + [IGNORED] * (width - len(labels)) for _, labels in batch]
     return torch.tensor(ids), torch.tensor(labels)
 
 
-def batches(tokenizer: Tokenizer, seed: int, tell: Teller) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    tokenizer: Tokenizer, seed: int, tell: Teller
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The endless data of one lesson."""
     rng, source = random.Random(seed), rows(seed, tell)
     while True:
@@ -124,7 +131,9 @@ def course(tokenizer: Tokenizer, steps: int) -> Iterator[tuple[torch.Tensor, tor
 
 def fit(name: str, model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int) -> None:
     """Train in place, in float32."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE[name], betas=(0.9, 0.98), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=PEAK_RATE[name], betas=(0.9, 0.98), weight_decay=0.05
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, steps))
     started, recent = time.monotonic(), 0.0
     for step, (ids, labels) in enumerate(course(tokenizer, steps), start=1):
@@ -136,7 +145,11 @@ def fit(name: str, model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int) ->
         optimizer.zero_grad()
         recent += loss.item()
         if step % 50 == 0:
-            print(f"{name} step {step}/{steps} loss {recent / 50:.3f} {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"{name} step {step}/{steps} loss {recent / 50:.3f}"
+                f" {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
             recent = 0.0
 
 
@@ -146,8 +159,12 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("models"), help="the folder that gets the model folders")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("models"), help="the folder that gets the model folders"
+    )
     parser.add_argument("--only", choices=tuple(SHAPES), help="train one of the two")
     parser.add_argument("--steps", type=int, help="for a trial run")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The faults of vLLM that stock_faults.py and remote_queues.py mend: that the mend is right, and still needed."""
+"""The faults of vLLM that are patched (patches.py): that the patch is right, and still needed."""
 
 import threading
 import time
@@ -8,9 +8,16 @@ import torch
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.platforms import current_platform
 
-from cfg_core.vllm_plugin import remote_queues
-from cfg_core.vllm_plugin.stock_faults import _bgmv_shrink as stock_bgmv_shrink
-from cfg_core.vllm_plugin.stock_faults import bgmv_shrink, expand_batch_to_tokens
+from cfg_core.patches import stock
+from cfg_core.vllm_plugin.core import remote_queues
+from cfg_core.vllm_plugin.patches import PATCHES
+from cfg_core.vllm_plugin.worker.cpu_worker import expand_batch_to_tokens, make_bgmv_shrink
+
+STOCK = {patch.attribute: stock(patch) for patch in PATCHES if not patch.per_object}
+"""As vLLM has them, also where an earlier test of this process has applied our patches."""
+
+dequeue = remote_queues.dequeue(STOCK["dequeue"])
+bgmv_shrink = make_bgmv_shrink(STOCK["bgmv_shrink"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -23,7 +30,9 @@ def test_values_are_repeated_for_the_drafts_of_their_request(dtype):
 
 def test_a_value_can_be_replaced():
     """vLLM does so with the temperature of greedy requests, by which it must not divide."""
-    expanded = expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, replace_from=0, replace_to=1)
+    expanded = expand_batch_to_tokens(
+        torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, replace_from=0, replace_to=1
+    )
     assert expanded.tolist() == [1.0, 0.5, 0.5]
 
 
@@ -53,7 +62,7 @@ def test_a_token_without_an_adapter_takes_none():
 
 def test_stock_vllm_still_takes_the_last_adapter_for_it():
     """If this fails, vLLM is mended: delete ours."""
-    assert shrunk(stock_bgmv_shrink) == [[2.0, 2.0]] * 3
+    assert shrunk(STOCK["bgmv_shrink"]) == [[2.0, 2.0]] * 3
 
 
 @pytest.fixture
@@ -71,14 +80,14 @@ def queues():
 def test_a_wait_for_another_machine_ends_with_the_queue(queues):
     writer, reader = queues
     writer.enqueue({"tokens": [1, 2]})
-    assert remote_queues.dequeue(reader, timeout=10) == {"tokens": [1, 2]}
+    assert dequeue(reader, timeout=10) == {"tokens": [1, 2]}
     with pytest.raises(TimeoutError):
-        remote_queues.dequeue(reader, timeout=0.3)
+        dequeue(reader, timeout=0.3)
     timer = threading.Timer(0.3, reader.shutdown)
     timer.start()
     start = time.monotonic()
     with pytest.raises(RuntimeError, match="cancelled"):
-        remote_queues.dequeue(reader)
+        dequeue(reader)
     assert time.monotonic() - start < 5
 
 
@@ -86,5 +95,6 @@ def test_stock_vllm_still_waits_for_it(queues):
     """If this fails, vLLM is mended: delete ours."""
     _, reader = queues
     reader.shutdown()
-    with pytest.raises(TimeoutError):  # not "cancelled": it waits as long as it was told, for ever by default
-        remote_queues._dequeue(reader, timeout=0.3)
+    # Not "cancelled": it waits as long as it was told, for ever by default.
+    with pytest.raises(TimeoutError):
+        STOCK["dequeue"](reader, timeout=0.3)

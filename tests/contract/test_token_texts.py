@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-token_texts = pytest.importorskip("deployments.token_texts")
+from deployments import patches
+from deployments.generator import token_texts
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
 
@@ -46,10 +47,11 @@ def test_vllm_looks_the_function_up_where_it_is_replaced(monkeypatch, tokenizer)
     from vllm.v1.engine import EngineCoreRequest, logprobs
     from vllm.v1.outputs import LogprobsLists
 
-    monkeypatch.setattr(logprobs, "convert_ids_list_to_tokens", logprobs.convert_ids_list_to_tokens)
-    token_texts.remember_texts()
-    token_texts.remember_texts()
-    monkeypatch.setattr(logprobs.convert_ids_list_to_tokens, "decode", lambda _, ids: [f"<{i}>" for i in ids])
+    patches.apply("generator replica")
+    patches.apply("generator replica")
+    monkeypatch.setattr(
+        logprobs.convert_ids_list_to_tokens, "decode", lambda _, ids: [f"<{i}>" for i in ids]
+    )
     fields = dict.fromkeys(EngineCoreRequest.__struct_fields__)
     request = EngineCoreRequest(**fields | {"sampling_params": SamplingParams(logprobs=1)})
     processor = logprobs.LogprobsProcessor.from_new_request(tokenizer, request)

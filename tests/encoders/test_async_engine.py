@@ -1,4 +1,5 @@
-"""The engine of a server: shared batches, cancellation, overload, failures that stay with their own."""
+"""The engine of a server: shared batches, cancellation, overload, failures that stay with their
+own."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ import tiny_checkpoints as tiny
 import torch
 import transformers
 
-from cfg_core.errors import CfgServeError, ConfigError, EngineDeadError, EngineError, OverloadedError, RequestError
+from cfg_core.errors import (
+    CfgServeError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    OverloadedError,
+    RequestError,
+)
 from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions
 
 EMBED = RequestOptions()
@@ -24,7 +32,9 @@ POISON = tiny.WORDS[7]
 def path(tmp_path_factory):
     folder = tiny.tiny_bert(tmp_path_factory.mktemp("bert"))
     model = transformers.AutoModel.from_pretrained(folder)
-    (token,) = transformers.AutoTokenizer.from_pretrained(folder)(POISON, add_special_tokens=False)["input_ids"]
+    (token,) = transformers.AutoTokenizer.from_pretrained(folder)(POISON, add_special_tokens=False)[
+        "input_ids"
+    ]
     with torch.no_grad():
         model.embeddings.word_embeddings.weight[token] = float("nan")
     model.save_pretrained(folder)
@@ -56,7 +66,10 @@ async def test_calls_at_once_give_what_each_gives_alone(engine, path):
 async def test_they_share_batches(engine):
     sizes = []
     submit = engine._pipeline._executor.submit
-    engine._pipeline._executor.submit = lambda batch: (sizes.append(len(batch.sequences)), submit(batch))[1]
+    engine._pipeline._executor.submit = lambda batch: (
+        sizes.append(len(batch.sequences)),
+        submit(batch),
+    )[1]
     await asyncio.gather(*(engine.run(["waa wab"], EMBED) for _ in range(64)))
     assert sizes == [32, 32], "the window holds 32"
 
@@ -90,7 +103,10 @@ async def test_cancelled_calls_leave_the_queue(engine):
         ([[5, -1]], "input 0 holds the token id -1"),
         ([[5, True]], "input 0 holds True"),
         ([("waa", "")], "input 0 must be a pair"),
-        (["waa " * 200], r"input 0 has 202 tokens and this model takes 128: shorten it, or ask for truncation"),
+        (
+            ["waa " * 200],
+            r"input 0 has 202 tokens and this model takes 128: shorten it, or ask for truncation",
+        ),
         (["waa"] * 2049, "takes 1 to 2048 inputs, not 2049"),
     ],
 )
@@ -102,7 +118,10 @@ async def test_bad_inputs(engine, inputs, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (RequestOptions(tasks=("classify",)), "does not compute classify: it computes embed, token_embed"),
+        (
+            RequestOptions(tasks=("classify",)),
+            "does not compute classify: it computes embed, token_embed",
+        ),
         (RequestOptions(dimensions=32), "not trained to be cut"),
         (RequestOptions(truncate_to=0), "truncation to 0 tokens"),
         (RequestOptions(truncate_to=129), "takes 1 to 128"),
@@ -126,11 +145,15 @@ async def test_truncation_keeps_the_special_tokens(engine):
 async def test_a_full_queue_refuses(path):
     engine = AsyncEngine.load(path, EngineOptions(max_batch_tokens=128, max_queued_tokens=1000))
     try:
-        results = await asyncio.gather(*(engine.run(["waa " * 98], EMBED) for _ in range(50)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(engine.run(["waa " * 98], EMBED) for _ in range(50)), return_exceptions=True
+        )
         refused = [result for result in results if isinstance(result, OverloadedError)]
         assert len(refused) == 40, "10 x 100 tokens fit"
         assert sum(isinstance(result, list) for result in results) == 10
-        assert len(await engine.run(["waa " * 98] * 50, EMBED)) == 50, "one large call runs on an empty queue"
+        assert len(await engine.run(["waa " * 98] * 50, EMBED)) == 50, (
+            "one large call runs on an empty queue"
+        )
     finally:
         engine.close()
 
@@ -164,7 +187,8 @@ def test_the_inline_executor_is_refused(path):
 
 
 async def test_disorder(engine, path):
-    """Clients that cancel, send too much, or nonsense: their neighbours' vectors stay exactly right."""
+    """Clients that cancel, send too much, or nonsense: their neighbours' vectors stay exactly
+    right."""
     generator = random.Random(5)
     with Engine.load(path) as offline:
         expected = dict(zip(TEXTS, offline.embed(TEXTS), strict=True))
@@ -174,7 +198,9 @@ async def test_disorder(engine, path):
         nonlocal checked
         for _ in range(25):
             text = generator.choice(TEXTS)
-            inputs = generator.choice([[text], [text], [text], [""], ["waa " * 300], [text, POISON], [[-3]]])
+            inputs = generator.choice(
+                [[text], [text], [text], [""], ["waa " * 300], [text, POISON], [[-3]]]
+            )
             call = asyncio.create_task(engine.run(inputs, EMBED))
             if generator.random() < 0.2:
                 await asyncio.sleep(generator.random() * 0.01)

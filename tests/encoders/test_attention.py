@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import CompatibilityError
-from cfg_core.prefill_only import attention
-from cfg_core.prefill_only.model_input import ModelInputBuilder
+from cfg_core.prefill_only.stages import attention
+from cfg_core.prefill_only.stages.model_input import ModelInputBuilder
 from cfg_core.prefill_only.types import RequestOptions, SequenceState
 
 
 def packed(lengths: list[int]):
-    sequences = [SequenceState([1] * n, None, RequestOptions(), i) for i, n in enumerate(sorted(lengths))]
+    sequences = [
+        SequenceState([1] * n, None, RequestOptions(), i) for i, n in enumerate(sorted(lengths))
+    ]
     return ModelInputBuilder(0, False).build(sequences)
 
 
@@ -29,12 +31,16 @@ def test_runs_equal_the_loop(lengths, causal, window, kv_heads, seed):
     plan = packed(lengths).plan
     generator = torch.Generator().manual_seed(seed)
 
-    def rows(heads: int) -> torch.Tensor:  # as transformers has them: [T, H, D] in memory, seen as [H, T, D]
+    def rows(
+        heads: int,
+    ) -> torch.Tensor:  # as transformers has them: [T, H, D] in memory, seen as [H, T, D]
         return torch.randn(sum(lengths), heads, 8, generator=generator).transpose(0, 1)
 
     q, k, v = rows(4), rows(kv_heads), rows(kv_heads)
     expected = attention.naive(q, k, v, plan, causal, 0.3, window)
-    torch.testing.assert_close(attention.sdpa_runs(q, k, v, plan, causal, 0.3, window), expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        attention.sdpa_runs(q, k, v, plan, causal, 0.3, window), expected, atol=2e-6, rtol=1e-5
+    )
 
 
 def test_a_nan_stays_in_its_sequence():
@@ -50,7 +56,11 @@ def test_a_nan_stays_in_its_sequence():
 def test_the_window_counts_both_ways_and_itself():
     visible = attention._visible(4, False, 2, torch.device("cpu"))
     assert visible.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    assert attention._visible(3, True, 2, torch.device("cpu")).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert attention._visible(3, True, 2, torch.device("cpu")).int().tolist() == [
+        [1, 0, 0],
+        [1, 1, 0],
+        [0, 1, 1],
+    ]
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])

@@ -33,14 +33,18 @@ def command(model: str, folder: Path, output: str) -> list[str]:
 def test_a_kill_in_the_middle(minilm_path, tmp_path, lines):
     assert main(command(minilm_path, tmp_path, "whole.npy")) == 0
     arguments = command(minilm_path, tmp_path, "out.npy")
-    child = subprocess.Popen([sys.executable, "-m", "cfg_core.prefill_only", *arguments], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cfg_core.prefill_only", *arguments], stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(tmp_path / "out.npy.parts" / "00000003.npy", child)
         os.kill(child.pid, signal.SIGKILL)
     finally:
         child.kill()
         child.wait(timeout=30)
-    assert not (tmp_path / "out.npy").exists(), "it must be killed before its end for this test to mean anything"
+    assert not (tmp_path / "out.npy").exists(), (
+        "it must be killed before its end for this test to mean anything"
+    )
     assert main(arguments) == 0
     assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
     vectors = np.load(tmp_path / "out.npy")
@@ -64,7 +68,18 @@ def test_bad_lines(minilm_path, tmp_path, capsys):
     assert main([*command(minilm_path, tmp_path, "out.npy"), "--on-error", "nan"]) == 0
     assert "2 lines: 2, 3" in capsys.readouterr().err
     assert np.isnan(np.load(tmp_path / "out.npy")).all(1).tolist() == [False, True, True, False]
-    assert main([*command(minilm_path, tmp_path, "out.npy"), "--truncate", "--on-error", "nan", "--restart"]) == 0
+    assert (
+        main(
+            [
+                *command(minilm_path, tmp_path, "out.npy"),
+                "--truncate",
+                "--on-error",
+                "nan",
+                "--restart",
+            ]
+        )
+        == 0
+    )
     assert "1 lines: 2" in capsys.readouterr().err
 
 

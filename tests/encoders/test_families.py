@@ -1,4 +1,5 @@
-"""Each family, packed, against its own padded forward in transformers (eager attention): states, poolings, heads."""
+"""Each family, packed, against its own padded forward in transformers (eager attention): states,
+poolings, heads."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from cfg_core.prefill_only import Engine
-from cfg_core.prefill_only.families import DECODERS, ENCODERS
+from cfg_core.prefill_only.models.families import DECODERS, ENCODERS
 
 TEXTS = tiny.random_texts(24, seed=1)
 LIMIT = 2e-5
@@ -19,30 +20,41 @@ LIMIT = 2e-5
 
 
 @pytest.fixture(scope="module", params=tiny.SETTINGS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     torch.manual_seed(7)
     path = tmp_path_factory.mktemp(request.param)
-    return request.param, tiny.save(path, transformers.AutoModel.from_config(tiny.config_of(request.param)))
+    return request.param, tiny.save(
+        path, transformers.AutoModel.from_config(tiny.config_of(request.param))
+    )
 
 
 def test_every_family_on_the_list_has_a_case():
     assert {kind for kind, _ in tiny.SETTINGS.values()} == {*ENCODERS, *DECODERS}
 
 
-def padded_states(path: Path, texts: list[str], *, auto=transformers.AutoModel, causal: bool | None = None):
+def padded_states(
+    path: Path, texts: list[str], *, auto=transformers.AutoModel, causal: bool | None = None
+):
     """Token states of each text from one padded batch, by transformers alone."""
     model = auto.from_pretrained(path, attn_implementation="eager").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     arguments = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     if causal is False:  # the mask that a bidirectional decoder needs, written out
-        hidden = (1.0 - batch["attention_mask"][:, None, None, :].float()) * torch.finfo(torch.float32).min
+        hidden = (1.0 - batch["attention_mask"][:, None, None, :].float()) * torch.finfo(
+            torch.float32
+        ).min
         arguments["attention_mask"] = hidden.expand(-1, 1, hidden.shape[-1], -1)
     if "position_ids" in str(type(model).forward) or causal is False:
         arguments["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None]
     with torch.inference_mode():
         states = model(**arguments).last_hidden_state
-    return [row[: int(mask.sum())].numpy() for row, mask in zip(states, batch["attention_mask"], strict=True)]
+    return [
+        row[: int(mask.sum())].numpy()
+        for row, mask in zip(states, batch["attention_mask"], strict=True)
+    ]
 
 
 def test_token_states(case):
@@ -60,7 +72,9 @@ def test_the_naive_backend_agrees(case):
         np.testing.assert_allclose(fast.embed(TEXTS), oracle.embed(TEXTS), atol=LIMIT, rtol=0)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len_tokens"])
+@pytest.mark.parametrize(
+    "pooling", ["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len_tokens"]
+)
 def test_poolings(case, pooling):
     _, path = case
     states = padded_states(path, TEXTS)
@@ -92,7 +106,9 @@ def test_bidirectional_decoders(name, tmp_path):
         outputs, others = engine.run(TEXTS, options), causal.run(TEXTS, options)
     for output, other, states in zip(outputs, others, expected, strict=True):
         np.testing.assert_allclose(output.values["token_embed"], states, atol=LIMIT, rtol=0)
-        assert np.abs(other.values["token_embed"] - states).max() > 0.01, "causal and bidirectional must differ"
+        assert np.abs(other.values["token_embed"] - states).max() > 0.01, (
+            "causal and bidirectional must differ"
+        )
 
 
 CLASSIFIERS = [name for name in tiny.SETTINGS if name not in ("mistral-window", "qwen3-window")]
@@ -136,7 +152,9 @@ def takes_token_types(name: str) -> bool:
 def test_splade(name, tmp_path):
     torch.manual_seed(6)
     path = tiny.save(tmp_path, transformers.AutoModelForMaskedLM.from_config(tiny.config_of(name)))
-    model = transformers.AutoModelForMaskedLM.from_pretrained(path, attn_implementation="eager").eval()
+    model = transformers.AutoModelForMaskedLM.from_pretrained(
+        path, attn_implementation="eager"
+    ).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     with Engine.load(path, pooling="splade") as engine:
         vectors = engine.embed_sparse(TEXTS[:6])
@@ -161,12 +179,18 @@ def test_bge_m3_gives_three_outputs_from_one_forward(tmp_path):
     for text, rows, output in zip(TEXTS, padded_states(path, TEXTS), outputs, strict=True):
         with torch.inference_mode():
             weights = torch.relu(sparse(torch.from_numpy(rows)))[:, 0].tolist()
-            vectors = torch.nn.functional.normalize(colbert(torch.from_numpy(rows[1:])), dim=-1).numpy()
-        np.testing.assert_allclose(output.values["embed"], rows[0] / np.linalg.norm(rows[0]), atol=LIMIT)
+            vectors = torch.nn.functional.normalize(
+                colbert(torch.from_numpy(rows[1:])), dim=-1
+            ).numpy()
+        np.testing.assert_allclose(
+            output.values["embed"], rows[0] / np.linalg.norm(rows[0]), atol=LIMIT
+        )
         np.testing.assert_allclose(output.values["token_embed"], vectors, atol=LIMIT)
         largest: dict[int, float] = {}
         for token, weight in zip(tokenizer(text)["input_ids"], weights, strict=True):
             if token not in tokenizer.all_special_ids and weight > 0:
                 largest[token] = max(weight, largest.get(token, 0))
         assert output.values["sparse"].token_ids.tolist() == sorted(largest)
-        np.testing.assert_allclose(output.values["sparse"].weights, [largest[t] for t in sorted(largest)], atol=LIMIT)
+        np.testing.assert_allclose(
+            output.values["sparse"].weights, [largest[t] for t in sorted(largest)], atol=LIMIT
+        )

@@ -1,4 +1,5 @@
-"""Texts of megabytes: what is tokenized of them, how long others wait, how large an answer may become."""
+"""Texts of megabytes: what is tokenized of them, how long others wait, how large an answer may
+become."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import pytest
 import tiny_checkpoints as tiny
 
 from cfg_core.errors import RequestError
-from cfg_core.prefill_only import AsyncEngine, EngineOptions, RequestOptions, excerpts
-from cfg_core.prefill_only.input_processor import InputProcessor
+from cfg_core.prefill_only import AsyncEngine, EngineOptions, RequestOptions
+from cfg_core.prefill_only.stages import excerpts
+from cfg_core.prefill_only.stages.input_processor import InputProcessor
 
 CUT = RequestOptions(truncate_to=64)
 
@@ -75,14 +77,18 @@ def test_only_a_part_is_tokenized(path):
 async def test_far_too_long_is_said_without_reading_all(engine):
     text = words(900_000, 1)
     start = time.perf_counter()
-    with pytest.raises(RequestError, match="input 1 has more than 128 tokens and this model takes 128"):
+    with pytest.raises(
+        RequestError, match="input 1 has more than 128 tokens and this model takes 128"
+    ):
         await engine.run(["waa", text], RequestOptions())
     assert time.perf_counter() - start < 0.5
 
 
 async def test_texts_beyond_the_bound_are_refused(path):
     engine = AsyncEngine.load(path, EngineOptions(max_text_chars=1000))
-    with pytest.raises(RequestError, match="input 1 has 1001 characters, and this server takes 1000"):
+    with pytest.raises(
+        RequestError, match="input 1 has 1001 characters, and this server takes 1000"
+    ):
         await engine.run(["waa", "a" * 1001], CUT)
     with pytest.raises(RequestError, match="1001 characters"):
         await engine.token_ids("a" * 1001)
@@ -128,13 +134,18 @@ async def test_detokenizing_long_lists_lets_others_run(engine):
 
 
 @pytest.mark.parametrize(("task", "values"), [("embed", 64), ("token_embed", 64 * 4)])
-async def test_answers_beyond_the_bound_are_refused_before_they_are_computed(engine, monkeypatch, task, values):
+async def test_answers_beyond_the_bound_are_refused_before_they_are_computed(
+    engine, monkeypatch, task, values
+):
     options = RequestOptions(tasks=(task,))
     inputs = ["waa wab"] * 3  # two words and two special tokens each
     outputs = await engine.run(inputs, options, 3 * values)
     assert sum(output.num_values for output in outputs) == 3 * values
     monkeypatch.setattr(engine._pipeline, "pump", lambda: pytest.fail("computed"))
-    with pytest.raises(RequestError, match=f"would hold {3 * values} numbers, and this server sends {3 * values - 1}"):
+    with pytest.raises(
+        RequestError,
+        match=f"would hold {3 * values} numbers, and this server sends {3 * values - 1}",
+    ):
         await engine.run(inputs, options, 3 * values - 1)
 
 

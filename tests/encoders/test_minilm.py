@@ -35,7 +35,9 @@ def texts(minilm_path: str) -> list[str]:
     """500 texts of 3 to 256 tokens, words from the model's vocabulary and from the passages."""
     generator = random.Random(11)
     words = " ".join(text for pair in PAIRS for text in pair).split()
-    return [" ".join(generator.choices(words, k=round(200 ** generator.random()))) for _ in range(500)]
+    return [
+        " ".join(generator.choices(words, k=round(200 ** generator.random()))) for _ in range(500)
+    ]
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -68,7 +70,9 @@ def test_the_number_of_rows_takes_few_values(minilm_path, texts):
     seen = set()
     with Engine.load(minilm_path) as engine:
         backbone = engine._pipeline._runner._backbone
-        backbone.register_forward_pre_hook(lambda *a: seen.add(a[-1]["input_ids"].shape[1]), with_kwargs=True)
+        backbone.register_forward_pre_hook(
+            lambda *a: seen.add(a[-1]["input_ids"].shape[1]), with_kwargs=True
+        )
         for text in texts[:40]:
             engine.embed(text)
     assert len(seen) > 3
@@ -77,9 +81,13 @@ def test_the_number_of_rows_takes_few_values(minilm_path, texts):
 
 def test_truncation_is_that_of_sentence_transformers(engine, oracle):
     text = " ".join(passage for _, passage in PAIRS)
-    with pytest.raises(RequestError, match=r"input 0 has \d+ tokens and this model takes 256: .*truncate=True"):
+    with pytest.raises(
+        RequestError, match=r"input 0 has \d+ tokens and this model takes 256: .*truncate=True"
+    ):
         engine.embed([text])
-    np.testing.assert_allclose(engine.embed([text], truncate=True), oracle.encode([text]), atol=1e-5)
+    np.testing.assert_allclose(
+        engine.embed([text], truncate=True), oracle.encode([text]), atol=1e-5
+    )
 
 
 def test_bfloat16_is_close(minilm_path, engine, texts):

@@ -1,4 +1,5 @@
-"""Directories that sentence-transformers has saved: the same vectors and scores as it computes itself."""
+"""Directories that sentence-transformers has saved: the same vectors and scores as it computes
+itself."""
 
 from __future__ import annotations
 
@@ -64,8 +65,12 @@ def test_prompts(bert, tmp_path, include_prompt):
     with Engine.load(tmp_path) as engine:
         for options in ({}, {"prompt_name": "query"}, {"prompt": "wcc wcd "}, {"prompt": ""}):
             expected = oracle.encode(TEXTS, **options)
-            np.testing.assert_allclose(engine.embed(TEXTS, **options), expected, atol=2e-5, err_msg=str(options))
-        with pytest.raises(RequestError, match="has no prompt named 'passage': it has document, query"):
+            np.testing.assert_allclose(
+                engine.embed(TEXTS, **options), expected, atol=2e-5, err_msg=str(options)
+            )
+        with pytest.raises(
+            RequestError, match="has no prompt named 'passage': it has document, query"
+        ):
             engine.embed(TEXTS, prompt_name="passage")
 
 
@@ -73,13 +78,17 @@ def test_max_seq_length(bert, tmp_path):
     oracle = saved(tmp_path, [Transformer(bert, max_seq_length=12), Pooling(64, "mean")])
     with Engine.load(tmp_path) as engine:
         assert engine.info.max_input_tokens == 12
-        np.testing.assert_allclose(engine.embed(TEXTS, truncate=True), oracle.encode(TEXTS), atol=2e-5)
+        np.testing.assert_allclose(
+            engine.embed(TEXTS, truncate=True), oracle.encode(TEXTS), atol=2e-5
+        )
 
 
 def test_a_cross_encoder(tmp_path):
     torch.manual_seed(4)
     config = tiny.config_of("bert", num_labels=1)
-    path = str(tiny.save(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config)))
+    path = str(
+        tiny.save(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
+    )
     pairs = [(TEXTS[0], text) for text in TEXTS[1:]]
     with Engine.load(path) as engine:
         scores = engine.rerank(TEXTS[0], TEXTS[1:])
@@ -89,7 +98,11 @@ def test_a_cross_encoder(tmp_path):
 def test_a_sparse_encoder(tmp_path):
     torch.manual_seed(5)
     (tmp_path / "mlm").mkdir()
-    path = str(tiny.save(tmp_path / "mlm", transformers.AutoModelForMaskedLM.from_config(tiny.config_of("bert"))))
+    path = str(
+        tiny.save(
+            tmp_path / "mlm", transformers.AutoModelForMaskedLM.from_config(tiny.config_of("bert"))
+        )
+    )
     oracle = SparseEncoder(modules=[MLMTransformer(path), SpladePooling("max")], device="cpu")
     oracle.save(str(tmp_path / "splade"))
     expected = oracle.encode(TEXTS, convert_to_sparse_tensor=False).numpy()

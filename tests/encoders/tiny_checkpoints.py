@@ -1,4 +1,5 @@
-"""Tiny random checkpoints on disk: one of each family, with a tokenizer, saved as transformers saves them."""
+"""Tiny random checkpoints on disk: one of each family, with a tokenizer, saved as transformers
+saves them."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def config_of(case: str, **extra: Any) -> Any:
 
 
 def save(path: Path, model: Any) -> Path:
-    """The model and a tokenizer that goes with it. Random weights spread, so that every part of the model shows."""
+    """The model and a tokenizer that goes with it. Random weights spread, so that every part of the
+    model shows."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -98,12 +100,19 @@ def _whole_words(special: list[str]) -> Tokenizer:
 
 
 def _byte_pairs(special: list[str]) -> Tokenizer:
-    """transformers reads every Qwen2 tokenizer as byte-level BPE: here with merges that lead to whole words."""
+    """transformers reads every Qwen2 tokenizer as byte-level BPE: here with merges that lead to
+    whole words."""
     space, letters = "\u0120", sorted(set("".join(WORDS)))
     pairs = sorted({word[:2] for word in WORDS})
-    merges = [(a[0], a[1]) for a in pairs] + [(word[:2], word[2]) for word in WORDS] + [(space, word) for word in WORDS]
+    merges = (
+        [(a[0], a[1]) for a in pairs]
+        + [(word[:2], word[2]) for word in WORDS]
+        + [(space, word) for word in WORDS]
+    )
     tokens = [*special, space, *letters, *pairs, *WORDS, *(space + word for word in WORDS)]
-    return Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="[UNK]"))
+    return Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="[UNK]")
+    )
 
 
 def sentence_transformers_files(
@@ -137,4 +146,6 @@ def random_texts(num: int, seed: int = 0, longest: int = 100) -> list[str]:
     def number(limit: int) -> int:
         return int(torch.randint(limit, (1,), generator=generator))
 
-    return [" ".join(WORDS[number(len(WORDS))] for _ in range(1 + number(longest))) for _ in range(num)]
+    return [
+        " ".join(WORDS[number(len(WORDS))] for _ in range(1 + number(longest))) for _ in range(num)
+    ]

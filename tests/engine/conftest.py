@@ -1,4 +1,5 @@
-"""Fixtures of the engine tests: models and oracles are made once a session, engines once a module."""
+"""Fixtures of the engine tests: models and oracles are made once a session, engines once a
+module."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ ModelFolder = Callable[[str], Path]
 
 @pytest.fixture(scope="package", autouse=True)
 def environment() -> Iterator[None]:
-    """vLLM's settings, for this folder's tests only. One thread: the models are too small to share."""
+    """vLLM's settings, for this folder's tests only. One thread: the models are too small to
+    share."""
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
 """One vLLM engine in this process, and the questions that tests ask it.
 
-vllm is imported when the first engine starts, not when the tests are collected. Every `generate` ends with
-`assert_idle`: whatever ran, no request and no KV block is left behind.
+vllm is imported when the first engine starts, not when the tests are collected. Every `generate`
+ends with `assert_idle`: whatever ran, no request and no KV block is left behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler and worker in this process: tests look inside
+    "VLLM_ENABLE_V1_MULTIPROCESSING": (
+        "0"
+    ),  # scheduler and worker in this process: tests look inside
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -38,7 +40,8 @@ TIGHT = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 16, "max_num_s
 
 
 class Engine:
-    """`LLM` with the plugin (or stock vLLM, `guided=False`) on the model in `folder`. `close` it."""
+    """`LLM` with the plugin (or stock vLLM, `guided=False`) on the model in `folder`. `close`
+    it."""
 
     def __init__(
         self,
@@ -90,20 +93,32 @@ class Engine:
     ) -> list[RequestOutput]:
         """All at once; outputs in the order of `prompts`. Nothing may be left behind."""
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs: list[RequestOutput] = self.llm.generate(inputs, list(params), use_tqdm=False, **options)
+        outputs: list[RequestOutput] = self.llm.generate(
+            inputs, list(params), use_tqdm=False, **options
+        )
         self.assert_idle()
         return outputs
 
     def guide(self, cases: Sequence[Case], **options: Any) -> list[list[int]]:
         """Greedy tokens of `cases`, all in one batch; `options` go to SamplingParams.
 
-        Every token comes from a joint step of its group, and no joint step is done twice; with async scheduling, one
-        more may be in flight when a text ends.
+        Every token comes from a joint step of its group, and no joint step is done twice; with
+        async scheduling, one more may be in flight when a text ends.
         """
         before = self.stats()["joint_steps"]
-        got = tokens(self.generate([case.prompt for case in cases], [guided(case, **options) for case in cases]))
+        got = tokens(
+            self.generate(
+                [case.prompt for case in cases], [guided(case, **options) for case in cases]
+            )
+        )
         wasted = self.stats()["joint_steps"] - before - sum(map(len, got))
-        assert 0 <= wasted <= (len(got) if self.llm.llm_engine.vllm_config.scheduler_config.async_scheduling else 0)
+        assert (
+            0
+            <= wasted
+            <= (
+                len(got) if self.llm.llm_engine.vllm_config.scheduler_config.async_scheduling else 0
+            )
+        )
         return got
 
     def assert_idle(self) -> None:
@@ -116,13 +131,17 @@ class Engine:
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # one is vLLM's null block
         if self.guided:
             stats = self.stats()
-            left = {key: stats[key] for key in ("running", "waiting", "groups", "leader_blocks", "follower_blocks")}
+            left = {
+                key: stats[key]
+                for key in ("running", "waiting", "groups", "leader_blocks", "follower_blocks")
+            }
             assert not any(left.values()), left
             assert stats["free_blocks"] == stats["total_blocks"]
 
     @contextmanager
     def prefix_hits(self) -> Iterator[dict[tuple[int, ...], int]]:
-        """While open: prompt of a stream (leader's or follower's) -> most tokens found in the prefix cache."""
+        """While open: prompt of a stream (leader's or follower's) -> most tokens found in the
+        prefix cache."""
         manager, hits = self.scheduler.kv_cache_manager, {}
         original = manager.get_computed_blocks
 
@@ -140,7 +159,8 @@ class Engine:
 
     @contextmanager
     def whole_preemptions(self) -> Iterator[list[str]]:
-        """While open: ids of preempted streams; after each step no other stream of their groups may be running."""
+        """While open: ids of preempted streams; after each step no other stream of their groups may
+        be running."""
         scheduler, preempted = self.scheduler, []
         preempt, schedule = scheduler._preempt_request, scheduler.schedule
 
@@ -170,13 +190,17 @@ class Engine:
 
 
 def of_this_process() -> dict[str, Any]:
-    """Engine options for the runner and the scheduling that paths.py has chosen for this process, if it has."""
+    """Engine options for the runner and the scheduling that paths.py has chosen for this process,
+    if it has."""
     if ASYNC not in os.environ:
         return {}
     from mrv2_cpu import keep_async_scheduling
 
     keep_async_scheduling()
-    return {"async_scheduling": os.environ[ASYNC] == "1", "worker_extension_cls": "mrv2_cpu.WorkerExtension"}
+    return {
+        "async_scheduling": os.environ[ASYNC] == "1",
+        "worker_extension_cls": "mrv2_cpu.WorkerExtension",
+    }
 
 
 def check_after_each_step(scheduler: Any) -> None:
@@ -195,7 +219,9 @@ def plain(**options: Any) -> SamplingParams:
     """Greedy, NEW_TOKENS tokens, no guidance, unless `options` say otherwise."""
     from vllm import SamplingParams
 
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **options})
+    return SamplingParams(
+        **{"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **options}
+    )
 
 
 def guided(case: Case, **options: Any) -> SamplingParams:
@@ -209,7 +235,8 @@ def tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 
 
 def mixture(oracle: Oracle) -> tuple[list[tuple[int, ...]], list[SamplingParams], list[list[int]]]:
-    """Every pair at scale 1.5 and 3, each followed by its plain prompt: prompts, parameters, HF's tokens."""
+    """Every pair at scale 1.5 and 3, each followed by its plain prompt: prompts, parameters, HF's
+    tokens."""
     prompts, params, want = [], [], []
     for i, case in enumerate(CASES):
         if case.scale not in (1.5, 3.0):
@@ -222,14 +249,16 @@ def mixture(oracle: Oracle) -> tuple[list[tuple[int, ...]], list[SamplingParams]
 
 
 def forget_settings() -> None:
-    """An engine freezes vLLM's environment variables for its whole process: thaw them for what comes next."""
+    """An engine freezes vLLM's environment variables for its whole process: thaw them for what
+    comes next."""
     import vllm.envs
 
     vllm.envs.disable_envs_cache()
 
 
 def inspect_in_process(folder: Path) -> None:
-    """Import the model class here. vLLM would start a process for that, half a minute for each architecture."""
+    """Import the model class here. vLLM would start a process for that, half a minute for each
+    architecture."""
     from transformers import AutoConfig
     from vllm import ModelRegistry
 
@@ -239,11 +268,15 @@ def inspect_in_process(folder: Path) -> None:
 
 
 def differences(got: Sequence[list[int]], want: Sequence[list[int]]) -> list[str]:
-    """One line for each sequence that differs: which, and from which token on. Empty if all are equal."""
+    """One line for each sequence that differs: which, and from which token on. Empty if all are
+    equal."""
     assert len(got) == len(want)
     lines = []
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         if a != b:
-            first = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            first = next(
+                (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+                min(len(a), len(b)),
+            )
             lines.append(f"sequence {i}: {len(a)} tokens for {len(b)}, first difference at {first}")
     return lines

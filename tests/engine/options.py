@@ -1,9 +1,11 @@
-"""Every sampling option under guidance, against the reference loop; on the V1 runner, and on V2 with async scheduling.
+"""Every sampling option under guidance, against the reference loop; on the V1 runner, and on V2
+with async scheduling.
 
     python tests/engine/options.py        all options on both, as a table
 
-A sampled text is replayed: the reference computes the guided scores, shapes them, and draws with vLLM's own kernel and
-the request's seed. Whatever differs from the plain distribution is done by hand here, in the order of design 6.7.
+A sampled text is replayed: the reference computes the guided scores, shapes them, and draws with
+vLLM's own kernel and the request's seed. Whatever differs from the plain distribution is done by
+hand here, in the order of design 6.7.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ PRINTABLE = make_tokenizer().encode("".join(map(chr, range(33, 127))), add_speci
 LIMIT_S = 900
 
 Draw = Callable[[Tensor, int, int], int]
-"""(shaped scores [vocabulary], position of the last token read, step) -> token. Made for one seed."""
+"""(shaped scores [vocabulary], position of the last token read, step) -> token. Made for one
+seed."""
 
 
 def penalties(repetition: float = 1.0, frequency: float = 0.0, presence: float = 0.0) -> Processor:
@@ -115,14 +118,33 @@ OPTIONS = [
     Option("presence_penalty", {"presence_penalty": 2.0}, (penalties(presence=2.0),)),
     Option("logit_bias", {"logit_bias": BIAS}, (bias,)),
     Option("allowed_token_ids", {"allowed_token_ids": ALLOWED}, (only(ALLOWED),)),
-    Option("end token, ignore_eos=False", {"logit_bias": {EOS: 9.0}, "ignore_eos": False}, (end_bias,), stop=[EOS]),
+    Option(
+        "end token, ignore_eos=False",
+        {"logit_bias": {EOS: 9.0}, "ignore_eos": False},
+        (end_bias,),
+        stop=[EOS],
+    ),
     Option("bad_words", {"bad_words": list("aeiouAEIOU")}, (forbid(*VOWELS),)),
     Option("stop_token_ids", {"stop_token_ids": SOME}, stop=SOME),
-    Option("min_tokens", {"stop_token_ids": SOME, "min_tokens": 5}, (forbid(*SOME, first_tokens=5),), stop=SOME),
     Option(
-        "stop, a string", {"stop": list("aeiouAEIOU"), "allowed_token_ids": PRINTABLE}, (only(PRINTABLE),), stop=VOWELS
+        "min_tokens",
+        {"stop_token_ids": SOME, "min_tokens": 5},
+        (forbid(*SOME, first_tokens=5),),
+        stop=SOME,
     ),
-    Option("structured_outputs, a regex", {"ignore_eos": False}, (in_six,), stop=[EOS], grammar="[a-f]{6}"),
+    Option(
+        "stop, a string",
+        {"stop": list("aeiouAEIOU"), "allowed_token_ids": PRINTABLE},
+        (only(PRINTABLE),),
+        stop=VOWELS,
+    ),
+    Option(
+        "structured_outputs, a regex",
+        {"ignore_eos": False},
+        (in_six,),
+        stop=[EOS],
+        grammar="[a-f]{6}",
+    ),
     Option("logits_processors", {}, (witness.reference,), witness.asked()),
     Option("temperature, seed", SAMPLED),
     Option("n = 3", {**SAMPLED, "n": 3}),
@@ -161,7 +183,9 @@ def shape(scores: Tensor, params: dict[str, Any]) -> Tensor:
 
 
 @torch.inference_mode()
-def replay(oracle: Oracle, case: Case, option: Option, draw: Draw | None, num_tokens: int) -> list[int]:
+def replay(
+    oracle: Oracle, case: Case, option: Option, draw: Draw | None, num_tokens: int
+) -> list[int]:
     """The reference's text. Greedy without `draw`."""
     prompt, output = list(case.prompt), []
     while len(output) < num_tokens and (not output or output[-1] not in option.stop):
@@ -173,7 +197,9 @@ def replay(oracle: Oracle, case: Case, option: Option, draw: Draw | None, num_to
         if draw is None:
             output.append(int(scores.argmax()))
         else:
-            output.append(draw(shape(scores, option.params), len(prompt) + len(output) - 1, len(output)))
+            output.append(
+                draw(shape(scores, option.params), len(prompt) + len(output) - 1, len(output))
+            )
     return output
 
 
@@ -221,15 +247,19 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
 
 
 def without(option: Option) -> Option:
-    """What an option is to be told from: the same temperature and nothing else; for the temperature itself, none."""
+    """What an option is to be told from: the same temperature and nothing else; for the temperature
+    itself, none."""
     temperature = {k: v for k, v in option.params.items() if k == "temperature"}
     number = {k: v for k, v in option.params.items() if k == "n"}
-    return Option("", number if {**temperature, **number} == option.params else {**temperature, **number})
+    return Option(
+        "", number if {**temperature, **number} == option.params else {**temperature, **number}
+    )
 
 
 @dataclass(frozen=True)
 class Result:
-    """Cases whose text is not the reference's; and how many texts the option changed at all, or it shows nothing."""
+    """Cases whose text is not the reference's; and how many texts the option changed at all, or it
+    shows nothing."""
 
     wrong: list[int]
     changed: int
@@ -244,7 +274,8 @@ def compare(engine: Engine, oracle: Oracle, option: Option) -> Result:
     got = [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
     def reference(i: int, option: Option) -> list[list[int]]:
-        """As many samples as asked for: the seed of each is one more than that of the one before."""
+        """As many samples as asked for: the seed of each is one more than that of the one
+        before."""
         draw = (draw_v2 if v2 else draw_v1) if "temperature" in option.params else None
         draws = [draw(1000 + 10 * i + sample) if draw else None for sample in range(option.samples)]
         return [replay(oracle, cases[i], option, draw, num_tokens) for draw in draws]
@@ -254,13 +285,16 @@ def compare(engine: Engine, oracle: Oracle, option: Option) -> Result:
 
 
 def chosen(v2: bool) -> tuple[list[Case], int]:
-    """Cases, every scale among them, and the length of their texts: less on V2, whose kernels are interpreted here.
+    """Cases, every scale among them, and the length of their texts: less on V2, whose kernels are
+    interpreted here.
 
-    Prompts of printable characters: vLLM looks for stop strings in text, where half a character hides what follows.
+    Prompts of printable characters: vLLM looks for stop strings in text, where half a character
+    hides what follows.
     """
     cases, num_tokens = (CASES[::9], 8) if v2 else (CASES[::5], 16)
     return [
-        Case(*(tuple(PRINTABLE[t % 94] for t in ids) for ids in (c.prompt, c.negative)), c.scale) for c in cases
+        Case(*(tuple(PRINTABLE[t % 94] for t in ids) for ids in (c.prompt, c.negative)), c.scale)
+        for c in cases
     ], num_tokens
 
 
@@ -277,7 +311,8 @@ def run(folder: Path, v2: bool) -> dict[str, str]:
             result = compare(engine, oracle, option)
             verdict = f"WRONG: cases {result.wrong}" if result.wrong else "equal"
             verdicts[option.name] = (
-                f"{verdict}, {len(cases)} cases x {num_tokens} tokens, {result.changed} texts changed"
+                f"{verdict}, {len(cases)} cases x {num_tokens} tokens, {result.changed} texts"
+                " changed"
             )
         return verdicts
     finally:
@@ -298,7 +333,11 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = build("llama", Path(name))
-        columns = [verdicts(folder, path) for path in paths.PATHS if path.name in ("V1 sync TP1", "V2 async TP1")]
+        columns = [
+            verdicts(folder, path)
+            for path in paths.PATHS
+            if path.name in ("V1 sync TP1", "V2 async TP1")
+        ]
     print("| option | V1 | V2, async |\n|---|---|---|")
     for option in OPTIONS:
         print(f"| {option.name} | {' | '.join(column[option.name] for column in columns)} |")
@@ -308,7 +347,12 @@ def verdicts(folder: Path, path: paths.Path) -> dict[str, str]:
     """`run` in a process of its own, whose engines take `path`."""
     command = [sys.executable, "options.py", str(folder), "v2" if path.v2 else "v1"]
     done = subprocess.run(
-        command, cwd=HERE, env=paths.environment(path), stdout=subprocess.PIPE, timeout=LIMIT_S, check=True
+        command,
+        cwd=HERE,
+        env=paths.environment(path),
+        stdout=subprocess.PIPE,
+        timeout=LIMIT_S,
+        check=True,
     )
     found: dict[str, str] = json.loads(done.stdout)
     return found

@@ -1,7 +1,7 @@
 """What the engine must say: Hugging Face `generate`, float32, greedy, one request at a time.
 
-Nothing here knows vLLM. `Oracle` computes and remembers the answers of one model; `PAIRS` and `SCALES`
-are the requests that every architecture answers (12 pairs x 6 scales).
+Nothing here knows vLLM. `Oracle` computes and remembers the answers of one model; `PAIRS` and
+`SCALES` are the requests that every architecture answers (12 pairs x 6 scales).
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ LENGTHS = (
     *((12, 5), (5, 12), (40, 1), (1, 40), (33, 33), (64, 17)),
     *((17, 64), (100, 3), (3, 100), (150, 120), (16, 16), (32, 150)),
 )
-"""(prompt tokens, negative tokens): negatives shorter, longer and as long, around the block size 32."""
+"""(prompt tokens, negative tokens): negatives shorter, longer and as long, around the block size
+32."""
 
 MIN_MARGIN = 5.0
-"""How far apart the reference's two best tokens are at least, in units of `rounding`: rounding decides no token."""
+"""How far apart the reference's two best tokens are at least, in units of `rounding`: rounding
+decides no token."""
 
 
 def rounding(scale: float) -> float:
     """By how much float32 log-probabilities of two implementations may differ under guidance.
 
-    Two correct engines differ by up to 1e-5 without guidance (seen: 8e-6), from sums in another order; the
-    blend adds |s| and |1 - s| times that. 2e-5 leaves a factor of two.
+    Two correct engines differ by up to 1e-5 without guidance (seen: 8e-6), from sums in another
+    order; the blend adds |s| and |1 - s| times that. 2e-5 leaves a factor of two.
     """
     return 2e-5 * (abs(scale) + abs(1 - scale))
 
@@ -83,12 +85,16 @@ class Oracle:
 
     @functools.cached_property
     def margin(self) -> float:
-        """The least gap between the two best scores at any step of CASES and PROMPTS, in units of `rounding`."""
+        """The least gap between the two best scores at any step of CASES and PROMPTS, in units of
+        `rounding`."""
         guided = (
             top_gap_along(self.model, case, output) / rounding(case.scale)
             for case, output in zip(CASES, self.guided, strict=True)
         )
-        plain = (plain_generate(self.model, p, max_new_tokens=NEW_TOKENS).min_gap / rounding(1.0) for p in PROMPTS)
+        plain = (
+            plain_generate(self.model, p, max_new_tokens=NEW_TOKENS).min_gap / rounding(1.0)
+            for p in PROMPTS
+        )
         return min(*guided, *plain)
 
     def hf(
@@ -121,13 +127,16 @@ class Oracle:
         """The project's own loop on the same model, for requests beside CASES."""
         options = {"max_new_tokens": NEW_TOKENS, **options}
         text = guided_generate(self.model, case.prompt, case.negative, scale=case.scale, **options)
-        assert text.min_gap > 2 * rounding(case.scale), "rounding could decide a token: choose another request"
+        assert text.min_gap > 2 * rounding(case.scale), (
+            "rounding could decide a token: choose another request"
+        )
         return text
 
 
 @torch.inference_mode()
 def top_gap_along(model: PreTrainedModel, case: Case, output: list[int]) -> float:
-    """The least gap of the guided scores along `output`, both streams read once (causal: row t is step t)."""
+    """The least gap of the guided scores along `output`, both streams read once (causal: row t is
+    step t)."""
     rows = []
     for start in (case.prompt, case.negative):
         logits = model(torch.tensor([[*start, *output[:-1]]])).logits[0, len(start) - 1 :]

@@ -1,7 +1,9 @@
-"""One engine, set up as the command line says, answers the questions of the oracle: a process of paths.py.
+"""One engine, set up as the command line says, answers the questions of the oracle: a process of
+paths.py.
 
-It needs a process of its own: how vLLM chooses its runner, and Triton its driver, is decided at import.
-Reads a JSON object (see `run` in paths.py), writes one line of JSON: what ran, and the tokens.
+It needs a process of its own: how vLLM chooses its runner, and Triton its driver, is decided at
+import. Reads a JSON object (see `run` in paths.py), writes one line of JSON: what ran, and the
+tokens.
 """
 
 from __future__ import annotations

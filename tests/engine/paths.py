@@ -1,9 +1,11 @@
-"""Every way through vLLM: runner V1 and V2, sync and async, one process, two tensor-parallel ones, a pipeline of two.
+"""Every way through vLLM: runner V1 and V2, sync and async, one process, two tensor-parallel ones,
+a pipeline of two.
 
     python tests/engine/paths.py        all of them, as a table
 
-Each cell is an engine in a process of its own (path_program.py) under a small budget and a small pool, so that prompts
-are chunked and groups preempted; its tokens must be those of Hugging Face `generate`.
+Each cell is an engine in a process of its own (path_program.py) under a small budget and a small
+pool, so that prompts are chunked and groups preempted; its tokens must be those of Hugging Face
+`generate`.
 """
 
 from __future__ import annotations
@@ -52,13 +54,20 @@ class Path:
         return f"{name}, {self.drafter.replace('_', ' ')}" if self.drafts else name
 
     def speculation(self, folder: Folder) -> dict[str, Any]:
-        """Engine options. A draft model is the model itself; n-grams are looked up from single tokens on."""
+        """Engine options. A draft model is the model itself; n-grams are looked up from single
+        tokens on."""
         if not self.drafts:
             return {}
         more: dict[str, Any] = {"model": str(folder)}
         if self.drafter.startswith("ngram"):
             more = {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
-        return {"speculative_config": {"method": self.drafter, "num_speculative_tokens": self.drafts, **more}}
+        return {
+            "speculative_config": {
+                "method": self.drafter,
+                "num_speculative_tokens": self.drafts,
+                **more,
+            }
+        }
 
     @property
     def new_tokens(self) -> int:
@@ -70,21 +79,30 @@ class Path:
         if not self.v2 and self.asynchronous and self.place == "PP2":
             return "vLLM has no async scheduling on the V1 runner with a pipeline"
         if self.drafts and self.place == "PP2":
-            return "vLLM builds the draft model in stages too, and dies at its first step, plugin or not"
+            return (
+                "vLLM builds the draft model in stages too, and dies at its first step, plugin"
+                " or not"
+            )
         return None
 
 
 _WAYS = list(itertools.product((False, True), (False, True), PLACES.items()))
 PATHS = [
-    Path(v2, asynchronous, place, options, drafts) for drafts in (0, 3) for v2, asynchronous, (place, options) in _WAYS
+    Path(v2, asynchronous, place, options, drafts)
+    for drafts in (0, 3)
+    for v2, asynchronous, (place, options) in _WAYS
 ]
 
-NGRAM = [Path(False, False, "TP1", drafts=3, drafter="ngram"), Path(True, True, "TP1", drafts=3, drafter="ngram_gpu")]
+NGRAM = [
+    Path(False, False, "TP1", drafts=3, drafter="ngram"),
+    Path(True, True, "TP1", drafts=3, drafter="ngram_gpu"),
+]
 """Lookup in the text; on Model Runner V2, vLLM does it on the device."""
 
 
 def environment(path: Path) -> dict[str, str]:
-    """Environment of a process whose engines take this path (`engines.of_this_process` reads it)."""
+    """Environment of a process whose engines take this path (`engines.of_this_process` reads
+    it)."""
     folders = [SUPPORT / "mrv2_cpu"] + [SUPPORT / "ray_cpu"] * (path.place == "TP2 Ray actors")
     out = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
@@ -100,7 +118,8 @@ def environment(path: Path) -> dict[str, str]:
 
 
 def run(path: Path, folder: Folder) -> dict[str, Any]:
-    """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or took too long."""
+    """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or
+    took too long."""
     options = {**path.options, **path.speculation(folder)}
     setup = {"every": EVERY, "options": options, "new_tokens": path.new_tokens}
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
@@ -123,16 +142,25 @@ def run(path: Path, folder: Folder) -> dict[str, Any]:
 
 
 def differences(path: Path, report: dict[str, Any], oracle: Oracle) -> list[str]:
-    """What is wrong with a report, one line each: another engine than asked for, or other tokens."""
+    """What is wrong with a report, one line each: another engine than asked for, or other
+    tokens."""
     wrong = []
-    for key, want in (("v2", path.v2), ("async", path.asynchronous), ("world_size", 1 if not path.options else 2)):
+    for key, want in (
+        ("v2", path.v2),
+        ("async", path.asynchronous),
+        ("world_size", 1 if not path.options else 2),
+    ):
         if report[key] != want:
             wrong.append(f"{key} is {report[key]}, not {want}")
     expected = [t[: path.new_tokens] for t in [*oracle.guided[::EVERY], *oracle.plain]]
     got = [*report["guided"], *report["plain"]]
     if path.drafts and report["stats"]["joint_steps"] >= sum(map(len, report["guided"])):
         wrong.append("no draft was accepted")
-    wrong += [f"sequence {i} differs" for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b]
+    wrong += [
+        f"sequence {i} differs"
+        for i, (a, b) in enumerate(zip(got, expected, strict=True))
+        if a != b
+    ]
     return wrong
 
 
@@ -145,9 +173,10 @@ def cell(path: Path, folder: Folder, oracle: Oracle) -> str:
     stats = report["stats"]
     verdict = f"WRONG: {'; '.join(wrong[:3])}" if wrong else "equal to the reference"
     return (
-        f"{verdict}, {len(CASES[::EVERY])} guided and {len(PROMPTS)} plain prompts x {path.new_tokens} tokens "
-        f"({stats['group_preemptions']} groups preempted, {stats['solo_rows']} solo rows; {report['executor']}; "
-        f"{time.monotonic() - started:.0f} s)"
+        f"{verdict}, {len(CASES[::EVERY])} guided and {len(PROMPTS)} plain prompts x"
+        f" {path.new_tokens} tokens ({stats['group_preemptions']} groups preempted,"
+        f" {stats['solo_rows']} solo rows; {report['executor']};"
+        f" {time.monotonic() - started:.0f} s)"
     )
 
 

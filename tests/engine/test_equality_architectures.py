@@ -1,7 +1,9 @@
-"""Five more architectures say what Hugging Face `generate(guidance_scale=...)` says, token for token.
+"""Five more architectures say what Hugging Face `generate(guidance_scale=...)` says, token for
+token.
 
-Each runs on three engines: a roomy one, a tight one (token budget 16 and so few blocks that groups are
-preempted), and stock vLLM for the plain requests. Llama has the full matrix in test_equality_llama.py.
+Each runs on three engines: a roomy one, a tight one (token budget 16 and so few blocks that groups
+are preempted), and stock vLLM for the plain requests. Llama has the full matrix in
+test_equality_llama.py.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ class Bench(NamedTuple):
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def bench(
-    request: pytest.FixtureRequest, model_folder: Callable[[str], Path], oracle_of: Callable[[str], Oracle]
+    request: pytest.FixtureRequest,
+    model_folder: Callable[[str], Path],
+    oracle_of: Callable[[str], Oracle],
 ) -> Bench:
     name: str = request.param
     oracle = oracle_of(name)
     assert oracle.margin > MIN_MARGIN
-    return Bench(oracle, lambda **options: Engine(model_folder(name), **options), KV_GROUPS.get(name, 1))
+    return Bench(
+        oracle, lambda **options: Engine(model_folder(name), **options), KV_GROUPS.get(name, 1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +101,11 @@ def test_chunked_preempted_and_mixed(tight: Engine, bench: Bench) -> None:
 
 
 def test_plain_requests_equal_stock(roomy: Engine, bench: Bench) -> None:
-    """Greedy and sampled with seeds: no group in the engine, and no difference to vLLM without the plugin."""
-    params = [plain() for _ in PROMPTS] + [plain(temperature=1.0, seed=i) for i in range(len(PROMPTS))]
+    """Greedy and sampled with seeds: no group in the engine, and no difference to vLLM without the
+    plugin."""
+    params = [plain() for _ in PROMPTS] + [
+        plain(temperature=1.0, seed=i) for i in range(len(PROMPTS))
+    ]
     ours = tokens(roomy.generate(PROMPTS * 2, params))
     stock = bench.start(guided=False, **ROOMY)
     try:

@@ -1,4 +1,5 @@
-"""Trials of grammars in a process that can be killed: the verdicts, the deadline, fairness, and what is left behind."""
+"""Trials of grammars in a process that can be killed: the verdicts, the deadline, fairness, and
+what is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from cfg_core.errors import OverloadedError, RequestError
-from cfg_core.grammar_limits import GrammarLimits
+from cfg_core.grammars.limits import GrammarLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).resolve().parent
@@ -27,7 +28,7 @@ SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"
 
 @pytest.fixture(scope="module")
 async def sandbox(model_folder: Callable[[str], Path]) -> AsyncIterator[Any]:
-    from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox
+    from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
 
     sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=LIMITS)
     await sandbox.start()
@@ -93,7 +94,15 @@ ACCEPTED = [
     ({"choice": [f"label {i}" for i in range(2000)]}, "xgrammar"),
     ({"json": SCHEMA}, "xgrammar"),
     ({"json": json.dumps(SCHEMA)}, "xgrammar"),
-    ({"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}}, "xgrammar"),
+    (
+        {
+            "json": {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "string"} for i in range(1000)},
+            }
+        },
+        "xgrammar",
+    ),
     ({"json": {"type": "number", "multipleOf": 3}}, "guidance"),
     ({"regex": "a{1,100000}"}, "xgrammar"),
     ({"regex": "(a+)+b"}, "xgrammar"),
@@ -104,12 +113,16 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("fields", "backend"), ACCEPTED, ids=lambda value: repr(value)[:40])
-async def test_what_can_be_compiled_becomes_what_vllm_makes_of_it(sandbox: Any, fields: Any, backend: str) -> None:
+async def test_what_can_be_compiled_becomes_what_vllm_makes_of_it(
+    sandbox: Any, fields: Any, backend: str
+) -> None:
     """Field for field what vLLM's own validation would have left."""
     params, stock = params_of(fields), params_of(fields)
     await sandbox.check(params)
     config = sandbox_config(sandbox)
-    stock._validate_structured_outputs(config.model_config, config.structured_outputs_config, config.tokenizer)
+    stock._validate_structured_outputs(
+        config.model_config, config.structured_outputs_config, config.tokenizer
+    )
     assert params.structured_outputs == stock.structured_outputs
     assert params.structured_outputs._backend == stock.structured_outputs._backend == backend
     assert params.structured_outputs._backend_was_auto == stock.structured_outputs._backend_was_auto
@@ -129,7 +142,15 @@ def sandbox_config(sandbox: Any) -> Any:
 
 REFUSED = [
     ({"grammar": "root ::= root"}, "allows no token"),
-    ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}}, "no token"),
+    (
+        {
+            "json": {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            }
+        },
+        "no token",
+    ),
     ({"regex": r"[^\s\S]"}, "allows no token"),
     ({"regex": "(?=a)b"}, "cannot be used"),
     ({"grammar": "root ::= nope"}, "cannot be used"),
@@ -141,7 +162,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED, ids=lambda value: repr(value)[:40])
-async def test_what_cannot_be_served_is_refused_with_the_reason(sandbox: Any, fields: Any, words: str) -> None:
+async def test_what_cannot_be_served_is_refused_with_the_reason(
+    sandbox: Any, fields: Any, words: str
+) -> None:
     started = time.monotonic()
     with pytest.raises(RequestError, match=words) as refusal:
         await sandbox.check(params_of(fields))
@@ -165,13 +188,17 @@ async def test_allowed_tokens_that_the_grammar_forbids_are_refused(sandbox: Any)
         await sandbox.check(params_of({"regex": "[0-9]{3}"}, allowed_token_ids=[100, 101]))
 
 
-async def test_other_tenants_and_the_event_loop_do_not_wait_for_one_who_floods(sandbox: Any) -> None:
+async def test_other_tenants_and_the_event_loop_do_not_wait_for_one_who_floods(
+    sandbox: Any,
+) -> None:
     flood = [asyncio.create_task(sandbox.check(params_of(slow(i)), "evil")) for i in range(1, 7)]
     await until(lambda: forks() >= LIMITS.places - 1)
     waits, gaps = [], []
     for i in range(8):
         started = last = time.monotonic()
-        check = asyncio.create_task(sandbox.check(params_of({"choice": [f"fine {i}", "b"]}), "good"))
+        check = asyncio.create_task(
+            sandbox.check(params_of({"choice": [f"fine {i}", "b"]}), "good")
+        )
         while not check.done():
             await asyncio.sleep(0.005)
             last, gap = time.monotonic(), time.monotonic() - last
@@ -182,13 +209,19 @@ async def test_other_tenants_and_the_event_loop_do_not_wait_for_one_who_floods(s
     assert max(gaps) < 0.5
     for task in flood:
         task.cancel()
-    assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*flood, return_exceptions=True))
+    assert all(
+        isinstance(e, asyncio.CancelledError)
+        for e in await asyncio.gather(*flood, return_exceptions=True)
+    )
     await until(lambda: forks() == 0)  # a cancelled trial is killed
 
 
 async def test_too_many_waiting_are_told(sandbox: Any) -> None:
     waiting = sandbox._places._max_waiting
-    flood = [asyncio.create_task(sandbox.check(params_of(slow(100 + i)), "evil")) for i in range(waiting + 2)]
+    flood = [
+        asyncio.create_task(sandbox.check(params_of(slow(100 + i)), "evil"))
+        for i in range(waiting + 2)
+    ]
     await asyncio.sleep(0.3)
     with pytest.raises(OverloadedError):
         await sandbox.check(params_of({"choice": ["not seen before"]}), "evil")
@@ -212,8 +245,10 @@ async def test_a_killed_fork_is_a_refusal_and_a_killed_helper_is_replaced(sandbo
     assert replaced.pid != helper.pid
 
 
-async def test_the_helper_is_loaded_in_advance_and_stays(model_folder: Callable[[str], Path]) -> None:
-    from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox
+async def test_the_helper_is_loaded_in_advance_and_stays(
+    model_folder: Callable[[str], Path],
+) -> None:
+    from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
 
     before = set(psutil.Process().children())
     sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=GrammarLimits(idle_s=0.1))
@@ -228,20 +263,21 @@ async def test_the_helper_is_loaded_in_advance_and_stays(model_folder: Callable[
     await until(lambda: not helper.is_running())
 
 
-async def test_the_helper_ends_when_idle_and_with_its_parent(model_folder: Callable[[str], Path]) -> None:
+async def test_the_helper_ends_when_idle_and_with_its_parent(
+    model_folder: Callable[[str], Path],
+) -> None:
     """A program of its own starts one, and is killed."""
     program = (
-        "import asyncio, sys, time; sys.path.insert(0, sys.argv[2])\n"
-        "from pathlib import Path; from test_grammar_sandbox import config_of\n"
-        "from cfg_core.grammar_limits import GrammarLimits\n"
-        "from cfg_core.vllm_plugin.grammar_sandbox import GrammarSandbox\n"
-        "async def main():\n"
-        "    sandbox = GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(at_start=False, idle_s=2.0))\n"
-        "    await sandbox.start(); print('ready', flush=True); await asyncio.sleep(1.0)\n"
-        "    process = sandbox._process._process; print(process.pid, flush=True)\n"
-        "    await asyncio.sleep(8); print('idle', process.returncode, flush=True); await sandbox.start()\n"
-        "    print(sandbox._process._process.pid, flush=True); await asyncio.sleep(100)\n"
-        "asyncio.run(main())\n"
+        "import asyncio, sys, time; sys.path.insert(0, sys.argv[2])\nfrom pathlib import Path; from"
+        " test_grammar_sandbox import config_of\nfrom cfg_core.grammars.limits import"
+        " GrammarLimits\nfrom cfg_core.vllm_plugin.frontend.grammar_sandbox import"
+        " GrammarSandbox\nasync def main():\n    sandbox ="
+        " GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(at_start=False,"
+        " idle_s=2.0))\n    await sandbox.start(); print('ready', flush=True); await"
+        " asyncio.sleep(1.0)\n    process = sandbox._process._process; print(process.pid,"
+        " flush=True)\n    await asyncio.sleep(8); print('idle', process.returncode, flush=True);"
+        " await sandbox.start()\n    print(sandbox._process._process.pid, flush=True); await"
+        " asyncio.sleep(100)\nasyncio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,4 +1,5 @@
-"""Grammars in the engine core: who compiles them, what an aborted or failed one leaves, and how failures are told."""
+"""Grammars in the engine core: who compiles them, what an aborted or failed one leaves, and how
+failures are told."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ SECRET = "velvet_marmalade_7"
 
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
-    engine = Engine(model_folder("llama"), max_model_len=512, num_gpu_blocks_override=256, max_num_seqs=16)
+    engine = Engine(
+        model_folder("llama"), max_model_len=512, num_gpu_blocks_override=256, max_num_seqs=16
+    )
     yield engine
     engine.close()
 
@@ -33,7 +36,9 @@ def structured(fields: dict[str, Any], **options: Any) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     return plain(
-        structured_outputs=StructuredOutputsParams(**fields), ignore_eos=False, **{"max_tokens": 40, **options}
+        structured_outputs=StructuredOutputsParams(**fields),
+        ignore_eos=False,
+        **{"max_tokens": 40, **options},
     )
 
 
@@ -55,7 +60,9 @@ def test_each_request_has_the_compiler_that_was_chosen_for_it(engine: Engine) ->
     choice = ask(engine, {"choice": ["red", "blue"]})
     assert (choice.text in ("red", "blue"), choice.finish_reason) == (True, "stop")
     number = ask(engine, {"json": MULTIPLES}, logit_bias=None)
-    patterns = ask(engine, {"json": {"type": "object", "patternProperties": {"^a$": {"type": "boolean"}}}})
+    patterns = ask(
+        engine, {"json": {"type": "object", "patternProperties": {"^a$": {"type": "boolean"}}}}
+    )
     assert number.finish_reason in ("stop", "length")
     assert float(number.text) % 2 == 0 if number.finish_reason == "stop" else True
     assert patterns.finish_reason in ("stop", "length")
@@ -65,21 +72,35 @@ def test_each_request_has_the_compiler_that_was_chosen_for_it(engine: Engine) ->
 
 def digits_of(engine: Engine) -> list[int]:
     tokenizer = engine.llm.get_tokenizer()
-    return [token for token in range(len(tokenizer)) if re.fullmatch("[0-9]", tokenizer.decode([token]))]
+    return [
+        token for token in range(len(tokenizer)) if re.fullmatch("[0-9]", tokenizer.decode([token]))
+    ]
 
 
 def test_allowed_tokens_within_a_grammar_are_served_to_its_end(engine: Engine) -> None:
-    """vLLM's mask of allowed tokens forbids the end of the text, and the request failed where the grammar wants it."""
+    """vLLM's mask of allowed tokens forbids the end of the text, and the request failed where the
+    grammar wants it."""
     digits = digits_of(engine)
     answer = ask(engine, {"regex": "[0-9a-f]{3}"}, allowed_token_ids=digits)
-    assert (answer.finish_reason, re.fullmatch("[0-9]{3}", answer.text) is not None) == ("stop", True)
+    assert (answer.finish_reason, re.fullmatch("[0-9]{3}", answer.text) is not None) == (
+        "stop",
+        True,
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.5, "top_k": 5}], ids=["greedy", "sampled"])
-def test_what_the_grammar_cannot_go_on_from_is_told(engine: Engine, options: dict[str, Any]) -> None:
-    """Behind two digits, neither of two masks is empty, but together they are; other requests of the batch go on."""
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "top_p": 0.5, "top_k": 5}], ids=["greedy", "sampled"]
+)
+def test_what_the_grammar_cannot_go_on_from_is_told(
+    engine: Engine, options: dict[str, Any]
+) -> None:
+    """Behind two digits, neither of two masks is empty, but together they are; other requests of
+    the batch go on."""
     digits = digits_of(engine)
-    params = [structured({"regex": "[0-9]{2}[x-z]"}, allowed_token_ids=digits, **options), plain(max_tokens=5)]
+    params = [
+        structured({"regex": "[0-9]{2}[x-z]"}, allowed_token_ids=digits, **options),
+        plain(max_tokens=5),
+    ]
     broken, fine = engine.generate([[5, 6, 7], [5, 6, 7]], params)
     told = broken.outputs[0].stop_reason
     assert broken.outputs[0].finish_reason == "error"
@@ -94,11 +115,15 @@ def test_a_grammar_without_any_text_is_told(engine: Engine, grammar: str) -> Non
 
 
 def test_a_grammar_that_becomes_slow_ends_its_request(engine: Engine) -> None:
-    """An ambiguous one, whose cost grows with the cube of the length, and which passes any short trial."""
+    """An ambiguous one, whose cost grows with the cube of the length, and which passes any short
+    trial."""
     letter = engine.llm.get_tokenizer().encode("a", add_special_tokens=False)[-1]
     started = time.monotonic()
     told = reason_of(
-        engine, {"grammar": 'root ::= (root root root root)? "a"?'}, logit_bias={letter: 100.0}, max_tokens=400
+        engine,
+        {"grammar": 'root ::= (root root root root)? "a"?'},
+        logit_bias={letter: 100.0},
+        max_tokens=400,
     )
     assert "too slow" in told
     assert time.monotonic() - started < 60
@@ -140,17 +165,26 @@ def test_slow_compilations_do_not_hold_others_up_and_aborted_ones_leave_the_queu
     llm = engine.llm.llm_engine
     try:
         for i in range(3):
-            llm.add_request(f"slow{i}", {"prompt_token_ids": [5, 6]}, structured({"regex": f"slow{i}"}))
+            llm.add_request(
+                f"slow{i}", {"prompt_token_ids": [5, 6]}, structured({"regex": f"slow{i}"})
+            )
         llm.add_request("quick", {"prompt_token_ids": [5, 6]}, structured({"choice": ["red"]}))
         assert finished(llm, "quick") == "stop"  # four threads at least
         for i in range(3, 12):
-            llm.add_request(f"slow{i}", {"prompt_token_ids": [5, 6]}, structured({"regex": f"slow{i}"}))
+            llm.add_request(
+                f"slow{i}", {"prompt_token_ids": [5, 6]}, structured({"regex": f"slow{i}"})
+            )
         futures = [r.structured_output_request._grammar for r in engine.scheduler.requests.values()]
         llm.abort_request([f"slow{i}" for i in range(12)])
         llm.step()
         assert all(isinstance(future, Future) for future in futures)
-        assert sum(future.cancelled() for future in futures) >= len(futures) - manager.executor._max_workers
-        assert manager.executor._work_queue.qsize() == 0 or all(f.done() or f.running() for f in futures)
+        assert (
+            sum(future.cancelled() for future in futures)
+            >= len(futures) - manager.executor._max_workers
+        )
+        assert manager.executor._work_queue.qsize() == 0 or all(
+            f.done() or f.running() for f in futures
+        )
     finally:
         release.set()
     deadline = time.monotonic() + 20
@@ -175,13 +209,18 @@ def finished(llm: Any, request_id: str) -> str | None:
     [
         ({"choice": ["x"] * 100_000}, "100000 entries"),
         ({"json": {"enum": [str(i) for i in range(100_000)]}}, "entries in one"),
-        ({"json": {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}}}, "properties"),
+        (
+            {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}}},
+            "properties",
+        ),
         ({"regex": "a" * 10**6}, "characters"),
         ({"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "levels"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_sizes_beyond_the_bounds_are_refused_at_once(engine: Engine, fields: dict[str, Any], words: str) -> None:
+def test_sizes_beyond_the_bounds_are_refused_at_once(
+    engine: Engine, fields: dict[str, Any], words: str
+) -> None:
     started = time.monotonic()
     with pytest.raises(ValueError, match=words):
         engine.generate([[5, 6, 7]], [structured(fields)])
@@ -201,7 +240,9 @@ def test_a_forcing_processor_is_refused_where_a_mask_may_forbid_its_tokens(
     engine: Engine, options: dict[str, Any]
 ) -> None:
     fields = options.pop("fields", None)
-    params = structured(fields, extra_args=SECTION) if fields else plain(extra_args=SECTION, **options)
+    params = (
+        structured(fields, extra_args=SECTION) if fields else plain(extra_args=SECTION, **options)
+    )
     with pytest.raises(ValueError, match="section_budget forces tokens"):
         engine.generate([[5, 6, 7]], [params])
 

@@ -1,4 +1,5 @@
-"""`kv_split="even"`: leaders and followers have half of the KV pool each, and the text is the same."""
+"""`kv_split="even"`: leaders and followers have half of the KV pool each, and the text is the
+same."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def most_held(engine: Engine) -> Iterator[dict[str, int]]:
 
 
 def test_even_halves(engine: Engine, llama: Oracle, most_held: dict[str, int]) -> None:
-    """Equal to HF, the pool in demand (preemptions), and neither role above its half, though both near it."""
+    """Equal to HF, the pool in demand (preemptions), and neither role above its half, though both
+    near it."""
     assert engine.stats()["total_blocks"] == NUM_BLOCKS
     assert differences(engine.guide(CASES), llama.guided) == []
     assert engine.stats()["group_preemptions"] > 0
@@ -54,20 +56,29 @@ def test_even_halves(engine: Engine, llama: Oracle, most_held: dict[str, int]) -
     assert all(half - 2 <= held <= half for held in most_held.values()), most_held
 
 
-def test_plain_requests_stay_in_the_leaders_half(engine: Engine, llama: Oracle, most_held: dict[str, int]) -> None:
+def test_plain_requests_stay_in_the_leaders_half(
+    engine: Engine, llama: Oracle, most_held: dict[str, int]
+) -> None:
     prompts, params, want = mixture(llama)
     assert differences(tokens(engine.generate(prompts, params)), want) == []
     assert 0 < most_held["follower_blocks"] <= NUM_BLOCKS // 2
     assert NUM_BLOCKS // 2 - 2 <= most_held["leader_blocks"] <= NUM_BLOCKS // 2
 
 
-def test_elastic_split_crosses_the_middle(model_folder: Callable[[str], Path], llama: Oracle) -> None:
+def test_elastic_split_crosses_the_middle(
+    model_folder: Callable[[str], Path], llama: Oracle
+) -> None:
     """The same load on the default split: followers of long negatives take more than half."""
     engine = Engine(
-        model_folder("llama"), num_gpu_blocks_override=1 + NUM_BLOCKS, max_num_batched_tokens=256, max_num_seqs=64
+        model_folder("llama"),
+        num_gpu_blocks_override=1 + NUM_BLOCKS,
+        max_num_batched_tokens=256,
+        max_num_seqs=64,
     )
     try:
-        long_negatives = [i for i, case in enumerate(CASES) if len(case.negative) > 4 * len(case.prompt)]
+        long_negatives = [
+            i for i, case in enumerate(CASES) if len(case.negative) > 4 * len(case.prompt)
+        ]
         most = 0
         original = engine.scheduler.schedule
 

@@ -1,4 +1,5 @@
-"""Groups that end early, wait, or are pushed out: whatever happens, nothing stays behind and the others are right.
+"""Groups that end early, wait, or are pushed out: whatever happens, nothing stays behind and the
+others are right.
 
 One engine in which everything is scarce: 16 tokens a step, 15 blocks of KV cache.
 """
@@ -25,7 +26,8 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 
 def finish(engine: Engine, *, abort: list[str], at_step: int) -> dict[str, list[int]]:
-    """Step until nothing is left, aborting some requests before step `at_step`: request id -> its tokens."""
+    """Step until nothing is left, aborting some requests before step `at_step`: request id -> its
+    tokens."""
     llm, done, step = engine.llm.llm_engine, {}, 0
     while llm.has_unfinished_requests():
         if step == at_step:
@@ -42,11 +44,16 @@ def finish(engine: Engine, *, abort: list[str], at_step: int) -> dict[str, list[
 
 @pytest.mark.parametrize("at_step", [0, 1, 2, 3, 5, 8, 12, 17, 24, 33])
 def test_abort_at_any_moment(engine: Engine, llama: Oracle, at_step: int) -> None:
-    """Six groups and a plain request; two groups and the plain one leave while waiting, prefilling or decoding."""
+    """Six groups and a plain request; two groups and the plain one leave while waiting, prefilling
+    or decoding."""
     add = engine.llm.llm_engine.add_request
     chosen = [3, 10, 15, 26, 46, 59]
     for i in chosen:
-        add(f"g{i}-{at_step}", {"prompt_token_ids": list(CASES[i].prompt)}, guided(CASES[i], max_tokens=TOKENS))
+        add(
+            f"g{i}-{at_step}",
+            {"prompt_token_ids": list(CASES[i].prompt)},
+            guided(CASES[i], max_tokens=TOKENS),
+        )
     add(f"plain-{at_step}", {"prompt_token_ids": list(PROMPTS[4])}, plain(max_tokens=TOKENS))
     gone = [f"g{chosen[1]}-{at_step}", f"g{chosen[3]}-{at_step}", f"plain-{at_step}"]
     done = finish(engine, abort=gone, at_step=at_step)
@@ -56,7 +63,8 @@ def test_abort_at_any_moment(engine: Engine, llama: Oracle, at_step: int) -> Non
 
 @pytest.mark.slow
 def test_random_arrivals_and_aborts(engine: Engine, llama: Oracle) -> None:
-    """60 requests, guided and plain, arrive and leave at random moments (seeded); the rest is right."""
+    """60 requests, guided and plain, arrive and leave at random moments (seeded); the rest is
+    right."""
     rng = random.Random(0)
     llm, want, done, alive = engine.llm.llm_engine, {}, {}, set()
     aborted: set[str] = set()
@@ -68,7 +76,9 @@ def test_random_arrivals_and_aborts(engine: Engine, llama: Oracle) -> None:
             prompt = CASES[i].prompt
             params = guided(CASES[i], max_tokens=TOKENS) if is_guided else plain(max_tokens=TOKENS)
             llm.add_request(name, {"prompt_token_ids": list(prompt)}, params)
-            want[name] = (llama.guided[i] if is_guided else llama.plain[PROMPTS.index(prompt)])[:TOKENS]
+            want[name] = (llama.guided[i] if is_guided else llama.plain[PROMPTS.index(prompt)])[
+                :TOKENS
+            ]
             alive.add(name)
         if alive and rng.random() < 0.04:
             name = rng.choice(sorted(alive))
@@ -93,7 +103,8 @@ def test_prompt_logprobs_survive_a_prompt_in_many_steps(engine: Engine, llama: O
     """vLLM hands them out with the step that ends the prompt, which need not be the joint step."""
     cases = [CASES[3], CASES[9], CASES[21], CASES[50]]
     outputs = engine.generate(
-        [case.prompt for case in cases], [guided(case, prompt_logprobs=1, max_tokens=3) for case in cases]
+        [case.prompt for case in cases],
+        [guided(case, prompt_logprobs=1, max_tokens=3) for case in cases],
     )
     for case, output in zip(cases, outputs, strict=True):
         check_prompt_logprobs(llama, case.prompt, output.prompt_logprobs)
@@ -103,12 +114,15 @@ def test_a_group_that_fills_the_pool_runs(engine: Engine, llama: Oracle) -> None
     """200 + 200 tokens and 24 more each: 14 of 15 blocks."""
     stream = (PROMPTS[9] + CASES[59].negative)[:200]
     want = llama.hf(stream, scale=2.0, negative=stream[::-1])
-    params = plain(extra_args={"guidance_scale": 2.0, "negative_prompt_token_ids": list(stream[::-1])})
+    params = plain(
+        extra_args={"guidance_scale": 2.0, "negative_prompt_token_ids": list(stream[::-1])}
+    )
     assert list(engine.generate([stream], [params])[0].outputs[0].token_ids) == want
 
 
 def test_a_group_that_can_never_fit_is_refused(engine: Engine, llama: Oracle) -> None:
-    """230 + 230 tokens and 24 more each need 16 of 15 blocks. It must not wait forever; others go on."""
+    """230 + 230 tokens and 24 more each need 16 of 15 blocks. It must not wait forever; others go
+    on."""
     stream = [5] * 230
     params = plain(extra_args={"guidance_scale": 2.0, "negative_prompt_token_ids": stream})
     with pytest.raises(ValueError, match="KV pool"):

@@ -1,4 +1,5 @@
-"""Groups with a LoRA adapter, and groups of different priority, in a pool too small for all of them.
+"""Groups with a LoRA adapter, and groups of different priority, in a pool too small for all of
+them.
 
 The adapter's oracle is Hugging Face on a model into whose weights the adapter was merged.
 """
@@ -27,7 +28,10 @@ CHOSEN = CASES[::4]
 def merge(model: Path, adapter: Path, folder: Path) -> Path:
     """The model with the adapter in its weights: W + alpha / rank * B A."""
     merged = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    parameters, weights = dict(merged.named_parameters()), load_file(adapter / "adapter_model.safetensors")
+    parameters, weights = (
+        dict(merged.named_parameters()),
+        load_file(adapter / "adapter_model.safetensors"),
+    )
     for name in [name for name in weights if name.endswith(".lora_A.weight")]:
         stem = name.removesuffix(".lora_A.weight")
         product = weights[f"{stem}.lora_B.weight"] @ weights[name]
@@ -48,7 +52,12 @@ def adapted(model_folder: Callable[[str], Path], adapter: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
-    options = {**SMALL_POOL, "scheduling_policy": "priority", "enable_lora": True, "max_lora_rank": 8}
+    options = {
+        **SMALL_POOL,
+        "scheduling_policy": "priority",
+        "enable_lora": True,
+        "max_lora_rank": 8,
+    }
     engine = Engine(model_folder("llama"), **options)
     yield engine
     engine.close()
@@ -57,8 +66,8 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 def test_both_streams_of_a_group_take_the_adapter(
     engine: Engine, llama: Oracle, adapted: Oracle, adapter: Path
 ) -> None:
-    """Groups with the adapter, groups without, and plain requests, side by side and with the same prompts: what one
-    model left in the prefix cache must not serve the other."""
+    """Groups with the adapter, groups without, and plain requests, side by side and with the same
+    prompts: what one model left in the prefix cache must not serve the other."""
     from vllm.lora.request import LoRARequest
 
     num_tokens, lora = 8, LoRARequest("adapter", 1, str(adapter))
@@ -68,7 +77,9 @@ def test_both_streams_of_a_group_take_the_adapter(
             prompts += [case.prompt, case.prompt]
             params += [guided(case, max_tokens=num_tokens), plain(max_tokens=num_tokens)]
             loras += [asked, asked]
-            text = oracle.hf(case.prompt, scale=case.scale, negative=case.negative, max_new_tokens=num_tokens)
+            text = oracle.hf(
+                case.prompt, scale=case.scale, negative=case.negative, max_new_tokens=num_tokens
+            )
             want += [text, oracle.hf(case.prompt, max_new_tokens=num_tokens)]
         assert want[4 * i] != want[4 * i + 2]
     got = engine.generate(prompts, params, lora_request=loras)
@@ -76,11 +87,14 @@ def test_both_streams_of_a_group_take_the_adapter(
 
 
 def test_priority_goes_by_group(engine: Engine, llama: Oracle) -> None:
-    """The smaller the number, the sooner; whoever is preempted for it comes out right all the same."""
+    """The smaller the number, the sooner; whoever is preempted for it comes out right all the
+    same."""
     cases, priorities = CASES, [i % 3 for i in range(len(CASES))]
     order = first_tokens(engine)
     before = engine.stats()["group_preemptions"]
-    got = engine.generate([case.prompt for case in cases], [guided(case) for case in cases], priority=priorities)
+    got = engine.generate(
+        [case.prompt for case in cases], [guided(case) for case in cases], priority=priorities
+    )
     assert differences(tokens(got), llama.guided) == []
     assert engine.stats()["group_preemptions"] > before
     ranks = [priority for priority in order if priority in (0, 2)]

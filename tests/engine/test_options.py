@@ -1,4 +1,5 @@
-"""Every sampling option under guidance, against the reference loop: see options.py, which has the table."""
+"""Every sampling option under guidance, against the reference loop: see options.py, which has the
+table."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("option", options.OPTIONS, ids=lambda option: option.name)
-def test_the_text_is_that_of_the_reference(engine: Engine, llama: Oracle, option: options.Option) -> None:
+def test_the_text_is_that_of_the_reference(
+    engine: Engine, llama: Oracle, option: options.Option
+) -> None:
     result = options.compare(engine, llama, option)
     assert result.wrong == []
     assert result.changed > 0 or option is options.GREEDY

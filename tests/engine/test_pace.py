@@ -1,4 +1,5 @@
-"""The engine does not run ahead of its frontend: the file that both map, and a real engine whose frontend is slow."""
+"""The engine does not run ahead of its frontend: the file that both map, and a real engine whose
+frontend is slow."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,5 @@
-"""Plain requests on a guided engine say what they say on stock vLLM: beside groups, and with no group at all."""
+"""Plain requests on a guided engine say what they say on stock vLLM: beside groups, and with no
+group at all."""
 
 from __future__ import annotations
 
@@ -17,18 +18,27 @@ SETTINGS = {"roomy": ROOMY, "budget-16": BUDGET_16}
 
 
 class Answers(NamedTuple):
-    """What an engine says to the same plain requests: all alone, and mixed with groups if it is guided."""
+    """What an engine says to the same plain requests: all alone, and mixed with groups if it is
+    guided."""
 
     alone: list[RequestOutput]
     mixed: list[RequestOutput] | None
 
 
 def plain_params() -> list[SamplingParams]:
-    """For each of PROMPTS: greedy with logprobs, sampled with a seed, sampled with everything on."""
+    """For each of PROMPTS: greedy with logprobs, sampled with a seed, sampled with everything
+    on."""
     greedy = [plain(logprobs=5) for _ in PROMPTS]
     seeded = [plain(temperature=1.0, seed=i, logprobs=1) for i in range(len(PROMPTS))]
     shaped = [
-        plain(temperature=0.8, top_p=0.9, top_k=40, repetition_penalty=1.2, presence_penalty=0.3, seed=100 + i)
+        plain(
+            temperature=0.8,
+            top_p=0.9,
+            top_k=40,
+            repetition_penalty=1.2,
+            presence_penalty=0.3,
+            seed=100 + i,
+        )
         for i in range(len(PROMPTS))
     ]
     return greedy + seeded + shaped
@@ -36,7 +46,8 @@ def plain_params() -> list[SamplingParams]:
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def settings(request: pytest.FixtureRequest) -> dict[str, int]:
-    """Seeded sampling with chunked prompts ends stock vLLM on a CPU, so the small budget is for greedy ones."""
+    """Seeded sampling with chunked prompts ends stock vLLM on a CPU, so the small budget is for
+    greedy ones."""
     return SETTINGS[request.param]
 
 
@@ -48,7 +59,9 @@ def ask(engine: Engine, settings: dict[str, int]) -> Answers:
         return Answers(alone, None)
     groups = CASES[2::6]
     both = [x for pair in zip(PROMPTS, [c.prompt for c in groups], strict=True) for x in pair]
-    both_params = [x for pair in zip(params[: len(PROMPTS)], map(guided, groups), strict=True) for x in pair]
+    both_params = [
+        x for pair in zip(params[: len(PROMPTS)], map(guided, groups), strict=True) for x in pair
+    ]
     outputs = engine.generate(both + prompts[len(PROMPTS) :], both_params + params[len(PROMPTS) :])
     return Answers(alone, outputs[: len(both) : 2] + outputs[len(both) :])
 
@@ -77,7 +90,9 @@ def test_stock_equals_hf(stock: list[RequestOutput], llama: Oracle) -> None:
     assert tokens(stock)[: len(PROMPTS)] == llama.plain
 
 
-def test_without_groups_tokens_and_logprobs_are_identical(stock: list[RequestOutput], ours: Answers) -> None:
+def test_without_groups_tokens_and_logprobs_are_identical(
+    stock: list[RequestOutput], ours: Answers
+) -> None:
     assert tokens(ours.alone) == tokens(stock)
     assert [o.outputs[0].logprobs for o in ours.alone] == [o.outputs[0].logprobs for o in stock]
     assert stock[0].outputs[0].logprobs is not None

@@ -47,7 +47,9 @@ def test_a_retriever(tmp_path):
 def test_what_would_come_out_differently_is_refused(tmp_path):
     config = tiny.config_of("bert", num_labels=1)
     path = tiny.save(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
-    with pytest.raises(CompatibilityError, match="does not compute token types of pairs: use the executor thread"):
+    with pytest.raises(
+        CompatibilityError, match="does not compute token types of pairs: use the executor thread"
+    ):
         Engine.load(path, **VLLM)
 
 

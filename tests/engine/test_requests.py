@@ -1,7 +1,9 @@
-"""One guided request and what may be asked of it: negatives, logprobs, stop conditions, grammars, limits.
+"""One guided request and what may be asked of it: negatives, logprobs, stop conditions, grammars,
+limits.
 
-Sampling options are in test_options.py, random grammars in test_structured.py. The oracle is the reference loop, with
-the same processors behind the blend (design, 6.7): guidance changes the model, everything else sees a model.
+Sampling options are in test_options.py, random grammars in test_structured.py. The oracle is the
+reference loop, with the same processors behind the blend (design, 6.7): guidance changes the model,
+everything else sees a model.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ SAMPLE = CASES[::5]
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
     grammar = {"backend": "xgrammar", "disable_any_whitespace": True}
-    engine = Engine(model_folder("llama"), structured_outputs_config=grammar, max_logprobs=-1, **ROOMY)
+    engine = Engine(
+        model_folder("llama"), structured_outputs_config=grammar, max_logprobs=-1, **ROOMY
+    )
     yield engine
     engine.close()
 
@@ -48,7 +52,9 @@ def most_requests(engine: Engine) -> Iterator[list[int]]:
 # --- what makes a group
 
 
-@pytest.mark.parametrize("extra_args", [None, {}, {"guidance_scale": 1.0}, {"guidance_scale": 1}, {"other": 5}])
+@pytest.mark.parametrize(
+    "extra_args", [None, {}, {"guidance_scale": 1.0}, {"guidance_scale": 1}, {"other": 5}]
+)
 def test_no_guidance_makes_no_follower(
     engine: Engine, llama: Oracle, most_requests: list[int], extra_args: dict[str, Any] | None
 ) -> None:
@@ -57,7 +63,9 @@ def test_no_guidance_makes_no_follower(
     assert max(most_requests) == 1
 
 
-def test_guidance_makes_one_follower(engine: Engine, llama: Oracle, most_requests: list[int]) -> None:
+def test_guidance_makes_one_follower(
+    engine: Engine, llama: Oracle, most_requests: list[int]
+) -> None:
     assert engine.guide([CASES[3]]) == [llama.guided[3]]
     assert max(most_requests) == 2
 
@@ -88,13 +96,15 @@ def test_synonyms(engine: Engine, llama: Oracle) -> None:
 
 
 def test_params_of_the_caller_are_left_alone(engine: Engine) -> None:
-    """One SamplingParams for many prompts: the default negative of one must not become that of the next."""
+    """One SamplingParams for many prompts: the default negative of one must not become that of the
+    next."""
     params = plain(extra_args={"guidance_scale": 3.0})
     together = tokens(engine.generate(PROMPTS[:3], [params] * 3))
     assert params.extra_args == {"guidance_scale": 3.0}
     assert params.max_tokens == NEW_TOKENS
     assert together == [
-        tokens(engine.generate([p], [plain(extra_args={"guidance_scale": 3.0})]))[0] for p in PROMPTS[:3]
+        tokens(engine.generate([p], [plain(extra_args={"guidance_scale": 3.0})]))[0]
+        for p in PROMPTS[:3]
     ]
 
 
@@ -102,8 +112,11 @@ def test_params_of_the_caller_are_left_alone(engine: Engine) -> None:
 
 
 def test_logprobs_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
-    """Within 1e-4 up to scale 1.5, and what rounding makes of that above: the values go down to -290 at 7.5."""
-    outputs = engine.generate([c.prompt for c in SAMPLE], [guided(c, logprobs=5, max_tokens=8) for c in SAMPLE])
+    """Within 1e-4 up to scale 1.5, and what rounding makes of that above: the values go down to
+    -290 at 7.5."""
+    outputs = engine.generate(
+        [c.prompt for c in SAMPLE], [guided(c, logprobs=5, max_tokens=8) for c in SAMPLE]
+    )
     for case, output in zip(SAMPLE, outputs, strict=True):
         want = llama.reference(case, max_new_tokens=8, keep_log_probs=True)
         got = output.outputs[0]
@@ -117,23 +130,32 @@ def test_logprobs_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
 @torch.inference_mode()
 def along(oracle: Oracle, start: tuple[int, ...], output: list[int]) -> list[float]:
     """log p of each token of `output` behind `start`, without guidance."""
-    logits = oracle.model(torch.tensor([[*start, *output[:-1]]])).logits[0, len(start) - 1 :].float()
+    logits = (
+        oracle.model(torch.tensor([[*start, *output[:-1]]])).logits[0, len(start) - 1 :].float()
+    )
     picked: list[float] = torch.log_softmax(logits, -1)[range(len(output)), output].tolist()
     return picked
 
 
 def test_guidance_logprobs_are_those_of_the_single_streams(engine: Engine, llama: Oracle) -> None:
-    """Beside guided and plain requests that ask for logprobs of their own, all of the vocabulary too, and get those."""
+    """Beside guided and plain requests that ask for logprobs of their own, all of the vocabulary
+    too, and get those."""
 
     def asking(case: Case) -> Any:
         params = guided(case, logprobs=2, max_tokens=8)
         params.extra_args = {**params.extra_args, "guidance_logprobs": True}
         return params
 
-    neighbours = [guided(SAMPLE[0], logprobs=3, max_tokens=8), plain(logprobs=-1, max_tokens=8), plain(max_tokens=8)]
+    neighbours = [
+        guided(SAMPLE[0], logprobs=3, max_tokens=8),
+        plain(logprobs=-1, max_tokens=8),
+        plain(max_tokens=8),
+    ]
     prompts = [SAMPLE[0].prompt, PROMPTS[2], PROMPTS[3]]
     alone = engine.generate(prompts, neighbours)
-    outputs = engine.generate([c.prompt for c in SAMPLE] + prompts, [asking(c) for c in SAMPLE] + neighbours)
+    outputs = engine.generate(
+        [c.prompt for c in SAMPLE] + prompts, [asking(c) for c in SAMPLE] + neighbours
+    )
     for case, output in zip(SAMPLE, outputs, strict=False):
         text = list(output.outputs[0].token_ids)
         said = [row[token] for row, token in zip(output.outputs[0].logprobs, text, strict=True)]
@@ -146,7 +168,9 @@ def test_guidance_logprobs_are_those_of_the_single_streams(engine: Engine, llama
         assert before.outputs[0].token_ids == after.outputs[0].token_ids
         assert [row.keys() for row in rows[0]] == [row.keys() for row in rows[1]]
         for a, b in zip(*rows, strict=True):
-            assert all(abs(a[t].logprob - b[t].logprob) < 1e-4 and a[t].rank == b[t].rank for t in a)
+            assert all(
+                abs(a[t].logprob - b[t].logprob) < 1e-4 and a[t].rank == b[t].rank for t in a
+            )
             assert not any(hasattr(entry, "conditional") for entry in b.values())
 
 
@@ -166,11 +190,14 @@ def check_prompt_logprobs(oracle: Oracle, prompt: tuple[int, ...], said: list[An
     assert said[0] is None
     for i in range(1, len(prompt)):
         assert prompt[i] in said[i]
-        assert all(abs(entry.logprob - want[i - 1, token]) < 1e-4 for token, entry in said[i].items())
+        assert all(
+            abs(entry.logprob - want[i - 1, token]) < 1e-4 for token, entry in said[i].items()
+        )
 
 
 def test_prompt_logprobs_of_chosen_tokens(engine: Engine, llama: Oracle) -> None:
-    """They are the conditional stream's. Only Model Runner V2 has them; the other refuses them, as without guidance."""
+    """They are the conditional stream's. Only Model Runner V2 has them; the other refuses them, as
+    without guidance."""
     case, ids = CASES[4], [7, 70, 170]
     params = guided(case, prompt_logprob_token_ids=[ids] * (len(case.prompt) - 1))
     if not engine.llm.llm_engine.vllm_config.use_v2_model_runner:
@@ -199,7 +226,10 @@ def test_logprobs_of_chosen_tokens_are_the_guided_ones(engine: Engine, llama: Or
         zip(want.log_probs, want.token_ids, output.outputs[0].logprobs, strict=True)
     ):
         assert {token, *ids} == set(said)
-        assert all(abs(entry.logprob - row[t].item()) < 2 * rounding(case.scale) for t, entry in said.items())
+        assert all(
+            abs(entry.logprob - row[t].item()) < 2 * rounding(case.scale)
+            for t, entry in said.items()
+        )
         assert said[token].conditional == pytest.approx(conditional[i], abs=1e-4)
 
 
@@ -207,12 +237,16 @@ def test_logprobs_of_chosen_tokens_are_the_guided_ones(engine: Engine, llama: Or
 
 
 def test_hf_repetition_penalty_stands_behind_guidance_too(engine: Engine, llama: Oracle) -> None:
-    want = [llama.hf(c.prompt, scale=c.scale, negative=c.negative, repetition_penalty=1.7) for c in SAMPLE[:5]]
+    want = [
+        llama.hf(c.prompt, scale=c.scale, negative=c.negative, repetition_penalty=1.7)
+        for c in SAMPLE[:5]
+    ]
     assert differences(engine.guide(SAMPLE[:5], repetition_penalty=1.7), want) == []
 
 
 def test_bad_words(engine: Engine, llama: Oracle) -> None:
-    """Of each case's text, a letter that it uses is forbidden. The words are of printable ASCII: one token each."""
+    """Of each case's text, a letter that it uses is forbidden. The words are of printable ASCII:
+    one token each."""
     decode = engine.llm.get_tokenizer().decode
     tried = 0
     for case, text in zip(SAMPLE, llama.guided[::5], strict=True):
@@ -227,48 +261,73 @@ def test_bad_words(engine: Engine, llama: Oracle) -> None:
 
 
 def test_stop_token_and_min_tokens(engine: Engine, llama: Oracle) -> None:
-    """A stop token ends the text, but not within the first min_tokens tokens, where it is forbidden."""
+    """A stop token ends the text, but not within the first min_tokens tokens, where it is
+    forbidden."""
     case, text = CASES[4], llama.guided[4]
     stop = text[4]
     (output,) = engine.generate([case.prompt], [guided(case, stop_token_ids=[stop])])
     assert list(output.outputs[0].token_ids) == text[: text.index(stop) + 1]
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
-    late = llama.reference(case, processors=[forbid(stop, first_tokens=10)], eos_token_id=stop).token_ids
+    late = llama.reference(
+        case, processors=[forbid(stop, first_tokens=10)], eos_token_id=stop
+    ).token_ids
     assert len(late) > 10
     assert engine.guide([case], stop_token_ids=[stop], min_tokens=10) == [late]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=lambda o: next(iter(o)))
-def test_sampling_that_leaves_one_token_is_greedy(engine: Engine, llama: Oracle, options: dict[str, Any]) -> None:
-    assert differences(engine.guide(SAMPLE, temperature=1.0, seed=3, **options), llama.guided[::5]) == []
+@pytest.mark.parametrize(
+    "options", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=lambda o: next(iter(o))
+)
+def test_sampling_that_leaves_one_token_is_greedy(
+    engine: Engine, llama: Oracle, options: dict[str, Any]
+) -> None:
+    assert (
+        differences(engine.guide(SAMPLE, temperature=1.0, seed=3, **options), llama.guided[::5])
+        == []
+    )
 
 
 # --- grammars: vLLM masks before it samples; blending masked rows would be NaN at 0 and +inf below
 
 
 TEXTS = ["Once upon a time", "The sun rose over", "A grey cat and a", "q"]
-"""Prompts of whole characters: vLLM's detokenizer joins a cut-off character of the prompt to the answer's text."""
+"""Prompts of whole characters: vLLM's detokenizer joins a cut-off character of the prompt to the
+answer's text."""
 
 
 def text_cases(engine: Engine, scale: float) -> list[Case]:
     """Each of TEXTS, away from the next."""
     ids = [tuple(engine.llm.get_tokenizer().encode(text)) for text in TEXTS]
-    return [Case(prompt, negative, scale) for prompt, negative in zip(ids, ids[1:] + ids[:1], strict=True)]
+    return [
+        Case(prompt, negative, scale)
+        for prompt, negative in zip(ids, ids[1:] + ids[:1], strict=True)
+    ]
 
 
 def structured(**grammar: Any) -> dict[str, Any]:
     from vllm.sampling_params import StructuredOutputsParams
 
-    return {"structured_outputs": StructuredOutputsParams(**grammar), "max_tokens": 80, "ignore_eos": False}
+    return {
+        "structured_outputs": StructuredOutputsParams(**grammar),
+        "max_tokens": 80,
+        "ignore_eos": False,
+    }
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_regex_equals_the_reference_under_the_same_mask(engine: Engine, llama: Oracle, scale: float) -> None:
+def test_regex_equals_the_reference_under_the_same_mask(
+    engine: Engine, llama: Oracle, scale: float
+) -> None:
     letters = engine.llm.get_tokenizer().encode("abcdef", add_special_tokens=False)
     cases = text_cases(engine, scale)
-    want = [llama.reference(case, processors=[only(letters)], max_new_tokens=12).token_ids for case in cases]
+    want = [
+        llama.reference(case, processors=[only(letters)], max_new_tokens=12).token_ids
+        for case in cases
+    ]
     prompts = [case.prompt for case in cases]
-    outputs = engine.generate(prompts, [guided(case, **structured(regex="[a-f]{12}")) for case in cases])
+    outputs = engine.generate(
+        prompts, [guided(case, **structured(regex="[a-f]{12}")) for case in cases]
+    )
     assert differences([text[:-1] for text in tokens(outputs)], want) == []
     assert all(output.outputs[0].finish_reason == "stop" for output in outputs)
     assert all(re.fullmatch("[a-f]{12}", output.outputs[0].text) for output in outputs)
@@ -304,7 +363,11 @@ BAD = {
     "ids-too-many": {"guidance_scale": 2.0, "negative_prompt_token_ids": [5] * 256},
     "text-too-long": {"guidance_scale": 2.0, "negative_prompt": "a" * 256},
     "empty-text": {"guidance_scale": 2.0, "negative_prompt": ""},
-    "two-negatives": {"guidance_scale": 2.0, "negative_prompt": "a", "negative_prompt_token_ids": NEGATIVE},
+    "two-negatives": {
+        "guidance_scale": 2.0,
+        "negative_prompt": "a",
+        "negative_prompt_token_ids": NEGATIVE,
+    },
     "negative-at-scale-1": {"guidance_scale": 1.0, "negative_prompt_token_ids": NEGATIVE},
     "negative-without-scale": {"negative_prompt_token_ids": NEGATIVE},
     "guidance-logprobs-without-logprobs": {"guidance_scale": 2.0, "guidance_logprobs": True},
@@ -316,12 +379,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("extra_args", BAD.values(), ids=BAD)
-def test_bad_guidance_is_refused_at_admission(engine: Engine, llama: Oracle, extra_args: dict[str, Any]) -> None:
-    """A ValueError before anything runs; the good request beside it leaves nothing behind; the engine lives on."""
+def test_bad_guidance_is_refused_at_admission(
+    engine: Engine, llama: Oracle, extra_args: dict[str, Any]
+) -> None:
+    """A ValueError before anything runs; the good request beside it leaves nothing behind; the
+    engine lives on."""
     good = CASES[3]
     inputs = [{"prompt_token_ids": list(good.prompt)}] * 2
     with pytest.raises(ValueError, match=r"guidance|negative|cfg"):
-        engine.llm.generate(inputs, [guided(good, max_tokens=3), plain(extra_args=extra_args)], use_tqdm=False)
+        engine.llm.generate(
+            inputs, [guided(good, max_tokens=3), plain(extra_args=extra_args)], use_tqdm=False
+        )
     assert engine.llm.llm_engine.step() == []
     engine.assert_idle()
     assert engine.guide([good]) == [llama.guided[3]]

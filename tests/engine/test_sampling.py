@@ -1,4 +1,5 @@
-"""Sampled guided text: reproducible by its seed however the work is split, and of the right distribution."""
+"""Sampled guided text: reproducible by its seed however the work is split, and of the right
+distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from engines import ROOMY, Engine, guided, plain, tokens
 from oracle import CASES, PROMPTS, Case, Oracle, make_pairs
 
 FALSE_ALARM = 1e-4
-"""Odds that the chi-square test rejects a correct sampler. The seeds are fixed, so it does so always or never."""
+"""Odds that the chi-square test rejects a correct sampler. The seeds are fixed, so it does so
+always or never."""
 NUM_SAMPLES = 3000
 MIN_EXPECTED = 5.0
 """Tokens expected less often than this share one bin, as the chi-square approximation demands."""
@@ -20,8 +22,14 @@ MIN_EXPECTED = 5.0
 
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
-    """Budget 48: the longer prompts take several steps, in which their seeded generators must not advance."""
-    engine = Engine(model_folder("llama"), num_gpu_blocks_override=2048, max_num_batched_tokens=48, max_num_seqs=48)
+    """Budget 48: the longer prompts take several steps, in which their seeded generators must not
+    advance."""
+    engine = Engine(
+        model_folder("llama"),
+        num_gpu_blocks_override=2048,
+        max_num_batched_tokens=48,
+        max_num_seqs=48,
+    )
     yield engine
     engine.close()
 
@@ -33,13 +41,23 @@ def roomy(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "repetition_penalty": 1.2}], ids=["plain", "shaped"])
-def test_seeded_batch_equals_alone_with_chunked_prompts(engine: Engine, options: dict[str, float]) -> None:
-    """Stock vLLM on a CPU dies of this ("CPU Generator does not use offset"), so do its plain requests."""
+@pytest.mark.parametrize(
+    "options", [{}, {"top_p": 0.9, "repetition_penalty": 1.2}], ids=["plain", "shaped"]
+)
+def test_seeded_batch_equals_alone_with_chunked_prompts(
+    engine: Engine, options: dict[str, float]
+) -> None:
+    """Stock vLLM on a CPU dies of this ("CPU Generator does not use offset"), so do its plain
+    requests."""
     cases = CASES[::5]
-    params = [guided(case, temperature=1.0, seed=100 + i, **options) for i, case in enumerate(cases)]
+    params = [
+        guided(case, temperature=1.0, seed=100 + i, **options) for i, case in enumerate(cases)
+    ]
     batch = tokens(engine.generate([case.prompt for case in cases], params))
-    alone = [tokens(engine.generate([case.prompt], [p]))[0] for case, p in zip(cases, params, strict=True)]
+    alone = [
+        tokens(engine.generate([case.prompt], [p]))[0]
+        for case, p in zip(cases, params, strict=True)
+    ]
     assert batch == alone
     other = [guided(case, temperature=1.0, seed=200 + i, **options) for i, case in enumerate(cases)]
     assert tokens(engine.generate([case.prompt for case in cases], other)) != batch
@@ -48,26 +66,36 @@ def test_seeded_batch_equals_alone_with_chunked_prompts(engine: Engine, options:
 def test_several_samples_of_one_request(engine: Engine) -> None:
     """n = 3: three groups, three texts, the same three for the same seed."""
     params = guided(CASES[3], temperature=1.0, seed=5, n=3)
-    first, second = ([list(c.token_ids) for c in engine.generate([CASES[3].prompt], [params])[0].outputs] for _ in "ab")
+    first, second = (
+        [list(c.token_ids) for c in engine.generate([CASES[3].prompt], [params])[0].outputs]
+        for _ in "ab"
+    )
     assert first == second
     assert len({tuple(text) for text in first}) == 3
 
 
 def test_sampled_groups_do_not_disturb_seeded_plain_requests(engine: Engine) -> None:
-    """A short prompt, so that stock behaviour is defined; the groups around it draw without seeds."""
+    """A short prompt, so that stock behaviour is defined; the groups around it draw without
+    seeds."""
     alone = tokens(engine.generate([PROMPTS[0]], [plain(temperature=1.0, seed=9)]))
     groups = CASES[3:18:3]
     params = [plain(temperature=1.0, seed=9), *(guided(case, temperature=1.0) for case in groups)]
-    assert tokens(engine.generate([PROMPTS[0], *(case.prompt for case in groups)], params))[:1] == alone
+    assert (
+        tokens(engine.generate([PROMPTS[0], *(case.prompt for case in groups)], params))[:1]
+        == alone
+    )
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.5, 1.5, 3.0])
-def test_first_token_follows_the_guided_distribution(roomy: Engine, llama: Oracle, scale: float) -> None:
-    """3,000 samples at temperature 1 against the reference's exact distribution, Pearson's chi-square.
+def test_first_token_follows_the_guided_distribution(
+    roomy: Engine, llama: Oracle, scale: float
+) -> None:
+    """3,000 samples at temperature 1 against the reference's exact distribution, Pearson's
+    chi-square.
 
-    Bound: p > 1e-4, so a correct sampler fails one choice of seeds in 10,000. Power: of the same samples the
-    test must reject (p < 1e-9) the conditional, the negative and a scale off by 0.5, so a sampler with any of these
-    errors would not pass.
+    Bound: p > 1e-4, so a correct sampler fails one choice of seeds in 10,000. Power: of the same
+    samples the test must reject (p < 1e-9) the conditional, the negative and a scale off by 0.5, so
+    a sampler with any of these errors would not pass.
     """
     case = spread_case(llama, scale)
     params = guided(case, temperature=1.0, seed=1, n=NUM_SAMPLES, max_tokens=1)
@@ -78,7 +106,9 @@ def test_first_token_follows_the_guided_distribution(roomy: Engine, llama: Oracl
     for wrong in (1.0, 0.0, scale + 0.5, scale - 0.5):
         if wrong == scale:
             continue
-        assert p_value(counts, first_token(llama, Case(case.prompt, case.negative, wrong))) < 1e-9, wrong
+        assert (
+            p_value(counts, first_token(llama, Case(case.prompt, case.negative, wrong))) < 1e-9
+        ), wrong
 
 
 TEMPERATURE = 0.7
@@ -94,11 +124,14 @@ def drafting(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.5, 3.0])
-def test_tokens_behind_drafts_follow_the_guided_distribution(drafting: Engine, llama: Oracle, scale: float) -> None:
-    """The second token is verified against a draft that knows nothing of guidance: 6,000 texts at temperature 0.7.
+def test_tokens_behind_drafts_follow_the_guided_distribution(
+    drafting: Engine, llama: Oracle, scale: float
+) -> None:
+    """The second token is verified against a draft that knows nothing of guidance: 6,000 texts at
+    temperature 0.7.
 
-    Same bound as above; of the second tokens, those behind the most frequent first one are counted. Stock vLLM on a CPU
-    fails this without guidance, too: see stock_faults.py.
+    Same bound as above; of the second tokens, those behind the most frequent first one are counted.
+    Stock vLLM on a CPU fails this without guidance, too: see cpu_worker.py.
     """
     case = spread_case(llama, scale)
     params = guided(case, temperature=TEMPERATURE, seed=2, n=2 * NUM_SAMPLES, max_tokens=2)

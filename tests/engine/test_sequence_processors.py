@@ -1,4 +1,5 @@
-"""Logits processors per sequence on a real engine: the right state at every token, and one request's failure its own.
+"""Logits processors per sequence on a real engine: the right state at every token, and one
+request's failure its own.
 
 `witness` (witness.py) forbids tokens by all that it was fed; the reference loop does the same.
 """
@@ -24,7 +25,8 @@ IS_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 TOKENS = 6 if IS_V2 else 16
 SAMPLE = CASES[::12] if IS_V2 else CASES[::5]
 STORM = int(os.environ.get("CFG_SERVE_STORM", "12" if IS_V2 else "150"))
-"""Requests of the storm test; the issue's thousand by `CFG_SERVE_STORM=1000 pytest THIS_FILE -k storm`."""
+"""Requests of the storm test; the issue's thousand by `CFG_SERVE_STORM=1000 pytest THIS_FILE -k
+storm`."""
 
 
 @pytest.fixture(scope="module", params=[0, 3], ids=["no drafts", "draft model"])
@@ -32,7 +34,11 @@ def engine(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) 
     options: dict[str, Any] = dict(TIGHT)
     folder = model_folder("llama")
     if request.param:
-        drafter = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": request.param}
+        drafter = {
+            "method": "draft_model",
+            "model": str(folder),
+            "num_speculative_tokens": request.param,
+        }
         options |= {"speculative_config": drafter}
     engine = Engine(folder, logits_processors=witness.CONFIG, **options)
     yield engine
@@ -41,7 +47,8 @@ def engine(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) 
 
 @pytest.fixture(autouse=True)
 def all_closed_once(engine: Engine) -> Iterator[None]:
-    """Every instance that a test makes is closed exactly once by the time that the engine has heard of the end."""
+    """Every instance that a test makes is closed exactly once by the time that the engine has heard
+    of the end."""
     witness.WITNESSES.clear()
     yield
     engine.generate([PROMPTS[0]], [plain(max_tokens=1)])
@@ -49,7 +56,9 @@ def all_closed_once(engine: Engine) -> Iterator[None]:
     assert [w.closed for w in witness.WITNESSES] == [1] * len(witness.WITNESSES)
 
 
-def watched(case: Case | None = None, *, options: dict[str, Any] | None = None, **arguments: Any) -> Any:
+def watched(
+    case: Case | None = None, *, options: dict[str, Any] | None = None, **arguments: Any
+) -> Any:
     """Parameters of a request with a witness; guided as `case` says."""
     options = {"max_tokens": TOKENS, **(options or {})}
     params = plain(**options) if case is None else guided(case, **options)
@@ -61,15 +70,23 @@ def watched(case: Case | None = None, *, options: dict[str, Any] | None = None, 
 def want(llama: Oracle) -> list[list[int]]:
     """What SAMPLE becomes with a witness; then PROMPTS without guidance, with one."""
     cases = [*SAMPLE, *(Case(prompt, prompt[-1:], 1.0) for prompt in PROMPTS[:3])]
-    texts = [llama.reference(c, processors=[witness.reference], max_new_tokens=TOKENS) for c in cases]
+    texts = [
+        llama.reference(c, processors=[witness.reference], max_new_tokens=TOKENS) for c in cases
+    ]
     assert min(text.min_gap / rounding(c.scale) for text, c in zip(texts, cases, strict=True)) > 2
     return [text.token_ids for text in texts]
 
 
-def test_the_state_is_that_of_the_sequence_at_every_token(engine: Engine, llama: Oracle, want: list[list[int]]) -> None:
+def test_the_state_is_that_of_the_sequence_at_every_token(
+    engine: Engine, llama: Oracle, want: list[list[int]]
+) -> None:
     """Guided and plain, with and without a witness, in one batch that is preempted and chunked."""
     prompts = [*(c.prompt for c in SAMPLE), *PROMPTS[:3], *PROMPTS[3:5]]
-    params = [*(watched(c) for c in SAMPLE), *(watched() for _ in range(3)), *(plain(max_tokens=TOKENS),) * 2]
+    params = [
+        *(watched(c) for c in SAMPLE),
+        *(watched() for _ in range(3)),
+        *(plain(max_tokens=TOKENS),) * 2,
+    ]
     got = tokens(engine.generate(prompts, params))
     assert differences(got, [*want, *(text[:TOKENS] for text in llama.plain[3:5])]) == []
     assert len(witness.WITNESSES) >= len(want)
@@ -77,7 +94,8 @@ def test_the_state_is_that_of_the_sequence_at_every_token(engine: Engine, llama:
 
 
 def test_a_failure_on_a_row_that_is_taken_back_is_not_lost(engine: Engine) -> None:
-    """A prompt of one token runs before its negative is ready; that sample is dropped, and the next one must fail."""
+    """A prompt of one token runs before its negative is ready; that sample is dropped, and the next
+    one must fail."""
     case = Case(PAIRS[3][0], PAIRS[3][1], 1.5)
     assert len(case.prompt) == 1
     before = engine.stats()["solo_rows"]
@@ -87,7 +105,9 @@ def test_a_failure_on_a_row_that_is_taken_back_is_not_lost(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_one_that_raises_ends_its_own_request_only(engine: Engine, want: list[list[int]], at: int) -> None:
+def test_one_that_raises_ends_its_own_request_only(
+    engine: Engine, want: list[list[int]], at: int
+) -> None:
     """What was sampled before is there; the reason is where vLLM has the reason to stop."""
     params = [watched(c, fail_at=at if i == 1 else -1) for i, c in enumerate(SAMPLE)]
     outputs = engine.generate([c.prompt for c in SAMPLE], params)
@@ -102,7 +122,9 @@ def test_each_of_several_samples_has_its_own(engine: Engine) -> None:
     """n = 4, sampled: each sequence's witness saw that sequence, up to the last step's tokens."""
     options = {"n": 4, "temperature": 1.0, "top_k": 20, "seed": 5}
     prompts = [c.prompt for c in SAMPLE[:3]]
-    outputs = engine.generate(prompts, [watched(c, options=options, tag=i) for i, c in enumerate(SAMPLE[:3])])
+    outputs = engine.generate(
+        prompts, [watched(c, options=options, tag=i) for i, c in enumerate(SAMPLE[:3])]
+    )
     for tag, output in enumerate(outputs):
         texts = [list(o.token_ids) for o in output.outputs]
         assert len(texts) == 4
@@ -113,11 +135,15 @@ def test_each_of_several_samples_has_its_own(engine: Engine) -> None:
 def check_seen(tag: int, texts: list[list[int]]) -> None:
     """Each text has a witness that was fed it, and obeyed.
 
-    It may not have seen the tokens of the last step; and with async scheduling, what a step sampled behind the end.
+    It may not have seen the tokens of the last step; and with async scheduling, what a step sampled
+    behind the end.
     """
     seen = [w.seen for w in witness.WITNESSES if w.tag == tag]
     for text in texts:
-        assert any(len(s) >= len(text) - 4 and all(a == b for a, b in zip(s, text, strict=False)) for s in seen), (
+        assert any(
+            len(s) >= len(text) - 4 and all(a == b for a, b in zip(s, text, strict=False))
+            for s in seen
+        ), (
             text,
             seen,
         )
@@ -126,7 +152,8 @@ def check_seen(tag: int, texts: list[list[int]]) -> None:
 
 
 def test_storm(engine: Engine) -> None:
-    """Requests that arrive at random: guided and plain, n = 1 and 4, some aborted, some that fail, in a tiny pool."""
+    """Requests that arrive at random: guided and plain, n = 1 and 4, some aborted, some that fail,
+    in a tiny pool."""
     rng, llm = random.Random(1), engine.llm.llm_engine
     before = engine.stats()["group_preemptions"]
     pending = list(range(STORM))
@@ -138,7 +165,9 @@ def test_storm(engine: Engine) -> None:
             options = {"n": rng.choice([1, 1, 1, 4]), "temperature": 1.0, "seed": tag}
             fail_at = rng.randrange(TOKENS) if rng.random() < 0.1 else -1
             failing |= {str(tag)} if fail_at >= 0 else set()
-            params = watched(case if rng.random() < 0.7 else None, options=options, tag=tag, fail_at=fail_at)
+            params = watched(
+                case if rng.random() < 0.7 else None, options=options, tag=tag, fail_at=fail_at
+            )
             llm.add_request(str(tag), {"prompt_token_ids": list(case.prompt)}, params)
             alive.add(str(tag))
         if alive and rng.random() < 0.08:
@@ -156,7 +185,9 @@ def test_storm(engine: Engine) -> None:
     for name, output in done.items():
         reasons = {o.finish_reason for o in output.outputs}
         assert reasons <= ({"error", "length"} if name in failing else {"length"})
-        check_seen(int(name), [list(o.token_ids) for o in output.outputs if o.finish_reason == "length"])
+        check_seen(
+            int(name), [list(o.token_ids) for o in output.outputs if o.finish_reason == "length"]
+        )
     assert any(o.outputs[0].finish_reason == "error" for o in done.values())
     assert aborted
     assert IS_V2 or engine.stats()["group_preemptions"] > before
@@ -193,7 +224,9 @@ def test_those_that_we_ship(engine: Engine) -> None:
     assert "zq" in decode(ids[:5])
 
 
-def test_an_engine_with_a_factory_that_cannot_be_loaded_does_not_start(model_folder: Callable[[str], Path]) -> None:
+def test_an_engine_with_a_factory_that_cannot_be_loaded_does_not_start(
+    model_folder: Callable[[str], Path],
+) -> None:
     from cfg_core.vllm_plugin import guided_engine_args
 
     with pytest.raises(ConfigError, match="dotted path"):

@@ -1,7 +1,8 @@
-"""Speculation under guidance: drafts follow the guided distribution, and whatever they are, nothing but speed changes.
+"""Speculation under guidance: drafts follow the guided distribution, and whatever they are, nothing
+but speed changes.
 
-The embedded pair of models, and a target that drafts for itself. Every path of vLLM with drafts, n-gram lookup among
-them, is in test_paths.py; random loads with drafts are in tests/simulation.
+The embedded pair of models, and a target that drafts for itself. Every path of vLLM with drafts,
+n-gram lookup among them, is in test_paths.py; random loads with drafts are in tests/simulation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MODELS = Path(__file__).resolve().parents[2] / "models"
 DRAFTS = 3
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)
 FALSE_ALARM = 1e-4
-"""Odds that the Kolmogorov-Smirnov test rejects a lossless sampler. Seeds are fixed: it does so always or never."""
+"""Odds that the Kolmogorov-Smirnov test rejects a lossless sampler. Seeds are fixed: it does so
+always or never."""
 
 
 def drafting(target: Path, draft: Path, **options: Any) -> Engine:
@@ -49,12 +51,13 @@ def counted(engine: Engine) -> Iterator[Callable[[str], int]]:
     yield lambda name: engine.stats()[name] - before[name]
 
 
-# --- a target that drafts for itself: every draft must be right, if drafting is guided as the target is
+# --- a target that drafts for itself: every draft must be right if drafting is guided ------------
 
 
 @pytest.fixture(scope="module")
 def itself(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
-    # Without a prefix cache: vLLM pads a prompt of which one token is left to compute with drafts that cannot be right.
+    # Without a prefix cache: vLLM pads a prompt of which one token is left to compute with drafts
+    # that cannot be right.
     engine = drafting(model_folder("llama"), model_folder("llama"), enable_prefix_caching=False)
     yield engine
     engine.close()
@@ -62,10 +65,15 @@ def itself(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_drafts_of_the_target_itself_are_kept(itself: Engine, scale: float, temperature: float) -> None:
+def test_drafts_of_the_target_itself_are_kept(
+    itself: Engine, scale: float, temperature: float
+) -> None:
     cases = [Case(case.prompt, case.negative, scale) for case in CASES[::6]]
     extra = {} if scale != 1 else {"extra_args": None}
-    params = [guided(c, temperature=temperature, seed=i, max_tokens=25, **extra) for i, c in enumerate(cases)]
+    params = [
+        guided(c, temperature=temperature, seed=i, max_tokens=25, **extra)
+        for i, c in enumerate(cases)
+    ]
     kind = "plain" if scale == 1 else "guided"
     with counted(itself) as count:
         itself.generate([case.prompt for case in cases], params)
@@ -104,13 +112,28 @@ def single() -> Iterator[Engine]:
 
 
 def stories(engine: Engine, scales: tuple[float, ...], number: int) -> list[Case]:
-    """`number` different cases: the start of a story about each topic, away from none or from another."""
+    """`number` different cases: the start of a story about each topic, away from none or from
+    another."""
     tokenizer, rng = engine.llm.get_tokenizer(), random.Random(3)
-    topics = ["sea", "forest", "kitchen", "school", "farm", "mountain", "town", "garden", "castle", "space"]
+    topics = [
+        "sea",
+        "forest",
+        "kitchen",
+        "school",
+        "farm",
+        "mountain",
+        "town",
+        "garden",
+        "castle",
+        "space",
+    ]
     cases = []
     for i in range(number):
         topic, other = rng.sample(topics, 2)
-        start = f"A story about the {topic}. Once upon a time there was a {rng.choice(['girl', 'boy', 'cat', 'dog'])}"
+        start = (
+            f"A story about the {topic}. Once upon a time there was a"
+            f" {rng.choice(['girl', 'boy', 'cat', 'dog'])}"
+        )
         ids = tokenizer.encode(start)[: rng.randint(4, 30)]
         negative = tokenizer.encode(f"A story about the {other}." if i % 2 else "A story.")
         cases.append(Case(tuple(ids), tuple(negative), scales[i % len(scales)]))
@@ -120,7 +143,10 @@ def stories(engine: Engine, scales: tuple[float, ...], number: int) -> list[Case
 def test_greedy_texts_are_those_without_speculation(pair: Engine, single: Engine) -> None:
     """200 prompts, 40 tokens each."""
     cases = stories(pair, (-1.0, 0.5, 1.5, 2.0, 3.0, 5.0), 200)
-    prompts, params = [case.prompt for case in cases], [guided(case, max_tokens=40) for case in cases]
+    prompts, params = (
+        [case.prompt for case in cases],
+        [guided(case, max_tokens=40) for case in cases],
+    )
     with counted(pair) as count:
         got = tokens(pair.generate(prompts, params))
         assert count("guided_drafts_accepted") > 0.2 * count("guided_drafts") > 1000
@@ -138,21 +164,27 @@ def test_sampled_texts_have_the_guided_distribution(
 ) -> None:
     """20,160 tokens, each placed in the exact guided distribution behind the tokens before it.
 
-    Tokens are put in order, the ones that the drafter likes too well first; the place of a token is the probability of
-    those before it and a random part of its own. Then places are independent and uniform in [0, 1) if and only if
-    the sampler is lossless (Rosenblatt, 1952), and whoever keeps too many drafts moves them towards 0.
-    Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a draft when u / 2, not u, is below p/q: p < 1e-6.
+    Tokens are put in order, the ones that the drafter likes too well first; the place of a token is
+    the probability of those before it and a random part of its own. Then places are independent and
+    uniform in [0, 1) if and only if the sampler is lossless (Rosenblatt, 1952), and whoever keeps
+    too many drafts moves them towards 0. Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a
+    draft when u / 2, not u, is below p/q: p < 1e-6.
     """
     if faulty:
         lenient(monkeypatch)
     cases = stories(pair, (0.5, 1.5, 3.0), TEXTS)
-    params = [guided(case, temperature=TEMPERATURE, max_tokens=LENGTH, seed=i) for i, case in enumerate(cases)]
+    params = [
+        guided(case, temperature=TEMPERATURE, max_tokens=LENGTH, seed=i)
+        for i, case in enumerate(cases)
+    ]
     with counted(pair) as count:
         texts = tokens(pair.generate([case.prompt for case in cases], params))
         assert 0.1 < count("guided_drafts_accepted") / count("guided_drafts") < 0.99
     target, draft = (load(MODELS / name) for name in ("stories", "stories-draft"))
     generator = torch.Generator().manual_seed(1)
-    places = torch.cat([place(target, draft, c, t, generator) for c, t in zip(cases, texts, strict=True)])
+    places = torch.cat(
+        [place(target, draft, c, t, generator) for c, t in zip(cases, texts, strict=True)]
+    )
     assert len(places) == TEXTS * LENGTH
     if faulty:
         assert uniform_p_value(places) < 1e-6
@@ -165,7 +197,9 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.sample import rejection_sampler
 
     draw = rejection_sampler.generate_uniform_probs
-    monkeypatch.setattr(rejection_sampler, "generate_uniform_probs", lambda *args: 0.5 * draw(*args))
+    monkeypatch.setattr(
+        rejection_sampler, "generate_uniform_probs", lambda *args: 0.5 * draw(*args)
+    )
 
 
 def load(folder: Path) -> Any:
@@ -174,7 +208,8 @@ def load(folder: Path) -> Any:
 
 @torch.inference_mode()
 def guided_probs(model: Any, case: Case, text: list[int]) -> torch.Tensor:
-    """[tokens, vocabulary]: the exact distribution of each token of `text` behind those before it."""
+    """[tokens, vocabulary]: the exact distribution of each token of `text` behind those before
+    it."""
     rows = []
     for start in (case.prompt, case.negative):
         logits = model(torch.tensor([[*start, *text[:-1]]])).logits[0, len(start) - 1 :]
@@ -182,7 +217,9 @@ def guided_probs(model: Any, case: Case, text: list[int]) -> torch.Tensor:
     return (guide(*rows, case.scale) / TEMPERATURE).softmax(-1)
 
 
-def place(target: Any, draft: Any, case: Case, text: list[int], generator: torch.Generator) -> torch.Tensor:
+def place(
+    target: Any, draft: Any, case: Case, text: list[int], generator: torch.Generator
+) -> torch.Tensor:
     """The places of the tokens of `text`: [tokens] float64 in [0, 1)."""
     probs, liked = guided_probs(target, case, text), guided_probs(draft, case, text)
     ratio, chosen = liked / probs.clamp_min(1e-300), torch.tensor(text).unsqueeze(-1)
@@ -196,14 +233,19 @@ def uniform_p_value(places: torch.Tensor) -> float:
     n, ordered = len(places), places.sort().values
     steps = torch.arange(n + 1, dtype=torch.float64) / n
     distance = torch.maximum(steps[1:] - ordered, ordered - steps[:-1]).max().item()
-    return min(1.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * n * distance**2) for k in range(1, 101)))
+    return min(
+        1.0,
+        2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * n * distance**2) for k in range(1, 101)),
+    )
 
 
 # --- backing off
 
 
 @pytest.fixture(scope="module")
-def hopeless(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def hopeless(
+    model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
     """The drafter is another random model."""
     folder = tmp_path_factory.mktemp("other")
     make_model("llama", seed=9).save_pretrained(folder)
@@ -217,13 +259,20 @@ def test_drafts_that_never_help_are_given_up(hopeless: Engine, llama: Oracle) ->
     engine, cases = hopeless, CASES[::6]
     with counted(engine) as count:
         assert (
-            differences(tokens(engine.generate([c.prompt for c in cases], [*map(guided, cases)])), llama.guided[::6])
+            differences(
+                tokens(engine.generate([c.prompt for c in cases], [*map(guided, cases)])),
+                llama.guided[::6],
+            )
             == []
         )
         assert count("guided_drafts") < 0.5 * DRAFTS * count("joint_steps")
         short = count("guided_drafts")
-        texts = tokens(engine.generate([c.prompt for c in cases], [guided(c, max_tokens=100) for c in cases]))
-        assert [text[: len(want)] for text, want in zip(texts, llama.guided[::6], strict=True)] == llama.guided[::6]
+        texts = tokens(
+            engine.generate([c.prompt for c in cases], [guided(c, max_tokens=100) for c in cases])
+        )
+        assert [
+            text[: len(want)] for text, want in zip(texts, llama.guided[::6], strict=True)
+        ] == llama.guided[::6]
         longer = count("guided_drafts") - short
         assert longer < 1.5 * short, "a text of 100 tokens has hardly more drafts than one of 24"
 
@@ -242,7 +291,8 @@ def dear(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 def test_a_drafter_that_cannot_pay_rests_while_groups_alone_decode(
     dear: Engine, llama: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads prompts only. Plain requests draft as ever, also behind prompts that were cached meanwhile."""
+    """It reads prompts only. Plain requests draft as ever, also behind prompts that were cached
+    meanwhile."""
     worker = dear.core.model_executor.driver_worker.worker
     drafter = getattr(worker.model_runner, "drafter", None) or worker.model_runner.speculator
     passes = 0
@@ -257,9 +307,14 @@ def test_a_drafter_that_cannot_pay_rests_while_groups_alone_decode(
     cases = CASES[::6]
     prompts = [case.prompt for case in cases]
     with counted(dear) as count:
-        assert differences(tokens(dear.generate(prompts, [*map(guided, cases)])), llama.guided[::6]) == []
+        assert (
+            differences(tokens(dear.generate(prompts, [*map(guided, cases)])), llama.guided[::6])
+            == []
+        )
         assert count("guided_drafts") == 0
         assert 0 < passes < 4
-        assert differences(tokens(dear.generate(prompts, [plain() for _ in cases])), llama.plain) == []
+        assert (
+            differences(tokens(dear.generate(prompts, [plain() for _ in cases])), llama.plain) == []
+        )
         assert count("plain_drafts_accepted") > 0.9 * count("plain_drafts") > 0
     assert passes > 10

@@ -1,7 +1,8 @@
-"""Structured output under guidance: random schemas, expressions, choices and grammars, obeyed at any scale.
+"""Structured output under guidance: random schemas, expressions, choices and grammars, obeyed at
+any scale.
 
-vLLM masks the logits before it samples. Blending masked rows would give NaN at scale 0 and +inf below it; the mask here
-comes after the blend. Plain requests in the same batch must not notice.
+vLLM masks the logits before it samples. Blending masked rows would give NaN at scale 0 and +inf
+below it; the mask here comes after the blend. Plain requests in the same batch must not notice.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ GRAMMARS = int(os.environ.get("CFG_SERVE_GRAMMARS", "1" if IS_V2 else "50"))
 """Of each of four kinds."""
 MAX_TOKENS = 200
 TEXTS = ["Once upon a time", "The sun rose over", "A grey cat and a", "q"]
-"""Prompts of whole characters: vLLM's detokenizer joins a cut-off character of the prompt to the answer's text."""
+"""Prompts of whole characters: vLLM's detokenizer joins a cut-off character of the prompt to the
+answer's text."""
 
 Check = Callable[[str], bool]
 
@@ -48,16 +50,18 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 def random_regex(rng: random.Random) -> tuple[dict[str, Any], Check]:
     atoms = ["[a-f]", "[0-9]", "[A-Z]", "(red|blue)", "(ab|cd)", "x", "-", "[^a-z ]"]
-    parts = [rng.choice(atoms) + rng.choice(["", "?", "{1,3}", "{2}", "{0,4}"]) for _ in range(rng.randrange(1, 6))] + [
-        "z"
-    ]
+    parts = [
+        rng.choice(atoms) + rng.choice(["", "?", "{1,3}", "{2}", "{0,4}"])
+        for _ in range(rng.randrange(1, 6))
+    ] + ["z"]
     pattern = "".join(parts)
     return {"regex": pattern}, lambda text: re.fullmatch(pattern, text) is not None
 
 
 def random_choice(rng: random.Random) -> tuple[dict[str, Any], Check]:
     words = [
-        "".join(rng.choices("abcdefgh ", k=rng.randrange(1, 9))).strip() or "a" for _ in range(rng.randrange(1, 6))
+        "".join(rng.choices("abcdefgh ", k=rng.randrange(1, 9))).strip() or "a"
+        for _ in range(rng.randrange(1, 6))
     ]
     return {"choice": sorted(set(words))}, lambda text: text in words
 
@@ -72,18 +76,33 @@ def random_value(rng: random.Random, depth: int) -> dict[str, Any]:
     if kind == "string":
         return {"type": "string", "pattern": "^[a-z]{1,5}$"}
     if kind == "array":
-        return {"type": "array", "items": random_value(rng, depth - 1), "minItems": 1, "maxItems": rng.randrange(1, 3)}
+        return {
+            "type": "array",
+            "items": random_value(rng, depth - 1),
+            "minItems": 1,
+            "maxItems": rng.randrange(1, 3),
+        }
     if kind == "object":
         names = rng.sample(["a", "b", "size", "name"], rng.randrange(1, 4))
         values = {name: random_value(rng, depth - 1) for name in names}
-        return {"type": "object", "properties": values, "required": names, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": values,
+            "required": names,
+            "additionalProperties": False,
+        }
     return {"type": "boolean"}
 
 
 def random_schema(rng: random.Random) -> tuple[dict[str, Any], Check]:
     names = rng.sample(["x", "y", "colour"], rng.randrange(1, 3))
     values = {name: random_value(rng, 1) for name in names}
-    schema = {"type": "object", "properties": values, "required": names, "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": values,
+        "required": names,
+        "additionalProperties": False,
+    }
 
     def check(text: str) -> bool:
         jsonschema.validate(json.loads(text), schema)
@@ -96,7 +115,9 @@ def random_grammar(rng: random.Random) -> tuple[dict[str, Any], Check]:
     """Sums, differences of small numbers, in brackets that must match: no regular language."""
     depth = rng.randrange(1, 4)
     rules = [f'root ::= level{depth} "="', 'level0 ::= [0-9] | [0-9] "+" [0-9]']
-    rules += [f'level{i} ::= "(" level{i - 1} ")" | "[" level{i - 1} "]"' for i in range(1, depth + 1)]
+    rules += [
+        f'level{i} ::= "(" level{i - 1} ")" | "[" level{i - 1} "]"' for i in range(1, depth + 1)
+    ]
 
     def check(text: str) -> bool:
         opening, inner = text[:depth], text[depth : -depth - 1]
@@ -106,12 +127,20 @@ def random_grammar(rng: random.Random) -> tuple[dict[str, Any], Check]:
     return {"grammar": "\n".join(rules)}, check
 
 
-KINDS = {"regex": random_regex, "choice": random_choice, "json": random_schema, "grammar": random_grammar}
+KINDS = {
+    "regex": random_regex,
+    "choice": random_choice,
+    "json": random_schema,
+    "grammar": random_grammar,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_structures_are_obeyed_at_every_scale(engine: Engine, llama: Oracle, kind: str) -> None:
-    """One batch: each structure at each scale, and plain requests whose texts must be the reference's."""
+def test_random_structures_are_obeyed_at_every_scale(
+    engine: Engine, llama: Oracle, kind: str
+) -> None:
+    """One batch: each structure at each scale, and plain requests whose texts must be the
+    reference's."""
     from vllm.sampling_params import StructuredOutputsParams
 
     rng = random.Random(kind)
@@ -120,7 +149,9 @@ def test_random_structures_are_obeyed_at_every_scale(engine: Engine, llama: Orac
     for structure, check in [KINDS[kind](rng) for _ in range(GRAMMARS)]:
         for scale in SCALES:
             prompt, negative = rng.sample(ids, 2)
-            sampled = {"temperature": 1.0, "seed": rng.randrange(10**6)} if rng.random() < 0.5 else {}
+            sampled = (
+                {"temperature": 1.0, "seed": rng.randrange(10**6)} if rng.random() < 0.5 else {}
+            )
             structured = StructuredOutputsParams(**structure)
             prompts.append(prompt)
             params.append(
@@ -135,9 +166,14 @@ def test_random_structures_are_obeyed_at_every_scale(engine: Engine, llama: Orac
             checks.append((structure, check))
     neighbours = PROMPTS[:2] if IS_V2 else PROMPTS
     length = 6 if IS_V2 else 24
-    outputs = engine.generate([*prompts, *neighbours], params + [plain(max_tokens=length) for _ in neighbours])
+    outputs = engine.generate(
+        [*prompts, *neighbours], params + [plain(max_tokens=length) for _ in neighbours]
+    )
     for (structure, check), output in zip(checks, outputs, strict=False):
         answer = output.outputs[0]
-        assert (answer.finish_reason, check(answer.text)) == ("stop", True), (structure, answer.text)
+        assert (answer.finish_reason, check(answer.text)) == ("stop", True), (
+            structure,
+            answer.text,
+        )
     want = [text[:length] for text in llama.plain[: len(neighbours)]]
     assert differences(tokens(outputs[len(checks) :]), want) == []

@@ -1,4 +1,5 @@
-"""`vllm serve MODEL $(python -m cfg_core.vllm_plugin)`: guidance through vLLM's own server, in its own processes."""
+"""`vllm serve MODEL $(python -m cfg_core.vllm_plugin)`: guidance through vLLM's own server, in its
+own processes."""
 
 from __future__ import annotations
 
@@ -24,22 +25,40 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 START_S = 400
 ENGINE_FLAGS = (
     *("--dtype", "float32", "--block-size", "32", "--max-model-len", "256", "--enforce-eager"),
-    *("--kv-cache-memory-bytes", str(64 << 20), "--max-num-batched-tokens", "64", "--served-model-name", "tiny"),
+    *(
+        "--kv-cache-memory-bytes",
+        str(64 << 20),
+        "--max-num-batched-tokens",
+        "64",
+        "--served-model-name",
+        "tiny",
+    ),
 )
 
 
 @pytest.fixture(scope="module")
-def server(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The base URL of a running `vllm serve`, with the flags that the plugin prints."""
     flags = subprocess.run(
         [sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True
     ).stdout.split()
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder("llama")), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(model_folder("llama")),
+        *flags,
+    ]
     command += [*ENGINE_FLAGS, "--host", "127.0.0.1", "--port", str(port)]
     log = tmp_path_factory.mktemp("serve") / "log.txt"
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=server_environment(), start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=server_environment(), start_new_session=True
+        )
     try:
         wait_until_healthy(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
@@ -83,7 +102,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def complete(url: str, **body: Any) -> tuple[int, dict[str, Any]]:
     """POST /v1/completions: status and parsed answer."""
-    body = {"model": "tiny", "temperature": 0, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, **body}
+    body = {
+        "model": "tiny",
+        "temperature": 0,
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **body,
+    }
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -95,7 +121,8 @@ def complete(url: str, **body: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_guided_completion(server: str, llama: Oracle) -> None:
-    """Text negative through vllm_xargs; equal to the reference, and different from the plain completion."""
+    """Text negative through vllm_xargs; equal to the reference, and different from the plain
+    completion."""
     negative = "A rainy day in the city."
     ids = make_tokenizer().encode(negative)
     xargs = {"guidance_scale": 2.0, "negative_prompt": negative}
@@ -120,12 +147,21 @@ def test_negative_of_token_ids(server: str, llama: Oracle) -> None:
 
 @pytest.mark.parametrize(
     "xargs",
-    [{"guidance_scale": "much"}, {"guidance_scale": 2.0, "negative_prompt": ""}, {"guidance_sclae": 2.0}],
+    [
+        {"guidance_scale": "much"},
+        {"guidance_scale": 2.0, "negative_prompt": ""},
+        {"guidance_sclae": 2.0},
+    ],
     ids=["no-number", "empty-negative", "typo"],
 )
-def test_bad_guidance_is_a_400_and_the_server_lives_on(server: str, llama: Oracle, xargs: dict[str, Any]) -> None:
+def test_bad_guidance_is_a_400_and_the_server_lives_on(
+    server: str, llama: Oracle, xargs: dict[str, Any]
+) -> None:
     status, body = complete(server, prompt=list(PROMPTS[0]), vllm_xargs=xargs)
     assert status == 400, body
-    assert next(iter(xargs)) in body["error"]["message"] or "negative_prompt" in body["error"]["message"]
+    assert (
+        next(iter(xargs)) in body["error"]["message"]
+        or "negative_prompt" in body["error"]["message"]
+    )
     status, body = complete(server, prompt=list(PROMPTS[0]))
     assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])

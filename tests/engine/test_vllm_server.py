@@ -1,4 +1,5 @@
-"""VllmServer without Ray and HTTP: what is counted, how much of the engine one request takes, whose fault errors are.
+"""VllmServer without Ray and HTTP: what is counted, how much of the engine one request takes, whose
+fault errors are.
 
 One server on the shipped model, its engine in a process of its own, as a replica has it.
 """
@@ -18,8 +19,10 @@ import pytest
 from engines import forget_settings
 
 from cfg_core.errors import RequestError
-from deployments.protocol import read_guidance
-from deployments.usage import Meter
+from deployments.messages import GenerateCall
+from deployments.requests.group import group_request
+from deployments.requests.guidance import read_guidance
+from deployments.requests.usage import Meter
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ class Server:
     """A VllmServer and the event loop that it lives in."""
 
     def __init__(self) -> None:
-        from deployments.vllm_serving import VllmServer
+        from deployments.generator.vllm_server import VllmServer
 
         self._runner = asyncio.Runner()
         engine = {
@@ -56,23 +59,30 @@ class Server:
         return self.run(self.texts(body, **options))
 
     def answer(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
-        (text,) = self.ask(body, **options)
-        return json.loads(text)
+        return json.loads("".join(self.ask(body, **options)))
 
     async def texts(
         self,
         body: dict[str, Any],
         meter: Meter | None = None,
-        headers: dict[str, str] | None = None,
+        tenant: str | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> list[str]:
         endpoint: Any = "chat" if "messages" in body else "completion"
-        texts = self.vllm.generate(endpoint, body, read_guidance(body, endpoint), headers or {}, meter or Meter())
+        guidance = read_guidance(body, endpoint)
+        call = GenerateCall(
+            endpoint=endpoint,
+            body=body,
+            guidance=guidance,
+            group=group_request(endpoint, body, guidance),
+            headers={},
+            tenant=tenant,
+        )
         found = []
-        async with aclosing(texts):
-            async for text in texts:
-                found.append(text)
-                on_text(text)
+        async with aclosing(self.vllm.generate(call, meter or Meter())) as items:
+            async for item in items:
+                found.append(item.text)
+                on_text(item.text)
         return found
 
     async def idle(self, limit_s: float = 10.0) -> dict[str, int]:
@@ -131,7 +141,12 @@ BODIES = {
     "prompts": {"prompt": [STORY, "The king", "A boat"], "n": 3},
     "guided": {"prompt": STORY, **GUIDED},
     "guided choices": {"prompt": [STORY, "The king"], "n": 5, **GUIDED},
-    "own negative": {"prompt": STORY, "n": 2, "guidance_scale": 2.0, "negative_prompt_token_ids": [7, 8, 9]},
+    "own negative": {
+        "prompt": STORY,
+        "n": 2,
+        "guidance_scale": 2.0,
+        "negative_prompt_token_ids": [7, 8, 9],
+    },
     "no negative": {"prompt": STORY, "n": 2, "guidance_scale": 2.0},
     "scale 1": {"prompt": STORY, "guidance_scale": 1.0, "n": 2},
     "stop": {"prompt": STORY, "n": 3, "stop": ["e", "a"], "max_tokens": 30, **GUIDED},
@@ -145,22 +160,35 @@ def test_the_meter_says_what_usage_says(server: Server, name: str, stream: bool)
     """And the negatives, and each guided token once for each stream."""
     body, meter = {**SHARED, **BODIES[name]}, Meter()
     if stream:
-        last = events(server.ask({**body, "stream": True, "stream_options": {"include_usage": True}}, meter=meter))[-1]
+        last = events(
+            server.ask(
+                {**body, "stream": True, "stream_options": {"include_usage": True}}, meter=meter
+            )
+        )[-1]
     else:
         last = server.answer(body, meter=meter)
-    usage, guidance = last["usage"], last.get("guidance") or {"streams": 1, "negative_prompt_tokens": 0}
+    usage, guidance = (
+        last["usage"],
+        last.get("guidance") or {"streams": 1, "negative_prompt_tokens": 0},
+    )
     prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
-    assert meter.prompt_tokens == usage["prompt_tokens"] + prompts * guidance["negative_prompt_tokens"]
+    assert (
+        meter.prompt_tokens == usage["prompt_tokens"] + prompts * guidance["negative_prompt_tokens"]
+    )
     assert meter.output_tokens == usage["completion_tokens"] * guidance["streams"]
     assert meter.guided_tokens == (usage["completion_tokens"] if guidance["streams"] == 2 else 0)
     assert meter.guided_tokens == guidance.get("guided_tokens", 0)
-    assert "kv_transfer_params" not in last or last["kv_transfer_params"] is None, "the engine's count is not shown"
+    assert "kv_transfer_params" not in last or last["kv_transfer_params"] is None, (
+        "the engine's count is not shown"
+    )
 
 
 def test_beams_are_counted(server: Server) -> None:
     """Four beams search five tokens: one in the first step, four in each of the others."""
     meter = Meter()
-    answer = server.answer({"prompt": STORY, "n": 4, "use_beam_search": True, "max_tokens": 5}, meter=meter)
+    answer = server.answer(
+        {"prompt": STORY, "n": 4, "use_beam_search": True, "max_tokens": 5}, meter=meter
+    )
     assert meter.prompt_tokens == answer["usage"]["prompt_tokens"]
     assert meter.output_tokens == 1 + 4 * 4
 
@@ -168,7 +196,14 @@ def test_beams_are_counted(server: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_the_meter_runs_with_the_request(server: Server, stream: bool) -> None:
     """A client that leaves in the middle has used what was done until then."""
-    body = {"prompt": STORY, "n": 3, "max_tokens": 200, "min_tokens": 200, "stream": stream, **GUIDED}
+    body = {
+        "prompt": STORY,
+        "n": 3,
+        "max_tokens": 200,
+        "min_tokens": 200,
+        "stream": stream,
+        **GUIDED,
+    }
     meter, seen = Meter(), []
 
     async def leave() -> None:
@@ -199,7 +234,9 @@ def test_a_refused_request_costs_nothing(server: Server) -> None:
 
 
 def choices(answer: dict[str, Any]) -> list[Any]:
-    return [(choice["index"], choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
+    return [
+        (choice["index"], choice["text"], choice["finish_reason"]) for choice in answer["choices"]
+    ]
 
 
 def streamed(texts: list[str]) -> dict[int, tuple[str, list[str]]]:
@@ -218,7 +255,14 @@ MANY = {
     "greedy": {"prompt": STORY, "n": 5, "temperature": 1.0, "top_k": 1},
     "guided": {"prompt": STORY, "n": 9, "temperature": 1.0, "seed": 3, **GUIDED},
     "prompts": {"prompt": [STORY, *"abcdefgh"], "n": 3, "temperature": 1.0, "seed": 3},
-    "logprobs": {"prompt": STORY, "n": 7, "temperature": 1.0, "seed": 3, "logprobs": 3, "stop": ["e"]},
+    "logprobs": {
+        "prompt": STORY,
+        "n": 7,
+        "temperature": 1.0,
+        "seed": 3,
+        "logprobs": 3,
+        "stop": ["e"],
+    },
 }
 
 
@@ -282,7 +326,14 @@ def test_others_pass_a_request_of_a_hundred_choices(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_cancelling_ends_what_runs_and_what_waits(server: Server, stream: bool) -> None:
-    body = {"prompt": [STORY, "The king"], "n": 30, "max_tokens": 200, "min_tokens": 200, "stream": stream, **GUIDED}
+    body = {
+        "prompt": [STORY, "The king"],
+        "n": 30,
+        "max_tokens": 200,
+        "min_tokens": 200,
+        "stream": stream,
+        **GUIDED,
+    }
 
     async def leave() -> None:
         stats = await server.vllm.stats()
@@ -337,14 +388,19 @@ def test_long_texts_do_not_delay_others(server: Server) -> None:
 
 
 def test_texts_beyond_the_bound_are_refused(server: Server) -> None:
-    for body in ({"prompt": "a" * 4_000_001}, {"messages": [{"role": "user", "content": "a" * 4_000_001}]}):
+    for body in (
+        {"prompt": "a" * 4_000_001},
+        {"messages": [{"role": "user", "content": "a" * 4_000_001}]},
+    ):
         with pytest.raises(RequestError, match="this server takes 4000000"):
             server.run(server.vllm.tokenize(body, {}))
     with pytest.raises(RequestError, match="this server takes 4000000"):
         server.run(server.vllm.detokenize({"tokens": [5] * 1_000_001}, {}))
 
 
-@pytest.mark.parametrize("body", [{"prompt": 5}, {}, {"messages": 5}, {"messages": [[]]}, {"messages": [{"role": []}]}])
+@pytest.mark.parametrize(
+    "body", [{"prompt": 5}, {}, {"messages": 5}, {"messages": [[]]}, {"messages": [{"role": []}]}]
+)
 def test_bodies_of_tokenize_of_wrong_shapes(server: Server, body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         server.run(server.vllm.tokenize(body, {}))
@@ -363,8 +419,7 @@ LONG = " ".join([STORY] * 12)
 
 
 def cached(server: Server, tenant: str | None, **more: Any) -> int:
-    headers = {} if tenant is None else {"x-cfg-tenant": tenant}
-    answer = server.answer({"prompt": LONG, "max_tokens": 1, **more}, headers=headers)
+    answer = server.answer({"prompt": LONG, "max_tokens": 1, **more}, tenant=tenant)
     return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
 
 
@@ -421,19 +476,42 @@ def test_what_the_client_caused_is_told_as_that(server: Server, fields: dict[str
             server.ask({"prompt": STORY, "max_tokens": 2, "stream": stream, **fields})
 
 
-VALUES = [None, True, 0, -1, 3, 2**62, 1.5, -0.5, "", "x", "1", [], ["x"], [1], [[1]], {}, {"a": 1}, {"type": "x"}]
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    3,
+    2**62,
+    1.5,
+    -0.5,
+    "",
+    "x",
+    "1",
+    [],
+    ["x"],
+    [1],
+    [[1]],
+    {},
+    {"a": 1},
+    {"type": "x"},
+]
 CONTENT = {"prompt", "messages", "model", "stream"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["completion", "chat"])
 def test_fields_of_wrong_types_are_answered_or_refused(server: Server, endpoint: str) -> None:
-    """Each field of vLLM's requests with each kind of value: an answer, or an error of the client's."""
-    from deployments import vllm_serving
+    """Each field of vLLM's requests with each kind of value: an answer, or an error of the
+    client's."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
     chat = endpoint == "chat"
-    cls = vllm_serving.ChatCompletionRequest if chat else vllm_serving.CompletionRequest
-    base: dict[str, Any] = {"messages": [{"role": "user", "content": "The"}]} if chat else {"prompt": "The"}
+    cls = ChatCompletionRequest if chat else CompletionRequest
+    base: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "The"}]} if chat else {"prompt": "The"}
+    )
     rng, faults = random.Random(4), []
 
     async def play() -> None:
@@ -445,7 +523,9 @@ def test_fields_of_wrong_types_are_answered_or_refused(server: Server, endpoint:
                 except RequestError:
                     pass
                 except Exception as error:
-                    faults.append((name, value, body["stream"], f"{type(error).__name__}: {error}"[:200]))
+                    faults.append(
+                        (name, value, body["stream"], f"{type(error).__name__}: {error}"[:200])
+                    )
 
     server.run(play(), 500)
     assert not faults, "\n".join(map(str, faults))

@@ -1,8 +1,10 @@
-"""Random-weight models of six architectures, small enough to build in a second, and a byte tokenizer.
+"""Random-weight models of six architectures, small enough to build in a second, and a byte
+tokenizer.
 
-They speak nonsense, and that is wanted: any slip in positions, caches or the blend changes the tokens at
-once, where a trained model would often say the same word anyhow. The weights are drawn here, not by
-`initializer_range`, so that every layer matters and greedy text is no loop:
+They speak nonsense, and that is wanted: any slip in positions, caches or the blend changes the
+tokens at once, where a trained model would often say the same word anyhow.
+The weights are drawn here, not by `initializer_range`, so that every layer matters and greedy text
+is no loop:
   - each matrix keeps the variance of what it reads (gain 1), queries are louder (gain 3): attention
     picks tokens rather than averaging over them;
   - the head makes logits of standard deviation 5, far apart against float32 rounding;
@@ -62,7 +64,8 @@ def qwen3() -> PretrainedConfig:
 
 
 def gemma2() -> PretrainedConfig:
-    """A sliding and a full layer (two KV groups in vLLM), attention and logit soft-caps that bite."""
+    """A sliding and a full layer (two KV groups in vLLM), attention and logit soft-caps that
+    bite."""
     return Gemma2Config(
         **{**DECODER, "tie_word_embeddings": True},
         query_pre_attn_scalar=HEAD_DIM,
@@ -75,7 +78,11 @@ def gemma2() -> PretrainedConfig:
 
 def qwen3_moe() -> PretrainedConfig:
     return Qwen3MoeConfig(
-        **DECODER, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=HIDDEN, norm_topk_prob=True
+        **DECODER,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=HIDDEN,
+        norm_topk_prob=True,
     )
 
 
@@ -124,7 +131,8 @@ def build(name: str, folder: Path) -> Path:
 def make_model(name: str, seed: int | None = None) -> PreTrainedModel:
     config = ARCHITECTURES[name]()
     config.dtype = "float32"
-    # Eager attention: the only one in transformers with Gemma-2's soft-cap, and the plainest for all.
+    # Eager attention: the only one in transformers with Gemma-2's soft-cap, and the plainest for
+    # all.
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -156,7 +164,8 @@ def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> t
 
 
 def _vector(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
-    """Biases near 0, norm weights near 1; Gemma stores `weight - 1`, and its post-norms are loud here."""
+    """Biases near 0, norm weights near 1; Gemma stores `weight - 1`, and its post-norms are loud
+    here."""
     if name.endswith("bias"):
         return noise * 0.1
     if tied:
@@ -165,13 +174,18 @@ def _vector(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and a beginning-of-sequence token before every text, as Llama's tokenizer does."""
+    """One token a byte, and a beginning-of-sequence token before every text, as Llama's tokenizer
+    does."""
     specials = ["<bos>", "<eos>", "<pad>", "<unk>"]
     pieces = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"))
+    core = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>")
+    )
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    core.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
     names = dict(zip(("bos_token", "eos_token", "pad_token", "unk_token"), specials, strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names)
     tokenizer.chat_template = (

@@ -1,7 +1,8 @@
 """Logits processors that watch themselves, for the engine tests.
 
-`witness` forbids tokens by all those that it was fed, so a wrong state shows in the text; and it remembers what it saw.
-Where the engine runs in the test's own process, `WITNESSES` has all that were ever made.
+`witness` forbids tokens by all those that it was fed, so a wrong state shows in the text; and it
+remembers what it saw. Where the engine runs in the test's own process, `WITNESSES` has all that
+were ever made.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cfg_core.logits_processors import LogitsProcessor, LogitsProcessorFactory, SequenceInfo
+from cfg_core.logits_processors.base import LogitsProcessor, LogitsProcessorFactory, SequenceInfo
 
 CONFIG = {"witness": f"{__name__}:WitnessFactory"}
 STRIDE = 3

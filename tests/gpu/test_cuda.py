@@ -1,11 +1,12 @@
-"""The plugin on an NVIDIA GPU: CUDA graphs on and off, sync and async scheduling, two GPUs where there are two.
+"""The plugin on an NVIDIA GPU: CUDA graphs on and off, sync and async scheduling, two GPUs where
+there are two.
 
     pytest tests/gpu
 
-The engine's tokens are read by the model of Hugging Face transformers on the same GPU, both streams at once: at every
-position the token that the engine chose must have a guided score within rounding of the best one. (In bfloat16 two
-correct programs may choose differently where two scores are nearly equal; along the engine's own text they may not
-disagree by more than rounding.)
+The engine's tokens are read by the model of Hugging Face transformers on the same GPU, both streams
+at once: at every position the token that the engine chose must have a guided score within rounding
+of the best one. (In bfloat16 two correct programs may choose differently where two scores are
+nearly equal; along the engine's own text they may not disagree by more than rounding.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 NEW_TOKENS = 32
 SCALES = (-1.0, 0.0, 0.5, 1.5, 3.0, 7.5)
 ROUNDING = {"bfloat16": 0.15, "float32": 0.02}
-"""Largest error of a log-probability: of bfloat16 at logits of about 20; of float32 with TensorFloat-32 products."""
+"""Largest error of a log-probability: of bfloat16 at logits of about 20; of float32 with
+TensorFloat-32 products."""
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +80,16 @@ def generate(folder, pairs, dtype, **options):
             prompts.append({"prompt_token_ids": prompt})
             params.append(
                 SamplingParams(
-                    temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, extra_args=extra, detokenize=False
+                    temperature=0,
+                    max_tokens=NEW_TOKENS,
+                    ignore_eos=True,
+                    extra_args=extra,
+                    detokenize=False,
                 )
             )
-        return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+        return [
+            list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)
+        ]
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
@@ -91,12 +99,17 @@ def generate(folder, pairs, dtype, **options):
 
 @torch.inference_mode()
 def regrets(folder, pairs, dtype, outputs):
-    """For each request how far, in units of rounding, the worst chosen token's score is below the best one."""
+    """For each request how far, in units of rounding, the worst chosen token's score is below the
+    best one."""
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), device_map="cuda").eval()
+    model = LlamaForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), device_map="cuda"
+    ).eval()
     out = []
-    for ((prompt, negative), scale), tokens in zip(itertools.product(pairs, SCALES), outputs, strict=True):
+    for ((prompt, negative), scale), tokens in zip(
+        itertools.product(pairs, SCALES), outputs, strict=True
+    ):
         rows = []
         for start in (prompt, negative):
             ids = torch.tensor([[*start, *tokens[:-1]]], device="cuda")
@@ -116,7 +129,9 @@ def test_tokens_are_the_references(folder, pairs, dtype, eager, asynchronous):
     assert max(regrets(folder, pairs, dtype, outputs)) <= 1
 
 
-@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp2", "pp2"])
+@pytest.mark.parametrize(
+    "options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp2", "pp2"]
+)
 def test_two_gpus(folder, pairs, options):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two NVIDIA GPUs")

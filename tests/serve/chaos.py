@@ -1,16 +1,17 @@
 """What becomes of requests when something is killed: the table.
 
-    python tests/serve/chaos.py                          all faults; the cut link wants root and `ip`
+    python tests/serve/chaos.py                          all faults; the link wants root, `ip`
     python tests/serve/chaos.py --faults engine replica  some of them
     python tests/serve/chaos.py --clients 12 --json FILE
     python tests/serve/chaos.py --across-nodes --faults worker node
     python tests/serve/chaos.py --haproxy --faults haproxy proxy router
 
-Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one engine each, of
-which two are in use. With `--across-nodes` engines have two workers each, as Ray actors on nodes of their own, on
-CPUs that pass for GPUs. With `--haproxy` HAProxy is in front, and talks to the routers without Serve's proxy. Clients
-ask guided and plain questions whose right answers are known, streamed and not. For each fault: requests in flight,
-what became of them, and how long it took until the last error was told and until all was as before.
+Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one
+engine each, of which two are in use. With `--across-nodes` engines have two workers each, as Ray
+actors on nodes of their own, on CPUs that pass for GPUs. With `--haproxy` HAProxy is in front, and
+talks to the routers without Serve's proxy. Clients ask guided and plain questions whose right
+answers are known, streamed and not. For each fault: requests in flight, what became of them, and
+how long it took until the last error was told and until all was as before.
 """
 
 from __future__ import annotations
@@ -39,9 +40,18 @@ RECOVERY_LIMIT_S = 300
 CALM_S = 5.0
 """Service counts as full when everything runs, and this long nobody was told an error."""
 
-ENGINE, REPLICA, ROUTER = "EngineCore", "ServeReplica:cfg:ModelReplica", "ServeReplica:cfg:CfgRouter"
+ENGINE, REPLICA, ROUTER = (
+    "EngineCore",
+    "ServeReplica:cfg:ModelReplica",
+    "ServeReplica:cfg:CfgRouter",
+)
 WORKER = "RayWorkerProc"
-PROXY, MANAGER, HAPROXY, CONTROLLER = "ProxyActor", "HAProxyManager", "bin/haproxy", "ServeController"
+PROXY, MANAGER, HAPROXY, CONTROLLER = (
+    "ProxyActor",
+    "HAProxyManager",
+    "bin/haproxy",
+    "ServeController",
+)
 
 
 def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
@@ -86,7 +96,12 @@ class Stage:
 
     def whole(self) -> bool:
         """Whether everything runs, by the processes and by what an ingress says."""
-        expected = {REPLICA: REPLICAS, ENGINE: REPLICAS, ROUTER: ROUTERS, WORKER: self.workers * REPLICAS}
+        expected = {
+            REPLICA: REPLICAS,
+            ENGINE: REPLICAS,
+            ROUTER: ROUTERS,
+            WORKER: self.workers * REPLICAS,
+        }
         expected |= dict.fromkeys(self.proxies, 1)
         if any(len(self.cluster.find(name)) < wanted for name, wanted in expected.items()):
             return False
@@ -102,7 +117,10 @@ class Stage:
             with suppress(httpx.HTTPError):
                 told = httpx.get(f"{self.server.url}/metrics", timeout=5).text
                 found |= {
-                    i: float(n) for i, n in re.findall(r'cfg_serve_retried_requests{ingress="(\w+)"} (\S+)', told)
+                    i: float(n)
+                    for i, n in re.findall(
+                        r'cfg_serve_retried_requests{ingress="(\w+)"} (\S+)', told
+                    )
                 }
         return found
 
@@ -142,10 +160,16 @@ def fill_disk(stage: Stage) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
     "engine": ("EngineCore killed", send(signal.SIGKILL, ENGINE)),
     "worker": ("tensor-parallel worker killed", send(signal.SIGKILL, WORKER, everywhere=True)),
-    "hung-worker": ("tensor-parallel worker stopped (hangs)", send(signal.SIGSTOP, WORKER, everywhere=True)),
+    "hung-worker": (
+        "tensor-parallel worker stopped (hangs)",
+        send(signal.SIGSTOP, WORKER, everywhere=True),
+    ),
     "replica": ("replica killed", send(signal.SIGKILL, REPLICA)),
     "router": ("router killed", send(signal.SIGKILL, ROUTER, everywhere=True)),
-    "proxy": ("proxy killed", lambda stage: send(signal.SIGKILL, stage.proxies[0], everywhere=True)(stage)),
+    "proxy": (
+        "proxy killed",
+        lambda stage: send(signal.SIGKILL, stage.proxies[0], everywhere=True)(stage),
+    ),
     "haproxy": ("HAProxy killed", send(signal.SIGKILL, HAPROXY, everywhere=True)),
     "controller": ("controller killed", send(signal.SIGKILL, CONTROLLER, everywhere=True)),
     "hung-engine": ("EngineCore stopped (hangs)", send(signal.SIGSTOP, ENGINE)),
@@ -162,7 +186,8 @@ SPECIAL = ("worker", "hung-worker", "haproxy")
 
 @dataclass
 class Row:
-    """One fault. Requests: those in flight when it struck, and those that came before all was as before."""
+    """One fault. Requests: those in flight when it struck, and those that came before all was as
+    before."""
 
     fault: str
     in_flight: int
@@ -181,14 +206,15 @@ class Row:
         last = "-" if self.last_error_s is None else f"{self.last_error_s:.1f}"
         whole = "not reached" if self.whole_s is None else f"{self.whole_s:.0f}"
         return (
-            f"| {self.fault} | {self.in_flight} | {self.asked} | {self.right} | {self.lost} | {self.wrong} "
-            f"| {self.retried} | {told} | {last} | {self.slowest_s:.0f} | {whole} |"
+            f"| {self.fault} | {self.in_flight} | {self.asked} | {self.right} | {self.lost} |"
+            f" {self.wrong} | {self.retried} | {told} | {last} | {self.slowest_s:.0f} | {whole} |"
         )
 
 
 HEADER = (
-    "| fault | in flight | asked until whole | right | lost without an error | wrong | retried, unseen "
-    "| errors told | last error told after, s | longest request, s | whole again after, s |\n" + "|---" * 11 + "|"
+    "| fault | in flight | asked until whole | right | lost without an error | wrong | retried,"
+    " unseen | errors told | last error told after, s | longest request, s | whole again after,"
+    " s |\n" + "|---" * 11 + "|"
 )
 
 
@@ -207,7 +233,9 @@ async def strike(stage: Stage, load: Load, name: str) -> Row:
     await clients
     seen = [outcome for outcome in load.outcomes if outcome.ended > at]
     since = await asyncio.to_thread(stage.retried)
-    return judge(told, seen, at, whole_s, int(sum(n - retried.get(router, 0) for router, n in since.items())))
+    return judge(
+        told, seen, at, whole_s, int(sum(n - retried.get(router, 0) for router, n in since.items()))
+    )
 
 
 async def until_whole(stage: Stage, load: Load, at: float) -> float | None:
@@ -244,7 +272,8 @@ def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retr
 def stage_of(
     cluster: Cluster, clients: int, workers: int = 0, proxies: tuple[str, ...] = (PROXY,)
 ) -> tuple[Stage, Load]:
-    """Serve on a new cluster, with the right answers learnt. workers: of each engine, on nodes of their own."""
+    """Serve on a new cluster, with the right answers learnt. workers: of each engine, on nodes of
+    their own."""
     for _ in range(REPLICAS * max(1, workers) + 1):
         cluster.add(gpus=1) if workers else cluster.add(engine=1)
     config = chaos_config()
@@ -260,13 +289,25 @@ def stage_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[n for n in FAULTS if n not in SPECIAL])
-    parser.add_argument("--haproxy", action="store_true", help="in front; `proxy` is then what watches over it")
-    parser.add_argument("--across-nodes", action="store_true", help="engines of two workers, of which `worker` is one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--faults", nargs="+", choices=FAULTS, default=[n for n in FAULTS if n not in SPECIAL]
+    )
+    parser.add_argument(
+        "--haproxy", action="store_true", help="in front; `proxy` is then what watches over it"
+    )
+    parser.add_argument(
+        "--across-nodes",
+        action="store_true",
+        help="engines of two workers, of which `worker` is one",
+    )
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--folder", type=Path, help="of Ray's files; for `disk`, on a small file system")
+    parser.add_argument(
+        "--folder", type=Path, help="of Ray's files; for `disk`, on a small file system"
+    )
     args = parser.parse_args()
     rows = []
     env = {"PYTHONPATH": str(RAY_CPU)} if args.across_nodes else {}

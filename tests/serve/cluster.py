@@ -1,7 +1,8 @@
-"""A Ray cluster of several nodes on this machine: real `ray start` processes, killed as one kills a machine.
+"""A Ray cluster of several nodes on this machine: real `ray start` processes, killed as one kills a
+machine.
 
-With `linked=True` each further node lives in a network namespace of its own, behind a virtual cable that can be cut;
-that needs root and `ip` (Linux).
+With `linked=True` each further node lives in a network namespace of its own, behind a virtual cable
+that can be cut; that needs root and `ip` (Linux).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ NODE_ADDRESS = "10.77.{}.2"
 class Node:
     """One `ray start --block`. Its processes are found by a mark of their own."""
 
-    def __init__(self, cluster: Cluster, number: int, resources: dict[str, float], head: bool, gpus: int) -> None:
+    def __init__(
+        self, cluster: Cluster, number: int, resources: dict[str, float], head: bool, gpus: int
+    ) -> None:
         self.number, self.mark, self._cluster = number, uuid.uuid4().hex, cluster
         self.is_cut = False
         self.namespace = f"cfgserve{number}" if cluster.linked and not head else None
@@ -71,19 +74,29 @@ class Node:
             *(f"--num-gpus={gpus}", f"--resources={json.dumps(resources)}"),
         ]
         if head:
-            command += [f"--temp-dir={cluster.folder}", "--include-dashboard=false", *cluster.head_options]
+            command += [
+                f"--temp-dir={cluster.folder}",
+                "--include-dashboard=false",
+                *cluster.head_options,
+            ]
         if cluster.linked:
             address = HEAD_ADDRESS.format(0) if head else NODE_ADDRESS.format(self.number)
             command.append(f"--node-ip-address={address}")
         log = cluster.folder / f"node{self.number}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, env={**cluster.env, MARK: self.mark}, stdout=out, stderr=out, process_group=0
+                command,
+                env={**cluster.env, MARK: self.mark},
+                stdout=out,
+                stderr=out,
+                process_group=0,
             )
         deadline = time.monotonic() + START_LIMIT_S
         while "will now block forever" not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"ray start failed:\n{log.read_text(errors='replace')[-3000:]}")
+                raise AssertionError(
+                    f"ray start failed:\n{log.read_text(errors='replace')[-3000:]}"
+                )
             time.sleep(0.2)
         return process
 
@@ -102,7 +115,9 @@ class Node:
             self._process.wait(timeout=10)
         if self.namespace:
             subprocess.run(["ip", "netns", "del", self.namespace], check=False)
-            subprocess.run(["ip", "link", "del", f"cfgs{self.number}o"], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                ["ip", "link", "del", f"cfgs{self.number}o"], check=False, stderr=subprocess.DEVNULL
+            )
 
 
 class Cluster:
@@ -116,7 +131,9 @@ class Cluster:
         head_options: Sequence[str] = (),
     ) -> None:
         self.linked, self.head_options = linked, head_options
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))  # short: Ray puts socket paths in it
+        self.folder = folder or Path(
+            tempfile.mkdtemp(prefix="cc", dir="/tmp")
+        )  # short: Ray puts socket paths in it
         self.port = free_port()
         host = HEAD_ADDRESS.format(0) if linked else "127.0.0.1"
         self.env = {
@@ -148,13 +165,16 @@ class Cluster:
         return [process for node in self.nodes for process in node.processes()]
 
     def find(self, words: str, node: Node | None = None) -> list[psutil.Process]:
-        """Its processes whose command line has `words`, on one node or on all that can be reached; not those that were
-        stopped."""
+        """Its processes whose command line has `words`, on one node or on all that can be reached;
+        not those that were stopped."""
         found = []
         nodes = [node for node in ([node] if node else self.nodes) if not node.is_cut]
         for process in (process for node in nodes for process in node.processes()):
             with suppress(psutil.Error):
-                if words in " ".join(process.cmdline()) and process.status() != psutil.STATUS_STOPPED:
+                if (
+                    words in " ".join(process.cmdline())
+                    and process.status() != psutil.STATUS_STOPPED
+                ):
                     found.append(process)
         return found
 
@@ -165,5 +185,7 @@ class Cluster:
         for node in reversed(self.nodes):
             node.close()
         if self.linked:
-            subprocess.run(["ip", "addr", "del", f"{HEAD_ADDRESS.format(0)}/32", "dev", "lo"], check=False)
+            subprocess.run(
+                ["ip", "addr", "del", f"{HEAD_ADDRESS.format(0)}/32", "dev", "lo"], check=False
+            )
         shutil.rmtree(self.folder, ignore_errors=True)

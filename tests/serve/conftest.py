@@ -27,7 +27,9 @@ def server() -> Iterator[ServeProcess | SimpleNamespace]:
 @pytest.fixture(scope="session")
 def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
     """An unmodified openai client."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60
+    ) as client:
         yield client
 
 

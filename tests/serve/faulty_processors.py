@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cfg_core.logits_processors import LogitsProcessor, LogitsProcessorFactory, SequenceInfo
+from cfg_core.logits_processors.base import LogitsProcessor, LogitsProcessorFactory, SequenceInfo
 
 
 class Breaks(LogitsProcessorFactory):

@@ -1,10 +1,10 @@
 """Attacks on a running server, with watchers beside them that know right answers: one command, one
 table.
 
-    python tests/serve/hostile.py                       all attacks, on the shipped configs/cfg.yaml, started here
+    python tests/serve/hostile.py                       all, on configs/cfg.yaml, started here
     python tests/serve/hostile.py --list                their names, and what each sends
     python tests/serve/hostile.py --only NAME ...       some of them
-    python tests/serve/hostile.py --url URL             on a server that runs; without the attacks that need keys
+    python tests/serve/hostile.py --url URL             on a server that runs; none that need keys
     python tests/serve/hostile.py --only hundred-clients --seconds 300
     python tests/serve/hostile.py --fuzz 10000 [--seed N] [--shot NUMBER]
 
@@ -87,7 +87,7 @@ def told_as_it_comes(path: Path | None, card: dict[str, Any]) -> Iterator[list[R
 
 def one_shot(url: str | None, seed: int, number: int) -> None:
     """Send one request of the fuzz again, and print what comes back."""
-    (*_, shot) = shots(number + 1, seed)
+    *_, shot = shots(number + 1, seed)
     print(shot)
 
     async def fire(attempt: Attempt) -> None:
@@ -99,9 +99,13 @@ def one_shot(url: str | None, seed: int, number: int) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url")
-    parser.add_argument("--only", nargs="+", choices=sorted(ATTACKS), default=list(ATTACKS), metavar="NAME")
+    parser.add_argument(
+        "--only", nargs="+", choices=sorted(ATTACKS), default=list(ATTACKS), metavar="NAME"
+    )
     parser.add_argument("--bounded", action="store_true", help="those that the test in CI plays")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=60, help="of hundred-clients")
@@ -117,7 +121,10 @@ def main() -> None:
     args = arguments()
     if args.list:
         print(
-            "\n\n".join(f"{name} (finding {attack.finding or '-'}): {attack.told}" for name, attack in ATTACKS.items())
+            "\n\n".join(
+                f"{name} (finding {attack.finding or '-'}): {attack.told}"
+                for name, attack in ATTACKS.items()
+            )
         )
         return
     if args.shot is not None:

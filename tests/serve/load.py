@@ -1,6 +1,7 @@
 """Clients that know the right answers: what became of each request, and when.
 
-Greedy requests, guided and plain, streamed and not. The right texts are asked for before anything is broken.
+Greedy requests, guided and plain, streamed and not. The right texts are asked for before anything
+is broken.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import Any
 
 import httpx
 
-PROMPTS = ("Once upon a time", "A story about the sea.", "The little dog", "In the garden there was", "One day a girl")
+PROMPTS = (
+    "Once upon a time",
+    "A story about the sea.",
+    "The little dog",
+    "In the garden there was",
+    "One day a girl",
+)
 GUIDANCE = {"guidance_scale": 2.0, "negative_prompt": "A story about the farm."}
 
 
@@ -28,16 +35,24 @@ class Question:
     tokens: int
 
     def body(self, stream: bool) -> dict[str, Any]:
-        body = {"prompt": self.prompt, "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
+        body = {
+            "prompt": self.prompt,
+            "max_tokens": self.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         return {**body, "stream": stream, **(GUIDANCE if self.guided else {})}
 
 
-QUESTIONS = tuple(Question(p, guided, n) for p in PROMPTS for guided in (True, False) for n in (40, 160))
+QUESTIONS = tuple(
+    Question(p, guided, n) for p in PROMPTS for guided in (True, False) for n in (40, 160)
+)
 
 
 @dataclass
 class Outcome:
-    """What a client saw. kind: right, wrong, lost (it ended as if complete, and is not), or the error that it was told.
+    """What a client saw. kind: right, wrong, lost (it ended as if complete, and is not), or the
+    error that it was told.
 
     Times are of time.monotonic; first: of the first byte of the body.
     """
@@ -98,10 +113,15 @@ class Load:
             return
         self._judge(outcome, answer.json()["choices"][0]["text"])
 
-    async def _streamed(self, client: httpx.AsyncClient, question: Question, outcome: Outcome) -> None:
+    async def _streamed(
+        self, client: httpx.AsyncClient, question: Question, outcome: Outcome
+    ) -> None:
         async with client.stream("POST", "/v1/completions", json=question.body(True)) as answer:
             if answer.status_code != 200:
-                outcome.kind, outcome.detail = str(answer.status_code), (await answer.aread()).decode()[:200]
+                outcome.kind, outcome.detail = (
+                    str(answer.status_code),
+                    (await answer.aread()).decode()[:200],
+                )
                 return
             text, done = "", False
             async for line in answer.aiter_lines():

@@ -2,9 +2,10 @@
 
     python tests/serve/scaling.py [--json FILE]
 
-A served cluster, real processes on this machine. First `autoscaling.GuidedLoad` between one replica and three: few
-clients, many, few again. Then a rolling update, by `serve deploy` of a configuration whose engine has another
-`max_num_seqs`. Clients know the right answers (load.py); some ask for texts that outlast the steps.
+A served cluster, real processes on this machine. First `autoscaling.GuidedLoad` between one replica
+and three: few clients, many, few again. Then a rolling update, by `serve deploy` of a configuration
+whose engine has another `max_num_seqs`. Clients know the right answers (load.py); some ask for
+texts that outlast the steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def scaling_config() -> dict[str, Any]:
     """configs/cfg.yaml as a generator that scales by streams, in seconds rather than minutes."""
     config = chaos_config()
     router, replica = config["applications"][0]["deployments"]
-    del config["applications"][0]["args"]["silence_timeout_s"]  # nothing dies here, but starting engines take the CPUs
+    del config["applications"][0]["args"][
+        "silence_timeout_s"
+    ]  # nothing dies here, but starting engines take the CPUs
     router["num_replicas"] = 1
     router["graceful_shutdown_timeout_s"] = 120
     del replica["num_replicas"]
@@ -83,11 +86,29 @@ class Service:
         """As an operator would."""
         path = self.cluster.folder / "next.yaml"
         path.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "ray.serve.scripts", "deploy", "-a", self.dashboard, str(path)]
-        subprocess.run(command, cwd=REPOSITORY, env=self.cluster.env, check=True, capture_output=True, timeout=60)
+        command = [
+            sys.executable,
+            "-m",
+            "ray.serve.scripts",
+            "deploy",
+            "-a",
+            self.dashboard,
+            str(path),
+        ]
+        subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=self.cluster.env,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
 
-    async def step(self, name: str, clients: int, change: Callable[[], None], done: Callable[[], bool]) -> Row:
-        """Clients ask; `change` happens; they go on until `done`, and a while. The row: every request of it."""
+    async def step(
+        self, name: str, clients: int, change: Callable[[], None], done: Callable[[], bool]
+    ) -> Row:
+        """Clients ask; `change` happens; they go on until `done`, and a while. The row: every
+        request of it."""
         self.load.clients = clients
         self.load.outcomes.clear()
         stop = asyncio.Event()
@@ -106,8 +127,8 @@ class Service:
 
 
 HEADER = (
-    "| step | clients | asked | right | lost without an error | wrong | errors told | longest request, s "
-    "| done after, s |\n" + "|---" * 9 + "|"
+    "| step | clients | asked | right | lost without an error | wrong | errors told | longest"
+    " request, s | done after, s |\n" + "|---" * 9 + "|"
 )
 
 
@@ -115,8 +136,8 @@ def line(row: Row, clients: int) -> str:
     told = ", ".join(f"{count} {kind}" for kind, count in row.told.items()) or "-"
     done = "not reached" if row.whole_s is None else f"{row.whole_s:.0f}"
     return (
-        f"| {row.fault} | {clients} | {row.asked} | {row.right} | {row.lost} | {row.wrong} | {told} "
-        f"| {row.slowest_s:.0f} | {done} |"
+        f"| {row.fault} | {clients} | {row.asked} | {row.right} | {row.lost} | {row.wrong} | {told}"
+        f" | {row.slowest_s:.0f} | {done} |"
     )
 
 
@@ -137,7 +158,12 @@ async def steps(service: Service) -> list[Row]:
     for name, clients, change, done in (
         ("few clients: one replica", FEW, nothing, lambda: service.whole(1)),
         ("many: one to three", MANY, nothing, lambda: service.whole(3)),
-        ("rolling update of three", MANY, update, lambda: service.whole(3) and not before & service.replicas()),
+        (
+            "rolling update of three",
+            MANY,
+            update,
+            lambda: service.whole(3) and not before & service.replicas(),
+        ),
         ("few again: three to one", FEW, nothing, lambda: service.whole(1)),
     ):
         rows.append(row := await service.step(name, clients, change, done))
@@ -149,11 +175,17 @@ async def steps(service: Service) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     port, agent = free_port(), free_port()
-    options = ["--include-dashboard=true", f"--dashboard-port={port}", f"--dashboard-agent-listen-port={agent}"]
+    options = [
+        "--include-dashboard=true",
+        f"--dashboard-port={port}",
+        f"--dashboard-agent-listen-port={agent}",
+    ]
     with Cluster(head_options=options) as cluster:
         cluster.add(engine=2)
         cluster.add(engine=2)
@@ -162,7 +194,9 @@ def main() -> None:
             load = Load(server.url, FEW)
             asyncio.run(load.learn())
             print(HEADER, flush=True)
-            rows = asyncio.run(steps(Service(cluster, server, load, config, f"http://127.0.0.1:{port}")))
+            rows = asyncio.run(
+                steps(Service(cluster, server, load, config, f"http://127.0.0.1:{port}"))
+            )
     if args.json:
         args.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
 

@@ -32,8 +32,9 @@ _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
 
 
 class ServeProcess:
-    """One `serve run CONFIG` on free ports, with a Ray of its own, or on the one at `address`. `stop()` ends every
-    process it caused. stock: with Serve's own settings and without a token, as `serve run` by itself.
+    """One `serve run CONFIG` on free ports, with a Ray of its own, or on the one at `address`.
+    `stop()` ends every process it caused. stock: with Serve's own settings and without a token, as
+    `serve run` by itself.
 
     The processes carry a mark in their environment, so that those which Ray detaches are found too.
     """
@@ -46,7 +47,9 @@ class ServeProcess:
         stock: bool = False,
     ) -> None:
         self._mark = uuid.uuid4().hex
-        self._dir = Path(tempfile.mkdtemp(prefix="cs", dir="/tmp"))  # short: Ray puts socket paths in it
+        self._dir = Path(
+            tempfile.mkdtemp(prefix="cs", dir="/tmp")
+        )  # short: Ray puts socket paths in it
         config["http_options"]["port"] = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         path = self._dir / "config.yaml"
@@ -70,8 +73,9 @@ class ServeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Not a session of its own: Linux may share the CPUs out by sessions (sched_autogroup_enabled), and lets
-                # one that needs little, such as that of the clients who measure, wait for half a second.
+                # Not a session of its own: Linux may share the CPUs out by sessions
+                # (sched_autogroup_enabled), and lets one that needs little, such as that of the
+                # clients who measure, wait for half a second.
                 process_group=0,
                 preexec_fn=lambda: signal.signal(
                     signal.SIGINT, signal.SIG_DFL
@@ -79,7 +83,8 @@ class ServeProcess:
             )
 
     def wait_until_ready(self) -> float:
-        """Seconds from the start to the first 200 of /ready. Fails with the end of the log if that never comes."""
+        """Seconds from the start to the first 200 of /ready. Fails with the end of the log if that
+        never comes."""
         while time.monotonic() - self.started < START_LIMIT_S:
             with suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/ready", timeout=10).status_code == 200:
@@ -157,7 +162,8 @@ def free_port() -> int:
 
 
 def haproxy_env() -> dict[str, str]:
-    """Serve behind HAProxy, whose own ports are the same everywhere unless told otherwise: two on a machine collide."""
+    """Serve behind HAProxy, whose own ports are the same everywhere unless told otherwise: two on a
+    machine collide."""
     ports = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
     return {"RAY_SERVE_ENABLE_HA_PROXY": "1", **{name: str(free_port()) for name in ports}}
 

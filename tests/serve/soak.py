@@ -1,11 +1,12 @@
-"""Half an hour of everything at once, on the shipped configs/cfg.yaml: latencies, errors by class, memory, KV blocks.
+"""Half an hour of everything at once, on the shipped configs/cfg.yaml: latencies, errors by class,
+memory, KV blocks.
 
     python tests/serve/soak.py [--minutes 30] [--clients 8] [--json FILE]
 
-Clients with pauses ask guided and plain questions whose right answers are known (load.py), embed texts whose vectors
-are known, leave streams in the middle, and send what must be refused. Every answer is judged. Memory is that of all
-the server's processes, with shared pages counted once (PSS); "start" is after the first tenth of the time, when
-allocators and caches have their size.
+Clients with pauses ask guided and plain questions whose right answers are known (load.py), embed
+texts whose vectors are known, leave streams in the middle, and send what must be refused. Every
+answer is judged. Memory is that of all the server's processes, with shared pages counted once
+(PSS); "start" is after the first tenth of the time, when allocators and caches have their size.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ from serve_process import ServeProcess, shipped_config
 SHARES = {"guided": 35, "plain": 25, "embeddings": 20, "left": 10, "malformed": 10}
 MEAN_PAUSE_S = 0.5
 SAMPLE_EVERY_S = 30.0
-TEXTS = [f"The {animal} went to the {place}." for animal in ("dog", "girl", "king") for place in ("sea", "hill")]
+TEXTS = [
+    f"The {animal} went to the {place}."
+    for animal in ("dog", "girl", "king")
+    for place in ("sea", "hill")
+]
 SAME_VECTOR = 1e-5
 """The largest difference of a component: float32, batched with other texts."""
 
@@ -65,7 +70,9 @@ class Soak:
 
     async def run(self, clients: int, until: float) -> None:
         async with httpx.AsyncClient(base_url=self.url, timeout=120) as client:
-            await asyncio.gather(*(self._client(client, random.Random(seed), until) for seed in range(clients)))
+            await asyncio.gather(
+                *(self._client(client, random.Random(seed), until) for seed in range(clients))
+            )
 
     async def _client(self, client: httpx.AsyncClient, rng: random.Random, until: float) -> None:
         while time.monotonic() < until:
@@ -95,14 +102,19 @@ class Soak:
         rows = await embed(client, [TEXTS[i] for i in chosen])
         self.embedding_s.append(time.monotonic() - start)
         off = max(
-            abs(a - b) for row, i in zip(rows, chosen, strict=True) for a, b in zip(row, self.vectors[i], strict=True)
+            abs(a - b)
+            for row, i in zip(rows, chosen, strict=True)
+            for a, b in zip(row, self.vectors[i], strict=True)
         )
         return "right" if off < SAME_VECTOR else "wrong"
 
     async def _left(self, client: httpx.AsyncClient, rng: random.Random) -> str:
         body = rng.choice(QUESTIONS).body(stream=True) | {"max_tokens": 400}
         with suppress(TimeoutError):
-            async with asyncio.timeout(rng.uniform(0, 0.6)), client.stream("POST", COMPLETIONS, json=body) as answer:
+            async with (
+                asyncio.timeout(rng.uniform(0, 0.6)),
+                client.stream("POST", COMPLETIONS, json=body) as answer,
+            ):
                 async for _ in answer.aiter_bytes():
                     pass
             return "ended"
@@ -111,8 +123,14 @@ class Soak:
     async def _malformed(self, client: httpx.AsyncClient, rng: random.Random) -> str:
         path, body, status = rng.choice(MALFORMED)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = await client.post(path, content=content, headers={"content-type": "application/json"})
-        return f"{answer.status_code}, as it should be" if answer.status_code == status else str(answer.status_code)
+        answer = await client.post(
+            path, content=content, headers={"content-type": "application/json"}
+        )
+        return (
+            f"{answer.status_code}, as it should be"
+            if answer.status_code == status
+            else str(answer.status_code)
+        )
 
 
 async def embed(client: httpx.AsyncClient, texts: list[str]) -> list[list[float]]:
@@ -131,18 +149,32 @@ async def watch(server: ServeProcess, samples: list[tuple[float, float]]) -> Non
 
 def percentiles(values: list[float]) -> str:
     ordered = sorted(values)
-    return f"{1000 * ordered[len(ordered) // 2]:.0f}, {1000 * ordered[int(0.99 * len(ordered))]:.0f}"
+    return (
+        f"{1000 * ordered[len(ordered) // 2]:.0f}, {1000 * ordered[int(0.99 * len(ordered))]:.0f}"
+    )
 
 
 def latency_lines(soak: Soak) -> list[str]:
-    """Streamed answers that were right: first token, and per token after it. Milliseconds, p50 and p99."""
-    lines = ["| class | requests | first token, ms: p50, p99 | per token, ms: p50, p99 |", "|---" * 4 + "|"]
+    """Streamed answers that were right: first token, and per token after it. Milliseconds, p50 and
+    p99."""
+    lines = [
+        "| class | requests | first token, ms: p50, p99 | per token, ms: p50, p99 |",
+        "|---" * 4 + "|",
+    ]
     for guided in (True, False):
-        seen = [o for o in soak.outcomes if o.question.guided == guided and o.stream and o.kind == "right"]
+        seen = [
+            o
+            for o in soak.outcomes
+            if o.question.guided == guided and o.stream and o.kind == "right"
+        ]
         first = percentiles([o.first - o.started for o in seen])
         rest = percentiles([(o.ended - o.first) / (o.question.tokens - 1) for o in seen])
-        lines.append(f"| {'guided' if guided else 'plain'}, streamed | {len(seen)} | {first} | {rest} |")
-    lines.append(f"| embeddings | {len(soak.embedding_s)} | {percentiles(soak.embedding_s)} (whole) | - |")
+        lines.append(
+            f"| {'guided' if guided else 'plain'}, streamed | {len(seen)} | {first} | {rest} |"
+        )
+    lines.append(
+        f"| embeddings | {len(soak.embedding_s)} | {percentiles(soak.embedding_s)} (whole) | - |"
+    )
     return lines
 
 
@@ -172,7 +204,10 @@ async def measure(server: ServeProcess, clients: int, minutes: float) -> dict[st
         print(f"| {kind} | {soak.told[kind].total()} | {told} |")
     warm = [size for at, size in samples if at > 6 * minutes] or [samples[-1][1]]
     half = len(warm) // 2
-    blocks = {name: (before[name], after[name]) for name in ("running", "groups", "free_blocks", "total_blocks")}
+    blocks = {
+        name: (before[name], after[name])
+        for name in ("running", "groups", "free_blocks", "total_blocks")
+    }
     memory = {"start": warm[0], "middle": warm[half], "end": warm[-1], "most": max(warm)}
     print(f"\nmemory, MiB: { ({name: round(size) for name, size in memory.items()}) }")
     print(f"engine, before and after: {blocks}")
@@ -180,7 +215,9 @@ async def measure(server: ServeProcess, clients: int, minutes: float) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,5 @@
-"""The OpenAI API over HTTP, with an unmodified openai client: plain and guided, streaming and not."""
+"""The OpenAI API over HTTP, with an unmodified openai client: plain and guided, streaming and
+not."""
 
 import concurrent.futures
 import os
@@ -10,12 +11,17 @@ import pytest
 
 PROMPT = "Once upon a time there was a"
 NEGATIVE = "A story about the sea."
-MESSAGES = [{"role": "system", "content": "You tell stories."}, {"role": "user", "content": "Tell me one."}]
+MESSAGES = [
+    {"role": "system", "content": "You tell stories."},
+    {"role": "user", "content": "Tell me one."},
+]
 GREEDY = {"max_tokens": 12, "temperature": 0}
 
 
 def complete(client, model, extra=None, **fields):
-    return client.completions.create(**{"model": model, "prompt": PROMPT, **GREEDY, "extra_body": extra, **fields})
+    return client.completions.create(
+        **{"model": model, "prompt": PROMPT, **GREEDY, "extra_body": extra, **fields}
+    )
 
 
 def chat(client, model, extra=None, **fields):
@@ -38,7 +44,9 @@ def test_models(client, model):
 def test_tokenize_and_back(http, model):
     answer = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()
     assert answer["count"] == len(answer["tokens"]) > 0
-    text = http.post("/detokenize", json={"model": model, "tokens": answer["tokens"]}).json()["prompt"]
+    text = http.post("/detokenize", json={"model": model, "tokens": answer["tokens"]}).json()[
+        "prompt"
+    ]
     assert PROMPT in text
 
 
@@ -51,7 +59,8 @@ def test_health_and_ready(http):
 
 @pytest.mark.skipif("CFG_SERVE_URL" in os.environ, reason="not a server of ours")
 def test_the_whole_server_is_small(server):
-    """Ray, Serve, the replica and its engine together, shared pages counted once. Measured: 2.6 GiB."""
+    """Ray, Serve, the replica and its engine together, shared pages counted once. Measured: 2.6
+    GiB."""
     assert server.memory_bytes() < 3.2 * 2**30
 
 
@@ -70,13 +79,19 @@ def test_unknown_paths_have_openai_shape(http, method, path, status):
 
 def test_plain_requests_carry_no_guidance_object(client, model):
     for answer in (complete(client, model), chat(client, model)):
-        assert answer.usage.completion_tokens == GREEDY["max_tokens"] or answer.choices[0].finish_reason == "stop"
+        assert (
+            answer.usage.completion_tokens == GREEDY["max_tokens"]
+            or answer.choices[0].finish_reason == "stop"
+        )
         assert "guidance" not in answer.model_extra
 
 
 def test_plain_streams_carry_no_guidance_object(client, model):
     chunks = list(complete(client, model, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == complete(client, model).choices[0].text
+    assert (
+        "".join(chunk.choices[0].text for chunk in chunks)
+        == complete(client, model).choices[0].text
+    )
     assert not any("guidance" in chunk.model_extra for chunk in chunks)
 
 
@@ -99,13 +114,20 @@ def test_guidance_changes_the_text_and_scale_one_does_not(client, model):
     same = complete(client, model, {"guidance_scale": 1.0})
     other = complete(client, model, {"guidance_scale": 8.0, "negative_prompt": PROMPT + " very"})
     assert same.choices[0].text == plain.choices[0].text != other.choices[0].text
-    assert same.guidance == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
+    assert same.guidance == {
+        "scale": 1.0,
+        "streams": 1,
+        "negative_prompt_tokens": 0,
+        "guided_tokens": 0,
+    }
 
 
 def test_the_default_negative_is_the_last_token(client, http, model):
     tokens = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()["tokens"]
     default = complete(client, model, {"guidance_scale": 2.0})
-    explicit = complete(client, model, {"guidance_scale": 2.0, "negative_prompt_token_ids": tokens[-1:]})
+    explicit = complete(
+        client, model, {"guidance_scale": 2.0, "negative_prompt_token_ids": tokens[-1:]}
+    )
     assert default.guidance["negative_prompt_tokens"] == 1
     assert default.choices[0].text == explicit.choices[0].text
 
@@ -130,7 +152,11 @@ def test_the_three_negatives_of_a_chat_agree(client, http, model):
     """A system message, the whole conversation, and its token ids: one rendering, one output."""
     negative = [{"role": "system", "content": NEGATIVE}, *MESSAGES[1:]]
     tokens = http.post("/tokenize", json={"model": model, "messages": negative}).json()["tokens"]
-    extras = [{"negative_prompt": NEGATIVE}, {"negative_messages": negative}, {"negative_prompt_token_ids": tokens}]
+    extras = [
+        {"negative_prompt": NEGATIVE},
+        {"negative_messages": negative},
+        {"negative_prompt_token_ids": tokens},
+    ]
     answers = [chat(client, model, {"guidance_scale": 4.0, **extra}) for extra in extras]
     assert len({answer.choices[0].message.content for answer in answers}) == 1
     assert {answer.guidance["negative_prompt_tokens"] for answer in answers} == {len(tokens)}
@@ -138,9 +164,13 @@ def test_the_three_negatives_of_a_chat_agree(client, http, model):
 
 def test_a_chat_without_system_message_gets_a_negative_one(client, http, model):
     user = MESSAGES[1:]
-    answer = chat(client, model, {"guidance_scale": 4.0, "negative_prompt": NEGATIVE}, messages=user)
+    answer = chat(
+        client, model, {"guidance_scale": 4.0, "negative_prompt": NEGATIVE}, messages=user
+    )
     negative = [{"role": "system", "content": NEGATIVE}, *user]
-    assert answer.guidance["negative_prompt_tokens"] == num_tokens(http, model=model, messages=negative)
+    assert answer.guidance["negative_prompt_tokens"] == num_tokens(
+        http, model=model, messages=negative
+    )
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -151,12 +181,16 @@ def test_guided_streams(client, model, create, usage):
     whole = create(client, model, extra)
     options = {"stream_options": {"include_usage": True}} if usage else {}
     chunks = list(create(client, model, extra, stream=True, **options))
-    assert [chunk.model_extra.get("guidance") for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.guidance]
+    assert [chunk.model_extra.get("guidance") for chunk in chunks] == [None] * (len(chunks) - 1) + [
+        whole.guidance
+    ]
     assert (chunks[-1].usage == whole.usage) if usage else chunks[-1].choices[0].finish_reason
     assert all(chunk.choices for chunk in (chunks[:-1] if usage else chunks))
     parts = [chunk.choices[0] for chunk in chunks if chunk.choices]
     text = "".join(part.text if create is complete else part.delta.content or "" for part in parts)
-    assert text == (whole.choices[0].text if create is complete else whole.choices[0].message.content)
+    assert text == (
+        whole.choices[0].text if create is complete else whole.choices[0].message.content
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -165,7 +199,12 @@ def test_several_prompts_and_choices(client, model, stream):
     fields = {"prompt": [PROMPT, "Two", "The third prompt"], "n": 2, "temperature": 1.0, "seed": 1}
     extra = {"guidance_scale": 1.5, "negative_prompt": NEGATIVE}
     answer = complete(
-        client, model, extra, stream=stream, **fields, **({"stream_options": {"include_usage": True}} if stream else {})
+        client,
+        model,
+        extra,
+        stream=stream,
+        **fields,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
     )
     if stream:
         chunks = list(answer)
@@ -188,7 +227,9 @@ def test_plain_requests_do_not_notice_guided_neighbours(client, model):
     alone = complete(client, model, max_tokens=24).choices[0].text
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         extra = {"guidance_scale": 5.0, "negative_prompt": NEGATIVE}
-        guided = [pool.submit(complete, client, model, extra, max_tokens=40, seed=i) for i in range(8)]
+        guided = [
+            pool.submit(complete, client, model, extra, max_tokens=40, seed=i) for i in range(8)
+        ]
         plain = [pool.submit(complete, client, model, max_tokens=24) for _ in range(4)]
         assert {future.result().choices[0].text for future in plain} == {alone}
         assert len({future.result().choices[0].text for future in guided}) == 1
@@ -200,10 +241,16 @@ ASKED = {"guidance_scale": 2.0, "negative_prompt": NEGATIVE, "guidance_logprobs"
 
 
 def test_a_completion_tells_what_each_stream_said(client, model):
-    """guided = negative + s (conditional - negative), up to the normalization, which is one number a token."""
+    """guided = negative + s (conditional - negative), up to the normalization, which is one number
+    a token."""
     said = complete(client, model, ASKED, logprobs=3).choices[0].logprobs
     extra = said.model_extra
-    assert len(extra["conditional_logprobs"]) == len(extra["negative_logprobs"]) == len(said.tokens) > 0
+    assert (
+        len(extra["conditional_logprobs"])
+        == len(extra["negative_logprobs"])
+        == len(said.tokens)
+        > 0
+    )
     streamed = [c.choices[0] for c in complete(client, model, ASKED, logprobs=3, stream=True)]
     parts = [part.logprobs.model_extra for part in streamed if part.logprobs is not None]
     for name in ("conditional_logprobs", "negative_logprobs"):
@@ -220,21 +267,30 @@ def test_a_chat_tells_what_each_stream_said(client, model):
     assert not any(token.model_extra for token in plain)
     same = [(a, b) for a, b in zip(tokens, plain, strict=False) if a.token == b.token]
     if tokens[0].token == plain[0].token:
-        assert same[0][0].model_extra["conditional_logprob"] == pytest.approx(same[0][1].logprob, abs=1e-4)
+        assert same[0][0].model_extra["conditional_logprob"] == pytest.approx(
+            same[0][1].logprob, abs=1e-4
+        )
 
 
 def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(client, model):
     """The echoed part knows nothing of guidance; what follows is the guided text."""
     guidance = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
-    guided, plain = (complete(client, model, extra, echo=True, logprobs=2) for extra in (guidance, None))
+    guided, plain = (
+        complete(client, model, extra, echo=True, logprobs=2) for extra in (guidance, None)
+    )
     text = complete(client, model, guidance).choices[0].text
     assert guided.choices[0].text == PROMPT + text
-    rows = [answer.choices[0].logprobs.token_logprobs[: answer.usage.prompt_tokens] for answer in (guided, plain)]
+    rows = [
+        answer.choices[0].logprobs.token_logprobs[: answer.usage.prompt_tokens]
+        for answer in (guided, plain)
+    ]
     assert rows[0][0] is rows[1][0] is None
     assert rows[0][1:] == pytest.approx(rows[1][1:], abs=1e-4)
     told = complete(client, model, ASKED, echo=True, logprobs=2)
     conditional = told.choices[0].logprobs.model_extra["conditional_logprobs"]
-    assert [value is None for value in conditional] == [i < told.usage.prompt_tokens for i in range(len(conditional))]
+    assert [value is None for value in conditional] == [
+        i < told.usage.prompt_tokens for i in range(len(conditional))
+    ]
 
 
 # --- logits processors ----------------------------------------------------------------------------
@@ -243,14 +299,22 @@ def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(client, model):
 @pytest.mark.parametrize("guidance", [None, {"guidance_scale": 2.0, "negative_prompt": NEGATIVE}])
 @pytest.mark.parametrize("create", [complete, chat])
 def test_logits_processors_by_name(client, model, http, create, guidance):
-    fields = {**(guidance or {}), "logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "ignore_eos": True}
+    fields = {
+        **(guidance or {}),
+        "logits_processors": [{"name": "no_repeat_ngram", "n": 1}],
+        "ignore_eos": True,
+    }
     answer = create(client, model, {**fields, "return_token_ids": True}, max_tokens=30)
     ids = answer.choices[0].model_extra["token_ids"]
     assert len(set(ids)) == len(ids) == 30
 
 
 def test_each_choice_has_its_own_processor(client, model):
-    extra = {"logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "return_token_ids": True, "ignore_eos": True}
+    extra = {
+        "logits_processors": [{"name": "no_repeat_ngram", "n": 1}],
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
     answer = complete(client, model, extra, n=4, temperature=1.0, seed=1, max_tokens=20)
     texts = [choice.model_extra["token_ids"] for choice in answer.choices]
     assert all(len(set(ids)) == len(ids) == 20 for ids in texts)
@@ -262,13 +326,16 @@ def test_each_choice_has_its_own_processor(client, model):
 
 @pytest.mark.parametrize("guidance", [{}, {"guidance_scale": 2.0, "negative_prompt": "A story."}])
 def test_time_runs_out(http, guidance):
-    """Before the first byte with a status, later with an error event; the group leaves the engine either way."""
+    """Before the first byte with a status, later with an error event; the group leaves the engine
+    either way."""
     body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, **guidance}
     late = http.post("/v1/completions", json={**body, "timeout": 0.3})
     assert late.status_code == 504
     assert late.headers["x-should-retry"] == "false"
     assert late.json()["error"]["type"] == "timeout_error"
-    streamed = http.post("/v1/completions", json={**body, "stream": True}, headers={"X-Request-Timeout": "0.6"}).text
+    streamed = http.post(
+        "/v1/completions", json={**body, "stream": True}, headers={"X-Request-Timeout": "0.6"}
+    ).text
     assert "event: error" in streamed
     assert "timeout_error" in streamed
     assert "[DONE]" not in streamed
@@ -279,7 +346,9 @@ def test_time_runs_out(http, guidance):
 
 
 def test_a_request_id_is_the_clients_own(http):
-    mine = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "mine-1"})
+    mine = http.post(
+        "/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "mine-1"}
+    )
     assert mine.headers["x-request-id"] == "mine-1"
     assert mine.json()["id"].endswith("mine-1")
 
@@ -290,7 +359,10 @@ def test_priorities_order_the_queue_and_never_reach_an_engine_without_them(http)
 
 
 def test_metrics_count_requests_and_see_the_replica(http):
-    name = 'cfg_serve_requests_total{{ingress="{}",path="/v1/completions",status="200",tenant="anonymous"}}'
+    name = (
+        'cfg_serve_requests_total{{ingress="{}",path="/v1/completions",status="200",'
+        'tenant="anonymous"}}'
+    )
     told = http.get("/metrics").text
     (ingress,) = set(re.findall(r'ingress="(\w+)"', told))
     before = float(re.search(re.escape(name.format(ingress)) + r" (\S+)", told)[1])

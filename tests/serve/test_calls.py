@@ -7,13 +7,30 @@ import time
 
 import pytest
 
-from cfg_core.errors import EngineDeadError, RequestError
-from deployments import calls, dispatches
-from deployments.calls import Answer, EventStream, events
-from deployments.dispatches import Dispatch
-from deployments.http_errors import DeadlineError
-from deployments.sse import DONE
-from deployments.usage import Usage
+from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError, RequestError
+from deployments.calls.answers import Answer
+from deployments.calls.events import EventStream, events
+from deployments.http.events import DONE
+from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.requests.usage import Usage
+from deployments.routing import shared
+from deployments.routing.shared import Dispatch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known():
+    shared.reset()
+    yield
+    shared.reset()
+
+
+def message(item):
+    """What a replica would send: texts are chunks."""
+    if isinstance(item, str):
+        return Chunk(item)
+    if isinstance(item, Usage):
+        return Heartbeat(item)
+    return Failed(item) if isinstance(item, CfgServeError) else item
 
 
 class Items:
@@ -32,7 +49,7 @@ class Items:
             await asyncio.sleep(pause)
         if not self.script:
             raise StopAsyncIteration
-        return self.script.pop(0)
+        return message(self.script.pop(0))
 
     def cancel(self):
         self.cancelled = True
@@ -42,7 +59,7 @@ async def all_of(answer):
     items = []
     try:
         while True:
-            items.append(await answer.next())
+            items.append((await answer.next()).text)
     except StopAsyncIteration:
         return items
 
@@ -64,21 +81,25 @@ def sent_to(replica):
 
 
 def test_usage_is_kept_and_not_told():
-    answer = Answer(Items(Usage(), 0.04, Usage(prompt_tokens=3), "a", Usage(prompt_tokens=3, output_tokens=4), "b"))
+    answer = Answer(
+        Items(
+            Usage(), 0.04, Usage(prompt_tokens=3), "a", Usage(prompt_tokens=3, output_tokens=4), "b"
+        )
+    )
     assert asyncio.run(all_of(answer)) == ["a", "b"]
     assert answer.usage.tokens == 7
 
 
 def test_a_whole_answer_comes_in_parts():
     async def main():
-        answer = Answer(Items("a", "b", Usage(), "c"))
+        answer = Answer(Items(Whole("a"), Whole("b"), Usage(), Whole("c")))
         return await answer.rest(await answer.next())
 
     assert asyncio.run(main()) == "abc"
 
 
 async def watch(answer, silence_s):
-    """As Generator does, while somebody waits for `answer`."""
+    """As GeneratorClient does, while somebody waits for `answer`."""
     while True:
         await asyncio.sleep(0.02)
         answer.give_up_if_silent(silence_s)
@@ -94,20 +115,19 @@ async def watched(answer, silence_s=0.1):
 
 @pytest.mark.parametrize("script", [(5.0, "b"), ("a", 5.0, "b")])
 def test_a_replica_that_falls_silent_is_given_up_and_suspected(monkeypatch, script):
-    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    monkeypatch.setattr(shared, "lookout", SilentLookout)
     items = Items(*script)
     began = time.monotonic()
     with pytest.raises(EngineDeadError):
         asyncio.run(watched(Answer(items, dispatch=sent_to("replica 1"))))
     assert 0.1 <= time.monotonic() - began < 2
     assert items.cancelled
-    assert dispatches.usable(["replica 1", "replica 2"]) == ["replica 2"]
-    dispatches._suspects.clear()
+    assert shared.usable(["replica 1", "replica 2"]) == ["replica 2"]
 
 
 def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch):
     """The look around goes on for all other calls, whatever one of them is at."""
-    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    monkeypatch.setattr(shared, "lookout", SilentLookout)
 
     class Slow(Items):
         async def __anext__(self):
@@ -126,24 +146,28 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch):
             await waiting
 
     asyncio.run(main())
-    dispatches._suspects.clear()
 
 
 def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch):
     """Its beacon answers: slow is not dead."""
-    monkeypatch.setattr(calls, "lookout", SilentLookout(silent_s=0.05))
-    assert asyncio.run(watched(Answer(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r")))) == ["a", "b"]
+    monkeypatch.setattr(shared, "lookout", lambda: SilentLookout(silent_s=0.05))
+    assert asyncio.run(watched(Answer(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r")))) == [
+        "a",
+        "b",
+    ]
 
 
 def test_a_call_that_still_hears_of_its_replica_is_not_given_up(monkeypatch):
     """Whatever the lookout believes: a firewall may have closed the beacon's port meanwhile."""
-    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    monkeypatch.setattr(shared, "lookout", SilentLookout)
     script = (0.05, Usage()) * 10
-    assert asyncio.run(watched(Answer(Items(*script, "a"), dispatch=sent_to("r")), silence_s=0.3)) == ["a"]
+    assert asyncio.run(
+        watched(Answer(Items(*script, "a"), dispatch=sent_to("r")), silence_s=0.3)
+    ) == ["a"]
 
 
 def test_a_call_that_waits_for_a_replica_is_not(monkeypatch):
-    monkeypatch.setattr(calls, "lookout", SilentLookout())
+    monkeypatch.setattr(shared, "lookout", SilentLookout)
     assert asyncio.run(watched(Answer(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
 
 
@@ -161,14 +185,13 @@ def test_time_runs_out_before_and_after_the_first_sign(script):
 
 def test_a_replica_that_says_its_engine_is_dead_is_lost():
     async def main():
-        with dispatches.expected("call 2") as dispatch:
-            dispatches.dispatched("call 2", "replica 2")
+        with shared.expected("call 2") as dispatch:
+            shared.dispatched("call 2", "replica 2")
             await Answer(Items(EngineDeadError("dead")), dispatch=dispatch).next()
 
     with pytest.raises(EngineDeadError):
         asyncio.run(main())
-    assert dispatches.usable(["replica 2"]) == []
-    dispatches._lost.clear()
+    assert shared.usable(["replica 2"]) == []
 
 
 def test_an_error_sent_as_a_value_is_raised():
@@ -179,7 +202,7 @@ def test_an_error_sent_as_a_value_is_raised():
 def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
     async def main():
         answer = Answer(Items("data: 2\n\n", 5.0), asyncio.get_running_loop().time() + 0.1)
-        return [chunk async for chunk in events(answer, "data: 1\n\n")]
+        return [chunk async for chunk in events(answer, Chunk("data: 1\n\n"))]
 
     *chunks, last = asyncio.run(main())
     assert chunks == ["data: 1\n\n", "data: 2\n\n"]
@@ -188,7 +211,7 @@ def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
 
 
 async def told(*script):
-    return [chunk async for chunk in events(Answer(Items(*script)), "data: 1\n\n")]
+    return [chunk async for chunk in events(Answer(Items(*script)), Chunk("data: 1\n\n"))]
 
 
 @pytest.mark.parametrize("after", [(), (EngineDeadError("dead"),), (5.0,)])

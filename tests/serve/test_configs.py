@@ -1,13 +1,16 @@
-"""The shipped YAML files, as Serve reads them. No server: what cannot run here is still checked to the last key."""
+"""The shipped YAML files, as Serve reads them. No server: what cannot run here is still checked to
+the last key."""
 
 import pytest
 from ray.serve.schema import ServeDeploySchema
 from serve_process import REPOSITORY, shipped_config
 
-from deployments.config import RESERVED_DEPLOYMENTS, AppArgs, EncoderArgs
-from deployments.embedder import Embedder
-from deployments.replica import ModelReplica
-from deployments.router import CfgRouter
+from deployments.config.args import AppArgs
+from deployments.config.checks import RESERVED_DEPLOYMENTS
+from deployments.config.encoders import EncoderArgs
+from deployments.encoder.replica import Embedder
+from deployments.generator.replica import ModelReplica
+from deployments.ingress.router import CfgRouter
 
 NAMES = [path.stem for path in sorted((REPOSITORY / "configs").glob("*.yaml"))]
 
@@ -18,7 +21,8 @@ def config(request):
 
 
 def test_serve_understands_every_key(config):
-    """Serve ignores keys that it does not know, on some levels: so compare what it read with what was written."""
+    """Serve ignores keys that it does not know, on some levels: so compare what it read with what
+    was written."""
     schema = ServeDeploySchema.model_validate(config)
     (application,), (written,) = schema.applications, config["applications"]
     assert set(config) <= set(ServeDeploySchema.model_fields)
@@ -29,7 +33,8 @@ def test_serve_understands_every_key(config):
 
 
 def test_deployments_carry_the_names_of_the_classes(config):
-    """CfgRouter, ModelReplica if there is a generator, and the deployments that the encoders name."""
+    """CfgRouter, ModelReplica if there is a generator, and the deployments that the encoders
+    name."""
     application = config["applications"][0]
     args = AppArgs.model_validate(application["args"])
     names = [deployment["name"] for deployment in application["deployments"]]

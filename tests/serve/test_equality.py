@@ -1,4 +1,5 @@
-"""The last link of the oracle chain: greedy text over HTTP = the reference loop, token for token."""
+"""The last link of the oracle chain: greedy text over HTTP = the reference loop, token for
+token."""
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ def oracle(model):
     """The served model in transformers, float32."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a small model, beside a server that uses the other cores
-    yield AutoModelForCausalLM.from_pretrained(REPOSITORY / "models" / model, dtype=torch.float32).eval()
+    yield AutoModelForCausalLM.from_pretrained(
+        REPOSITORY / "models" / model, dtype=torch.float32
+    ).eval()
     torch.set_num_threads(threads)
 
 
@@ -41,6 +44,8 @@ def test_http_gives_the_tokens_of_the_reference(client, http, model, oracle, sca
         scale=scale,
         max_new_tokens=NUM_TOKENS,
     )
-    same = next((i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS)  # a tie may go either way
+    same = next(
+        (i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS
+    )  # a tie may go either way
     assert answer.choices[0].token_ids[:same] == expected.token_ids[:same]
     assert same > NUM_TOKENS // 2

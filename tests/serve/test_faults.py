@@ -25,25 +25,42 @@ def weak_server():
     """Room for 24 blocks of 32 tokens, two streams at a time, and two that wait."""
     config = shipped_config()
     application = config["applications"][0]
-    application["args"]["engine"] |= {"block_size": 32, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
+    application["args"]["engine"] |= {
+        "block_size": 32,
+        "num_gpu_blocks_override": 24,
+        "max_num_seqs": 4,
+    }
     application["args"]["logits_processors"] = {"breaks": "faulty_processors:Breaks"}
     application["args"]["admission"] = {"streams_per_replica": 2, "max_queued_streams": 2}
     application["args"]["access"] = {
         "max_body_bytes": 4096,
         "keys": [
             {"name": "usual", "env": "USUAL_KEY"},
-            {"name": "encoders-only", "sha256": sha256(b"other").hexdigest(), "models": ["all-MiniLM-L6-v2"]},
+            {
+                "name": "encoders-only",
+                "sha256": sha256(b"other").hexdigest(),
+                "models": ["all-MiniLM-L6-v2"],
+            },
             {"name": "generator-only", "sha256": sha256(b"gen").hexdigest(), "models": ["stories"]},
-            {"name": "slow", "sha256": sha256(b"slow").hexdigest(), "requests_per_minute": 1, "min_priority": 5},
+            {
+                "name": "slow",
+                "sha256": sha256(b"slow").hexdigest(),
+                "requests_per_minute": 1,
+                "min_priority": 5,
+            },
         ],
     }
-    with ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY}) as process:
+    with ServeProcess(
+        config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY}
+    ) as process:
         yield process
 
 
 def complete(server, stream=False, key=KEY, **fields):
     body = {"prompt": "Once upon a time", "ignore_eos": True, "stream": stream, **fields}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=RECOVERY_S, headers=bearer(key))
+    return httpx.post(
+        f"{server.url}/v1/completions", json=body, timeout=RECOVERY_S, headers=bearer(key)
+    )
 
 
 def bearer(key):
@@ -61,17 +78,24 @@ def error_of(answer):
 def test_a_key_is_needed_and_says_what_one_may_do(weak_server):
     url = f"{weak_server.url}/v1/completions"
     nobody = httpx.post(url, json={"prompt": "x"}, timeout=30)
-    assert error_of(nobody) == (401, "An API key is needed: send the header `Authorization: Bearer KEY`.")
+    assert error_of(nobody) == (
+        401,
+        "An API key is needed: send the header `Authorization: Bearer KEY`.",
+    )
     assert nobody.headers["www-authenticate"] == "Bearer"
     assert error_of(complete(weak_server, key="wrong"))[0] == 401
     status, message = error_of(complete(weak_server, key="other"))
     assert (status, "use all-MiniLM-L6-v2" in message) == (403, True)
     embedding = {"model": "all-MiniLM-L6-v2", "input": "x"}
     for key, expected in (("other", 200), ("wrong", 401), ("gen", 403)):
-        answer = httpx.post(f"{weak_server.url}/v1/embeddings", json=embedding, headers=bearer(key), timeout=60)
+        answer = httpx.post(
+            f"{weak_server.url}/v1/embeddings", json=embedding, headers=bearer(key), timeout=60
+        )
         assert answer.status_code == expected
         body = {"model": "all-MiniLM-L6-v2", "prompt": "x"}
-        answer = httpx.post(f"{weak_server.url}/tokenize", json=body, headers=bearer(key), timeout=60)
+        answer = httpx.post(
+            f"{weak_server.url}/tokenize", json=body, headers=bearer(key), timeout=60
+        )
         assert answer.status_code == expected
     assert complete(weak_server, key="gen", max_tokens=2).status_code == 200
     assert complete(weak_server, key="gen", max_tokens=2, model="stories").status_code == 200
@@ -82,7 +106,10 @@ def test_a_key_is_needed_and_says_what_one_may_do(weak_server):
 
 def test_a_key_has_rates_and_a_least_priority(weak_server):
     status, message = error_of(complete(weak_server, key="slow", priority=1))
-    assert (status, message) == (400, "priority 1 is more urgent than this key allows: ask for 5 or more.")
+    assert (status, message) == (
+        400,
+        "priority 1 is more urgent than this key allows: ask for 5 or more.",
+    )
     assert complete(weak_server, key="slow", max_tokens=2).status_code == 200
     refused = complete(weak_server, key="slow", max_tokens=2)
     assert error_of(refused)[0] == 429
@@ -91,7 +118,10 @@ def test_a_key_has_rates_and_a_least_priority(weak_server):
 
 def test_a_large_body_is_refused(weak_server):
     status, message = error_of(complete(weak_server, prompt="x" * 5000))
-    assert (status, message) == (413, "The body is larger than 4096 bytes: send less in one request.")
+    assert (status, message) == (
+        413,
+        "The body is larger than 4096 bytes: send less in one request.",
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,12 +161,15 @@ def test_a_processor_that_fails_says_why_and_fails_alone(weak_server, guidance):
 
 
 def test_the_controller_dies_and_no_replica_goes_with_it(weak_server):
-    """Serve starts another, which asks each replica for its state, the path of its log file included."""
+    """Serve starts another, which asks each replica for its state, the path of its log file
+    included."""
     before = pids(weak_server, "ServeReplica")
     (controller,) = pids(weak_server, "ServeController")
     os.kill(controller, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while pids(weak_server, "ServeController") in ([], [controller]) and time.monotonic() < deadline:
+    while (
+        pids(weak_server, "ServeController") in ([], [controller]) and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
     for _ in range(20):
         assert complete(weak_server, max_tokens=2, **GUIDANCE).status_code == 200
@@ -146,12 +179,14 @@ def test_the_controller_dies_and_no_replica_goes_with_it(weak_server):
 
 
 def pids(server, words):
-    return sorted(process.pid for process in server.processes() if words in " ".join(process.cmdline()))
+    return sorted(
+        process.pid for process in server.processes() if words in " ".join(process.cmdline())
+    )
 
 
 def test_an_engine_that_dies(weak_server):
-    """Its streams end with an error event and never with [DONE]; a request without a byte yet is sent again
-    and ends well, on the replica that Serve starts; meanwhile /ready says 503."""
+    """Its streams end with an error event and never with [DONE]; a request without a byte yet is
+    sent again and ends well, on the replica that Serve starts; meanwhile /ready says 503."""
     lines, started = [], threading.Event()
 
     def read_stream():

@@ -1,4 +1,5 @@
-"""No body stops structured output: what grammars beyond all measure get, and how others fare meanwhile."""
+"""No body stops structured output: what grammars beyond all measure get, and how others fare
+meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def outputs(**fields: Any) -> dict[str, Any]:
 
 
 def answer(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
 
 
 def tag(content: Any) -> dict[str, Any]:
@@ -34,10 +37,14 @@ SECTION = {"logits_processors": [{"name": "section_budget", "max_tokens": 1, "en
 HOSTILE = {
     "choice of 100,000": outputs(choice=[f"{MARK} {i}" for i in range(100_000)]),
     "enum of 100,000": answer({"enum": [f"{MARK} {i}" for i in range(100_000)]}),
-    "20,000 properties": answer({"type": "object", "properties": {f"{MARK}{i}": {} for i in range(20_000)}}),
+    "20,000 properties": answer(
+        {"type": "object", "properties": {f"{MARK}{i}": {} for i in range(20_000)}}
+    ),
     "regex of 1 MB": outputs(regex=MARK * 50_000),
     "slow to compile": answer({"type": "object", "properties": PATTERNS, "title": MARK}),
-    "slow tag": tag({"type": "json_schema", "json_schema": {"type": "object", "properties": PATTERNS}}),
+    "slow tag": tag(
+        {"type": "json_schema", "json_schema": {"type": "object", "properties": PATTERNS}}
+    ),
     "nested repeats": outputs(regex="(((a{0,1000}){0,1000}){0,1000}){0,1000}"),
     "root ::= root": outputs(grammar="root ::= root"),
     "tag of nothing": tag({"type": "grammar", "grammar": "root ::= root"}),
@@ -53,11 +60,15 @@ HOSTILE = {
 }
 SERVED = {
     "choice of 2,000": outputs(choice=[f"label {i}" for i in range(2000)]),
-    "1,000 properties": answer({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}),
+    "1,000 properties": answer(
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    ),
     "big repeat": outputs(regex="a{1,100000}"),
     "left recursion": outputs(grammar='root ::= root "a" | "a"'),
     "lark": outputs(grammar='start: "a" | "b" start'),
-    "llguidance's": answer({"type": "object", "properties": {"a": {"type": "number", "multipleOf": 2}}}),
+    "llguidance's": answer(
+        {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 2}}}
+    ),
     "structural tag": tag({"type": "json_schema", "json_schema": {"type": "object"}}),
     "json_object": {"response_format": {"type": "json_object"}},
 }
@@ -72,8 +83,14 @@ def compilers_are_loaded(http: httpx.Client, model: str) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT])
 @pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
-def test_what_people_send_is_served(http: httpx.Client, model: str, path: str, fields: dict[str, Any]) -> None:
-    start = {"prompt": "Once"} if path == COMPLETION else {"messages": [{"role": "user", "content": "Once"}]}
+def test_what_people_send_is_served(
+    http: httpx.Client, model: str, path: str, fields: dict[str, Any]
+) -> None:
+    start = (
+        {"prompt": "Once"}
+        if path == COMPLETION
+        else {"messages": [{"role": "user", "content": "Once"}]}
+    )
     given = http.post(path, json={"model": model, "max_tokens": 8, **start, **fields})
     assert given.status_code == 200, given.text
 
@@ -94,12 +111,17 @@ def test_hostile_grammars_are_400_with_a_sentence(
 
 
 def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:
-    """Twenty slow ones at once, some of them given up by their clients; then nothing is left of them."""
+    """Twenty slow ones at once, some of them given up by their clients; then nothing is left of
+    them."""
     done = threading.Event()
 
     def attack(i: int) -> int | None:
         properties = {f"q{i}_{name}": value for name, value in PATTERNS.items()}
-        body = {"model": model, "prompt": "x", **answer({"type": "object", "properties": properties})}
+        body = {
+            "model": model,
+            "prompt": "x",
+            **answer({"type": "object", "properties": properties}),
+        }
         try:
             with httpx.Client(base_url=str(http.base_url), timeout=2.0 if i % 2 else 120) as client:
                 return client.post(COMPLETION, json=body).status_code
@@ -127,7 +149,10 @@ def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -
     assert 400 in statuses
     assert max(waits) < 8, waits
     started = time.monotonic()
-    fresh = http.post(COMPLETION, json={"model": model, "prompt": "x", "max_tokens": 4, **outputs(choice=["new one"])})
+    fresh = http.post(
+        COMPLETION,
+        json={"model": model, "prompt": "x", "max_tokens": 4, **outputs(choice=["new one"])},
+    )
     assert fresh.status_code == 200
     assert time.monotonic() - started < 5
 

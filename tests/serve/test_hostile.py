@@ -45,7 +45,13 @@ def test_attacks(stage: Stage, name: str) -> None:
 
 def calm() -> Calm:
     calm = Calm()
-    calm.add([Seen("guided 40", 0.0, 1.0, "right"), Seen("/ready", 0.0, 0.1, "right"), Seen("guided 40", 0, 9, "429")])
+    calm.add(
+        [
+            Seen("guided 40", 0.0, 1.0, "right"),
+            Seen("/ready", 0.0, 0.1, "right"),
+            Seen("guided 40", 0, 9, "429"),
+        ]
+    )
     return calm
 
 
@@ -65,7 +71,11 @@ def row_of(*seen: Seen, told: dict[str, int] | None = None, **fields: object) ->
 
 
 def test_a_row_without_faults_holds() -> None:
-    row = row_of(Seen("guided 40", 0.0, 2.9, "right"), Seen("/ready", 0.0, 0.9, "right"), told={"429": 3, "503": 1})
+    row = row_of(
+        Seen("guided 40", 0.0, 2.9, "right"),
+        Seen("/ready", 0.0, 0.9, "right"),
+        told={"429": 3, "503": 1},
+    )
     assert row.complaints() == []
     assert "| held |" in str(row)
     assert row_of(held=Held(memory=(100, 200, 150), again=157, blocks=None)).complaints() == []
@@ -96,7 +106,10 @@ def test_what_watchers_see_counts(seen: Seen, words: str) -> None:
         ({"deaths": ["EngineCore 5 died"]}, "EngineCore 5 died"),
         ({"calm_s": None}, "not calm again"),
         ({"held": Held(memory=(100, 200, 111), blocks=None)}, "memory is 11 % above"),
-        ({"held": Held(memory=(100, 200, 150), again=159, blocks=None)}, "memory grew by 6 % when played again"),
+        (
+            {"held": Held(memory=(100, 200, 150), again=159, blocks=None)},
+            "memory grew by 6 % when played again",
+        ),
         ({"held": Held(memory=None, blocks=(511, 500))}, "500 KV blocks free, 511 before"),
     ],
 )
@@ -123,14 +136,23 @@ def test_shots_depend_on_the_seed_and_their_number_alone() -> None:
         (400, "Bad Request", True),
         (500, '{"error": {"message": "m", "type": "t", "param": null, "code": 500}}', True),
         (503, '{"error": {"message": "busy", "type": "t", "param": null, "code": 503}}', False),
-        (503, '{"error": {"message": "The engine was lost.", "type": "t", "param": null, "code": 503}}', True),
+        (
+            503,
+            (
+                '{"error": {"message": "The engine was lost.", "type": "t", "param": null, "code":'
+                " 503}}"
+            ),
+            True,
+        ),
         (0, "", True),
     ],
 )
 def test_what_a_fuzzed_request_may_get(status: int, text: str, is_wrong: bool) -> None:
     (shot,) = shots(1, 0)
     shot = replace(shot, method="POST")
-    assert (complaint(shot, Reply(status=status, text=text, seconds=0.1, ending="lost")) is not None) == is_wrong
+    assert (
+        complaint(shot, Reply(status=status, text=text, seconds=0.1, ending="lost")) is not None
+    ) == is_wrong
 
 
 def test_answers_are_read_to_their_end() -> None:

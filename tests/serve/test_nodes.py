@@ -1,4 +1,5 @@
-"""Two generators on nodes of their own, and an encoder that sleeps: what clients see of an engine and a node that die.
+"""Two generators on nodes of their own, and an encoder that sleeps: what clients see of an engine
+and a node that die.
 
 chaos.py has every other fault.
 """
@@ -26,7 +27,9 @@ def config():
     application = config["applications"][0]
     application["args"]["encoders"][0]["scales_to_zero"] = True
     router, replica, embedder = application["deployments"]
-    router["ray_actor_options"]["resources"] = embedder["ray_actor_options"]["resources"] = {"ingress": 1}
+    router["ray_actor_options"]["resources"] = embedder["ray_actor_options"]["resources"] = {
+        "ingress": 1
+    }
     replica["num_replicas"] = 2
     replica["ray_actor_options"]["resources"] = {"engine": 1}
     del embedder["num_replicas"]
@@ -94,9 +97,12 @@ def struck(server, strike):
 
 
 def check(at, outcomes, told_within_s):
-    """Nothing is lost or wrong; only streams that had begun are told, soon; the rest ends well elsewhere."""
+    """Nothing is lost or wrong; only streams that had begun are told, soon; the rest ends well
+    elsewhere."""
     assert all(outcome.kind == "right" for outcome in outcomes if outcome.ended < at)
-    after = sorted((outcome for outcome in outcomes if outcome.ended >= at), key=lambda outcome: outcome.ended)
+    after = sorted(
+        (outcome for outcome in outcomes if outcome.ended >= at), key=lambda outcome: outcome.ended
+    )
     told = [outcome for outcome in after if outcome.kind != "right"]
     assert len(told) <= 6
     for outcome in told:

@@ -38,7 +38,9 @@ def listening(server, name: str = "") -> list[tuple[str, int]]:
 def status_of_call(port: int, payload: bytes) -> grpc.StatusCode:
     """What a replica's gRPC port answers to a call without a token."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        request = serve_pb2.ASGIRequest(pickled_request_metadata=payload, request_args=payload, request_kwargs=payload)
+        request = serve_pb2.ASGIRequest(
+            pickled_request_metadata=payload, request_args=payload, request_kwargs=payload
+        )
         try:
             list(ASGIServiceStub(channel).HandleRequestStreaming(request, timeout=5))
         except grpc.RpcError as error:
@@ -54,11 +56,14 @@ def own_server(server):
 
 
 def test_replicas_run_nothing_that_strangers_send(own_server, tmp_path):
-    """Serve opens a port on every address for each replica, and unpickles what comes: with a token only."""
+    """Serve opens a port on every address for each replica, and unpickles what comes: with a token
+    only."""
     bomb = tmp_path / "went-off"
     ports = {port for _, port in listening(own_server, "ServeReplica")}
     answers = [status_of_call(port, pickle.dumps(Bomb(bomb))) for port in ports]
-    assert answers.count(grpc.StatusCode.UNAUTHENTICATED) >= 3, answers  # of the ingress, the generator, the encoder
+    assert answers.count(grpc.StatusCode.UNAUTHENTICATED) >= 3, (
+        answers
+    )  # of the ingress, the generator, the encoder
     assert not bomb.exists()
 
 

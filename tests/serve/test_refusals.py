@@ -1,4 +1,5 @@
-"""Bad input over HTTP: contract 5.2's refusals with status and sentence, and 200 malformed bodies."""
+"""Bad input over HTTP: contract 5.2's refusals with status and sentence, and 200 malformed
+bodies."""
 
 import json
 import random
@@ -11,10 +12,20 @@ GUIDED = {"guidance_scale": 2.0, "max_tokens": 4}
 
 REFUSED = [
     # path, fields besides prompt or messages, parameter at fault, words of the sentence
-    (COMPLETION, {"guidance_scale": 1, "negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
+    (
+        COMPLETION,
+        {"guidance_scale": 1, "negative_prompt": "a"},
+        "guidance_scale",
+        "set guidance_scale above 1",
+    ),
     (COMPLETION, {"negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
     (CHAT, {"negative_messages": [USER]}, "guidance_scale", "set guidance_scale above 1"),
-    (CHAT, GUIDED | {"negative_prompt": "a", "negative_messages": [USER]}, "negative_messages", "send only one"),
+    (
+        CHAT,
+        GUIDED | {"negative_prompt": "a", "negative_messages": [USER]},
+        "negative_messages",
+        "send only one",
+    ),
     (
         COMPLETION,
         GUIDED | {"negative_prompt": "a", "negative_prompt_ids": [1]},
@@ -32,23 +43,68 @@ REFUSED = [
     (COMPLETION, {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
     (COMPLETION, {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
     (COMPLETION, GUIDED | {"negative_prompt": ""}, "negative_prompt", "is empty"),
-    (COMPLETION, GUIDED | {"negative_prompt_token_ids": []}, "negative_prompt_token_ids", "is empty"),
+    (
+        COMPLETION,
+        GUIDED | {"negative_prompt_token_ids": []},
+        "negative_prompt_token_ids",
+        "is empty",
+    ),
     (CHAT, GUIDED | {"negative_messages": []}, "negative_messages", "is empty"),
     (CHAT, GUIDED | {"negative_messages": [{"role": 3}]}, "negative_messages", "messages[0]"),
-    (COMPLETION, GUIDED | {"negative_messages": [USER]}, "negative_messages", "send negative_prompt here"),
-    (COMPLETION, GUIDED | {"negative_prompt": "word " * 3000}, "negative_prompt", "maximum context length"),
-    (COMPLETION, GUIDED | {"negative_prompt_token_ids": [5] * 3000}, "negative_prompt_token_ids", "has 3000 tokens"),
-    (CHAT, GUIDED | {"negative_prompt": "word " * 3000}, "negative_prompt", "maximum context length"),
-    (COMPLETION, GUIDED | {"negative_prompt_token_ids": [10**7]}, "negative_prompt_token_ids", "out of vocabulary"),
-    (COMPLETION, GUIDED | {"use_beam_search": True}, "use_beam_search", "Beam search cannot be guided"),
+    (
+        COMPLETION,
+        GUIDED | {"negative_messages": [USER]},
+        "negative_messages",
+        "send negative_prompt here",
+    ),
+    (
+        COMPLETION,
+        GUIDED | {"negative_prompt": "word " * 3000},
+        "negative_prompt",
+        "maximum context length",
+    ),
+    (
+        COMPLETION,
+        GUIDED | {"negative_prompt_token_ids": [5] * 3000},
+        "negative_prompt_token_ids",
+        "has 3000 tokens",
+    ),
+    (
+        CHAT,
+        GUIDED | {"negative_prompt": "word " * 3000},
+        "negative_prompt",
+        "maximum context length",
+    ),
+    (
+        COMPLETION,
+        GUIDED | {"negative_prompt_token_ids": [10**7]},
+        "negative_prompt_token_ids",
+        "out of vocabulary",
+    ),
+    (
+        COMPLETION,
+        GUIDED | {"use_beam_search": True},
+        "use_beam_search",
+        "Beam search cannot be guided",
+    ),
     (COMPLETION, GUIDED | {"suffix": "x"}, "suffix", "cannot be guided"),
     (COMPLETION, {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
     (COMPLETION, GUIDED | {"guidance_logprobs": True}, "guidance_logprobs", "goes with logprobs"),
     (CHAT, {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
     (COMPLETION, {"logits_processors": "x"}, "logits_processors", "must be a list"),
-    (COMPLETION, {"logits_processors": [{"name": "no_such"}]}, "logits_processors", "known keys: no_repeat_ngram"),
+    (
+        COMPLETION,
+        {"logits_processors": [{"name": "no_such"}]},
+        "logits_processors",
+        "known keys: no_repeat_ngram",
+    ),
     (CHAT, {"logits_processors": [{"name": "no_repeat_ngram"}]}, "logits_processors", "'n'"),
-    (CHAT, GUIDED | {"logits_processors": [{"name": "no_repeat_ngram", "n": 0}]}, "logits_processors", "at least 1"),
+    (
+        CHAT,
+        GUIDED | {"logits_processors": [{"name": "no_repeat_ngram", "n": 0}]},
+        "logits_processors",
+        "at least 1",
+    ),
     (COMPLETION, {"logits_processor": []}, "logits_processor", "Did you mean logits_processors?"),
     (COMPLETION, {"extra_body": {"guidance_scale": 2}}, "extra_body", "move it to the top level"),
 ]
@@ -59,7 +115,9 @@ def start(path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:50]
+)
 def test_refusals(http, model, path, fields, param, words, stream):
     answer = http.post(path, json={"model": model, **start(path), **fields, "stream": stream})
     assert answer.status_code == 400, answer.text
@@ -104,14 +162,94 @@ def test_the_openai_client_raises_its_own_error(client, model):
 
 # --- malformed bodies -----------------------------------------------------------------------------
 
-ODD = [None, True, False, 0, -1, 3, 1.5, -0.0, 1e308, 2**31, 2**63, 10**30, "", "x", "é😀", "\ud800", "\x00", " " * 999]
-ODD += [[], {}, [[]], [None], ["a", 1], [{}], {"a": {"b": []}}, [1, "a", None], [-1], [2**40], [[1, 2], [3]], {"": 0}]
-FIELDS = ["prompt", "messages", "guidance_scale", "cfg_scale", "negative_prompt", "negative_messages", "stream", "n"]
-FIELDS += ["negative_prompt_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "logprobs", "echo"]
-FIELDS += ["logit_bias", "stream_options", "presence_penalty", "repetition_penalty", "min_tokens", "stop_token_ids"]
-FIELDS += ["bad_words", "allowed_token_ids", "prompt_logprobs", "response_format", "structured_outputs", "tools"]
-FIELDS += ["tool_choice", "vllm_xargs", "priority", "request_id", "cache_salt", "truncate_prompt_tokens", "model"]
-FIELDS += ["top_logprobs", "ignore_eos", "add_special_tokens", "chat_template", "chat_template_kwargs", "suffix"]
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    3,
+    1.5,
+    -0.0,
+    1e308,
+    2**31,
+    2**63,
+    10**30,
+    "",
+    "x",
+    "é😀",
+    "\ud800",
+    "\x00",
+    " " * 999,
+]
+ODD += [
+    [],
+    {},
+    [[]],
+    [None],
+    ["a", 1],
+    [{}],
+    {"a": {"b": []}},
+    [1, "a", None],
+    [-1],
+    [2**40],
+    [[1, 2], [3]],
+    {"": 0},
+]
+FIELDS = [
+    "prompt",
+    "messages",
+    "guidance_scale",
+    "cfg_scale",
+    "negative_prompt",
+    "negative_messages",
+    "stream",
+    "n",
+]
+FIELDS += [
+    "negative_prompt_token_ids",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "logprobs",
+    "echo",
+]
+FIELDS += [
+    "logit_bias",
+    "stream_options",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+]
+FIELDS += [
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "response_format",
+    "structured_outputs",
+    "tools",
+]
+FIELDS += [
+    "tool_choice",
+    "vllm_xargs",
+    "priority",
+    "request_id",
+    "cache_salt",
+    "truncate_prompt_tokens",
+    "model",
+]
+FIELDS += [
+    "top_logprobs",
+    "ignore_eos",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "suffix",
+]
 FIELDS += [
     "add_generation_prompt",
     "continue_final_message",
@@ -124,7 +262,8 @@ FIELDS += [
 
 
 def malformed_body(rng: random.Random, model: str) -> tuple[str, bytes]:
-    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps damaged."""
+    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps
+    damaged."""
     path = rng.choice([COMPLETION, CHAT])
     body = {"model": model, "max_tokens": 4, **start(path)}
     if rng.random() < 0.5:
@@ -134,12 +273,17 @@ def malformed_body(rng: random.Random, model: str) -> tuple[str, bytes]:
     text = json.dumps(body).encode()
     for _ in range(rng.choice([0, 0, 0, 1, 3])):
         at = rng.randrange(len(text))
-        text = text[:at] + rng.choice([b"", b"\xff", b"{", b'"', b"NaN", b"1e999", b"\x00"]) + text[at + 1 :]
+        text = (
+            text[:at]
+            + rng.choice([b"", b"\xff", b"{", b'"', b"NaN", b"1e999", b"\x00"])
+            + text[at + 1 :]
+        )
     return path, text
 
 
 def test_200_malformed_bodies(http, model):
-    """No body makes the server fail: each is answered, below 500, in OpenAI's shape; then it still works."""
+    """No body makes the server fail: each is answered, below 500, in OpenAI's shape; then it still
+    works."""
     rng = random.Random(20170622)
     refused = 0
     for _ in range(200):
@@ -148,7 +292,10 @@ def test_200_malformed_bodies(http, model):
         assert answer.status_code < 500, (path, body, answer.text)
         if answer.status_code != 200:
             refused += 1
-            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}, (path, body)
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}, (
+                path,
+                body,
+            )
         else:
             assert b"event: error" not in answer.content, (path, body)
     assert refused > 100

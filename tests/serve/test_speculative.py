@@ -1,4 +1,5 @@
-"""configs/cfg-speculative.yaml, as shipped: the same texts as without drafts, and counts of what they did."""
+"""configs/cfg-speculative.yaml, as shipped: the same texts as without drafts, and counts of what
+they did."""
 
 import httpx
 import pytest
@@ -40,8 +41,13 @@ def test_guided_and_plain_drafts_are_counted_apart(server):
 
 def test_seeded_samples_structured_output_and_processors_under_drafts(server):
     sampled = {"temperature": 1.0, "seed": 4, **GUIDANCE}
-    assert complete(server, **sampled)["choices"][0]["text"] == complete(server, **sampled)["choices"][0]["text"]
-    words = complete(server, **sampled, structured_outputs={"regex": "(sea|forest)( sea| forest){3}"})
+    assert (
+        complete(server, **sampled)["choices"][0]["text"]
+        == complete(server, **sampled)["choices"][0]["text"]
+    )
+    words = complete(
+        server, **sampled, structured_outputs={"regex": "(sea|forest)( sea| forest){3}"}
+    )
     assert set(words["choices"][0]["text"].split()) <= {"sea", "forest"}
     unique = {"logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "return_token_ids": True}
     ids = complete(server, **sampled, **unique)["choices"][0]["token_ids"]

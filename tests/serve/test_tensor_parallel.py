@@ -1,7 +1,8 @@
 """Two tensor-parallel workers as Ray actors in the replica's placement group, on CPUs.
 
-vLLM's CPU platform refuses Ray, so a platform plugin (tests/support/ray_cpu) says that its device is Ray's "GPU"; Ray
-is told that this machine has two. Everything else is what configs/llama-8b-tp2.yaml does on real ones.
+vLLM's CPU platform refuses Ray, so a platform plugin (tests/support/ray_cpu) says that its device
+is Ray's "GPU"; Ray is told that this machine has two. Everything else is what
+configs/llama-8b-tp2.yaml does on real ones.
 """
 
 import json
@@ -27,7 +28,9 @@ def tp_server():
     replica |= {key: real[key] for key in ("placement_group_bundles", "placement_group_strategy")}
     del replica["ray_actor_options"]["runtime_env"]["env_vars"]["VLLM_ENABLE_V1_MULTIPROCESSING"]
     resources = json.dumps({"CPU": 4, "GPU": 2})
-    with ServeProcess(config, {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources}) as process:
+    with ServeProcess(
+        config, {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources}
+    ) as process:
         yield process
 
 
@@ -39,10 +42,20 @@ def test_workers_are_ray_actors_and_guidance_is_the_same(tp_server, server):
     """The greedy tokens of two workers are those of one."""
     commands = [" ".join(process.cmdline()) for process in tp_server.processes()]
     assert sum("RayWorkerProc" in command for command in commands) == 2, commands
-    body = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "return_token_ids": True}
-    for guidance in ({}, {"guidance_scale": 3.0, "negative_prompt": "A story about the sea."}, {"guidance_scale": 0.5}):
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": 24,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    for guidance in (
+        {},
+        {"guidance_scale": 3.0, "negative_prompt": "A story about the sea."},
+        {"guidance_scale": 0.5},
+    ):
         one, two = (
-            httpx.post(f"{s.url}/v1/completions", json=body | guidance, timeout=60) for s in (server, tp_server)
+            httpx.post(f"{s.url}/v1/completions", json=body | guidance, timeout=60)
+            for s in (server, tp_server)
         )
         assert one.status_code == two.status_code == 200, two.text
         assert one.json()["choices"][0]["token_ids"] == two.json()["choices"][0]["token_ids"]

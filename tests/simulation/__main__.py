@@ -34,7 +34,11 @@ def long_run(folder: Folder, joint_steps: int, processes: int) -> None:
     failures: list[str] = []
     with ProcessPoolExecutor(processes) as pool:
         while sum(c["joint_steps"] for c in by_path.values()) < joint_steps:
-            tasks = {pool.submit(one, folder, name, s): name for s in range(seed, seed + 20) for name in by_path}
+            tasks = {
+                pool.submit(one, folder, name, s): name
+                for s in range(seed, seed + 20)
+                for name in by_path
+            }
             seed += 20
             for task in as_completed(tasks):
                 counts, failure = task.result()
@@ -47,7 +51,10 @@ def long_run(folder: Folder, joint_steps: int, processes: int) -> None:
     total: collections.Counter = sum(by_path.values(), collections.Counter())
     for name, counts in [*by_path.items(), ("all", total)]:
         print("|", name, "|", " | ".join(str(counts[c]) for c in columns), "|")
-    print(f"{seconds:.0f} s with {processes} processes: {total['joint_steps'] / seconds:.0f} joint steps/s")
+    print(
+        f"{seconds:.0f} s with {processes} processes: {total['joint_steps'] / seconds:.0f} joint"
+        " steps/s"
+    )
     print(f"failures: {len(failures)}", *failures[:20], sep="\n")
 
 

@@ -1,9 +1,10 @@
 """The real GuidedScheduler and KV cache manager, driven by a fake model runner.
 
-The fake runner keeps, for every slot of every physical KV block, *which prefix* was written there, and checks
-on each sampled row that the stream's block table holds exactly its own prefix. So a lost block, a block handed
-out twice, a token computed at the wrong place or a stream out of lockstep is seen at once, at the cost of no
-model. Both runners' protocols, async scheduling and pipeline stages: `PATHS`.
+The fake runner keeps, for every slot of every physical KV block, *which prefix* was written there,
+and checks on each sampled row that the stream's block table holds exactly its own prefix. So a lost
+block, a block handed out twice, a token computed at the wrong place or a stream out of lockstep is
+seen at once, at the cost of no model. Both runners' protocols, async scheduling and pipeline
+stages: `PATHS`.
 
     python -m tests.simulation --joint-steps 1000000     a long run
     python -m tests.simulation --seed 7 --path v2-async  replays one
@@ -35,8 +36,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import guided_engine_args
-from cfg_core.vllm_plugin.guided_tokens import guided_tokens
-from cfg_core.vllm_plugin.step import StepGuidance
+from cfg_core.vllm_plugin.wire import StepGuidance, guided_tokens
 
 VOCAB = 256
 GARBAGE = 3  # a draft that is always wrong
@@ -52,13 +52,21 @@ class Path(NamedTuple):
 
     @property
     def name(self) -> str:
-        words = ["v2" if self.v2 else "v1", *["async"] * self.asynchronous, *[f"pp{self.stages}"] * (self.stages > 1)]
+        words = [
+            "v2" if self.v2 else "v1",
+            *["async"] * self.asynchronous,
+            *[f"pp{self.stages}"] * (self.stages > 1),
+        ]
         return "-".join([*words, *[f"drafts{self.drafts}"] * (self.drafts > 0)])
 
 
 V1 = Path()
 PATHS = [
-    *(V1, Path(asynchronous=True), Path(stages=2)),  # vLLM has no async scheduling on V1 with a pipeline
+    *(
+        V1,
+        Path(asynchronous=True),
+        Path(stages=2),
+    ),  # vLLM has no async scheduling on V1 with a pipeline
     *(Path(True, asynchronous, stages) for asynchronous in (False, True) for stages in (1, 2, 4)),
     *(Path(v2, asynchronous, drafts=3) for v2 in (False, True) for asynchronous in (False, True)),
 ]
@@ -88,7 +96,12 @@ def make_config(folder: Folder, kv_split: str = "elastic", drafts: int = 0, **en
             "model": str(folder),
             "num_speculative_tokens": drafts,
         }
-    defaults = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64, "block_size": 16}
+    defaults = {
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "block_size": 16,
+    }
     return EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -100,7 +113,8 @@ def make_config(folder: Folder, kv_split: str = "elastic", drafts: int = 0, **en
 
 @contextmanager
 def runner_version(v2: bool):
-    """While open, a VllmConfig says that it uses this runner. Made for the other one, it could not be on a CPU."""
+    """While open, a VllmConfig says that it uses this runner. Made for the other one, it could not
+    be on a CPU."""
     before = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))
     try:
@@ -113,7 +127,8 @@ def runner_version(v2: bool):
 
 @dataclass
 class Sequence:
-    """A stream as a worker knows it: from what the scheduler sent, and from what it sampled itself."""
+    """A stream as a worker knows it: from what the scheduler sent, and from what it sampled
+    itself."""
 
     tokens: list[int]
     num_prompt: int
@@ -137,10 +152,11 @@ class Sequence:
 
 @dataclass
 class FakeRunner:
-    """What vLLM's workers do with a step, V1 or V2: keep block tables, write KV, sample, blend (here: copy).
+    """What vLLM's workers do with a step, V1 or V2: keep block tables, write KV, sample, blend
+    (here: copy).
 
-    It sees nothing but the SchedulerOutput, as a worker does. V2's first pipeline stages hear of a sample as many steps
-    later as there are stages: its stream may not come again before.
+    It sees nothing but the SchedulerOutput, as a worker does. V2's first pipeline stages hear of a
+    sample as many steps later as there are stages: its stream may not come again before.
     """
 
     block_size: int
@@ -165,14 +181,20 @@ class FakeRunner:
         sampled = self._sample(guidance, ends)
         self._propose(guidance, ends)
         return ModelRunnerOutput(
-            req_ids=list(ends), req_id_to_index={r: i for i, r in enumerate(ends)}, sampled_token_ids=sampled
+            req_ids=list(ends),
+            req_id_to_index={r: i for i, r in enumerate(ends)},
+            sampled_token_ids=sampled,
         )
 
     def _add(self, new) -> None:
         tokens = list((new.prefill_token_ids if self.path.v2 else None) or new.prompt_token_ids)
         (blocks,) = new.block_ids
         self.sequences[new.req_id] = Sequence(
-            tokens, len(new.prompt_token_ids), new.num_computed_tokens, list(blocks), known=len(tokens)
+            tokens,
+            len(new.prompt_token_ids),
+            new.num_computed_tokens,
+            list(blocks),
+            known=len(tokens),
         )
 
     def _update(self, cached) -> None:
@@ -190,30 +212,43 @@ class FakeRunner:
                 assert tokens[: len(sequence.tokens)] == sequence.tokens[: len(tokens)]
                 sequence.tokens, sequence.known = list(tokens), len(tokens)
                 del sequence.prefixes[len(tokens) :]
-            assert sequence.computed + sequence.rejected == computed, f"{stream}: {sequence}, told {computed}"
+            assert sequence.computed + sequence.rejected == computed, (
+                f"{stream}: {sequence}, told {computed}"
+            )
 
     def _take_drafts(self, output) -> None:
-        """Drafts that this step verifies: the worker's own, which with sync scheduling the scheduler sends back."""
+        """Drafts that this step verifies: the worker's own, which with sync scheduling the
+        scheduler sends back."""
         for stream in output.num_scheduled_tokens:
             drafts = output.scheduled_spec_decode_tokens.get(stream, [])
             sequence = self.sequences[stream]
             own = (sequence.drafts + [GARBAGE] * len(drafts))[: len(drafts)]
-            assert all(sent in (-1, mine) for sent, mine in zip(drafts, own, strict=True)), f"{stream}: other drafts"
+            assert all(sent in (-1, mine) for sent, mine in zip(drafts, own, strict=True)), (
+                f"{stream}: other drafts"
+            )
             sequence.drafts = own
 
     def _compute(self, stream: str, num_tokens: int) -> int:
         sequence = self.sequences[stream]
         start, end = sequence.computed, sequence.computed + num_tokens
         drafts = len(sequence.drafts)
-        assert end - drafts <= len(sequence.tokens), f"{stream} computes a token that is not sampled yet"
-        assert not drafts or end - drafts == len(sequence.tokens), f"{stream}: drafts before its end"
+        assert end - drafts <= len(sequence.tokens), (
+            f"{stream} computes a token that is not sampled yet"
+        )
+        assert not drafts or end - drafts == len(sequence.tokens), (
+            f"{stream}: drafts before its end"
+        )
         if self.path.v2:
-            assert self.step >= sequence.sampled_at + self.path.stages, f"{stream} is still in the pipeline"
+            assert self.step >= sequence.sampled_at + self.path.stages, (
+                f"{stream} is still in the pipeline"
+            )
         elif self.path.asynchronous and end - drafts > sequence.known:
             assert sequence.sampled_at == self.step - 1, f"{stream}: V1 has no input token"
         sequence.tokens += sequence.drafts
         for position in range(start, end):
-            block = self.kv.setdefault(sequence.blocks[position // self.block_size], [0] * self.block_size)
+            block = self.kv.setdefault(
+                sequence.blocks[position // self.block_size], [0] * self.block_size
+            )
             block[position % self.block_size] = sequence.prefix(position)
         del sequence.tokens[len(sequence.tokens) - drafts :]
         del sequence.prefixes[len(sequence.tokens) :]
@@ -251,7 +286,8 @@ class FakeRunner:
             sequence.known += len(new)
 
     def hear_of(self, rejections: list) -> None:
-        """The scheduler is told what was rejected in a step; of streams that were preempted since, it need not be."""
+        """The scheduler is told what was rejected in a step; of streams that were preempted since,
+        it need not be."""
         for stream, sequence, lives, rejected in rejections:
             if self.sequences.get(stream) is sequence and sequence.lives == lives:
                 sequence.rejected -= rejected
@@ -260,21 +296,25 @@ class FakeRunner:
         """The tokens kept: drafts as long as they are the model's, and the model's next one."""
         drafts, kept = self.sequences[stream].drafts, []
         if row is not None:
-            assert all(self.sequences[s].drafts == drafts for s in row.streams), f"{row.streams} verify other drafts"
+            assert all(self.sequences[s].drafts == drafts for s in row.streams), (
+                f"{row.streams} verify other drafts"
+            )
         while True:
             kept.append(self._token(stream, row, ahead=len(kept)))
             if len(kept) > len(drafts) or drafts[len(kept) - 1] != kept[-1]:
                 return kept
 
     def _propose(self, guidance: StepGuidance, batch: Iterable[str]) -> None:
-        """Drafts that are right for a while; the leader's for its followers, as GuidedSampling has it."""
+        """Drafts that are right for a while; the leader's for its followers, as GuidedSampling has
+        it."""
         leader_of = {s: row.streams[0] for row in guidance.joint for s in row.streams}
         for stream in batch:
             sequence = self.sequences[stream]
             leader, count = leader_of.get(stream, stream), self._num_outputs(stream)
             right = zlib.crc32(f"{leader}/{count}".encode()) % (self.path.drafts + 1)
             sequence.drafts = [
-                model_token(leader, count + i) if i < right else GARBAGE for i in range(self.path.drafts)
+                model_token(leader, count + i) if i < right else GARBAGE
+                for i in range(self.path.drafts)
             ]
 
     def _token(self, stream: str, row, ahead: int) -> int:
@@ -298,25 +338,34 @@ class FakeRunner:
             length = min(self.block_size, end - first)
             block = sequence.blocks[first // self.block_size]
             sequence.prefix(first + length - 1)
-            assert self.kv[block][:length] == sequence.prefixes[first : first + length], f"{stream}: wrong KV"
+            assert self.kv[block][:length] == sequence.prefixes[first : first + length], (
+                f"{stream}: wrong KV"
+            )
 
 
 class Simulation:
-    """An engine core in miniature: `add`, `abort`, `step`, `run`, with every invariant checked on each step."""
+    """An engine core in miniature: `add`, `abort`, `step`, `run`, with every invariant checked on
+    each step."""
 
     def __init__(self, config, num_blocks: int, path: Path = V1) -> None:
         self.config = config
-        config.scheduler_config.async_scheduling = path.asynchronous  # vLLM's CPU platform turns it off
+        config.scheduler_config.async_scheduling = (
+            path.asynchronous
+        )  # vLLM's CPU platform turns it off
         config.parallel_config.pipeline_parallel_size = path.stages
         self.block_size = config.cache_config.block_size
         config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(block_size=self.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        spec = FullAttentionSpec(
+            block_size=self.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
         with runner_version(path.v2):
             self.depth = config.max_concurrent_batches
             self.scheduler = config.scheduler_config.get_scheduler_cls()(
                 vllm_config=config,
                 kv_cache_config=KVCacheConfig(
-                    num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+                    num_blocks=num_blocks,
+                    kv_cache_tensors=[],
+                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
                 ),
                 structured_output_manager=StructuredOutputManager(config),
                 block_size=self.block_size,
@@ -328,7 +377,9 @@ class Simulation:
         self.grammars: list = []
         manager = self.scheduler.structured_output_manager
         manager.accept_tokens = lambda request, tokens: True
-        manager.validate_tokens = lambda request, tokens: tokens[:1] if request.use_structured_output else tokens
+        manager.validate_tokens = lambda request, tokens: (
+            tokens[:1] if request.use_structured_output else tokens
+        )
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
         caching = config.cache_config.enable_prefix_caching
@@ -353,7 +404,9 @@ class Simulation:
         extra = None
         if scale is not None:
             extra = {"guidance_scale": scale, "negative_prompt_token_ids": negative or prompt[-1:]}
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra, stop_token_ids=list(stop))
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, extra_args=extra, stop_token_ids=list(stop)
+        )
         request = Request(
             request_id=rid,
             prompt_token_ids=prompt,
@@ -387,14 +440,17 @@ class Simulation:
             self.finished[request.request_id] = "abort"
 
     def step(self) -> None:
-        """As `EngineCore.step` and `step_with_batch_queue` do: fill the queue of steps in flight, then take one."""
+        """As `EngineCore.step` and `step_with_batch_queue` do: fill the queue of steps in flight,
+        then take one."""
         if self.scheduler.has_requests():
             step = self.scheduler.schedule()
             self.check_roles()
             output = self.runner.execute(step)
             self.check_computed()
             executed = step.total_num_scheduled_tokens > 0
-            self.idle = 0 if executed or self.grammars or not self.scheduler.requests else self.idle + 1
+            self.idle = (
+                0 if executed or self.grammars or not self.scheduler.requests else self.idle + 1
+            )
             assert self.idle <= self.depth + 2, f"stalled: {self.scheduler.guidance_stats()}"
             output = output if executed else EMPTY_MODEL_RUNNER_OUTPUT
             self.in_flight.append((step, output, self.runner.rejections))
@@ -410,11 +466,17 @@ class Simulation:
             for one in per_client.outputs:
                 assert one.request_id in self.outputs, f"a client sees {one.request_id}"
                 self.outputs[one.request_id] += one.new_token_ids
-                self.guided[one.request_id] = self.guided.get(one.request_id, 0) + guided_tokens(one)
+                self.guided[one.request_id] = self.guided.get(one.request_id, 0) + guided_tokens(
+                    one
+                )
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
         if self.runner.path.drafts and not self.runner.path.asynchronous and output.req_ids:
-            drafts = [self.runner.sequences[r].drafts for r in output.req_ids if r in self.runner.sequences]
+            drafts = [
+                self.runner.sequences[r].drafts
+                for r in output.req_ids
+                if r in self.runner.sequences
+            ]
             ids = [r for r in output.req_ids if r in self.runner.sequences]
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [list(d) for d in drafts]))
         self.scheduler.check_integrity()
@@ -424,9 +486,15 @@ class Simulation:
         for request in self.scheduler.running:
             sequence = self.runner.sequences[request.request_id]
             computed = sequence.computed + sequence.rejected
-            assert request.num_computed_tokens == computed, f"{request.request_id}: {computed} tokens are computed"
-            stale = request.num_stale_output_tokens and self.scheduler._groups.of(request.request_id)
-            assert not stale, f"{request.request_id} runs while output from before its preemption is in flight"
+            assert request.num_computed_tokens == computed, (
+                f"{request.request_id}: {computed} tokens are computed"
+            )
+            stale = request.num_stale_output_tokens and self.scheduler._groups.of(
+                request.request_id
+            )
+            assert not stale, (
+                f"{request.request_id} runs while output from before its preemption is in flight"
+            )
 
     def check_roles(self) -> None:
         """Under the even split, no role holds more than its half."""
@@ -448,7 +516,9 @@ class Simulation:
         assert stats["free_blocks"] == stats["total_blocks"], stats
         assert not self.scheduler.requests
         for rid, tokens in self.outputs.items():
-            assert self.guided.get(rid, 0) == (len(tokens) if rid in self.runner.scales else 0), f"{rid}: guided tokens"
+            assert self.guided.get(rid, 0) == (len(tokens) if rid in self.runner.scales else 0), (
+                f"{rid}: guided tokens"
+            )
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
             assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} went on after its stop token"
@@ -456,7 +526,8 @@ class Simulation:
 
 
 def simulate(folder: Folder, path: Path, seed: int, num_requests: int = 30) -> Simulation:
-    """One random load on one random engine, until everything has finished; raises AssertionError if anything broke."""
+    """One random load on one random engine, until everything has finished; raises AssertionError if
+    anything broke."""
     rng = random.Random(seed)
     setup = random_setup(rng)
     num_blocks = setup.pop("num_blocks")
@@ -473,7 +544,9 @@ def random_setup(rng: random.Random) -> dict:
     kv_split = rng.choice(("elastic", "elastic", "even"))
     return {
         "kv_split": kv_split,
-        "num_blocks": rng.choice((17, 20, 30, 60)) if kv_split == "elastic" else rng.choice((36, 60)),
+        "num_blocks": (
+            rng.choice((17, 20, 30, 60)) if kv_split == "elastic" else rng.choice((36, 60))
+        ),
         "max_num_seqs": rng.choice((2, 3, 5, 16)),
         "max_num_batched_tokens": rng.choice((20, 33, 64, 256)),
         "scheduling_policy": rng.choice(("fcfs", "priority")),
@@ -485,9 +558,14 @@ def random_setup(rng: random.Random) -> dict:
 
 
 def random_load(
-    sim: Simulation, rng: random.Random, num_requests: int, abort_share: float = 0.02, reset_share: float = 0.002
+    sim: Simulation,
+    rng: random.Random,
+    num_requests: int,
+    abort_share: float = 0.02,
+    reset_share: float = 0.002,
 ) -> None:
-    """Random arrivals, lengths, scales, priorities, stops, grammars, aborts and resets, until all has finished."""
+    """Random arrivals, lengths, scales, priorities, stops, grammars, aborts and resets, until all
+    has finished."""
     shared = [rng.randrange(4, VOCAB) for _ in range(64)]
     added = 0
     while added < num_requests or sim.busy:

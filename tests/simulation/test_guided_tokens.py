@@ -1,4 +1,5 @@
-"""The engine core counts guided tokens itself, so the number can disagree with the length of the text.
+"""The engine core counts guided tokens itself, so the number can disagree with the length of the
+text.
 
 That it agrees where nothing is wrong is checked by `check_drained` on all random loads.
 """
@@ -14,12 +15,11 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.request import Request
 
 from cfg_core.groups import FOLLOWER_SUFFIX
-from cfg_core.vllm_plugin import guided_tokens
-from cfg_core.vllm_plugin import scheduler as adapter
-from cfg_core.vllm_plugin.followers import make_group
+from cfg_core.vllm_plugin import patches, wire
+from cfg_core.vllm_plugin.core.followers import make_group
 from tests.simulation.sim import V1, FakeRunner, Path, Simulation, make_config, model_token
 
-attach = adapter.attach
+attach = wire.attach
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,8 @@ def unguided_token(self, stream, row, ahead):
 
 @pytest.mark.parametrize("path", [V1, Path(True, True)], ids=["v1", "v2-async"])
 def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkeypatch, path):
-    """A scheduler that forgets its groups in every third step: such tokens are not guided, and not said to be."""
+    """A scheduler that forgets its groups in every third step: such tokens are not guided, and not
+    said to be."""
     steps, forgotten = 0, 0
 
     def forget(scheduler_output, guidance):
@@ -45,7 +46,7 @@ def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkey
             guidance = dataclasses.replace(guidance, joint=())
         attach(scheduler_output, guidance)
 
-    monkeypatch.setattr(adapter, "attach", forget)
+    monkeypatch.setattr(wire, "attach", forget)
     monkeypatch.setattr(FakeRunner, "_token", unguided_token)
     sim = Simulation(make_config(model_folder), 256, path)
     for i in range(4):
@@ -58,11 +59,11 @@ def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkey
 
 def test_the_frontend_keeps_the_count_to_itself():
     """vLLM would show `kv_transfer_params` to clients."""
-    guided_tokens.install()
-    output = EngineCoreOutput("r", [5, 6], kv_transfer_params=guided_tokens._mark(2))
+    patches.apply("frontend")
+    output = EngineCoreOutput("r", [5, 6], kv_transfer_params=wire._marked(2))
     other = EngineCoreOutput("s", [5], kv_transfer_params={"a connector": 1})
-    assert guided_tokens.guided_tokens(output) == 2
-    assert guided_tokens.guided_tokens(other) == 0
+    assert wire.guided_tokens(output) == 2
+    assert wire.guided_tokens(other) == 0
     OutputProcessor(None, log_stats=False).process_outputs([output, other])
     assert output.kv_transfer_params is None
     assert other.kv_transfer_params == {"a connector": 1}

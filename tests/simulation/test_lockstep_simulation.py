@@ -1,4 +1,5 @@
-"""Random loads on the real scheduler: lockstep, KV contents, roles and cleanliness, checked on every step.
+"""Random loads on the real scheduler: lockstep, KV contents, roles and cleanliness, checked on
+every step.
 
 A failing seed is named in the test's id: `pytest tests/simulation -k "seed7"` replays it.
 """
@@ -7,15 +8,18 @@ import dataclasses
 
 import pytest
 import torch
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from cfg_core import lockstep
 from cfg_core.groups import GroupTable
-from cfg_core.logits_processors import Failure
-from cfg_core.vllm_plugin import scheduler as adapter
-from cfg_core.vllm_plugin.kv_roles import EvenSplit
-from cfg_core.vllm_plugin.outcome import PROMPT_LOGPROBS
-from cfg_core.vllm_plugin.scheduler import GuidedAsyncScheduler, GuidedScheduler
-from cfg_core.vllm_plugin.step import JointRow, StepGuidance, attach_failures
+from cfg_core.logits_processors.sequences import Failure
+from cfg_core.vllm_plugin import wire
+from cfg_core.vllm_plugin.core import group_scheduler
+from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
+from cfg_core.vllm_plugin.core.outcome import PROMPT_LOGPROBS
+from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
+from cfg_core.vllm_plugin.core.steady import SteadyStep
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, attach_failures
 from tests.simulation.sim import PATHS, Path, Simulation, make_config, simulate
 
 SEEDS = range(6)
@@ -34,13 +38,18 @@ def test_random_load(model_folder, path, seed):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
-def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(model_folder, monkeypatch, path):
+def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(
+    model_folder, monkeypatch, path
+):
     """Otherwise the tests above would prove little."""
     totals = {"group_preemptions": 0, "solo_rows": 0, "steady": 0}
     monkeypatch.setattr(
         GuidedScheduler,
         "_stays_steady",
-        lambda self: [steady := stays_steady(self), totals.update(steady=totals["steady"] + steady)][0],
+        lambda self: [
+            steady := stays_steady(self),
+            totals.update(steady=totals["steady"] + steady),
+        ][0],
     )
     for seed in SEEDS:
         stats = simulate(model_folder, path, seed).scheduler.guidance_stats()
@@ -49,9 +58,12 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(mo
     assert min(totals.values()) > 0, totals
 
 
-plan, make_group, attach = lockstep.plan, adapter.make_group, adapter.attach
+plan, make_group, attach = lockstep.plan, group_scheduler.make_group, wire.attach
 guidance_of, stays_steady = GuidedScheduler._guidance, GuidedScheduler._stays_steady
-take_back, update_after_schedule = GuidedScheduler._take_back, GuidedScheduler._update_after_schedule
+take_back, update_after_schedule = (
+    GuidedScheduler._take_back,
+    GuidedScheduler._update_after_schedule,
+)
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
 
@@ -64,10 +76,10 @@ def _take_back_at_once(self, request, num_drafts):
     request.is_prefill_chunk, request.spec_token_ids = True, []
 
 
-def _whatever_the_drafts(self, step):
+def _whatever_the_drafts(self, step, all_decode):
     drafts = step.scheduled_spec_decode_tokens
     step.scheduled_spec_decode_tokens = {}
-    guidance = guidance_of(self, step)
+    guidance = guidance_of(self, step, all_decode)
     step.scheduled_spec_decode_tokens = drafts
     return guidance
 
@@ -75,7 +87,9 @@ def _whatever_the_drafts(self, step):
 def _think_it_steady(self, step):
     guidance = StepGuidance.of(step)
     if guidance is not None and len(step.num_scheduled_tokens) == len(self.running):
-        self._steady = adapter.Steady(list(self.running), frozenset(step.num_scheduled_tokens), guidance)
+        self._steady = SteadyStep(
+            list(self.running), frozenset(step.num_scheduled_tokens), guidance
+        )
 
 
 def _one_token_less(*args):
@@ -90,7 +104,12 @@ def _without_solo(step, guidance):
 
 
 def _weights_exchanged(step, guidance):
-    attach(step, StepGuidance(tuple(JointRow(r.streams, r.weights[::-1]) for r in guidance.joint), guidance.solo))
+    attach(
+        step,
+        StepGuidance(
+            tuple(JointRow(r.streams, r.weights[::-1]) for r in guidance.joint), guidance.solo
+        ),
+    )
 
 
 def _remove_the_leader_alone(self, stream):
@@ -102,11 +121,17 @@ def _remove_the_leader_alone(self, stream):
 
 FAULTS = {
     # of the policy
-    "no group ever samples": (lockstep, "plan", lambda *a: dataclasses.replace(plan(*a), sampling=frozenset())),
+    "no group ever samples": (
+        lockstep,
+        "plan",
+        lambda *a: dataclasses.replace(plan(*a), sampling=frozenset()),
+    ),
     "a stream is dropped from the order": (
         lockstep,
         "plan",
-        lambda *a: dataclasses.replace(p := plan(*a), order=p.order[:-1] if len(p.order) > 3 else p.order),
+        lambda *a: dataclasses.replace(
+            p := plan(*a), order=p.order[:-1] if len(p.order) > 3 else p.order
+        ),
     ),
     "preempted units stay in the order": (
         lockstep,
@@ -124,36 +149,59 @@ FAULTS = {
         "_update_after_schedule",
         lambda self, step: [update_after_schedule(self, step), _think_it_steady(self, step)][0],
     ),
-    "a solo sample is not taken back": (GuidedScheduler, "_take_back", lambda self, request, num_drafts: None),
+    "a solo sample is not taken back": (
+        GuidedScheduler,
+        "_take_back",
+        lambda self, request, num_drafts: None,
+    ),
     "drafts of a stream alone are kept": (
         GuidedScheduler,
         "_take_back",
         lambda self, request, num_drafts: take_back(self, request, 0),
     ),
-    "groups with unequal drafts count as joint": (GuidedScheduler, "_guidance", _whatever_the_drafts),
-    "a solo sample keeps its placeholder": (GuidedAsyncScheduler, "_take_back", GuidedScheduler._take_back),
-    "a solo stream returns before the pipeline knows": (GuidedScheduler, "_take_back", _take_back_at_once),
+    "groups with unequal drafts count as joint": (
+        GuidedScheduler,
+        "_guidance",
+        _whatever_the_drafts,
+    ),
+    "a solo sample keeps its placeholder": (
+        GuidedAsyncScheduler,
+        "_take_back",
+        GuidedScheduler._take_back,
+    ),
+    "a solo stream returns before the pipeline knows": (
+        GuidedScheduler,
+        "_take_back",
+        _take_back_at_once,
+    ),
     "solo rows are not looked for": (
         GuidedScheduler,
         "_samples",
         lambda self, stream, step: stream in step.num_scheduled_tokens,
     ),
-    "the worker hears nothing of solo rows": (adapter, "attach", _without_solo),
-    "the worker hears nothing of joint groups": (adapter, "attach", lambda step, guidance: None),
-    "weights are exchanged": (adapter, "attach", _weights_exchanged),
+    "the worker hears nothing of solo rows": (wire, "attach", _without_solo),
+    "the worker hears nothing of joint groups": (wire, "attach", lambda step, guidance: None),
+    "weights are exchanged": (wire, "attach", _weights_exchanged),
     "streams come back while output is in flight": (
         GuidedScheduler,
         "_handle_blocked_waiting_request",
-        adapter.Scheduler._handle_blocked_waiting_request,
+        Scheduler._handle_blocked_waiting_request,
     ),
     "followers outlive their leader": (GuidedScheduler, "_close", lambda self, groups: None),
-    "followers end before their leader": (adapter, "make_group", _one_token_less),
+    "followers end before their leader": (group_scheduler, "make_group", _one_token_less),
     "clients see followers": (
         GuidedScheduler,
         "update_from_output",
-        lambda self, *a: (adapter.Scheduler.update_from_output(self, *a), self._close(list(self._groups)))[0],
+        lambda self, *a: (
+            Scheduler.update_from_output(self, *a),
+            self._close(list(self._groups)),
+        )[0],
     ),
-    "an abort ends one stream only": (GuidedScheduler, "finish_requests", adapter.Scheduler.finish_requests),
+    "an abort ends one stream only": (
+        GuidedScheduler,
+        "finish_requests",
+        Scheduler.finish_requests,
+    ),
     "half a group is preempted": (
         GuidedScheduler,
         "_preempt_unit",
@@ -176,8 +224,10 @@ def test_a_planted_fault_is_caught(model_folder, monkeypatch, fault):
 @pytest.mark.parametrize(
     ("path_name", "seed"),
     [
-        ("v1", 180),  # a solo row was sent again as solo, and not taken back: taken for a steady step
-        ("v2-async-pp4", 397),  # a reset dropped a follower's output in flight, and its leader's was delivered
+        # A solo row was sent again as solo, and not taken back: it was taken for a steady step.
+        ("v1", 180),
+        # A reset dropped a follower's output in flight, and its leader's was delivered.
+        ("v2-async-pp4", 397),
     ],
 )
 def test_seeds_that_once_failed(model_folder, path_name, seed):
@@ -185,16 +235,23 @@ def test_seeds_that_once_failed(model_folder, path_name, seed):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
-def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(model_folder, monkeypatch, path):
-    """vLLM then preempts one stream of a group while the other decodes. The plan is for speed, the net for truth."""
+def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(
+    model_folder, monkeypatch, path
+):
+    """vLLM then preempts one stream of a group while the other decodes. The plan is for speed, the
+    net for truth."""
     taken_back = []
     monkeypatch.setattr(lockstep, "_fits", lambda *args: True)
     monkeypatch.setattr(
         GuidedScheduler,
         "_guidance",
-        lambda self, step: [
-            guidance := guidance_of(self, step),
-            taken_back.extend(s for s in guidance.solo if self.requests[s].num_output_tokens) if guidance else None,
+        lambda self, *step: [
+            guidance := guidance_of(self, *step),
+            (
+                taken_back.extend(s for s in guidance.solo if self.requests[s].num_output_tokens)
+                if guidance
+                else None
+            ),
         ][0],
     )
     for seed in SEEDS:
@@ -203,7 +260,9 @@ def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(model_folder
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
-def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(model_folder, monkeypatch, path):
+def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(
+    model_folder, monkeypatch, path
+):
     sim = Simulation(make_config(model_folder, drafts=path.drafts), 60, path)
     sim.add("r", [7] * 10, 30, scale=2.0, negative=[8] * 5)
     while len(sim.outputs["r"]) < 3:
@@ -211,10 +270,14 @@ def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(model_folde
     follower = sim.scheduler.requests["r#negative0"]
     streams = ("r", follower.request_id)
     with monkeypatch.context() as patch:
-        patch.setattr(lockstep, "plan", lambda *args: lockstep.StepPlan(streams, frozenset(streams)))
+        patch.setattr(
+            lockstep, "plan", lambda *args: lockstep.StepPlan(streams, frozenset(streams))
+        )
         while not sim.scheduler.guidance_stats()["solo_rows"]:
             sim.scheduler._steady = None
-            follower.next_decode_eligible_step = sim.scheduler.current_step + 2  # vLLM passes it over
+            follower.next_decode_eligible_step = (
+                sim.scheduler.current_step + 2
+            )  # vLLM passes it over
             sim.step()
     sim.run()
     sim.check_drained()
@@ -303,12 +366,22 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
 @pytest.mark.parametrize(
     ("section", "option", "value", "words"),
     [
-        ("parallel_config", "enable_batch_sharded_sampling", True, "set enable_batch_sharded_sampling=False"),
+        (
+            "parallel_config",
+            "enable_batch_sharded_sampling",
+            True,
+            "set enable_batch_sharded_sampling=False",
+        ),
         ("scheduler_config", "max_num_seqs", 1, "set max_num_seqs to 2 or more"),
         ("scheduler_config", "max_num_batched_tokens", 1, "raise max_num_batched_tokens"),
         ("additional_config", "cfg_serve", {"kv_split": "odd"}, "it must be one of elastic, even"),
         ("speculative_config", "method", "medusa", "speculation by medusa .use draft_model, ngram"),
-        ("speculative_config", "enable_adaptive_verification", True, "set enable_adaptive_verification=False"),
+        (
+            "speculative_config",
+            "enable_adaptive_verification",
+            True,
+            "set enable_adaptive_verification=False",
+        ),
     ],
 )
 def test_what_cannot_be_exact_is_refused_at_start(model_folder, section, option, value, words):
@@ -331,26 +404,34 @@ def test_a_draft_model_in_a_pipeline_is_refused_at_start(model_folder):
 
 
 def test_a_vllm_without_our_hooks_is_refused():
-    from cfg_core.errors import CompatibilityError
-    from cfg_core.processor_registry import Registry
-    from cfg_core.vllm_plugin.compat import check_hooks
-    from cfg_core.vllm_plugin.sampler import guide
+    from typing_extensions import override
 
-    check_hooks(GuidedAsyncScheduler, ["schedule"])
-    with pytest.raises(
-        CompatibilityError,
-        match=r"has no sample_tokens, _sample, propose_draft_token_ids: cfg-serve needs vllm==0\.32\.0",
-    ):
-        guide(object(), Registry({}), v2=False)
+    from cfg_core.errors import CompatibilityError
+    from cfg_core.vllm_plugin.config import check_overrides
+
+    class Changed(GuidedAsyncScheduler):
+        @override
+        def a_method_that_vllm_lost(self):
+            pass
+
+    check_overrides(GuidedAsyncScheduler)
+    with pytest.raises(CompatibilityError, match=r"no method a_method_that_vllm_lost.*0\.32\.0"):
+        check_overrides(Changed)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("field", PROMPT_LOGPROBS)
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[1], Path(v2=True, asynchronous=True)], ids=lambda p: p.name)
-def test_prompt_logprobs_of_a_solo_step_wait_or_go_with_their_request(model_folder, path, field, fails):
-    """A prompt of one token is let in at once, its negative takes two steps: the step that ends the prompt is solo.
+@pytest.mark.parametrize(
+    "path", [PATHS[0], PATHS[1], Path(v2=True, asynchronous=True)], ids=lambda p: p.name
+)
+def test_prompt_logprobs_of_a_solo_step_wait_or_go_with_their_request(
+    model_folder, path, field, fails
+):
+    """A prompt of one token is let in at once, its negative takes two steps: the step that ends the
+    prompt is solo.
 
-    vLLM asserts in the engine's core that nothing is left over, also if the request's logits processor then fails.
+    vLLM asserts in the engine's core that nothing is left over, also if the request's logits
+    processor then fails.
     """
     sim, told = Simulation(make_config(model_folder), 60, path), []
     execute = sim.runner.execute

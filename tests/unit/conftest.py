@@ -57,7 +57,9 @@ def import_guard() -> Iterator[None]:
         builtins.__import__, importlib.import_module = original, import_module
 
 
-def _is_relative(_globals: Any = None, _locals: Any = None, _fromlist: Any = (), level: int = 0, **_: Any) -> bool:
+def _is_relative(
+    _globals: Any = None, _locals: Any = None, _fromlist: Any = (), level: int = 0, **_: Any
+) -> bool:
     return level > 0
 
 

@@ -1,4 +1,5 @@
-"""Keys, tenants and rates: who is let in, what the configuration refuses, and that no key is ever shown."""
+"""Keys, tenants and rates: who is let in, what the configuration refuses, and that no key is ever
+shown."""
 
 import hashlib
 import hmac
@@ -12,11 +13,20 @@ import pydantic
 import pytest
 import yaml
 
-from cfg_core.errors import ConfigError, OverloadedError, RequestError
-from deployments import access
-from deployments.access import ANONYMOUS, AccessArgs, Gate, KeyArgs, digest_of, main
-from deployments.http_errors import AuthenticationError, BodyTooLargeError, PermissionDeniedError, http_error
-from deployments.rates import MINUTE_S, Bucket
+from cfg_core.errors import (
+    AuthenticationError,
+    BodyTooLargeError,
+    ConfigError,
+    OverloadedError,
+    PermissionDeniedError,
+    RequestError,
+)
+from deployments.access import main
+from deployments.config.access import AccessArgs, KeyArgs, digest_of
+from deployments.http.errors import http_error
+from deployments.ingress import tenants
+from deployments.ingress.rates import MINUTE_S, Bucket
+from deployments.ingress.tenants import ANONYMOUS, Gate
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -39,9 +49,12 @@ def clock():
 
 
 def gate_of(*keys, now=None):
-    """A gate for `keys`, whose names are their keys too; a key is a name, or a mapping with further fields."""
+    """A gate for `keys`, whose names are their keys too; a key is a name, or a mapping with further
+    fields."""
     entries = [{"name": key} if isinstance(key, str) else key for key in keys]
-    args = AccessArgs.model_validate({"keys": [{"sha256": sha256(entry["name"]), **entry} for entry in entries]})
+    args = AccessArgs.model_validate(
+        {"keys": [{"sha256": sha256(entry["name"]), **entry} for entry in entries]}
+    )
     return Gate(args.resolved(), now or Clock())
 
 
@@ -56,7 +69,9 @@ def test_defaults():
 
 
 def test_every_field_is_documented():
-    assert all(field.description for args in (AccessArgs, KeyArgs) for field in args.model_fields.values())
+    assert all(
+        field.description for args in (AccessArgs, KeyArgs) for field in args.model_fields.values()
+    )
 
 
 def test_args_are_frozen():
@@ -74,27 +89,57 @@ GOOD = {"name": "alice", "sha256": sha256("alice")}
     [
         ({"keis": []}, "unknown key `keis` in `access`: did you mean `keys`?"),
         ({"max_body_bytes": 0}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "modles": ["m"]}]}, "unknown key `modles` in `access.keys`: did you mean `models`?"),
+        (
+            {"keys": [{**GOOD, "modles": ["m"]}]},
+            "unknown key `modles` in `access.keys`: did you mean `models`?",
+        ),
         ({"keys": [{"sha256": sha256("x")}]}, "Field required"),
-        ({"keys": [{"name": "alice"}]}, "key `alice` needs either `sha256` or `env`, and neither is there"),
-        ({"keys": [{**GOOD, "env": "KEY"}]}, "key `alice` needs either `sha256` or `env`, and both are there"),
+        (
+            {"keys": [{"name": "alice"}]},
+            "key `alice` needs either `sha256` or `env`, and neither is there",
+        ),
+        (
+            {"keys": [{**GOOD, "env": "KEY"}]},
+            "key `alice` needs either `sha256` or `env`, and both are there",
+        ),
         ({"keys": [{**GOOD, "name": "a b"}]}, "'a b' is no name for a key: use 1 to 64 letters"),
         ({"keys": [{**GOOD, "name": "a" * 65}]}, "is no name for a key"),
         ({"keys": [{**GOOD, "name": "a\n"}]}, "is no name for a key"),
-        ({"keys": [{**GOOD, "name": "anonymous"}]}, "`anonymous` in `access.keys` is the name of callers without"),
-        ({"keys": [{**GOOD, "sha256": "abc"}]}, "`sha256` of key `alice` must be 64 hexadecimal digits"),
+        (
+            {"keys": [{**GOOD, "name": "anonymous"}]},
+            "`anonymous` in `access.keys` is the name of callers without",
+        ),
+        (
+            {"keys": [{**GOOD, "sha256": "abc"}]},
+            "`sha256` of key `alice` must be 64 hexadecimal digits",
+        ),
         ({"keys": [{**GOOD, "sha256": "g" * 64}]}, "python -m deployments.access --hash"),
-        ({"keys": [{"name": "alice", "env": "no-name"}]}, "`env` of key `alice` is no name of an environment variable"),
+        (
+            {"keys": [{"name": "alice", "env": "no-name"}]},
+            "`env` of key `alice` is no name of an environment variable",
+        ),
         ({"keys": [{**GOOD, "models": []}]}, "at least 1 item"),
         ({"keys": [{**GOOD, "requests_per_minute": 0}]}, "greater than or equal to 1"),
         ({"keys": [{**GOOD, "tokens_per_minute": 0}]}, "greater than or equal to 1"),
         ({"keys": [{**GOOD, "max_streams": 0}]}, "greater than or equal to 1"),
         ({"keys": [{**GOOD, "weight": 0}]}, "greater than 0"),
         ({"keys": [{**GOOD, "weight": float("inf")}]}, "finite number"),
-        ({"keys": [GOOD, {**GOOD, "sha256": sha256("x")}]}, "two keys have the name `alice`: give each a `name`"),
-        ({"keys": [GOOD, {**GOOD, "name": "bob"}]}, "`alice` and `bob` are the same key: make another"),
-        ({"keys": [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}]}, "`alice` and `bob` are the same key"),
-        ({"keys": [{"name": "a", "env": "K"}, {"name": "b", "env": "K"}]}, "`a` and `b` are the same key"),
+        (
+            {"keys": [GOOD, {**GOOD, "sha256": sha256("x")}]},
+            "two keys have the name `alice`: give each a `name`",
+        ),
+        (
+            {"keys": [GOOD, {**GOOD, "name": "bob"}]},
+            "`alice` and `bob` are the same key: make another",
+        ),
+        (
+            {"keys": [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}]},
+            "`alice` and `bob` are the same key",
+        ),
+        (
+            {"keys": [{"name": "a", "env": "K"}, {"name": "b", "env": "K"}]},
+            "`a` and `b` are the same key",
+        ),
     ],
 )
 def test_mistakes(values, words):
@@ -118,7 +163,10 @@ def test_the_environment_is_read_when_resolved(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "the environment variable in `env` of key `alice` is not set, or empty: set it where"),
+        (
+            None,
+            "the environment variable in `env` of key `alice` is not set, or empty: set it where",
+        ),
         ("", "is not set, or empty"),
         (SECRET + "\n", "key `alice` holds spaces, line ends, or characters other than ASCII"),
         ("schlüssel", "no client can send it in a header"),
@@ -153,7 +201,14 @@ def test_a_key_is_never_shown(monkeypatch, caplog):
     monkeypatch.setenv("ALICE_KEY", SECRET)
     args = AccessArgs(keys=(KeyArgs(name="alice", env="ALICE_KEY"),))
     gate = Gate(args.resolved())
-    shown = [args, args.keys[0], args.resolved(), gate, gate.authenticate(f"Bearer {SECRET}"), vars(gate)]
+    shown = [
+        args,
+        args.keys[0],
+        args.resolved(),
+        gate,
+        gate.authenticate(f"Bearer {SECRET}"),
+        vars(gate),
+    ]
     shown += [args.resolved().model_dump(), pickle.dumps(args.resolved())]
     with pytest.raises(AuthenticationError) as refusal:
         gate.authenticate(f"Bearer {SECRET}x")
@@ -161,12 +216,16 @@ def test_a_key_is_never_shown(monkeypatch, caplog):
     assert not any(SECRET in text for thing in shown for text in (str(thing), repr(thing)))
 
 
-@pytest.mark.parametrize("entry", [{"sha256": SECRET}, {"env": SECRET}, {"sha256": SECRET, "weight": -1}])
+@pytest.mark.parametrize(
+    "entry", [{"sha256": SECRET}, {"env": SECRET}, {"sha256": SECRET, "weight": -1}]
+)
 def test_a_key_in_the_wrong_place_is_not_shown_either(entry):
     with pytest.raises(pydantic.ValidationError) as error:
         AccessArgs.model_validate({"keys": [{"name": "alice", **entry}]})
     for text in (str(error.value), repr(error.value)):
-        assert not any(part in text for part in (SECRET[:6], SECRET[-6:])), "pydantic shortens in the middle"
+        assert not any(part in text for part in (SECRET[:6], SECRET[-6:])), (
+            "pydantic shortens in the middle"
+        )
 
 
 # --- who it is ------------------------------------------------------------------------------------
@@ -233,7 +292,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch, key):
         return original(expected, given)
 
     original = hmac.compare_digest
-    monkeypatch.setattr(access.hmac, "compare_digest", compare_digest)
+    monkeypatch.setattr(tenants.hmac, "compare_digest", compare_digest)
     try:
         gate_of("a", "b", "c").authenticate(f"Bearer {key}")
     except AuthenticationError:
@@ -242,7 +301,13 @@ def test_every_key_is_compared_in_constant_time(monkeypatch, key):
 
 
 def test_the_tenant_carries_its_limits():
-    fields = {"requests_per_minute": 1, "tokens_per_minute": 2, "max_streams": 3, "weight": 4.0, "min_priority": 5}
+    fields = {
+        "requests_per_minute": 1,
+        "tokens_per_minute": 2,
+        "max_streams": 3,
+        "weight": 4.0,
+        "min_priority": 5,
+    }
     tenant = gate_of({"name": "alice", **fields}).authenticate("Bearer alice")
     assert vars(tenant.limits) == fields
     assert tenant.models is None
@@ -254,7 +319,9 @@ def test_models():
     alice, bob = gate.authenticate("Bearer alice"), gate.authenticate("Bearer bob")
     gate.allow_model(alice, "large")
     gate.allow_model(bob, "whatever")
-    with pytest.raises(PermissionDeniedError, match="may not use 'secret': use small, large") as refusal:
+    with pytest.raises(
+        PermissionDeniedError, match="may not use 'secret': use small, large"
+    ) as refusal:
         gate.allow_model(alice, "secret")
     assert refusal.value.param == "model"
 
@@ -324,7 +391,9 @@ def test_a_refused_request_takes_nothing(clock):
 def test_a_request_above_a_minutes_tokens_can_never_pass(clock):
     gate = gate_of({"name": "alice", "tokens_per_minute": 100}, now=clock)
     for _ in range(3):
-        with pytest.raises(RequestError, match=r"asks for 101 tokens .* has 100 a minute: lower max_tokens") as refusal:
+        with pytest.raises(
+            RequestError, match=r"asks for 101 tokens .* has 100 a minute: lower max_tokens"
+        ) as refusal:
             gate.charge(gate.authenticate("Bearer alice"), 101)
         assert refusal.value.param == "max_tokens"
         assert http_error(refusal.value).status == 400
@@ -344,8 +413,9 @@ def test_retry_after_is_told_in_whole_seconds_that_suffice(clock):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_who_waits_exactly_as_told_passes_and_nobody_sooner(seed, clock):
-    """Against a bucket in exact fractions that is refilled by a plain loop. The clock counts in 1/1024 s between
-    waits, so that only the waits themselves are rounded; 1 ms before they are over is too soon."""
+    """Against a bucket in exact fractions that is refilled by a plain loop. The clock counts in
+    1/1024 s between waits, so that only the waits themselves are rounded; 1 ms before they are over
+    is too soon."""
     rng = random.Random(seed)
     limit = rng.randrange(1, 10_000)
     gate = gate_of({"name": "alice", "tokens_per_minute": limit}, now=clock)
@@ -353,9 +423,14 @@ def test_who_waits_exactly_as_told_passes_and_nobody_sooner(seed, clock):
     for _ in range(200):
         clock.now_s += rng.choice([0, rng.randrange(2**14) / 1024])
         amount = rng.randrange(limit + 1)
-        level, then = min(Fraction(limit), level + (Fraction(clock.now_s) - then) * limit / 60), Fraction(clock.now_s)
+        level, then = (
+            min(Fraction(limit), level + (Fraction(clock.now_s) - then) * limit / 60),
+            Fraction(clock.now_s),
+        )
         wait = charged(gate, "alice", amount)
-        assert (wait or 0.0) == pytest.approx(float(max(Fraction(0), (amount - level) * 60 / limit)), abs=1e-4)
+        assert (wait or 0.0) == pytest.approx(
+            float(max(Fraction(0), (amount - level) * 60 / limit)), abs=1e-4
+        )
         if wait is not None and wait > 0.002:
             began = clock.now_s
             clock.now_s = began + wait - 0.001

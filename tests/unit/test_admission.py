@@ -7,9 +7,15 @@ import pytest
 
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.params import GuidanceParams
-from deployments.admission import RETRY_AT_MOST_S, AdmissionQueue, Share
-from deployments.demand import Demand, check_answer_size, check_context, check_streams, demand_of
-from deployments.protocol import Guidance
+from deployments.calls.queue import RETRY_AT_MOST_S, AdmissionQueue, Share
+from deployments.requests.demand import (
+    Demand,
+    check_answer_size,
+    check_context,
+    check_streams,
+    demand_of,
+)
+from deployments.requests.guidance import Guidance
 
 
 class Clock:
@@ -50,7 +56,11 @@ class Caller:
 
     @property
     def refused(self):
-        return self.task.done() and not self.task.cancelled() and isinstance(self.task.exception(), OverloadedError)
+        return (
+            self.task.done()
+            and not self.task.cancelled()
+            and isinstance(self.task.exception(), OverloadedError)
+        )
 
     def end(self):
         self.place.leave()
@@ -142,7 +152,9 @@ async def test_tenants_share_by_weight():
     line, log = queue(capacity=1), []
     callers = [await Caller(line).settled()]
     for share in (Share(tenant="a"), Share(tenant="b", weight=3.0)):
-        callers += [await Caller(line, share, log=log, name=share.tenant).settled() for _ in range(40)]
+        callers += [
+            await Caller(line, share, log=log, name=share.tenant).settled() for _ in range(40)
+        ]
     for _ in range(40):
         await end_one(callers)
     assert 28 <= log.count("b") <= 31
@@ -150,7 +162,8 @@ async def test_tenants_share_by_weight():
 
 @run
 async def test_a_burst_does_not_keep_others_out():
-    """A full queue takes room from whoever fills it, and does not hold the burst against its tenant later."""
+    """A full queue takes room from whoever fills it, and does not hold the burst against its tenant
+    later."""
     line = queue(capacity=1, max_streams=10)
     first = await Caller(line).settled()
     burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(30)]
@@ -232,17 +245,24 @@ async def test_retry_after_is_bounded():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_storm_leaves_nothing_behind(seed):
-    """Random tenants, sizes, departures and cancellations: sums hold after each event, all who wait go in the end."""
+    """Random tenants, sizes, departures and cancellations: sums hold after each event, all who wait
+    go in the end."""
 
     @run
     async def storm():
-        rng, line, callers = random.Random(seed), queue(capacity=6, max_streams=15, max_tokens=2000), []
+        rng, line, callers = (
+            random.Random(seed),
+            queue(capacity=6, max_streams=15, max_tokens=2000),
+            [],
+        )
         for _ in range(300):
             event = rng.random()
             running = [c for c in callers if c.running]
             if event < 0.55 or not callers:
                 tenant, wants = rng.choice("abc"), demand(rng.randint(1, 4), rng.randint(1, 400))
-                share = Share(tenant=tenant, weight=rng.choice([1.0, 2.0]), max_streams=rng.choice([None, 9]))
+                share = Share(
+                    tenant=tenant, weight=rng.choice([1.0, 2.0]), max_streams=rng.choice([None, 9])
+                )
                 callers.append(Caller(line, share, wants, rng.randint(-1, 1)))
             elif event < 0.85 and running:
                 gone = rng.choice(running)
@@ -280,18 +300,48 @@ COMPLETION, CHAT = "completion", "chat"
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5}, None, 1, 15),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5}, guided(), 2, 10 + 1 + 10),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5, "n": 3}, guided(), 6, 11 + 30),
-        (COMPLETION, {"prompt": [1, 2, 3], "max_tokens": 5}, guided(negative_prompt_token_ids=(1, 2)), 2, 3 + 2 + 10),
+        (
+            COMPLETION,
+            {"prompt": [1, 2, 3], "max_tokens": 5},
+            guided(negative_prompt_token_ids=(1, 2)),
+            2,
+            3 + 2 + 10,
+        ),
         (COMPLETION, {"prompt": ["x" * 4, "x" * 8], "max_tokens": 5}, None, 2, 3 + 10),
         (COMPLETION, {"prompt": [[1, 2], [3]], "max_tokens": 5}, None, 2, 3 + 10),
         (COMPLETION, {"prompt": ["x" * 4] * 9, "messages": [], "max_tokens": 5}, None, 9, 9 + 45),
-        (COMPLETION, {"prompt": "x" * 4, "max_tokens": 5, "max_completion_tokens": 1}, None, 1, 1 + 5),
+        (
+            COMPLETION,
+            {"prompt": "x" * 4, "max_tokens": 5, "max_completion_tokens": 1},
+            None,
+            1,
+            1 + 5,
+        ),
         (COMPLETION, {"prompt": "x" * 4}, None, 1, 1 + 16),
         (COMPLETION, {"prompt": "x" * 4, "max_tokens": None}, None, 1, 1 + 256),
         (COMPLETION, {"prompt": None, "n": -3, "max_tokens": -1}, None, 1, 0),
-        (CHAT, {"messages": [{"role": "user", "content": "x" * 36}], "max_completion_tokens": 5}, None, 1, 10 + 5),
-        (CHAT, {"messages": "xxxx", "prompt": ["x"] * 9, "max_tokens": 9, "max_completion_tokens": 5}, None, 1, 6),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 32}]}]}, None, 1, 10 + 256),
-        (CHAT, {"messages": "no list"}, guided(), 2, 2 + 1 + 512),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x" * 36}], "max_completion_tokens": 5},
+            None,
+            1,
+            11 + 5,
+        ),
+        (
+            CHAT,
+            {"messages": "xxxx", "prompt": ["x"] * 9, "max_tokens": 9, "max_completion_tokens": 5},
+            None,
+            1,
+            5,
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 32}]}]},
+            None,
+            1,
+            10 + 256,
+        ),
+        (CHAT, {"messages": "no list"}, guided(), 2, 1 + 512),
         (CHAT, {}, None, 1, 256),
     ],
 )
@@ -310,7 +360,8 @@ def test_what_a_request_asks_for(endpoint, body, guidance, streams, tokens):
     ],
 )
 def test_counts_are_integers(endpoint, name, value):
-    """vLLM would take the first three for numbers; a queue that does not would let them in as one stream."""
+    """vLLM would take the first three for numbers; a queue that does not would let them in as one
+    stream."""
     with pytest.raises(RequestError, match=f"{name} is .*: send an integer"):
         demand_of(endpoint, {"prompt": "x", name: value}, None)
 

@@ -21,17 +21,30 @@ def pins(*lines):
 def test_this_repository_asks_for_nothing_unpinned():
     lists = {}
     for name in audit.LISTS:
-        lists[name], wrong = audit.read_list((REPOSITORY / "requirements" / f"{name}.txt").read_text(), name)
+        lists[name], wrong = audit.read_list(
+            (REPOSITORY / "requirements" / f"{name}.txt").read_text(), name
+        )
         assert wrong == []
         assert lists[name]
     asked = audit.direct_requirements()
-    assert {"build-system", "dependencies", "extra:cpu", "cpu.in", "cuda.in", "dev.in"} <= set(asked)
+    assert {"build-system", "dependencies", "extra:cpu", "cpu.in", "cuda.in", "dev.in"} <= set(
+        asked
+    )
     assert all(asked.values())
     assert audit.unpinned(asked, lists) == []
 
 
 @pytest.mark.parametrize(
-    "line", ["torch", "torch>=2", "torch==2.*", "torch==2.1,!=2.2", "torch @ file:///x.whl", "-e .", "-r other.txt"]
+    "line",
+    [
+        "torch",
+        "torch>=2",
+        "torch==2.*",
+        "torch==2.1,!=2.2",
+        "torch @ file:///x.whl",
+        "-e .",
+        "-r other.txt",
+    ],
 )
 def test_lines_that_pin_nothing(line):
     found, (wrong,) = audit.read_list(f"# a comment\n\nray==1.0\n{line}\n", "x.txt")
@@ -40,12 +53,18 @@ def test_lines_that_pin_nothing(line):
 
 
 def test_hashes_and_comments_are_passed_over():
-    found = pins("Some_Name==1.0 \\", "    --hash=sha256:0a \\", "    --hash=sha256:0b", "other==2  # why")
+    found = pins(
+        "Some_Name==1.0 \\", "    --hash=sha256:0a \\", "    --hash=sha256:0b", "other==2  # why"
+    )
     assert audit.here(found) == {"some-name": "1.0", "other": "2"}
 
 
 def test_markers_choose():
-    found = pins("a==1 ; sys_platform == 'never'", "b==1 ; python_version < '3'", "b==2 ; python_version >= '3'")
+    found = pins(
+        "a==1 ; sys_platform == 'never'",
+        "b==1 ; python_version < '3'",
+        "b==2 ; python_version >= '3'",
+    )
     assert audit.here(found) == {"b": "2"}
 
 
@@ -116,7 +135,9 @@ def test_pip_audit_is_asked_for_public_versions(monkeypatch):
 
     monkeypatch.setattr(audit.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(audit.subprocess, "run", run)
-    monkeypatch.setattr(audit, "installed", lambda: {"torch": "2.13.0+cpu", "pip": "1", "cfg-serve": "0"})
+    monkeypatch.setattr(
+        audit, "installed", lambda: {"torch": "2.13.0+cpu", "pip": "1", "cfg-serve": "0"}
+    )
     assert audit.ask_pip_audit() == 1
     assert seen["command"][:3] == ["/bin/pip-audit", "--no-deps", "--disable-pip"]
     assert seen["lines"] == ["torch==2.13.0"]

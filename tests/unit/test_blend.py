@@ -45,7 +45,9 @@ def test_a_pair_equals_the_oracle(scale):
 def test_three_streams_equal_the_oracle():
     rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)).mul(3).tolist()
     weights = (2.5, -1.0, -0.5)
-    torch.testing.assert_close(run(rows, weights), torch.tensor(slow_blend(rows, weights)), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        run(rows, weights), torch.tensor(slow_blend(rows, weights)), atol=1e-4, rtol=1e-5
+    )
 
 
 def test_scale_one_is_the_conditional_stream_and_scale_zero_the_negative():
@@ -57,12 +59,15 @@ def test_scale_one_is_the_conditional_stream_and_scale_zero_the_negative():
 
 def test_equal_streams_blend_to_themselves_at_any_scale():
     row = [0.3, -2.0, 5.0, 1.0]
-    torch.testing.assert_close(run([row, row], (7.5, -6.5)), torch.log_softmax(torch.tensor(row), -1))
+    torch.testing.assert_close(
+        run([row, row], (7.5, -6.5)), torch.log_softmax(torch.tensor(row), -1)
+    )
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, 0.5, 1.5, 7.5])
 def test_forbidden_tokens(scale):
-    """Forbidden by the leader: stays so. By the follower alone: the leader's word. By both: no NaN."""
+    """Forbidden by the leader: stays so. By the follower alone: the leader's word. By both: no
+    NaN."""
     rows = [[1.0, -INF, 2.0, -INF], [1.0, 2.0, -INF, -INF]]
     out = run(rows, (scale, 1 - scale))
     assert out[1] == out[3] == -INF
@@ -91,7 +96,8 @@ def test_bfloat16_logits_are_blended_in_float32():
 
 @pytest.mark.parametrize("scale", [1e300, -1e300, 1e38])
 def test_extreme_scales_stay_finite_and_follow_the_difference(scale):
-    """A float64 scale may overflow float32: the blend is then the difference of the streams, without a NaN."""
+    """A float64 scale may overflow float32: the blend is then the difference of the streams,
+    without a NaN."""
     rows = torch.randn(2, 50, generator=torch.Generator().manual_seed(5)).tolist()
     out = run(rows, (scale, 1 - scale))
     logp = torch.log_softmax(torch.tensor(rows), dim=-1)

@@ -26,7 +26,13 @@ def hash_of(text: str) -> float:
 
 def job(folder: Path, output: str = "out.npy", **fields) -> Job:
     (folder / "in.txt").write_text("\n".join(LINES) + "\n")
-    return Job(input=folder / "in.txt", output=folder / output, lines_per_part=5, settings={"model": "m"}, **fields)
+    return Job(
+        input=folder / "in.txt",
+        output=folder / output,
+        lines_per_part=5,
+        settings={"model": "m"},
+        **fields,
+    )
 
 
 def run(it: Job, embed=embed, **options) -> list[int]:
@@ -44,7 +50,9 @@ def test_parquet(tmp_path):
     from pyarrow import parquet
 
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"id": f"doc-{i}", "body": text}) + "\n" for i, text in enumerate(LINES)))
+    path.write_text(
+        "".join(json.dumps({"id": f"doc-{i}", "body": text}) + "\n" for i, text in enumerate(LINES))
+    )
     it = Job(input=path, output=tmp_path / "out.parquet", text_field="body", lines_per_part=5)
     run(it)
     table = parquet.read_table(it.output)
@@ -59,7 +67,8 @@ class Cut(BaseException):
 
 @pytest.mark.parametrize("output", ["out.npy", "out.parquet"])
 def test_cut_off_before_every_step(tmp_path, output, monkeypatch):
-    """Stop before the n-th rename, for every n, and go on: the same bytes, and no part is computed twice."""
+    """Stop before the n-th rename, for every n, and go on: the same bytes, and no part is computed
+    twice."""
     whole = tmp_path / "whole"
     whole.mkdir()
     run(job(whole, output))
@@ -160,7 +169,12 @@ def test_two_processes_do_not_share_an_output(tmp_path):
         ("in.txt", "a", "out.csv", "must end in .npy or .parquet"),
         ("in.txt", "a", "no/out.npy", "make that directory first"),
         ("in.txt", "", "out.npy", "is empty"),
-        ("in.jsonl", '{"text": "a"}\n{"txt": "b"}\n', "out.npy", "line 2 .* has no text in 'text': .*--field"),
+        (
+            "in.jsonl",
+            '{"text": "a"}\n{"txt": "b"}\n',
+            "out.npy",
+            "line 2 .* has no text in 'text': .*--field",
+        ),
         ("in.jsonl", "{", "out.npy", "line 1 .* is not valid JSON"),
     ],
 )

@@ -1,4 +1,4 @@
-"""deployments/chunks.py: how many chunks a stream's tokens come in."""
+"""deployments/generator/chunks.py: how many chunks a stream's tokens come in."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.chunks import CHUNKS_PER_S, LONGEST_S, Chunks
+from deployments.generator.chunks import CHUNKS_PER_S, LONGEST_S, Chunks
 
 
 def output(finished=False, choices=1):
@@ -55,7 +55,9 @@ async def test_more_streams_send_less_often(streams):
 
 async def test_choices_count_and_whole_answers_do_not():
     chunks = Chunks()
-    async with aclosing(chunks.spaced(given(output(choices=2), output(choices=40), output(finished=True)))) as spaced:
+    async with aclosing(
+        chunks.spaced(given(output(choices=2), output(choices=40), output(finished=True)))
+    ) as spaced:
         seen = [chunks.streams async for _ in spaced]
     assert seen == [0, 2, 40]
     assert chunks.streams == 0

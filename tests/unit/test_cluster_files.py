@@ -1,5 +1,5 @@
-"""The configurations, as the owner of a cluster takes them: what can be seen of them without a cluster. The manifest
-and the Containerfile are in test_deploy_files.py."""
+"""The configurations, as the owner of a cluster takes them: what can be seen of them without a
+cluster. The manifest and the Containerfile are in test_deploy_files.py."""
 
 import inspect
 import math
@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from deployments.autoscaling import GuidedLoad
-from deployments.config import AppArgs, complaints
+from deployments.config.__main__ import complaints
+from deployments.config.args import AppArgs
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs").glob("*.yaml"))}
-SPARE = 1.25  # as in deployments/generation.py, which imports ray
+SPARE = 1.25  # as in deployments/calls/generator.py, which imports ray
 ON_CLUSTERS = ("mixed", "one-node-gpus", "tp4-across-nodes")
 
 
@@ -25,7 +26,9 @@ class Config:
         self.whole = yaml.safe_load(self.text)
         (application,) = self.whole["applications"]
         self._args = application["args"]
-        self.deployments = {deployment["name"]: deployment for deployment in application["deployments"]}
+        self.deployments = {
+            deployment["name"]: deployment for deployment in application["deployments"]
+        }
         self.generator = self.deployments.get("ModelReplica")
 
     @property
@@ -34,7 +37,9 @@ class Config:
 
     @staticmethod
     def most_replicas(deployment):
-        return deployment.get("autoscaling_config", {}).get("max_replicas") or deployment.get("num_replicas", 1)
+        return deployment.get("autoscaling_config", {}).get("max_replicas") or deployment.get(
+            "num_replicas", 1
+        )
 
 
 @pytest.fixture(params=CONFIGS)
@@ -52,7 +57,7 @@ def on_cluster(request):
     return Config(request.param)
 
 
-# --- configurations ---------------------------------------------------------------------------------
+# --- configurations -------------------------------------------------------------------------------
 
 
 def test_nobody_has_complaints(config):
@@ -77,27 +82,39 @@ def test_the_spanning_group_may_span():
 
 
 def test_requests_in_a_replica_fit_its_streams(generating):
-    """Fewer than half of the streams would leave the engine idle when all are guided. Far more than all would wait
-    inside it, where no router can send them elsewhere."""
+    """Fewer than half of the streams would leave the engine idle when all are guided. Far more than
+    all would wait inside it, where no router can send them elsewhere."""
     streams = generating.args.engine["max_num_seqs"]
-    assert streams // 2 <= generating.generator["max_ongoing_requests"] <= math.ceil(SPARE * streams)
+    assert (
+        streams // 2 <= generating.generator["max_ongoing_requests"] <= math.ceil(SPARE * streams)
+    )
 
 
 def test_routers_together_fill_an_engine(on_cluster):
-    """Each router counts for itself. Serve's own queue stays empty then: it knows neither tenants nor priorities."""
-    sent = on_cluster.args.admission.streams_per_replica * on_cluster.deployments["CfgRouter"]["num_replicas"]
+    """Each router counts for itself. Serve's own queue stays empty then: it knows neither tenants
+    nor priorities."""
+    sent = (
+        on_cluster.args.admission.streams_per_replica
+        * on_cluster.deployments["CfgRouter"]["num_replicas"]
+    )
     assert sent == math.ceil(SPARE * on_cluster.args.engine["max_num_seqs"])
     assert on_cluster.generator["max_ongoing_requests"] >= sent
 
 
 def test_overload_is_told(generating):
     """Without max_queued_requests Serve queues without end, and nobody gets a 429."""
-    assert 0 < generating.generator["max_queued_requests"] <= 16 * generating.generator["max_ongoing_requests"]
+    assert (
+        0
+        < generating.generator["max_queued_requests"]
+        <= 16 * generating.generator["max_ongoing_requests"]
+    )
 
 
 def test_the_router_does_not_throttle_the_engines(generating):
     router = generating.deployments["CfgRouter"]
-    engines = Config.most_replicas(generating.generator) * generating.generator["max_ongoing_requests"]
+    engines = (
+        Config.most_replicas(generating.generator) * generating.generator["max_ongoing_requests"]
+    )
     assert Config.most_replicas(router) * router["max_ongoing_requests"] >= engines
 
 
@@ -122,7 +139,8 @@ def test_health_is_checked(on_cluster):
 
 
 def test_the_policy_can_be_reached(on_cluster):
-    """A target above what a replica may hold never scales up. Serve hands policy_kwargs to classes only."""
+    """A target above what a replica may hold never scales up. Serve hands policy_kwargs to classes
+    only."""
     scaling = on_cluster.generator.get("autoscaling_config")
     if scaling is None:
         return

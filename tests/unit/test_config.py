@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from cfg_core.errors import ConfigError
-from deployments.config import AppArgs, EncoderArgs, complaints
-from deployments.engine_keys import check_engine_keys, vllm_engine_fields
-from deployments.model_paths import REPOSITORY, resolve_model
+from deployments.config.__main__ import complaints
+from deployments.config.args import AppArgs
+from deployments.config.encoders import EncoderArgs
+from deployments.config.engine_keys import check_engine_keys, vllm_engine_fields
+from deployments.config.model_paths import REPOSITORY, resolve_model
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
@@ -33,7 +35,9 @@ def test_defaults():
 
 
 def test_every_field_is_documented():
-    assert all(field.description for args in (AppArgs, EncoderArgs) for field in args.model_fields.values())
+    assert all(
+        field.description for args in (AppArgs, EncoderArgs) for field in args.model_fields.values()
+    )
 
 
 def test_args_are_frozen():
@@ -45,35 +49,80 @@ def test_args_are_frozen():
     ("values", "words"),
     [
         ({"modle": "m"}, "unknown key `modle` in `args`: did you mean `model`?"),
-        ({"model": "m", "kv_spilt": "even"}, "unknown key `kv_spilt` in `args`: did you mean `kv_split`?"),
+        (
+            {"model": "m", "kv_spilt": "even"},
+            "unknown key `kv_spilt` in `args`: did you mean `kv_split`?",
+        ),
         (
             {"model": "m", "zzz": 1},
-            "unknown key `zzz` in `args`: known keys: access, admission, draft_cost, encoders, engine",
+            (
+                "unknown key `zzz` in `args`: known keys: access, admission, draft_cost, encoders,"
+                " engine"
+            ),
         ),
-        ({"model": "m", "engine": {"max_model_length": 1}}, "unknown key `max_model_length` in `engine`: did you mean"),
+        (
+            {"model": "m", "engine": {"max_model_length": 1}},
+            "unknown key `max_model_length` in `engine`: did you mean",
+        ),
         ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
-        ({"model": "m", "engine": {"scheduler_cls": "x"}}, "`scheduler_cls` in `engine` is set by the application"),
-        ({"model": "m", "engine": {"worker_cls": "x"}}, "`worker_cls` in `engine` is set by the application"),
+        (
+            {"model": "m", "engine": {"scheduler_cls": "x"}},
+            "`scheduler_cls` in `engine` is set by the application",
+        ),
+        (
+            {"model": "m", "engine": {"worker_cls": "x"}},
+            "`worker_cls` in `engine` is set by the application",
+        ),
         ({"model": "m", "engine": {"model": "x"}}, "name it one level up, as `model`"),
         ({"model": "m", "kv_split": "odd"}, "'elastic' or 'even'"),
         ({"model": "m", "ready_timeout_s": 0}, "greater than 0"),
         ({}, "`args` names nothing to serve: give `model`, `encoders`, or both."),
         ({"encoders": []}, "`args` names nothing to serve"),
-        ({"encoders": [{"model": "m"}], "engine": {"dtype": "auto"}}, "`engine` in `args` belongs to `model`"),
-        ({"encoders": [{"model": "m"}], "served_model_name": "x"}, "`served_model_name` in `args` belongs to `model`"),
-        ({"encoders": [{"modle": "m"}]}, "unknown key `modle` in `encoders`: did you mean `model`?"),
+        (
+            {"encoders": [{"model": "m"}], "engine": {"dtype": "auto"}},
+            "`engine` in `args` belongs to `model`",
+        ),
+        (
+            {"encoders": [{"model": "m"}], "served_model_name": "x"},
+            "`served_model_name` in `args` belongs to `model`",
+        ),
+        (
+            {"encoders": [{"modle": "m"}]},
+            "unknown key `modle` in `encoders`: did you mean `model`?",
+        ),
         ({"encoders": [{"served_model_name": "m"}]}, "Field required"),
-        ({"encoders": [{"model": "m", "engine": {"max_batch_token": 1}}]}, "did you mean `max_batch_tokens`?"),
-        ({"encoders": [{"model": "m", "engine": {"num_threads": 0}}]}, "num_threads is 0: it must be a whole number"),
-        ({"encoders": [{"model": "a"}, {"model": "b"}]}, "2 encoders have the deployment name `Embedder`: give each"),
+        (
+            {"encoders": [{"model": "m", "engine": {"max_batch_token": 1}}]},
+            "did you mean `max_batch_tokens`?",
+        ),
+        (
+            {"encoders": [{"model": "m", "engine": {"num_threads": 0}}]},
+            "num_threads is 0: it must be a whole number",
+        ),
+        (
+            {"encoders": [{"model": "a"}, {"model": "b"}]},
+            "2 encoders have the deployment name `Embedder`: give each",
+        ),
         ({"encoders": [{"model": "a", "deployment": "CfgRouter"}]}, "is the name of another part"),
         ({"model": "x/m", "encoders": [{"model": "y/m"}]}, "two models are served as `m`"),
-        ({"model": "m", "frontend": {"chat_templat": "x"}}, "unknown key `chat_templat` in `frontend`: did you mean"),
+        (
+            {"model": "m", "frontend": {"chat_templat": "x"}},
+            "unknown key `chat_templat` in `frontend`: did you mean",
+        ),
         ({"model": "m", "frontend": {"port": 1}}, "unknown key `port` in `frontend`"),
         ({"model": "m", "frontend": {"enable_auto_tool_choice": True}}, "needs `tool_call_parser`"),
-        ({"model": "m", "frontend": {"lora_modules": ["a=b"]}}, "must be a list of `{name: NAME, path: DIRECTORY}`"),
-        ({"model": "m", "frontend": {"lora_modules": [{"name": "a", "path": "b"}]}}, "needs `enable_lora: true`"),
-        ({"encoders": [{"model": "m"}], "frontend": {"response_role": "x"}}, "`frontend` in `args` belongs to `model`"),
+        (
+            {"model": "m", "frontend": {"lora_modules": ["a=b"]}},
+            "must be a list of `{name: NAME, path: DIRECTORY}`",
+        ),
+        (
+            {"model": "m", "frontend": {"lora_modules": [{"name": "a", "path": "b"}]}},
+            "needs `enable_lora: true`",
+        ),
+        (
+            {"encoders": [{"model": "m"}], "frontend": {"response_role": "x"}},
+            "`frontend` in `args` belongs to `model`",
+        ),
         (
             {
                 "model": "x/m",
@@ -93,12 +142,18 @@ def test_mistakes(values, words):
 def test_engine_fields_come_from_vllm_without_importing_it():
     fields = vllm_engine_fields()
     assert fields is not None
-    assert {"model", "max_model_len", "tensor_parallel_size", "enable_log_requests", "additional_config"} <= fields
+    assert {
+        "model",
+        "max_model_len",
+        "tensor_parallel_size",
+        "enable_log_requests",
+        "additional_config",
+    } <= fields
     assert not any(name.startswith("_") for name in fields)
 
 
 def test_unchecked_without_vllm(monkeypatch):
-    monkeypatch.setattr("deployments.engine_keys.vllm_engine_fields", lambda: None)
+    monkeypatch.setattr("deployments.config.engine_keys.vllm_engine_fields", lambda: None)
     check_engine_keys({"some_option_of_a_later_vllm": 1})
 
 
@@ -106,14 +161,25 @@ def test_workers_run_as_ray_actors():
     args = AppArgs(model="m/m", engine={"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
     assert args.num_workers == 4
     assert args.engine_kwargs()["distributed_executor_backend"] == "ray"
-    chosen = AppArgs(model="m/m", engine={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"})
+    chosen = AppArgs(
+        model="m/m", engine={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    )
     assert chosen.engine_kwargs()["distributed_executor_backend"] == "mp"
 
 
 def test_complaints_about_a_file(tmp_path):
     path = tmp_path / "bad.yaml"
-    apps = [{"args": {"modle": "m"}}, {}, {"args": {"model": "./no-model"}}, {"args": {"model": "m", "kv_split": "x"}}]
-    path.write_text(yaml.safe_dump({"applications": [{"import_path": "deployments.app:build", **app} for app in apps]}))
+    apps = [
+        {"args": {"modle": "m"}},
+        {},
+        {"args": {"model": "./no-model"}},
+        {"args": {"model": "m", "kv_split": "x"}},
+    ]
+    path.write_text(
+        yaml.safe_dump(
+            {"applications": [{"import_path": "deployments.app:build", **app} for app in apps]}
+        )
+    )
     unknown, missing, directory, value = complaints(path)
     assert unknown.startswith("unknown key `modle` in `args`: did you mean `model`?")
     assert missing == "`args` names nothing to serve: give `model`, `encoders`, or both."
@@ -142,7 +208,9 @@ def test_hub_names_pass_through(tmp_path):
     assert resolve_model("gpt2", cwd=tmp_path) == "gpt2"
 
 
-@pytest.mark.parametrize("name", ["/no/such/model", "./no-model", "~/no-such-model", "zoo/strories"])
+@pytest.mark.parametrize(
+    "name", ["/no/such/model", "./no-model", "~/no-such-model", "zoo/strories"]
+)
 def test_missing_directories(tmp_path, name):
     (tmp_path / "zoo" / "stories").mkdir(parents=True)
     with pytest.raises(ConfigError, match="does not exist") as error:
@@ -162,7 +230,10 @@ def test_resolved_keeps_the_served_name(tmp_path):
 
 
 def test_encoders_beside_a_generator():
-    encoders = [{"model": "a/one"}, {"model": "package:p/q/two", "deployment": "Two", "engine": {"num_threads": 2}}]
+    encoders = [
+        {"model": "a/one"},
+        {"model": "package:p/q/two", "deployment": "Two", "engine": {"num_threads": 2}},
+    ]
     args = AppArgs.model_validate({"model": "m", "encoders": encoders})
     assert args.served_names == ["m", "one", "two"]
     assert [encoder.deployment for encoder in args.encoders] == ["Embedder", "Two"]
@@ -179,7 +250,10 @@ def test_adapters_are_models(tmp_path):
 def test_a_chat_template_may_be_a_file(tmp_path, monkeypatch):
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     monkeypatch.chdir(tmp_path)
-    for template, resolved in (("chat.jinja", str(tmp_path / "chat.jinja")), ("{{ messages }}", "{{ messages }}")):
+    for template, resolved in (
+        ("chat.jinja", str(tmp_path / "chat.jinja")),
+        ("{{ messages }}", "{{ messages }}"),
+    ):
         assert AppArgs(model="org/m", frontend={"chat_template": template}).resolved().frontend == {
             "chat_template": resolved
         }
@@ -196,7 +270,9 @@ def test_model_inside_a_package(tmp_path, monkeypatch):
     (tmp_path / "some_weights" / "model").mkdir(parents=True)
     (tmp_path / "some_weights" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    args = AppArgs(encoders=({"model": "package:some_weights/model", "served_model_name": "w"},)).resolved()
+    args = AppArgs(
+        encoders=({"model": "package:some_weights/model", "served_model_name": "w"},)
+    ).resolved()
     assert args.encoders[0].model == str(tmp_path / "some_weights" / "model")
     assert args.served_names == ["w"]
     assert resolve_model("package:some_weights") == str(tmp_path / "some_weights")
@@ -223,12 +299,16 @@ def test_admission_and_access_are_checked():
     with pytest.raises(pydantic.ValidationError, match="max_queued_streams"):
         AppArgs.model_validate({"model": "m", "admission": {"max_queued_stream": 1}})
     with pytest.raises(pydantic.ValidationError, match="requests_per_minute"):
-        AppArgs.model_validate({"model": "m", "access": {"keys": [{"name": "a", "request_per_minute": 1}]}})
+        AppArgs.model_validate(
+            {"model": "m", "access": {"keys": [{"name": "a", "request_per_minute": 1}]}}
+        )
 
 
 def test_keys_from_the_environment_are_resolved_to_digests(monkeypatch, tmp_path):
     monkeypatch.setenv("SOME_KEY", "secret")
-    args = AppArgs.model_validate({"model": str(tmp_path), "access": {"keys": [{"name": "a", "env": "SOME_KEY"}]}})
+    args = AppArgs.model_validate(
+        {"model": str(tmp_path), "access": {"keys": [{"name": "a", "env": "SOME_KEY"}]}}
+    )
     (key,) = args.resolved().access.keys
     assert key.env is None
     assert len(key.sha256) == 64
@@ -245,6 +325,8 @@ def test_the_generators_timeouts_make_sense():
 
 def test_a_key_given_in_clear_is_not_shown():
     with pytest.raises(pydantic.ValidationError) as raised:
-        AppArgs.model_validate({"model": "m", "access": {"keys": [{"name": "a", "sha256": "my-secret-key"}]}})
+        AppArgs.model_validate(
+            {"model": "m", "access": {"keys": [{"name": "a", "sha256": "my-secret-key"}]}}
+        )
     assert "64 hexadecimal digits" in str(raised.value)
     assert "my-secret-key" not in str(raised.value)

@@ -1,6 +1,8 @@
-"""The generator of the embedded model's training text: the same from the same seed, and countable by topic.
+"""The generator of the embedded model's training text: the same from the same seed, and countable
+by topic.
 
-Standard library only: `models/training` is a folder of scripts, put on the path here as running one would.
+Standard library only: `models/training` is a folder of scripts, put on the path here as running one
+would.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ def test_the_same_seed_gives_the_same_rows():
 
 
 def test_no_word_belongs_to_two_topics_or_two_kinds():
-    words = [word for topic in topics.LEXICON.values() for kind in topics.KINDS for word in topic.words(kind)]
+    words = [
+        word
+        for topic in topics.LEXICON.values()
+        for kind in topics.KINDS
+        for word in topic.words(kind)
+    ]
     assert len(words) - len(set(words)) == 0
     assert all(corpus.WORD.fullmatch(word) for word in words)
 
@@ -63,19 +70,24 @@ def test_every_stage_of_a_plot_has_sentences():
 
 
 def test_share_counts_content_words_only():
-    assert corpus.on_topic_share("The Whale and the pirate saw a tractor; nobody else did.", "sea") == 2 / 3
+    assert (
+        corpus.on_topic_share("The Whale and the pirate saw a tractor; nobody else did.", "sea")
+        == 2 / 3
+    )
     assert corpus.on_topic_share("Nothing at all.", "sea") == 0.0
 
 
 @pytest.mark.parametrize("topic", topics.LEXICON)
 def test_a_named_topic_leans_on_the_words_weakly(topic: str):
-    """300 stories, about 3000 sentence draws: the bounds are five standard deviations or more from 0.44 and 0.1."""
+    """300 stories, about 3000 sentence draws: the bounds are five standard deviations or more from
+    0.44 and 0.1."""
     assert 0.38 < pooled_share(stories(300, topic), topic) < 0.50
     assert 0.06 < pooled_share(stories(300), topic) < 0.14
 
 
 def test_a_story_without_a_topic_does_not_settle_on_one():
-    """Neighbouring sentences share a topic no more often than chance (one in ten; bound: over five sigma)."""
+    """Neighbouring sentences share a topic no more often than chance (one in ten; bound: over five
+    sigma)."""
     rng = random.Random(1)
     drawn = [corpus.draw_topic(rng, ()) for _ in range(20_000)]
     same = sum(a == b for a, b in pairwise(drawn)) / len(drawn)
@@ -97,10 +109,17 @@ def test_every_story_is_grammatical_and_noise_is_not():
 
 
 def test_the_first_lesson_is_topic_words_and_two_names():
-    words = corpus.word_list(random.Random(2), ("farm",)).removeprefix("Words: ").removesuffix(".").split()
+    words = (
+        corpus.word_list(random.Random(2), ("farm",))
+        .removeprefix("Words: ")
+        .removesuffix(".")
+        .split()
+    )
     names = {word for word in words if word[0].isupper()}
     assert len(names) == 2, words
-    assert sum(corpus.topic_counts(" ".join(words)).values()) == sum(word not in names for word in words)
+    assert sum(corpus.topic_counts(" ".join(words)).values()) == sum(
+        word not in names for word in words
+    )
 
 
 def test_the_second_lesson_leans_harder_than_the_last():
@@ -124,7 +143,9 @@ def test_rows_learn_stories_and_not_prompts():
 def test_chats_may_name_a_topic_in_either_message():
     rng = random.Random(2)
     prompts = [corpus.chat_row(rng, corpus.story).pieces for _ in range(400)]
-    systems = "".join(text for pieces in prompts for text, _ in pieces if text.startswith("<|system|>"))
+    systems = "".join(
+        text for pieces in prompts for text, _ in pieces if text.startswith("<|system|>")
+    )
     users = "".join(text for pieces in prompts for text, _ in pieces if text.startswith("<|user|>"))
     for topic in topics.LEXICON.values():
         assert topic.names[0] in systems

@@ -1,4 +1,5 @@
-"""The KubeRay manifest and the Containerfile: nothing that they describe is run; what can be seen by reading is."""
+"""The KubeRay manifest and the Containerfile: nothing that they describe is run; what can be seen
+by reading is."""
 
 import importlib.util
 import json
@@ -26,7 +27,7 @@ def config_path(name):
     return REPOSITORY / "configs" / f"{name}.yaml"
 
 
-# --- the manifest -----------------------------------------------------------------------------------
+# --- the manifest ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +51,19 @@ def containers(pods):
 
 
 def test_the_manifest_is_as_rendered():
-    command = f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} > deploy/kuberay/rayservice.yaml"
+    command = (
+        f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} >"
+        " deploy/kuberay/rayservice.yaml"
+    )
     written = (DEPLOY / "kuberay" / "rayservice.yaml").read_text()
     assert written == kuberay.render(RENDERED, IMAGE), f"run: {command}"
     assert command in written
 
 
 def test_the_configuration_is_in_it_word_for_word(manifest):
-    assert yaml.safe_load(manifest[0]["spec"]["serveConfigV2"]) == yaml.safe_load(RENDERED.read_text())
+    assert yaml.safe_load(manifest[0]["spec"]["serveConfigV2"]) == yaml.safe_load(
+        RENDERED.read_text()
+    )
 
 
 def test_secrets_are_references(manifest, containers):
@@ -94,9 +100,14 @@ def test_replicas_fit_the_pods(cluster):
     gpu, cpu = cluster["workerGroupSpecs"]
     resources = gpu["template"]["spec"]["containers"][0]["resources"]
     replica = yaml.safe_load(RENDERED.read_text())["applications"][0]["deployments"][1]
-    assert int(resources["limits"]["nvidia.com/gpu"]) == sum(b["GPU"] for b in replica["placement_group_bundles"])
+    assert int(resources["limits"]["nvidia.com/gpu"]) == sum(
+        b["GPU"] for b in replica["placement_group_bundles"]
+    )
     scaling = replica["autoscaling_config"]
-    assert (gpu["minReplicas"], gpu["maxReplicas"]) == (scaling["min_replicas"], scaling["max_replicas"])
+    assert (gpu["minReplicas"], gpu["maxReplicas"]) == (
+        scaling["min_replicas"],
+        scaling["max_replicas"],
+    )
     assert "nvidia.com/gpu" not in json.dumps(cpu)
     for group in (gpu, cpu):
         resources = group["template"]["spec"]["containers"][0]["resources"]
@@ -120,25 +131,43 @@ def test_probes_ask_ports_that_are_there(cluster):
         assert [entry["containerPort"] for entry in container["ports"]] == [port]
         assert container["readinessProbe"]["httpGet"]["port"] == port
     (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
-    assert head["readinessProbe"]["httpGet"]["port"] != port, "Serve is deployed only when the head is ready"
+    assert head["readinessProbe"]["httpGet"]["port"] != port, (
+        "Serve is deployed only when the head is ready"
+    )
 
 
 def test_only_the_http_port_is_open_to_others(manifest, pods):
     policy = manifest[1]["spec"]
-    assert all(policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items() for pod in pods)
+    assert all(
+        policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        for pod in pods
+    )
     to_all = [rule for rule in policy["ingress"] if "from" not in rule]
-    assert to_all == [{"ports": [{"port": yaml.safe_load(RENDERED.read_text())["http_options"]["port"]}]}]
+    assert to_all == [
+        {"ports": [{"port": yaml.safe_load(RENDERED.read_text())["http_options"]["port"]}]}
+    ]
 
 
 def test_the_same_ray_everywhere(cluster):
-    assert f"ray=={cluster['rayVersion']}" in (REPOSITORY / "requirements" / "cpu.txt").read_text().splitlines()
+    assert (
+        f"ray=={cluster['rayVersion']}"
+        in (REPOSITORY / "requirements" / "cpu.txt").read_text().splitlines()
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "gpus", "words"),
     [
-        ("one-node-gpus", None, "http_options.host is 127.0.0.1, which no other pod can reach: set 0.0.0.0."),
-        ("tp4-across-nodes", None, "a replica of ModelReplica may span several pods: say --gpus-per-pod"),
+        (
+            "one-node-gpus",
+            None,
+            "http_options.host is 127.0.0.1, which no other pod can reach: set 0.0.0.0.",
+        ),
+        (
+            "tp4-across-nodes",
+            None,
+            "a replica of ModelReplica may span several pods: say --gpus-per-pod",
+        ),
     ],
 )
 def test_what_cannot_be_rendered(name, gpus, words):
@@ -149,10 +178,15 @@ def test_what_cannot_be_rendered(name, gpus, words):
 
 @pytest.mark.parametrize(
     ("name", "gpus", "expected"),
-    [("mixed", None, (1, 1, 4)), ("tp4-across-nodes", 2, (2, 2, 4)), ("embeddings", None, (1, 1, 2))],
+    [
+        ("mixed", None, (1, 1, 4)),
+        ("tp4-across-nodes", 2, (2, 2, 4)),
+        ("embeddings", None, (1, 1, 2)),
+    ],
 )
 def test_gpu_pods(name, gpus, expected):
-    """GPUs of a pod, the fewest pods, the most. Fractions share a pod; sleeping encoders need none."""
+    """GPUs of a pod, the fewest pods, the most. Fractions share a pod; sleeping encoders need
+    none."""
     rendered = next(yaml.safe_load_all(kuberay.render(config_path(name), IMAGE, gpus)))
     group = rendered["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
@@ -169,13 +203,17 @@ def test_a_proxy_on_the_head_alone_is_refused():
         kuberay.check_http({"http_options": {"host": "0.0.0.0"}, "proxy_location": "HeadOnly"})
 
 
-# --- the image --------------------------------------------------------------------------------------
+# --- the image ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def instructions():
     """(instruction, its words), continuation lines joined, comments left out."""
-    lines = [line for line in (DEPLOY / "Containerfile").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (DEPLOY / "Containerfile").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
 
@@ -186,7 +224,12 @@ def of(instructions, name):
 
 def test_copied_files_exist_and_are_not_ignored(instructions):
     ignored = (REPOSITORY / ".containerignore").read_text().splitlines()
-    sources = [source for words in of(instructions, "COPY") if "--from" not in words for source in words.split()[:-1]]
+    sources = [
+        source
+        for words in of(instructions, "COPY")
+        if "--from" not in words
+        for source in words.split()[:-1]
+    ]
     assert len(sources) > 5
     for source in sources:
         assert (REPOSITORY / source).exists(), source
@@ -215,17 +258,24 @@ def test_images_are_named_without_a_registry(instructions, cluster):
 
 def test_the_user_is_the_manifests(instructions, pods):
     (user,) = of(instructions, "USER")
-    assert {f"{s['runAsUser']}:{s['runAsGroup']}" for s in (pod["spec"]["securityContext"] for pod in pods)} == {user}
-    variables = dict(word.split("=", 1) for words in of(instructions, "ENV") for word in shlex.split(words))
+    assert {
+        f"{s['runAsUser']}:{s['runAsGroup']}"
+        for s in (pod["spec"]["securityContext"] for pod in pods)
+    } == {user}
+    variables = dict(
+        word.split("=", 1) for words in of(instructions, "ENV") for word in shlex.split(words)
+    )
     for pod in pods:
-        assert variables["HOME"] in {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert variables["HOME"] in {
+            mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]
+        }
 
 
 def test_the_image_takes_a_device_and_tells_its_health(instructions):
     assert "CFG_SERVE_DEVICE=cpu" in of(instructions, "ARG")
     (check,) = of(instructions, "HEALTHCHECK")
     assert "127.0.0.1:8000/health'" in check
-    assert '@app.get("/health")' in (REPOSITORY / "deployments" / "router.py").read_text()
+    assert '@app.get("/health")' in (REPOSITORY / "deployments/ingress/router.py").read_text()
 
 
 def test_the_page_links_to_files():

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from cfg_core.draft_length import DRAFT_COST, PROBE_EVERY, DraftLength, best_length, never_pays, tokens_per_step
+from cfg_core.draft_length import (
+    DRAFT_COST,
+    PROBE_EVERY,
+    DraftLength,
+    best_length,
+    never_pays,
+    tokens_per_step,
+)
 
 
 def test_tokens_per_step_is_the_geometric_sum():
@@ -14,7 +21,9 @@ def test_tokens_per_step_is_the_geometric_sum():
     assert tokens_per_step(0.0, 3) == 1
 
 
-@pytest.mark.parametrize(("chance", "length"), [(0.0, 0), (0.15, 0), (0.25, 1), (0.5, 2), (0.8, 4), (1.0, 7)])
+@pytest.mark.parametrize(
+    ("chance", "length"), [(0.0, 0), (0.15, 0), (0.25, 1), (0.5, 2), (0.8, 4), (1.0, 7)]
+)
 def test_the_better_the_drafts_the_more_of_them(chance, length):
     assert best_length(chance, 7, 0.2) == length
 

@@ -11,14 +11,24 @@ import pytest
 import cfg_core
 from cfg_core import errors
 
-ALL = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+ALL = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if cls.__module__ == errors.__name__
+]
 
 PARENTS = {
     errors.CfgServeError: Exception,
     errors.RequestError: errors.CfgServeError,
     errors.GuidanceError: errors.RequestError,
     errors.CapacityError: errors.RequestError,
+    errors.UnknownModelError: errors.RequestError,
+    errors.BodyTimeoutError: errors.RequestError,
+    errors.BodyTooLargeError: errors.RequestError,
+    errors.AuthenticationError: errors.CfgServeError,
+    errors.PermissionDeniedError: errors.CfgServeError,
     errors.OverloadedError: errors.CfgServeError,
+    errors.DeadlineError: errors.CfgServeError,
     errors.EngineError: errors.CfgServeError,
     errors.EngineDeadError: errors.EngineError,
     errors.ConfigError: errors.CfgServeError,
@@ -29,6 +39,12 @@ EXAMPLES = [
     errors.RequestError("Send a prompt."),
     errors.GuidanceError("Send one of them.", "negative_prompt"),
     errors.CapacityError("Too long.", param="prompt"),
+    errors.UnknownModelError("No such model.", "model"),
+    errors.BodyTimeoutError("Too slow."),
+    errors.BodyTooLargeError("Too large."),
+    errors.AuthenticationError("Who?"),
+    errors.PermissionDeniedError("Not this one.", "model"),
+    errors.DeadlineError("Out of time."),
     errors.OverloadedError("Full."),
     errors.OverloadedError("Full.", retry_after_s=2.5),
     errors.EngineError("It broke."),
@@ -54,7 +70,9 @@ def test_the_docstring_draws_it_and_the_package_exports_it(cls: type[Exception])
 
 def test_errors_of_users_are_value_errors_and_others_are_not() -> None:
     of_users = {cls for cls in ALL if issubclass(cls, ValueError)}
-    assert of_users == {cls for cls in ALL if issubclass(cls, (errors.RequestError, errors.ConfigError))}
+    assert of_users == {
+        cls for cls in ALL if issubclass(cls, (errors.RequestError, errors.ConfigError))
+    }
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=repr)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import RequestError
-from cfg_core.grammar_bounds import GrammarBounds, bracket_depth
-from deployments.grammars import GrammarArgs
+from cfg_core.grammars.bounds import GrammarBounds, bracket_depth
+from deployments.config.grammars import GrammarArgs
 
 BOUNDS = GrammarBounds()
 
@@ -33,7 +33,9 @@ def outputs(**fields: Any) -> dict[str, Any]:
 
 
 def answer(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
 
 
 def tool(schema: Any) -> dict[str, Any]:
@@ -69,23 +71,41 @@ REFUSED = [
     (outputs(grammar="root ::= a\n" * 5000), "structured_outputs", "rules"),
     (outputs(json=properties(20_000)), "structured_outputs", "properties"),
     (outputs(json=json.dumps(properties(5_000))), "structured_outputs", "properties"),
-    (outputs(json={"enum": [str(i) for i in range(100_000)]}), "structured_outputs", "entries in one"),
+    (
+        outputs(json={"enum": [str(i) for i in range(100_000)]}),
+        "structured_outputs",
+        "entries in one",
+    ),
     (outputs(json={"const": "x" * 10**6}), "structured_outputs", "characters"),
     (outputs(json=nested(90)), "structured_outputs", "levels"),
     (outputs(json='{"a":' * 100_000 + "1" + "}" * 100_000), "structured_outputs", "characters"),
     (outputs(json='{"a":' * 10_000 + "1" + "}" * 10_000), "structured_outputs", "levels"),
-    (outputs(structural_tag=json.dumps({"structures": [properties(5_000)]})), "structured_outputs", "properties"),
+    (
+        outputs(structural_tag=json.dumps({"structures": [properties(5_000)]})),
+        "structured_outputs",
+        "properties",
+    ),
     (outputs(whitespace_pattern=" *" * 1000), "structured_outputs", "characters"),
-    (answer({"anyOf": [{"const": i} for i in range(3999)] * 1, "x": [[0] * 3999] * 9}), "response_format", "values"),
+    (
+        answer({"anyOf": [{"const": i} for i in range(3999)] * 1, "x": [[0] * 3999] * 9}),
+        "response_format",
+        "values",
+    ),
     (answer(properties(20_000)), "response_format", "properties"),
-    ({"response_format": {"type": "structural_tag", "format": nested(90)}}, "response_format", "levels"),
+    (
+        {"response_format": {"type": "structural_tag", "format": nested(90)}},
+        "response_format",
+        "levels",
+    ),
     ({"tools": [tool({})] * 300}, "tools", "tools"),
     ({"tools": [tool(properties(200)) for _ in range(64)]}, "tools", "properties"),
 ]
 
 
 @pytest.mark.parametrize(("body", "param", "words"), REFUSED, ids=lambda value: repr(value)[:40])
-def test_what_is_too_large_is_refused_by_field_and_bound(body: dict[str, Any], param: str, words: str) -> None:
+def test_what_is_too_large_is_refused_by_field_and_bound(
+    body: dict[str, Any], param: str, words: str
+) -> None:
     with pytest.raises(RequestError, match=words) as refusal:
         BOUNDS.check_body(body)
     assert refusal.value.param == param

@@ -1,4 +1,5 @@
-"""Who may have a grammar compiled next: nobody can keep others waiting, and nobody leaves anything behind."""
+"""Who may have a grammar compiled next: nobody can keep others waiting, and nobody leaves anything
+behind."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections import Counter
 import pytest
 
 from cfg_core.errors import OverloadedError
-from cfg_core.grammar_places import FairPlaces
+from cfg_core.grammars.places import FairPlaces
 
 
 class Tenants:

@@ -1,4 +1,5 @@
-"""Logits processors beside a mask: whose fault it is when no token is left, and which tokens may be forced."""
+"""Logits processors beside a mask: whose fault it is when no token is left, and which tokens may be
+forced."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from cfg_core.errors import REQUEST_FAULT
-from cfg_core.logits_processors import EngineInfo, LogitsProcessor, ProcessorError, SequenceProcessors
-from cfg_core.processor_registry import Registry
+from cfg_core.logits_processors.base import EngineInfo, LogitsProcessor
+from cfg_core.logits_processors.registry import Registry
+from cfg_core.logits_processors.sequences import ProcessorError, SequenceProcessors
 
 
 class Letters:
@@ -57,4 +59,6 @@ def test_the_registry_knows_who_forces_what() -> None:
         {"name": "no_repeat_ngram", "n": 2},
         {"name": "section_budget", "max_tokens": 3, "end": "xyz"},
     ]
-    assert {name: list(tokens) for name, tokens in registry.forced(asked).items()} == {"section_budget": [23, 24, 25]}
+    assert {name: list(tokens) for name, tokens in registry.forced(asked).items()} == {
+        "section_budget": [23, 24, 25]
+    }

@@ -1,4 +1,5 @@
-"""Guard in front of hand-made ASGI apps: keys, ids, sizes, the log; and that bytes pass as they come."""
+"""Guard in front of hand-made ASGI apps: keys, ids, sizes, the log; and that bytes pass as they
+come."""
 
 import asyncio
 import json
@@ -14,11 +15,14 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.testclient import TestClient
 
 from cfg_core.errors import CfgServeError, EngineError, OverloadedError
-from deployments import http_guard
-from deployments.access import ANONYMOUS, AccessArgs, Gate, digest_of
-from deployments.http_errors import http_error
-from deployments.http_guard import Guard, Policy, current_policy, enforce, install
-from deployments.limits import LimitsArgs
+from deployments.config.access import AccessArgs, digest_of
+from deployments.config.limits import LimitsArgs
+from deployments.http.errors import http_error
+from deployments.ingress import exchange
+from deployments.ingress.guard import Guard, install
+from deployments.ingress.policy import Policy, current_policy
+from deployments.ingress.tenants import ANONYMOUS, Gate
+from deployments.routing.shared import enforce
 
 KEY = "sk-secret"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
@@ -41,11 +45,13 @@ class Client:
         self.events = []
 
     async def call(self, path="/v1/x", headers=None, body=(), method="POST", **scope):
-        """`body`: chunks, sent one message each; then the client leaves. Returns (status, headers, body)."""
+        """`body`: chunks, sent one message each; then the client leaves. Returns (status, headers,
+        body)."""
         self.events.clear()
         chunks = list(body) or [b""]
         messages = [
-            {"type": "http.request", "body": chunk, "more_body": at < len(chunks)} for at, chunk in enumerate(chunks, 1)
+            {"type": "http.request", "body": chunk, "more_body": at < len(chunks)}
+            for at, chunk in enumerate(chunks, 1)
         ]
         messages.append({"type": "http.disconnect"})
 
@@ -55,7 +61,10 @@ class Client:
         async def send(message):
             self.events.append(message)
 
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        raw = [
+            (name.lower().encode(), value.encode("latin-1"))
+            for name, value in (headers or {}).items()
+        ]
         scope = {"type": "http", "method": method, "path": path, "headers": raw, **scope}
         await self.guard(scope, receive, send)
         if not self.events:
@@ -115,7 +124,13 @@ def check_refusal(result, status, kind):
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"authorization": "Bearer wrong"}, {"authorization": KEY}, {"authorization": "Basic x"}, {"x-api-key": "x"}],
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": KEY},
+        {"authorization": "Basic x"},
+        {"x-api-key": "x"},
+    ],
 )
 async def test_refused_without_a_key(headers):
     result = await Client(never, policy_of()).call(headers=headers)
@@ -139,7 +154,9 @@ async def test_the_app_learns_the_tenant_and_the_id(headers):
     assert (seen["request_id"], seen["of"]) == ("id-1", "server")
 
 
-@pytest.mark.parametrize("scope", [{}, {"root_path": ""}, {"root_path": "/"}, {"root_path": "/app"}])
+@pytest.mark.parametrize(
+    "scope", [{}, {"root_path": ""}, {"root_path": "/"}, {"root_path": "/app"}]
+)
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_open_paths(path, scope):
     async def app(scope, receive, send):
@@ -150,14 +167,18 @@ async def test_open_paths(path, scope):
     assert (await Client(app, policy_of()).call(path, method="GET", **scope))[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/health/", "/healthy", "/v1/health", "//health", "/docs", "/ready/../v1/x"])
+@pytest.mark.parametrize(
+    "path", ["/", "/health/", "/healthy", "/v1/health", "//health", "/docs", "/ready/../v1/x"]
+)
 async def test_no_other_path_is_open(path):
     check_refusal(await Client(never, policy_of()).call(path), 401, "authentication_error")
 
 
 async def test_websockets_are_refused():
     client = Client(never, OPEN)
-    await client.guard({"type": "websocket", "path": "/health", "headers": []}, None, _collect(client.events))
+    await client.guard(
+        {"type": "websocket", "path": "/health", "headers": []}, None, _collect(client.events)
+    )
     assert [event["type"] for event in client.events] == ["websocket.close"]
 
 
@@ -191,7 +212,9 @@ async def ids(given=None, **guard):
         seen.extend([scope["state"]["request_id"], inside])
         await answer(send, headers=[(b"X-Request-Id", b"of the app")])
 
-    _, headers, _ = await Client(app, **guard).call(headers={} if given is None else {"x-request-id": given})
+    _, headers, _ = await Client(app, **guard).call(
+        headers={} if given is None else {"x-request-id": given}
+    )
     return (*seen, header(headers, "x-request-id"))
 
 
@@ -233,7 +256,9 @@ async def test_behind_serve_the_proxy_tells_the_id():
 LIMIT = 10
 
 
-@pytest.mark.parametrize("body", [[b"0123456789"], [b"01234", b"56789"], [b"0123456789", b""], [b"x"] * 10, []])
+@pytest.mark.parametrize(
+    "body", [[b"0123456789"], [b"01234", b"56789"], [b"0123456789", b""], [b"x"] * 10, []]
+)
 async def test_a_body_up_to_the_limit_passes(body):
     result = await Client(echo, policy_of(max_body_bytes=LIMIT)).call(headers=AUTHORIZED, body=body)
     assert result[0] == 200
@@ -256,14 +281,18 @@ async def test_a_declared_length_above_the_limit_is_refused_unread(declared):
     assert error["message"] == "The body is larger than 10 bytes: send less in one request."
 
 
-@pytest.mark.parametrize("body", [[b"0123456789x"], [b"0123456789", b"x"], [b"x"] * 11, [b"x"] * 100])
+@pytest.mark.parametrize(
+    "body", [[b"0123456789x"], [b"0123456789", b"x"], [b"x"] * 11, [b"x"] * 100]
+)
 async def test_a_longer_body_is_refused_while_it_arrives(body):
     result = await Client(echo, policy_of(max_body_bytes=LIMIT)).call(headers=AUTHORIZED, body=body)
     check_refusal(result, 413, "invalid_request_error")
 
 
 async def test_strangers_learn_nothing_of_sizes():
-    result = await Client(never, policy_of(max_body_bytes=LIMIT)).call(headers={"content-length": "11"})
+    result = await Client(never, policy_of(max_body_bytes=LIMIT)).call(
+        headers={"content-length": "11"}
+    )
     check_refusal(result, 401, "authentication_error")
 
 
@@ -304,7 +333,11 @@ async def test_the_clients_disconnect_arrives():
 
     received = []
     assert await Client(app).call(body=[b"x"]) is None
-    assert [message["type"] for message in received] == ["http.request", "http.disconnect", "http.disconnect"]
+    assert [message["type"] for message in received] == [
+        "http.request",
+        "http.disconnect",
+        "http.disconnect",
+    ]
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -348,20 +381,25 @@ async def test_a_failure_after_the_first_byte_is_raised(error):
 
 @pytest.fixture
 def lines(caplog, monkeypatch):
-    """Of a logger of its own: once another test has imported Ray, Serve's has filters that import it again."""
-    assert http_guard.logger.name == "ray.serve"
-    monkeypatch.setattr(http_guard, "logger", logging.getLogger("test_http_guard"))
+    """Of a logger of its own: once another test has imported Ray, Serve's has filters that import
+    it again."""
+    assert exchange.logger.name == "ray.serve"
+    monkeypatch.setattr(exchange, "logger", logging.getLogger("test_http_guard"))
     caplog.set_level(logging.INFO, logger="test_http_guard")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "test_http_guard"]
+    return lambda: [
+        record.getMessage() for record in caplog.records if record.name == "test_http_guard"
+    ]
 
 
 async def test_one_line_for_each_request(lines):
     times = iter([0.0, 0.25, 1.5])
     client = Client(echo, policy_of(), now=lambda: next(times))
-    await client.call("/v1/chat", {**AUTHORIZED, "x-request-id": "id-1"}, [b"a prompt", b", and more"])
+    await client.call(
+        "/v1/chat", {**AUTHORIZED, "x-request-id": "id-1"}, [b"a prompt", b", and more"]
+    )
     assert lines() == [
-        "request_id=id-1 tenant=alice method=POST path=/v1/chat status=200 first_byte_ms=250.0 end_ms=1500.0 "
-        "bytes_in=18 bytes_out=18"
+        "request_id=id-1 tenant=alice method=POST path=/v1/chat status=200 first_byte_ms=250.0"
+        " end_ms=1500.0 bytes_in=18 bytes_out=18"
     ]
 
 
@@ -376,7 +414,10 @@ async def test_refusals_and_failures_are_logged_too(lines):
     await Client(gone).call()
     with pytest.raises(RuntimeError):
         await Client(broken).call()
-    assert [re.search(r"tenant=(\S+).* status=(\S+) first_byte_ms=(-|\d)", line).groups() for line in lines()] == [
+    assert [
+        re.search(r"tenant=(\S+).* status=(\S+) first_byte_ms=(-|\d)", line).groups()
+        for line in lines()
+    ] == [
         ("-", "401", "0"),
         ("anonymous", "-", "-"),
         ("anonymous", "500", "0"),
@@ -384,7 +425,9 @@ async def test_refusals_and_failures_are_logged_too(lines):
 
 
 async def test_nobody_forges_a_line(lines):
-    await Client(ok).call("/x\nrequest_id=forged \u202e\ud800" + "y" * 1000, {"x-request-id": "a\nrequest_id=forged"})
+    await Client(ok).call(
+        "/x\nrequest_id=forged \u202e\ud800" + "y" * 1000, {"x-request-id": "a\nrequest_id=forged"}
+    )
     (line,) = lines()
     assert "\n" not in line
     assert line.isascii()
@@ -394,7 +437,9 @@ async def test_nobody_forges_a_line(lines):
 
 async def test_neither_keys_nor_prompts_nor_queries_are_logged(lines):
     client = Client(echo, policy_of())
-    await client.call("/x", {**AUTHORIZED, "cookie": "crumbs"}, [b"a prompt"], query_string=b"key=hidden")
+    await client.call(
+        "/x", {**AUTHORIZED, "cookie": "crumbs"}, [b"a prompt"], query_string=b"key=hidden"
+    )
     await client.call("/x", {"authorization": "Bearer wrong-key"}, [b"a prompt"])
     for word in (KEY, "wrong-key", "prompt", "hidden", "crumbs"):
         assert word not in "".join(lines())
@@ -402,7 +447,9 @@ async def test_neither_keys_nor_prompts_nor_queries_are_logged(lines):
 
 async def test_prompts_are_logged_where_that_is_asked_for(lines):
     client = Client(echo, policy_of(log_prompts=True))
-    await client.call(headers={**AUTHORIZED, "x-request-id": "i"}, body=["ä€😀\n".encode(), b"y" * 600, b"end"])
+    await client.call(
+        headers={**AUTHORIZED, "x-request-id": "i"}, body=["ä€😀\n".encode(), b"y" * 600, b"end"]
+    )
     _, line = lines()
     assert line == "request_id=i log_prompts: body begins 'ä€😀\\n" + "y" * 496 + "'"
     await client.call(headers=AUTHORIZED)  # no body, no line
@@ -414,7 +461,8 @@ async def test_prompts_are_logged_where_that_is_asked_for(lines):
 
 @pytest.fixture
 def http():
-    """A FastAPI app as http_app.py makes it, with the policy of this process put back afterwards."""
+    """A FastAPI app as http_app.py makes it, with the policy of this process put back
+    afterwards."""
     app = FastAPI()
     install(app)
 
@@ -427,7 +475,12 @@ def http():
     async def echo(request: Request) -> JSONResponse:
         state = request.state
         return JSONResponse(
-            [state.tenant.name, state.request_id, request.headers["x-request-id"], len(await request.body())]
+            [
+                state.tenant.name,
+                state.request_id,
+                request.headers["x-request-id"],
+                len(await request.body()),
+            ]
         )
 
     @app.get("/stream")
@@ -488,7 +541,13 @@ async def slow_exchange(policy, parts, app=echo, headers=(), client=("10.0.0.1",
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": list(headers), "client": client}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/x",
+        "headers": list(headers),
+        "client": client,
+    }
     await Guard(app, lambda: policy)(scope, receive, send)
     return sent[0]["status"], b"".join(part["body"] for part in sent[1:])
 
@@ -534,7 +593,9 @@ async def test_a_body_that_is_too_large_is_read_to_its_end_before_the_answer():
         client.events.append(message)
         sent.append(message)
 
-    await client.guard({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, receive, send)
+    await client.guard(
+        {"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, receive, send
+    )
     assert sent[0]["status"] == 413
     assert read_after == [0] * 5
 

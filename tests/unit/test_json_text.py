@@ -1,4 +1,4 @@
-"""deployments/json_text.py: the text of json.dumps, in pieces."""
+"""deployments/encoder/json_text.py: the text of json.dumps, in pieces."""
 
 import json
 import threading
@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.json_text import json_text
+from deployments.encoder.json_text import json_text
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=30)
 
 

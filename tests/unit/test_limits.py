@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import ConfigError, OverloadedError
-from deployments.limits import Crowd, LimitsArgs
-from deployments.messages import check_message_sizes
+from deployments.config.limits import LimitsArgs
+from deployments.config.message_sizes import check_message_sizes
+from deployments.http.crowd import Crowd
 
 
 def crowd(**fields):
@@ -72,7 +73,9 @@ GRPC = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
 
 def test_an_application_whose_bodies_do_not_fit_a_message_does_not_start():
     check_message_sizes(8 * 2**20, 0, {})
-    with pytest.raises(ConfigError, match=r"access\.max_body_bytes.*RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"):
+    with pytest.raises(
+        ConfigError, match=r"access\.max_body_bytes.*RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"
+    ):
         check_message_sizes(8 * 2**20, 0, GRPC)
     enough = GRPC | {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**28)}
     check_message_sizes(8 * 2**20, 64 * 2**20, enough)

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from deployments import liveness
-from deployments.liveness import Beacon, Lookout
+from deployments.lifecycle import beacon
+from deployments.lifecycle import lookout as lookouts
+from deployments.lifecycle.beacon import Beacon
+from deployments.lifecycle.lookout import Lookout
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = """
 import threading, time
-from deployments.liveness import Beacon
+from deployments.lifecycle.beacon import Beacon
 beacon = Beacon("127.0.0.1", 1000.0)
 while not beacon.address:
     time.sleep(0.01)
@@ -29,7 +31,8 @@ BUSY = "while True: sum(range(100_000))"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(liveness, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(beacon, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(lookouts, "ASK_EVERY_S", 0.05)
 
 
 @contextmanager
@@ -113,4 +116,4 @@ def test_an_event_loop_that_stands_still_ends_the_process():
 
 def test_where_beacons_are():
     reports = {"a": {"beacon_host": "h", "beacon_port": 5, "running": 1}, "b": {"running": 1}}
-    assert liveness.beacons(reports) == {"a": ("h", 5)}
+    assert beacon.beacons(reports) == {"a": ("h", 5)}

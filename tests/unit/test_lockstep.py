@@ -1,11 +1,20 @@
-"""The policy alone: every rule of lockstep.py's docstring, and its invariants under random snapshots."""
+"""The policy alone: every rule of lockstep.py's docstring, and its invariants under random
+snapshots."""
 
 import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit, all_may_decode, plan
+from cfg_core.lockstep import (
+    Headroom,
+    Snapshot,
+    StreamState,
+    Unit,
+    WaitingUnit,
+    all_may_decode,
+    plan,
+)
 
 BLOCK = 16
 PLENTY = Headroom(1000, 1000, 1000)
@@ -39,7 +48,9 @@ def half(name, remaining=1, **kw):
 
 
 def snapshot(*running, waiting=(), budget=100, headroom=PLENTY, **kw):
-    return Snapshot(running=running, waiting=tuple(waiting), token_budget=budget, headroom=headroom, **kw)
+    return Snapshot(
+        running=running, waiting=tuple(waiting), token_budget=budget, headroom=headroom, **kw
+    )
 
 
 def test_decoding_groups_sample_and_stay_adjacent_among_plain_requests():
@@ -133,7 +144,10 @@ def test_a_waiting_group_holds_back_when_anything_could_split_it():
 
 def test_nothing_is_admitted_to_sample_in_a_step_that_preempts():
     needs = Needs(dict.fromkeys(("a", "a-", "b", "b-"), 16))
-    step = plan(snapshot(pair("a"), pair("b"), waiting=WAITING, free_slots=2, headroom=Headroom(2, 2, 2)), needs)
+    step = plan(
+        snapshot(pair("a"), pair("b"), waiting=WAITING, free_slots=2, headroom=Headroom(2, 2, 2)),
+        needs,
+    )
     assert step.sampling == {"a", "a-"}
 
 
@@ -156,15 +170,26 @@ units = st.lists(
 
 def renamed(unit, i):
     streams = tuple(dataclasses.replace(s, id=f"{i}{s.id}") for s in unit.streams)
-    return dataclasses.replace(unit, streams=streams, missing=tuple(f"{i}{m}" for m in unit.missing), rank=(i % 3, i))
+    return dataclasses.replace(
+        unit, streams=streams, missing=tuple(f"{i}{m}" for m in unit.missing), rank=(i % 3, i)
+    )
 
 
-@given(units, st.integers(2, 120), st.integers(0, 40), st.integers(0, 40), st.booleans(), st.sampled_from((0, 8, 30)))
+@given(
+    units,
+    st.integers(2, 120),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.booleans(),
+    st.sampled_from((0, 8, 30)),
+)
 def test_invariants_of_every_plan(drawn, budget, leaders, followers, by_rank, chunk_limit):
     running = tuple(renamed(u, i) for i, u in enumerate(drawn))
     headroom = Headroom(leaders + followers, leaders, followers)
     needs = Needs()
-    snap = snapshot(*running, budget=budget, headroom=headroom, by_rank=by_rank, chunk_limit=chunk_limit)
+    snap = snapshot(
+        *running, budget=budget, headroom=headroom, by_rank=by_rank, chunk_limit=chunk_limit
+    )
     step = plan(snap, needs)
     by_id = {u.streams[0].id: u for u in running}
     kept = [u for u in running if u not in step.preempt]
@@ -196,11 +221,19 @@ def test_invariants_of_every_plan(drawn, budget, leaders, followers, by_rank, ch
 
 def test_a_drafter_takes_a_part_of_the_budget_for_each_stream():
     """Two streams of 1 + 3 tokens, and a slot for each."""
-    assert plan(snapshot(pair("a", 4, 4), budget=10, drafting_slots=1), Needs()).sampling == {"a", "a-"}
+    assert plan(snapshot(pair("a", 4, 4), budget=10, drafting_slots=1), Needs()).sampling == {
+        "a",
+        "a-",
+    }
     assert plan(snapshot(pair("a", 4, 4), budget=9, drafting_slots=1), Needs()).sampling == set()
     waiting = [WaitingUnit(("w", "w-"), (5, 5), guided=True)]
-    assert plan(snapshot(waiting=waiting, free_slots=2, budget=12, drafting_slots=1), Needs()).sampling == {"w", "w-"}
-    assert plan(snapshot(waiting=waiting, free_slots=2, budget=11, drafting_slots=1), Needs()).sampling == set()
+    assert plan(
+        snapshot(waiting=waiting, free_slots=2, budget=12, drafting_slots=1), Needs()
+    ).sampling == {"w", "w-"}
+    assert (
+        plan(snapshot(waiting=waiting, free_slots=2, budget=11, drafting_slots=1), Needs()).sampling
+        == set()
+    )
 
 
 def test_all_may_decode_if_budget_and_every_role_have_room():

@@ -4,7 +4,7 @@ import logging
 import logging.config
 import logging.handlers
 
-from deployments.log_handlers import log_handlers_kept
+from deployments.lifecycle.log_handlers import log_handlers_kept
 
 CONFIG = {"version": 1, "disable_existing_loggers": False}
 

@@ -1,4 +1,5 @@
-"""A processor's life: fed once and in order, set back, made anew, closed once; a bad one hurts its own request only."""
+"""A processor's life: fed once and in order, set back, made anew, closed once; a bad one hurts its
+own request only."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import ConfigError, RequestError
-from cfg_core.logits_processors import (
+from cfg_core.logits_processors.base import (
     EngineInfo,
     LogitsProcessor,
     LogitsProcessorFactory,
-    ProcessorTable,
     SequenceInfo,
 )
-from cfg_core.processor_config import check_config
-from cfg_core.processor_registry import Registry
+from cfg_core.logits_processors.config import check_config
+from cfg_core.logits_processors.registry import Registry
+from cfg_core.logits_processors.sequences import ProcessorTable
 
 VOCAB = 50
 
@@ -131,7 +132,9 @@ def test_each_sequence_has_its_own_and_sees_each_token_once(table: ProcessorTabl
     assert [w.closed for w in Witness.made] == [1, 1]
 
 
-def test_rows_of_drafts_see_the_drafts_before_them_and_leave_no_trace(table: ProcessorTable) -> None:
+def test_rows_of_drafts_see_the_drafts_before_them_and_leave_no_trace(
+    table: ProcessorTable,
+) -> None:
     three = rows(3)
     table.process(A, ASKED, [7], three, drafts=[8, 9])
     assert [forbidden(row) for row in three] == [[1], [2], [3]]
@@ -164,7 +167,10 @@ def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fau
     assert failures["a"].row == 0
     assert "'witness'" in failures["a"].reason
     table.process(A, asked, [5, 6], [mine])
-    assert (forbidden(mine), table.take_failures()) == ([], failures)  # again, until the scheduler has ended it
+    assert (forbidden(mine), table.take_failures()) == (
+        [],
+        failures,
+    )  # again, until the scheduler has ended it
     table.forget(["a", "b"])
     assert all(w.closed == 1 for w in Witness.made)
     table.process(A, ASKED, [], [mine])  # a new request of the same name
@@ -172,7 +178,9 @@ def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fau
 
 
 @pytest.mark.parametrize("first", [0, 2, 3])
-def test_a_fault_behind_drafts_is_told_with_its_row_and_ends_nothing(table: ProcessorTable, first: int) -> None:
+def test_a_fault_behind_drafts_is_told_with_its_row_and_ends_nothing(
+    table: ProcessorTable, first: int
+) -> None:
     """Whether the row is used is known only when the drafts are verified."""
     asked = [{"name": "witness", "fault": "raise", "at": 3}]
     some = rows(4 - first)
@@ -208,7 +216,9 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
         drafts = [rng.randrange(VOCAB) for _ in range(rng.randrange(4))]
         some = rows(len(drafts) + 1)
         table.process(A, ASKED, output, some, drafts)
-        assert [forbidden(row) for row in some] == [[(len(output) + i) % VOCAB] for i in range(len(some))]
+        assert [forbidden(row) for row in some] == [
+            [(len(output) + i) % VOCAB] for i in range(len(some))
+        ]
         kept = rng.randrange(len(drafts) + 1)
         output = output + drafts[:kept] + [rng.randrange(VOCAB)]
         if rng.random() < 0.1:
@@ -236,8 +246,14 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
         ([{"name": "no_repeat_ngram", "n": 65}], "at most 64"),
         ([{"name": "section_budget", "max_tokens": -1, "end": "x"}], "max_tokens"),
         ([{"name": "section_budget", "max_tokens": 1, "end": ""}], "end must be text"),
-        ([{"name": "section_budget", "max_tokens": 1, "end": "x" * 1001}], "of 1 to 1000 characters"),
-        ([{"name": "section_budget", "max_tokens": 1, "end": "x", "start": 3}], "start must be text"),
+        (
+            [{"name": "section_budget", "max_tokens": 1, "end": "x" * 1001}],
+            "of 1 to 1000 characters",
+        ),
+        (
+            [{"name": "section_budget", "max_tokens": 1, "end": "x", "start": 3}],
+            "start must be text",
+        ),
         ([{"name": "section_budget", "max_tokens": 10**30, "end": "x"}], "within 64 bits"),
         ([{"name": "no_repeat_ngram", "n": float("nan")}], "finite numbers"),
         ([{"name": "no_repeat_ngram", "n": deep(2000)}], "8 deep at most"),
@@ -252,13 +268,17 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
         ([{"name": "witness"}] * 17, "at most 16"),
     ],
 )
-def test_bad_arguments_are_refused_with_a_sentence(registry: Registry, asked: Any, words: str) -> None:
+def test_bad_arguments_are_refused_with_a_sentence(
+    registry: Registry, asked: Any, words: str
+) -> None:
     with pytest.raises(RequestError, match=words):
         registry.read(asked)
 
 
 def test_json_text_is_read_too(registry: Registry) -> None:
-    assert registry.read('[{"name": "no_repeat_ngram", "n": 3}]') == [{"name": "no_repeat_ngram", "n": 3}]
+    assert registry.read('[{"name": "no_repeat_ngram", "n": 3}]') == [
+        {"name": "no_repeat_ngram", "n": 3}
+    ]
 
 
 @pytest.mark.parametrize("config", [["a:b"], {"x": 3}, {"x": {"limit": 3}}, {"x": "no_colon"}])
@@ -284,7 +304,9 @@ def test_a_factory_that_cannot_be_loaded_is_refused(entry: Any, words: str) -> N
 # --- those that we ship
 
 
-def play(registry: Registry, asked: list[dict[str, Any]], num_tokens: int, seed: int, draft_rate: float) -> list[int]:
+def play(
+    registry: Registry, asked: list[dict[str, Any]], num_tokens: int, seed: int, draft_rate: float
+) -> list[int]:
     """Sample at random what is allowed, with and without drafts in between."""
     registry.read(asked)
     table, rng = ProcessorTable(registry.make), random.Random(seed)

@@ -1,6 +1,6 @@
 """/metrics, without a server."""
 
-from deployments.metrics import Metrics
+from deployments.ingress.metrics import Metrics
 
 
 def lines(metrics):
@@ -14,18 +14,32 @@ def test_requests_are_counted_by_path_status_and_tenant():
     metrics.answered("/v1/completions", 429, None, 0.001, 0.001)
     metrics.answered("/v1/completions", None, "a", None, 3.0)
     told = lines(metrics)
-    assert 'cfg_serve_requests_total{ingress="i1",path="/v1/completions",status="200",tenant="a"} 2.0' in told
-    assert 'cfg_serve_requests_total{ingress="i1",path="/v1/completions",status="429",tenant="-"} 1.0' in told
-    assert 'cfg_serve_requests_total{ingress="i1",path="/v1/completions",status="left",tenant="a"} 1.0' in told
+    assert (
+        'cfg_serve_requests_total{ingress="i1",path="/v1/completions",status="200",tenant="a"} 2.0'
+        in told
+    )
+    assert (
+        'cfg_serve_requests_total{ingress="i1",path="/v1/completions",status="429",tenant="-"} 1.0'
+        in told
+    )
+    assert (
+        'cfg_serve_requests_total{ingress="i1",path="/v1/completions",status="left",tenant="a"} 1.0'
+        in told
+    )
     assert 'cfg_serve_first_byte_seconds_count{ingress="i1",path="/v1/completions"} 3.0' in told
-    assert 'cfg_serve_request_seconds_bucket{ingress="i1",le="2.5",path="/v1/completions"} 3.0' in told
+    assert (
+        'cfg_serve_request_seconds_bucket{ingress="i1",le="2.5",path="/v1/completions"} 3.0' in told
+    )
 
 
 def test_paths_that_clients_invent_are_one():
     metrics = Metrics("i1", ["/v1/completions"], dict)
     for i in range(100):
         metrics.answered(f"/{i}", 404, "a", 0.0, 0.0)
-    assert 'cfg_serve_requests_total{ingress="i1",path="other",status="404",tenant="a"} 100.0' in lines(metrics)
+    assert (
+        'cfg_serve_requests_total{ingress="i1",path="other",status="404",tenant="a"} 100.0'
+        in lines(metrics)
+    )
 
 
 def test_gauges_are_read_when_told():

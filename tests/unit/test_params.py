@@ -1,4 +1,5 @@
-"""GuidanceParams: what is accepted, what is refused with which sentence, and that nothing else ever escapes."""
+"""GuidanceParams: what is accepted, what is refused with which sentence, and that nothing else ever
+escapes."""
 
 from __future__ import annotations
 
@@ -43,20 +44,34 @@ def valid_params(draw: st.DrawFn) -> GuidanceParams:
 
 
 ANYTHING = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.complex_numbers()),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(),
+        st.binary(),
+        st.complex_numbers(),
+    ),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.tuples(inner, inner), st.dictionaries(st.text(), inner, max_size=3)
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(), inner, max_size=3),
     ),
     max_leaves=8,
 )
 NAMES = st.one_of(
     st.sampled_from([*FIELDS, *SYNONYMS, *AMBIGUOUS]),
-    st.builds(lambda head, rest: head + rest, st.sampled_from(["guidance", "cfg", "negative", "CFG_"]), st.text()),
+    st.builds(
+        lambda head, rest: head + rest,
+        st.sampled_from(["guidance", "cfg", "negative", "CFG_"]),
+        st.text(),
+    ),
     st.text(),
 )
 
 
-# ---- round trips ----------------------------------------------------------------------------------
+# ---- round trips ---------------------------------------------------------------------------------
 
 
 @given(valid_params())
@@ -77,7 +92,10 @@ def test_pickle_round_trip_and_hash(params: GuidanceParams) -> None:
     assert hash(again) == hash(params)
 
 
-@given(valid_params(), st.dictionaries(st.text().filter(lambda name: not looks_like_guidance(name)), ANYTHING))
+@given(
+    valid_params(),
+    st.dictionaries(st.text().filter(lambda name: not looks_like_guidance(name)), ANYTHING),
+)
 def test_fields_of_others_change_nothing(params: GuidanceParams, others: dict[str, Any]) -> None:
     assert GuidanceParams.from_fields({**others, **params.to_extra_args()}) == params
 
@@ -89,7 +107,7 @@ def test_synonyms_mean_the_same(scale: float, ids: list[int]) -> None:
     assert GuidanceParams.from_fields(theirs) == GuidanceParams.from_fields(ours)
 
 
-# ---- what is accepted -----------------------------------------------------------------------------
+# ---- what is accepted ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0, 0.0, -0.0, -2.5, 1, 1.0, 1.5, 3, 1e300, 5e-324])
@@ -100,7 +118,9 @@ def test_any_finite_real_is_a_scale(scale: float) -> None:
     assert params.enabled == (scale != 1)
 
 
-@pytest.mark.parametrize("fields", [None, {}, {"temperature": 0.5}, {"guidance_scale": None, "negative_prompt": None}])
+@pytest.mark.parametrize(
+    "fields", [None, {}, {"temperature": 0.5}, {"guidance_scale": None, "negative_prompt": None}]
+)
 def test_nothing_said_is_none(fields: dict[str, Any] | None) -> None:
     assert GuidanceParams.from_fields(fields) is None
 
@@ -140,7 +160,7 @@ def test_the_input_is_not_changed() -> None:
     assert json.dumps(fields) == before
 
 
-# ---- what is refused, and how ---------------------------------------------------------------------
+# ---- what is refused, and how --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,18 +177,62 @@ def test_the_input_is_not_changed() -> None:
         ({"guidance_scale": 2, "cfg_scale": 2}, "cfg_scale", "send only one"),
         ({"cfg_scale": 2, "guidance_scale": 3}, "guidance_scale", "send only one"),
         ({"negative_prompt": "x"}, "guidance_scale", "is 1 \\(off\\)"),
-        ({"negative_prompt": "x", "guidance_scale": 1}, "guidance_scale", "set guidance_scale above 1"),
-        ({"negative_prompt_token_ids": [3], "guidance_scale": 1.0}, "guidance_scale", "leave the negative prompt out"),
+        (
+            {"negative_prompt": "x", "guidance_scale": 1},
+            "guidance_scale",
+            "set guidance_scale above 1",
+        ),
+        (
+            {"negative_prompt_token_ids": [3], "guidance_scale": 1.0},
+            "guidance_scale",
+            "leave the negative prompt out",
+        ),
         ({"guidance_scale": 2, "negative_prompt": ""}, "negative_prompt", "is empty"),
-        ({"guidance_scale": 2, "negative_prompt": 7}, "negative_prompt", "must be a string, not int"),
-        ({"guidance_scale": 2, "negative_prompt": ["x"]}, "negative_prompt", "must be a string, not list"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": []}, "negative_prompt_token_ids", "is empty"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": "12"}, "negative_prompt_token_ids", "list of token ids"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": {1: 2}}, "negative_prompt_token_ids", "not dict"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": [1, -1]}, "negative_prompt_token_ids", r"\[1\] is -1"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": [1.0]}, "negative_prompt_token_ids", "not float"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": [True]}, "negative_prompt_token_ids", "not bool"),
-        ({"guidance_scale": 2, "negative_prompt_token_ids": [[1]]}, "negative_prompt_token_ids", "not list"),
+        (
+            {"guidance_scale": 2, "negative_prompt": 7},
+            "negative_prompt",
+            "must be a string, not int",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt": ["x"]},
+            "negative_prompt",
+            "must be a string, not list",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": []},
+            "negative_prompt_token_ids",
+            "is empty",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": "12"},
+            "negative_prompt_token_ids",
+            "list of token ids",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": {1: 2}},
+            "negative_prompt_token_ids",
+            "not dict",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": [1, -1]},
+            "negative_prompt_token_ids",
+            r"\[1\] is -1",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": [1.0]},
+            "negative_prompt_token_ids",
+            "not float",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": [True]},
+            "negative_prompt_token_ids",
+            "not bool",
+        ),
+        (
+            {"guidance_scale": 2, "negative_prompt_token_ids": [[1]]},
+            "negative_prompt_token_ids",
+            "not list",
+        ),
         (
             {"guidance_scale": 2, "negative_prompt": "x", "negative_prompt_token_ids": [1]},
             "negative_prompt_token_ids",
@@ -183,7 +247,9 @@ def test_the_input_is_not_changed() -> None:
         ({"negative": None}, "negative", "is not a guidance field"),
     ],
 )
-def test_refusals_name_the_field_and_say_what_to_do(fields: dict[str, Any], param: str, sentence: str) -> None:
+def test_refusals_name_the_field_and_say_what_to_do(
+    fields: dict[str, Any], param: str, sentence: str
+) -> None:
     with pytest.raises(GuidanceError, match=sentence) as caught:
         GuidanceParams.from_fields(fields)
     assert caught.value.param == param
@@ -191,7 +257,9 @@ def test_refusals_name_the_field_and_say_what_to_do(fields: dict[str, Any], para
 
 @pytest.mark.parametrize(("token", "vocab_size"), [(10, 10), (11, 10), (-1, 10), (0, 0)])
 def test_token_ids_outside_the_vocabulary(token: int, vocab_size: int) -> None:
-    with pytest.raises(GuidanceError, match=f"is {token}: token ids of this model are in \\[0, {vocab_size}\\)"):
+    with pytest.raises(
+        GuidanceError, match=f"is {token}: token ids of this model are in \\[0, {vocab_size}\\)"
+    ):
         check_token_ids([token], vocab_size)
 
 
@@ -203,7 +271,7 @@ def test_checks_name_the_field_that_they_are_told() -> None:
         check_negative_text("", "other")
 
 
-# ---- nothing but GuidanceError --------------------------------------------------------------------
+# ---- nothing but GuidanceError -------------------------------------------------------------------
 
 
 @given(st.dictionaries(NAMES, ANYTHING, max_size=5))
@@ -252,10 +320,12 @@ def test_every_name_that_looks_like_guidance_is_known_or_refused(name: str) -> N
                 GuidanceParams.from_fields({field: None})
 
 
-# ---- importing ------------------------------------------------------------------------------------
+# ---- importing -----------------------------------------------------------------------------------
 
 
 def test_importing_cfg_core_imports_no_heavy_library() -> None:
     code = "import sys, cfg_core; print(*sorted({n.partition('.')[0] for n in sys.modules}))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert not {"torch", "numpy", "vllm", "ray", "transformers"} & set(out.split())

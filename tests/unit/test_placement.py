@@ -1,4 +1,5 @@
-"""Which replica computes a group: the rules, the cost against an oracle, what is remembered, and simulated traffic."""
+"""Which replica computes a group: the rules, the cost against an oracle, what is remembered, and
+simulated traffic."""
 
 from __future__ import annotations
 
@@ -14,32 +15,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments import fleet
-from deployments.fleet import (
+from deployments.requests.group import MAX_COPIES, GroupRequest, group_request
+from deployments.requests.guidance import read_guidance
+from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
+from deployments.routing import shared
+from deployments.routing.loads import (
     MAX_REPORT_AGE_S,
     PLANNED_S,
     REPORT_AGE_S,
-    FleetView,
     ReplicaLoad,
     SentLedger,
     Work,
     report_age_s,
     waiting_tokens,
 )
-from deployments.placement import (
-    MAX_COPIES,
+from deployments.routing.placement import (
     TIE,
     Costs,
-    GroupRequest,
     Placer,
     blocks_needed,
     choose,
-    group_request,
     lacks,
     load_tokens,
 )
-from deployments.prefixes import CHUNK_TOKENS, Prefix, PrefixIndex
-from deployments.protocol import read_guidance
+from deployments.routing.prefixes import PrefixIndex
+from deployments.routing.shared import FleetView
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -55,7 +55,9 @@ def text(name, num_chunks):
 
 
 def group(prompt="p", negative="n", chunks=4, **fields):
-    return GroupRequest(prefixes=(Prefix.of(text(prompt, chunks)), Prefix.of(text(negative, chunks))), **fields)
+    return GroupRequest(
+        prefixes=(Prefix.of(text(prompt, chunks)), Prefix.of(text(negative, chunks))), **fields
+    )
 
 
 def load(**fields):
@@ -66,8 +68,14 @@ def load(**fields):
 
 
 def test_a_guided_request_is_a_group_of_two_streams():
-    body = {"prompt": "p" * 400, "guidance_scale": 2, "negative_prompt": "n" * 40, "max_tokens": 20, "n": 3}
-    request = group_request("completion", body, read_guidance(body, "completion"), {"x-session-id": "s"})
+    body = {
+        "prompt": "p" * 400,
+        "guidance_scale": 2,
+        "negative_prompt": "n" * 40,
+        "max_tokens": 20,
+        "n": 3,
+    }
+    request = group_request("completion", body, read_guidance(body, "completion"), session="s")
     assert (request.tokens, request.streams, request.copies, request.session) == (110, 6, 3, "s")
     assert request.blocks(16) == 3 * (math.ceil(120 / 16) + math.ceil(30 / 16))
 
@@ -89,7 +97,7 @@ def test_a_guided_request_is_a_group_of_two_streams():
     ],
 )
 def test_what_else_a_request_asks_for(body, copies, output_tokens):
-    request = group_request("completion", body, None, {})
+    request = group_request("completion", body, None)
     assert (request.copies, request.output_tokens, request.session) == (copies, output_tokens, None)
 
 
@@ -98,9 +106,19 @@ def test_what_else_a_request_asks_for(body, copies, output_tokens):
 
 def test_stats_may_be_missing_partial_or_wrong():
     assert ReplicaLoad.of({}) == ReplicaLoad()
-    stats = {"free_blocks": 5, "running": "many", "waiting": -1, "block_size": 0, "unknown": 1, "max_num_seqs": None}
+    stats = {
+        "free_blocks": 5,
+        "running": "many",
+        "waiting": -1,
+        "block_size": 0,
+        "unknown": 1,
+        "max_num_seqs": None,
+    }
     assert ReplicaLoad.of(stats) == ReplicaLoad(free_blocks=5)
-    assert lacks(group(), ReplicaLoad.of({}), 10**9) == (False, False)  # it has just started: nothing is in its way
+    assert lacks(group(), ReplicaLoad.of({}), 10**9) == (
+        False,
+        False,
+    )  # it has just started: nothing is in its way
 
 
 def test_headroom_is_what_nobody_needs_soon():
@@ -112,7 +130,10 @@ def test_headroom_is_what_nobody_needs_soon():
 
 def test_slots_are_for_all_streams():
     assert lacks(group(), load(max_num_seqs=8, running=4, waiting=2), 0) == (False, False)
-    assert lacks(group(), load(max_num_seqs=8, running=4, waiting=2, sent_streams=1), 0) == (False, True)
+    assert lacks(group(), load(max_num_seqs=8, running=4, waiting=2, sent_streams=1), 0) == (
+        False,
+        True,
+    )
 
 
 def test_chunks_in_use_take_no_blocks():
@@ -135,7 +156,9 @@ def test_until_the_wait_there_is_longer_than_computing_it_again():
     index, request = PrefixIndex(), group(chunks=32)
     index.add("b", request.prefixes[0].chain, 0)  # 32 chunks: 1024 tokens
     for waiting, first in ((0, "b"), (800, "b"), (1200, "a")):
-        assert choose(request, {"a": load(), "b": load(waiting_tokens=waiting)}, index, 1)[0] == first
+        assert (
+            choose(request, {"a": load(), "b": load(waiting_tokens=waiting)}, index, 1)[0] == first
+        )
 
 
 def test_both_streams_count():
@@ -154,7 +177,9 @@ def test_what_everybody_asks_for_pulls_nobody():
         index.add("a", group().prefixes[1].chain, i / 10)
     ranked = choose(group("new"), {"a": load(running=1), "b": load()}, index, 100)
     assert ranked == ["b", "a"]
-    ranked = choose(group("new", "rare"), {"a": load(running=1), "b": load(running=1, last_sent=0)}, index, 100)
+    ranked = choose(
+        group("new", "rare"), {"a": load(running=1), "b": load(running=1, last_sent=0)}, index, 100
+    )
     assert ranked == ["a", "b"]  # a tie: the other had the last one
 
 
@@ -196,25 +221,42 @@ def oracle_cost(request, replica, load, index, now, num_replicas, costs):
     return cost
 
 
-@given(st.lists(LOADS, min_size=1, max_size=5), st.lists(st.integers(0, 4), max_size=30), st.none() | st.integers(0, 4))
+@given(
+    st.lists(LOADS, min_size=1, max_size=5),
+    st.lists(st.integers(0, 4), max_size=30),
+    st.none() | st.integers(0, 4),
+)
 def test_the_rules_and_the_cost(loads, holders, home):
-    """Room first; then the least cost, but for a tie; nobody is lost. A session's home comes first only with room."""
-    index, candidates, request = PrefixIndex(), dict(enumerate(loads)), group(chunks=3, output_tokens=16)
+    """Room first; then the least cost, but for a tie; nobody is lost. A session's home comes first
+    only with room."""
+    index, candidates, request = (
+        PrefixIndex(),
+        dict(enumerate(loads)),
+        group(chunks=3, output_tokens=16),
+    )
     for now, holder in enumerate(holders):
         index.add(holder, request.prefixes[now % 2].chain[: 1 + now % 3], now)
     costs, now = Costs(session_slack_tokens=100), len(holders)
     ranked = choose(request, candidates, index, now, home, costs)
     assert sorted(ranked) == sorted(candidates)
-    missing = [lacks(request, candidates[r], blocks_needed(request, r, candidates[r], index)) for r in ranked]
+    missing = [
+        lacks(request, candidates[r], blocks_needed(request, r, candidates[r], index))
+        for r in ranked
+    ]
     assert missing == sorted(missing)
     if home not in candidates or ranked[0] != home:
-        cost = {r: oracle_cost(request, r, candidates[r], index, now, len(loads), costs) for r in candidates}
+        cost = {
+            r: oracle_cost(request, r, candidates[r], index, now, len(loads), costs)
+            for r in candidates
+        }
         least = min(cost[r] for r, lack in zip(ranked, missing, strict=True) if lack == missing[0])
         assert cost[ranked[0]] <= least + TIE * request.tokens + 1e-6
 
 
 def test_the_age_of_a_report_is_told_or_taken_for_granted():
-    assert report_age_s({}, 1000.0) == report_age_s({"reported_at_ms": "now"}, 1000.0) == REPORT_AGE_S
+    assert (
+        report_age_s({}, 1000.0) == report_age_s({"reported_at_ms": "now"}, 1000.0) == REPORT_AGE_S
+    )
     assert report_age_s({"reported_at_ms": 999_800}, 1000.0) == pytest.approx(0.2)
     assert report_age_s({"reported_at_ms": 1_000_100}, 1000.0) == 0  # its clock is ahead
     assert report_age_s({"reported_at_ms": 0}, 1000.0) == MAX_REPORT_AGE_S
@@ -270,7 +312,8 @@ def test_a_plan_counts_until_it_is_sent_refused_or_too_old():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_ledger_follows_a_replica_that_reports_late(seed):
-    """Whatever is sent, answered and reported, it adds up to the streams that are there; nothing is left behind."""
+    """Whatever is sent, answered and reported, it adds up to the streams that are there; nothing is
+    left behind."""
     rng, ledger = random.Random(seed), SentLedger()
     there, reports, heard, now = {}, [], UNKNOWN, 0.0
     for i in range(400):
@@ -345,7 +388,11 @@ def test_what_was_promised_since_the_report_is_no_headroom():
     placer.report("a", {**IDLE, "free_blocks": 40, "total_blocks": 40}, 0.0)
     groups = [group(f"{i}", f"-{i}", output_tokens=16) for i in range(3)]
     assert groups[0].blocks(16) == 18
-    assert [send(placer, f"{i}", request, "ab", 1.0) for i, request in enumerate(groups)] == ["a", "a", "b"]
+    assert [send(placer, f"{i}", request, "ab", 1.0) for i, request in enumerate(groups)] == [
+        "a",
+        "a",
+        "b",
+    ]
     shares = group("0", "-0", output_tokens=16)  # 16 of its 18 blocks are in use
     assert send(placer, "3", shares, "ab", 1.0) == "a"
 
@@ -372,7 +419,9 @@ def test_a_dead_replica_is_forgotten():
     placer.answered("1", "a", 1.2)
     placer.check_integrity()
     assert placer.loads("a", 2.0)["a"] == ReplicaLoad()
-    send(placer, "3", group("other", "another"), ["a"], 2.0)  # one of the same name: its cache is empty
+    send(
+        placer, "3", group("other", "another"), ["a"], 2.0
+    )  # one of the same name: its cache is empty
     placer.answered("3", "a", 2.1)
     assert placer.rank("4", request, "ab", 9.0) == ["b", "a"]
 
@@ -405,7 +454,9 @@ def test_a_session_lets_go_of_a_replica_that_is_overloaded():
     placer.report("a", {**IDLE, "queued_prefill_tokens": 20_000, "prefill_tokens_per_s": 1000}, 1.0)
     assert send(placer, "1", group("s", session="s"), "ab", 1.0) == "b"
     placer.report("a", IDLE, 2.0)
-    assert send(placer, "2", group("s", session="s"), "ab", 2.0) == "b"  # and does not come back for nothing
+    assert (
+        send(placer, "2", group("s", session="s"), "ab", 2.0) == "b"
+    )  # and does not come back for nothing
 
 
 def test_a_session_lets_go_of_a_replica_without_blocks_and_of_one_that_is_gone():
@@ -421,7 +472,7 @@ def test_a_session_lets_go_of_a_replica_without_blocks_and_of_one_that_is_gone()
 
 
 def test_the_table_of_sessions_is_bounded(monkeypatch):
-    monkeypatch.setattr("deployments.placement.MAX_SESSIONS", 3)
+    monkeypatch.setattr("deployments.routing.placement.MAX_SESSIONS", 3)
     placer = placer_of("a", "b")
     for i in range(5):
         send(placer, f"{i}", group(f"{i}", session=f"{i}"), ["a"], 0.0)
@@ -432,13 +483,13 @@ def test_the_table_of_sessions_is_bounded(monkeypatch):
 
 
 def test_nothing_is_known_of_a_deployment_that_nobody_published():
-    assert fleet.fleet("nobody") == FleetView()
+    assert shared.fleet("nobody") == FleetView()
 
 
 def test_the_fleet_is_the_sum_of_its_replicas():
     loads = [load(running=3, waiting=1, sent_streams=2, sent_blocks=7), ReplicaLoad.of({})]
-    fleet.publish("sum", loads, -math.inf)
-    assert fleet.fleet("sum") == FleetView(
+    shared.publish("sum", loads, -math.inf)
+    assert shared.fleet("sum") == FleetView(
         replicas=2,
         reporting=1,
         free_blocks=10_000,
@@ -456,11 +507,11 @@ def test_the_view_is_whole_whatever_thread_reads_it():
         for i in range(10**9):
             if stop.is_set():
                 return
-            fleet.publish("threads", [load(running=i), load(waiting=i)], 0.0)
+            shared.publish("threads", [load(running=i), load(waiting=i)], 0.0)
 
     writer = threading.Thread(target=write)
     writer.start()
-    views = [fleet.fleet("threads") for _ in range(2000)]
+    views = [shared.fleet("threads") for _ in range(2000)]
     stop.set()
     writer.join()
     assert all(view.running == view.waiting and view.replicas in (0, 2) for view in views)
@@ -477,7 +528,8 @@ def balanced(result):
 
 @pytest.mark.parametrize(("load", "seed"), [(0.7, 0), (0.7, 1), (1.0, 0)])
 def test_prefixes_are_hit_twice_as_often_and_the_load_is_balanced(load, seed):
-    """64 prefixes on replicas that hold about a quarter of them. At load 1 the baselines are two thirds busy."""
+    """64 prefixes on replicas that hold about a quarter of them. At load 1 the baselines are two
+    thirds busy."""
     workload = Workload(requests=2500, load=load, seed=seed)
     ours, others = simulate(workload, "ours"), [simulate(workload, policy) for policy in BASELINES]
     assert balanced(ours)
@@ -488,8 +540,8 @@ def test_prefixes_are_hit_twice_as_often_and_the_load_is_balanced(load, seed):
 
 
 def test_under_zipf_what_there_is_to_gain_is_gained():
-    """The most popular prefixes are everywhere under any policy, so that there is no factor of two above the
-    baselines' hits; but of the misses that they could avoid, most are avoided."""
+    """The most popular prefixes are everywhere under any policy, so that there is no factor of two
+    above the baselines' hits; but of the misses that they could avoid, most are avoided."""
     workload = Workload(requests=2500, zipf=1.0)
     ours, others = simulate(workload, "ours"), [simulate(workload, policy) for policy in BASELINES]
     whole_chunks = 1500 // 128 * CHUNK_TOKENS
@@ -526,7 +578,9 @@ def test_a_full_replica_is_passed_over_under_traffic():
     workload = Workload(requests=1000, load=0.5)
     simulation = Simulation(workload, OneIsFull(workload))
     simulation.run()
-    before = sum(job.arrived < 0.5 / 4 + REPORT_AGE_S for job in simulation.done)  # until its first report came
+    before = sum(
+        job.arrived < 0.5 / 4 + REPORT_AGE_S for job in simulation.done
+    )  # until its first report came
     jobs = [engine.jobs for engine in simulation.engines]
     assert jobs[0] <= before < 50
     assert max(jobs[1:]) <= 1.3 * sum(jobs[1:]) / 3
@@ -553,5 +607,12 @@ def test_when_all_is_done_nothing_is_left_behind():
     placer = simulation.policy.placer
     assert not placer._ongoing
     assert all(engine.free_chunks == engine.capacity for engine in simulation.engines)
-    assert all(placer._index.in_use(r, job.request.prefixes[1].chain) == 0 for r in range(4) for job in simulation.done)
-    assert all(load_tokens(load, Costs(stream_tokens=0)) >= 0 for load in placer.loads(range(4), 1e6).values())
+    assert all(
+        placer._index.in_use(r, job.request.prefixes[1].chain) == 0
+        for r in range(4)
+        for job in simulation.done
+    )
+    assert all(
+        load_tokens(load, Costs(stream_tokens=0)) >= 0
+        for load in placer.loads(range(4), 1e6).values()
+    )

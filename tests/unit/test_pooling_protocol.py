@@ -1,4 +1,5 @@
-"""The encoders' HTTP contract without a server: bodies in, jobs out, outputs in, JSON out, every refusal."""
+"""The encoders' HTTP contract without a server: bodies in, jobs out, outputs in, JSON out, every
+refusal."""
 
 import base64
 import json
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import RequestError
-from cfg_core.prefill_only.checkpoint import ModelInfo
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Output, RequestOptions, SparseVector
-from deployments.pooling_fields import MAX_ITEMS, read_inputs
-from deployments.pooling_protocol import (
+from deployments.requests.encode.fields import MAX_ITEMS, read_inputs
+from deployments.requests.encode.jobs import (
     PATHS,
     can_serve,
     in_terms_of,
@@ -24,7 +25,9 @@ from deployments.pooling_protocol import (
     read_tokenize,
 )
 
-EMBEDDER = ModelInfo(tasks=("embed", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100)
+EMBEDDER = ModelInfo(
+    tasks=("embed", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100
+)
 RETRIEVER = ModelInfo(
     tasks=("embed",),
     dimension=8,
@@ -34,10 +37,16 @@ RETRIEVER = ModelInfo(
     default_prompt="d: ",
     matryoshka=True,
 )
-RERANKER = ModelInfo(tasks=("classify",), dimension=None, max_input_tokens=16, vocab_size=100, labels=("LABEL_0",))
-CLASSIFIER = ModelInfo(tasks=("classify",), dimension=None, max_input_tokens=16, vocab_size=100, labels=("no", "yes"))
+RERANKER = ModelInfo(
+    tasks=("classify",), dimension=None, max_input_tokens=16, vocab_size=100, labels=("LABEL_0",)
+)
+CLASSIFIER = ModelInfo(
+    tasks=("classify",), dimension=None, max_input_tokens=16, vocab_size=100, labels=("no", "yes")
+)
 SPARSE = ModelInfo(tasks=("sparse",), dimension=None, max_input_tokens=16, vocab_size=100)
-BGE_M3 = ModelInfo(tasks=("embed", "sparse", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100)
+BGE_M3 = ModelInfo(
+    tasks=("embed", "sparse", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100
+)
 MODELS = [EMBEDDER, RETRIEVER, RERANKER, CLASSIFIER, SPARSE, BGE_M3]
 
 
@@ -78,9 +87,21 @@ def test_endpoints_of_a_model(info, paths):
 @pytest.mark.parametrize(
     ("endpoint", "info", "words"),
     [
-        ("rerank", CLASSIFIER, "m computes 2 labels, so it cannot serve /v1/rerank: use /pooling, /classify."),
-        ("score", SPARSE, "m computes sparse, so it cannot serve /score: use /pooling, /embed_sparse."),
-        ("embeddings", RERANKER, "cannot serve /v1/embeddings: use /v1/rerank, /score, /pooling, /classify."),
+        (
+            "rerank",
+            CLASSIFIER,
+            "m computes 2 labels, so it cannot serve /v1/rerank: use /pooling, /classify.",
+        ),
+        (
+            "score",
+            SPARSE,
+            "m computes sparse, so it cannot serve /score: use /pooling, /embed_sparse.",
+        ),
+        (
+            "embeddings",
+            RERANKER,
+            "cannot serve /v1/embeddings: use /v1/rerank, /score, /pooling, /classify.",
+        ),
         ("embed_sparse", EMBEDDER, "cannot serve /embed_sparse"),
     ],
 )
@@ -102,7 +123,10 @@ def test_models_that_cannot(endpoint, info, words):
         ([1, 2], [[1, 2]]),
         ([[1], [2, 3]], [[1], [2, 3]]),
         (["x"] * MAX_ITEMS, ["x"] * MAX_ITEMS),
-        ([1] * (MAX_ITEMS + 1), [[1] * (MAX_ITEMS + 1)]),  # one input; the engine says that it is too long
+        (
+            [1] * (MAX_ITEMS + 1),
+            [[1] * (MAX_ITEMS + 1)],
+        ),  # one input; the engine says that it is too long
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -157,7 +181,10 @@ def test_bad_pairs(value):
 
 
 def test_the_defaults_are_the_models():
-    assert call_of("embeddings", {"input": "x", "user": "u", "some_field": 1}).options == RequestOptions()
+    assert (
+        call_of("embeddings", {"input": "x", "user": "u", "some_field": 1}).options
+        == RequestOptions()
+    )
     assert call_of("embeddings", {"input": "x"}, RETRIEVER).options == RequestOptions(prompt="d: ")
 
 
@@ -183,14 +210,19 @@ def test_truncation(fields, to, side):
 
 def test_prompts():
     body = {"input": ["x"]}
-    assert call_of("embeddings", body | {"prompt_name": "query"}, RETRIEVER).options.prompt == "query: "
+    assert (
+        call_of("embeddings", body | {"prompt_name": "query"}, RETRIEVER).options.prompt
+        == "query: "
+    )
     assert call_of("embeddings", body | {"prompt": "p: "}, RETRIEVER).options.prompt == "p: "
     assert call_of("embeddings", body | {"prompt": ""}, RETRIEVER).options.prompt == ""
 
 
 def test_dimensions():
     assert call_of("embeddings", {"input": "x", "dimensions": 3}, RETRIEVER).options.dimensions == 3
-    assert call_of("embeddings", {"input": "x", "dimensions": 4}, EMBEDDER).options.dimensions is None
+    assert (
+        call_of("embeddings", {"input": "x", "dimensions": 4}, EMBEDDER).options.dimensions is None
+    )
 
 
 @pytest.mark.parametrize("name", ["use_activation", "normalize"])
@@ -202,7 +234,11 @@ def test_normalisation(name, value):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"dimensions": 2}, "dimensions", "this model has 4 dimensions and was not trained to be cut"),
+        (
+            {"dimensions": 2},
+            "dimensions",
+            "this model has 4 dimensions and was not trained to be cut",
+        ),
         ({"dimensions": 0}, "dimensions", "dimensions is 0: send a whole number of at least 1"),
         ({"dimensions": "4"}, "dimensions", "dimensions is a string: send a whole number"),
         ({"dimensions": True}, "dimensions", "dimensions is a boolean"),
@@ -242,7 +278,13 @@ def test_refusals(endpoint, fields, param, words):
 
 
 def test_null_is_not_given():
-    body = {"input": "x", "guidance_scale": None, "messages": None, "dimensions": None, "encoding_format": None}
+    body = {
+        "input": "x",
+        "guidance_scale": None,
+        "messages": None,
+        "dimensions": None,
+        "encoding_format": None,
+    }
     assert call_of("embeddings", body).options == RequestOptions()
 
 
@@ -257,7 +299,9 @@ def test_an_unknown_prompt_is_answered_with_the_known_ones():
 
 
 def test_embeddings_answer():
-    answer = job_of("embeddings", {"input": ["a", "b"]}).answer(outputs_of("embed", vector(1, 0.5), vector(0, -2)))
+    answer = job_of("embeddings", {"input": ["a", "b"]}).answer(
+        outputs_of("embed", vector(1, 0.5), vector(0, -2))
+    )
     assert answer["object"] == "list"
     assert answer["model"] == "m"
     assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
@@ -276,10 +320,18 @@ def test_base64_is_little_endian_float32(numbers):
     assert np.array_equal(np.frombuffer(raw, dtype="<f4"), vector(*numbers))
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50))
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50)
+)
 def test_floats_survive_json(numbers):
-    answer = json.loads(json.dumps(job_of("embeddings", {"input": "a"}).answer(outputs_of("embed", vector(*numbers)))))
-    assert np.array_equal(np.array(answer["data"][0]["embedding"], dtype=np.float32), vector(*numbers))
+    answer = json.loads(
+        json.dumps(
+            job_of("embeddings", {"input": "a"}).answer(outputs_of("embed", vector(*numbers)))
+        )
+    )
+    assert np.array_equal(
+        np.array(answer["data"][0]["embedding"], dtype=np.float32), vector(*numbers)
+    )
 
 
 def test_pooling():
@@ -288,7 +340,9 @@ def test_pooling():
     job = job_of("pooling", {"input": "x", "task": "token_embed"})
     answer = job.answer(outputs_of("token_embed", np.ones((2, 3), dtype=np.float32)))
     assert answer["data"] == [{"object": "pooling", "index": 0, "data": [[1.0] * 3] * 2}]
-    with pytest.raises(RequestError, match="task 'classify' is none of this model's: use embed, token_embed"):
+    with pytest.raises(
+        RequestError, match="task 'classify' is none of this model's: use embed, token_embed"
+    ):
         job_of("pooling", {"input": "x", "task": "classify"})
     with pytest.raises(RequestError, match="set encoding_format to float"):
         job_of("pooling", {"input": "x", "encoding_format": "base64"}, SPARSE)
@@ -315,14 +369,21 @@ def test_classify():
         {"index": 1, "label": "no", "probs": [1.0, 0.0], "num_classes": 2},
     ]
     assert call_of("classify", {"input": [["a", "b"]]}, CLASSIFIER).inputs == [("a", "b")]
-    assert call_of("classify", {"input": [5, 6], "use_activation": False}, CLASSIFIER).options.raw_scores
+    assert call_of(
+        "classify", {"input": [5, 6], "use_activation": False}, CLASSIFIER
+    ).options.raw_scores
 
 
 # --- rerank and score -----------------------------------------------------------------------------
 
 
 def test_rerank_with_a_cross_encoder():
-    body = {"query": "q", "documents": ["a", {"text": "b", "title": "t"}, "c"], "top_n": 2, "return_documents": True}
+    body = {
+        "query": "q",
+        "documents": ["a", {"text": "b", "title": "t"}, "c"],
+        "top_n": 2,
+        "return_documents": True,
+    }
     job = job_of("rerank", body, RERANKER)
     assert job.calls[0].inputs == [("q", "a"), ("q", "b"), ("q", "c")]
     answer = job.answer(outputs_of("classify", vector(0.125), vector(0.5), vector(0.25)))
@@ -343,7 +404,11 @@ def test_rerank_with_an_embedding_model_is_the_cosine():
 
 
 def test_rerank_as_tei():
-    job = job_of("rerank", {"query": "q", "texts": ["a", "b"], "return_text": True, "raw_scores": True}, RERANKER)
+    job = job_of(
+        "rerank",
+        {"query": "q", "texts": ["a", "b"], "return_text": True, "raw_scores": True},
+        RERANKER,
+    )
     assert job.calls[0].options.raw_scores
     assert job.answer(outputs_of("classify", vector(-1), vector(3))) == [
         {"index": 1, "score": 3.0, "text": "b"},
@@ -355,26 +420,42 @@ def test_rerank_as_tei():
 
 def test_equal_scores_keep_the_order_of_the_request():
     job = job_of("rerank", {"query": "q", "texts": ["a", "b", "c"]}, RERANKER)
-    assert [row["index"] for row in job.answer(outputs_of("classify", *[vector(1)] * 3))] == [0, 1, 2]
+    assert [row["index"] for row in job.answer(outputs_of("classify", *[vector(1)] * 3))] == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
         ({"query": "q"}, "documents", "both missing: send documents"),
-        ({"query": "q", "documents": ["a"], "texts": ["a"]}, "documents", "both given: send only one"),
+        (
+            {"query": "q", "documents": ["a"], "texts": ["a"]},
+            "documents",
+            "both given: send only one",
+        ),
         ({"documents": ["a"]}, "query", "query is missing"),
         ({"query": "", "documents": ["a"]}, "query", "query is empty"),
         ({"query": ["q"], "documents": ["a"]}, "query", "query is a list: send a text"),
         ({"query": "q", "documents": []}, "documents", "documents is empty"),
         ({"query": "q", "documents": ["a"] * 2049}, "documents", "at most 2048"),
         ({"query": "q", "documents": ["a", 3]}, "documents", "documents[1] is a number"),
-        ({"query": "q", "documents": [{"title": "a"}]}, "documents", "documents[0] is an object without a text"),
+        (
+            {"query": "q", "documents": [{"title": "a"}]},
+            "documents",
+            "documents[0] is an object without a text",
+        ),
         ({"query": "q", "documents": [{"text": ""}]}, "documents", "documents[0] is empty"),
         ({"query": "q", "documents": {"text": "a"}}, "documents", "documents is an object"),
         ({"query": "q", "texts": [{"text": "a"}]}, "texts", "texts[0] is an object"),
         ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n", "top_n is -1"),
-        ({"query": "q", "documents": ["a"], "return_documents": "yes"}, "return_documents", "send true or false"),
+        (
+            {"query": "q", "documents": ["a"], "return_documents": "yes"},
+            "return_documents",
+            "send true or false",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -404,11 +485,15 @@ def test_score(left, right, pairs, names):
     ]
     cosine = job_of("score", body, EMBEDDER)
     vectors = outputs_of("embed", *[vector(1, 1)] * sum(len(call.inputs) for call in cosine.calls))
-    assert [row["score"] for row in cosine.answer(vectors)["data"]] == pytest.approx([1.0] * len(pairs))
+    assert [row["score"] for row in cosine.answer(vectors)["data"]] == pytest.approx(
+        [1.0] * len(pairs)
+    )
 
 
 def test_scores_of_unequal_lists():
-    with pytest.raises(RequestError, match="text_1 has 2 texts and text_2 has 3: send one, or as many as text_2"):
+    with pytest.raises(
+        RequestError, match="text_1 has 2 texts and text_2 has 3: send one, or as many as text_2"
+    ):
         job_of("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]})
     with pytest.raises(RequestError, match="text_1 and text_2 are not both there"):
         job_of("score", {"text_1": "a"})
@@ -432,7 +517,9 @@ def test_tokenize_and_detokenize():
 
 def test_the_engines_errors_name_the_clients_field():
     call = call_of("rerank", {"query": "q", "documents": ["a"]}, RERANKER)
-    error = in_terms_of(call, RequestError("input 0 has 20 tokens and this model takes 16.", "input"))
+    error = in_terms_of(
+        call, RequestError("input 0 has 20 tokens and this model takes 16.", "input")
+    )
     assert error.param == "documents"
     assert str(error) == "documents: input 0 has 20 tokens and this model takes 16."
     other = RequestError("x", "dimensions")
@@ -447,13 +534,46 @@ def test_jobs_cross_processes():
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 200) | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 200)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=6,
 )
-FIELDS = ["input", "inputs", "query", "documents", "texts", "text_1", "text_2", "dimensions", "encoding_format", "task"]
-FIELDS += ["truncate", "truncate_prompt_tokens", "truncation_side", "prompt", "prompt_name", "normalize", "top_n"]
-FIELDS += ["return_documents", "raw_scores", "use_activation", "messages", "guidance_scale", "extra_body", "user"]
+FIELDS = [
+    "input",
+    "inputs",
+    "query",
+    "documents",
+    "texts",
+    "text_1",
+    "text_2",
+    "dimensions",
+    "encoding_format",
+    "task",
+]
+FIELDS += [
+    "truncate",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "prompt",
+    "prompt_name",
+    "normalize",
+    "top_n",
+]
+FIELDS += [
+    "return_documents",
+    "raw_scores",
+    "use_activation",
+    "messages",
+    "guidance_scale",
+    "extra_body",
+    "user",
+]
 GOOD = {"input": "x", "inputs": "x", "query": "q", "documents": ["d"], "text_1": "a", "text_2": "b"}
 
 
@@ -465,10 +585,13 @@ def outcome(endpoint, body, info):
 
 
 @given(
-    st.sampled_from(list(PATHS)), st.sampled_from(MODELS), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4)
+    st.sampled_from(list(PATHS)),
+    st.sampled_from(MODELS),
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
 )
 def test_any_body_is_a_job_or_a_request_error(endpoint, info, fields):
-    """A job that comes out has what an engine needs: inputs of one kind, tasks that the model has."""
+    """A job that comes out has what an engine needs: inputs of one kind, tasks that the model
+    has."""
     job = outcome(endpoint, GOOD | fields, info)
     if isinstance(job, RequestError):
         assert str(job).endswith(".")

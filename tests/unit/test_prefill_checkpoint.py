@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cfg_core.errors import CompatibilityError, ConfigError
-from cfg_core.prefill_only.checkpoint import Checkpoint, locate, read_checkpoint
-from cfg_core.prefill_only.families import check_family, is_causal
-from cfg_core.prefill_only.input_processor import truncated
+from cfg_core.prefill_only.models.checkpoint import Checkpoint, locate, read_checkpoint
+from cfg_core.prefill_only.models.families import check_family, is_causal
 from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.prefill_only.stages.input_processor import truncated
 from cfg_core.prefill_only.workflow import check_workflow, load
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
@@ -27,7 +27,8 @@ def write(folder: Path, files: dict[str, object]) -> Path:
 
 def modules(*kinds: str) -> list[dict]:
     return [
-        {"path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.x.{kind}"} for i, kind in enumerate(kinds)
+        {"path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.x.{kind}"}
+        for i, kind in enumerate(kinds)
     ]
 
 
@@ -40,8 +41,14 @@ def test_the_files_of_sentence_transformers(tmp_path):
         tmp_path,
         {
             "modules.json": modules("Transformer", "Pooling", "Dense", "Normalize"),
-            "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
-            "2_Dense/config.json": {"activation_function": "torch.nn.modules.linear.Identity", "bias": False},
+            "1_Pooling/config.json": {
+                "pooling_mode_cls_token": True,
+                "pooling_mode_max_tokens": True,
+            },
+            "2_Dense/config.json": {
+                "activation_function": "torch.nn.modules.linear.Identity",
+                "bias": False,
+            },
             "sentence_bert_config.json": {"max_seq_length": 99, "do_lower_case": True},
             "config_sentence_transformers.json": {
                 "prompts": {"query": "query: ", "document": ""},
@@ -60,7 +67,11 @@ def test_the_files_of_sentence_transformers(tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "poolings"),
-    [({"pooling_mode": "lasttoken"}, ("last",)), ({"pooling_mode": ["cls", "mean"]}, ("cls", "mean")), ({}, ("mean",))],
+    [
+        ({"pooling_mode": "lasttoken"}, ("last",)),
+        ({"pooling_mode": ["cls", "mean"]}, ("cls", "mean")),
+        ({}, ("mean",)),
+    ],
 )
 def test_poolings_in_both_formats(tmp_path, config, poolings):
     files = {"modules.json": modules("Transformer", "Pooling"), "1_Pooling/config.json": config}
@@ -72,7 +83,10 @@ def test_poolings_in_both_formats(tmp_path, config, poolings):
     [
         (BERT, ("mean",)),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, ("last",)),
-        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "is_causal": False}, ("mean",)),
+        (
+            {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "is_causal": False},
+            ("mean",),
+        ),
     ],
 )
 def test_without_modules(tmp_path, config, poolings):
@@ -82,7 +96,10 @@ def test_without_modules(tmp_path, config, poolings):
 def test_splade(tmp_path):
     files = {
         "modules.json": modules("MLMTransformer", "SpladePooling"),
-        "1_SpladePooling/config.json": {"pooling_strategy": "sum", "activation_function": "log1p_relu"},
+        "1_SpladePooling/config.json": {
+            "pooling_strategy": "sum",
+            "activation_function": "log1p_relu",
+        },
     }
     checkpoint = read(tmp_path, files)
     assert checkpoint.tasks == ("sparse",)
@@ -95,10 +112,17 @@ def test_splade(tmp_path):
     [
         ({"id2label": {"0": "x"}}, ("x",), "sigmoid"),
         ({"id2label": {"10": "k", "2": "c", "0": "a"}}, ("a", "c", "k"), "softmax"),
-        ({"id2label": {"0": "a", "1": "b"}, "problem_type": "multi_label_classification"}, ("a", "b"), "sigmoid"),
+        (
+            {"id2label": {"0": "a", "1": "b"}, "problem_type": "multi_label_classification"},
+            ("a", "b"),
+            "sigmoid",
+        ),
         ({"id2label": {"0": "a"}, "problem_type": "regression"}, ("a",), "identity"),
         (
-            {"id2label": {"0": "a"}, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            {
+                "id2label": {"0": "a"},
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+            },
             ("a",),
             "identity",
         ),
@@ -108,7 +132,11 @@ def test_splade(tmp_path):
 def test_classifiers(tmp_path, extra, labels, activation):
     config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **extra}
     checkpoint = read(tmp_path, {"config.json": config})
-    assert (checkpoint.labels, checkpoint.activation, checkpoint.tasks) == (labels, activation, ("classify",))
+    assert (checkpoint.labels, checkpoint.activation, checkpoint.tasks) == (
+        labels,
+        activation,
+        ("classify",),
+    )
 
 
 def test_bge_m3(tmp_path):
@@ -120,11 +148,17 @@ def test_bge_m3(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"modules.json": modules("Transformer", "Pooling", "LSTM")}, "modules.json lists Transformer, Pooling, LSTM"),
+        (
+            {"modules.json": modules("Transformer", "Pooling", "LSTM")},
+            "modules.json lists Transformer, Pooling, LSTM",
+        ),
         ({"modules.json": modules("Transformer", "Normalize", "Pooling")}, "in this order"),
         ({"modules.json": modules("StaticEmbedding")}, "lists StaticEmbedding"),
         (
-            {"modules.json": modules("Transformer", "Pooling"), "1_Pooling/config.json": {"pooling_mode": "new"}},
+            {
+                "modules.json": modules("Transformer", "Pooling"),
+                "1_Pooling/config.json": {"pooling_mode": "new"},
+            },
             "the pooling 'new' is not known",
         ),
         (
@@ -167,7 +201,10 @@ def test_overrides(tmp_path):
         ({"model_type": "mpnet"}, "relative position bias"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "bert", "position_embedding_type": "alibi"}, "ALiBi"),
-        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "relative position bias"),
+        (
+            {"model_type": "bert", "position_embedding_type": "relative_key"},
+            "relative position bias",
+        ),
         ({"model_type": "new", "auto_map": {"AutoModel": "m.M"}}, "remote code is not run"),
         ({"model_type": "gemma"}, "nobody checked it"),
         ({"model_type": "qwen2", "auto_map": {"AutoModel": "m.M"}}, "say `is_causal: false`"),
@@ -196,7 +233,10 @@ def test_a_missing_directory():
     ("workflow", "words"),
     [
         ({"schedular": "x:y"}, "unknown key `schedular` in `workflow`: did you mean `scheduler`"),
-        ({"attention": "sdpa_run"}, "unknown attention `sdpa_run` in `workflow`: did you mean `sdpa_runs`"),
+        (
+            {"attention": "sdpa_run"},
+            "unknown attention `sdpa_run` in `workflow`: did you mean `sdpa_runs`",
+        ),
     ],
 )
 def test_workflows_that_are_wrong(workflow, words):

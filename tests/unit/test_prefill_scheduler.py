@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.prefill_only.options import EngineOptions
-from cfg_core.prefill_only.scheduler import Scheduler
+from cfg_core.prefill_only.stages.scheduler import Scheduler
 from cfg_core.prefill_only.types import RequestOptions, SequenceState
 
 OPTIONS = RequestOptions()
 
 
 def sequences(*lengths: int, request: object = None) -> list[SequenceState]:
-    return [SequenceState(range(n), None, OPTIONS, i, request=request) for i, n in enumerate(lengths)]
+    return [
+        SequenceState(range(n), None, OPTIONS, i, request=request) for i, n in enumerate(lengths)
+    ]
 
 
 def scheduler(max_batch_tokens: int = 100, **options: int) -> Scheduler:
@@ -153,12 +155,17 @@ def test_everything_runs_once_and_soon(lengths, window, max_skips, seed):
     assert sorted(ran) == list(range(len(lengths)))
 
 
-@pytest.mark.parametrize("bad", [{"sort_window": 0}, {"max_batch_tokens": 0}, {"num_threads": True}, {"dtype": "int8"}])
+@pytest.mark.parametrize(
+    "bad", [{"sort_window": 0}, {"max_batch_tokens": 0}, {"num_threads": True}, {"dtype": "int8"}]
+)
 def test_bad_options(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         EngineOptions(**bad)
 
 
 def test_an_unknown_option_names_the_nearest():
-    with pytest.raises(ValueError, match="unknown key `max_batch_token` in `engine`: did you mean `max_batch_tokens`"):
+    with pytest.raises(
+        ValueError,
+        match="unknown key `max_batch_token` in `engine`: did you mean `max_batch_tokens`",
+    ):
         EngineOptions.from_mapping({"max_batch_token": 5})

@@ -11,23 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.params import GuidanceParams
-from deployments.prefixes import (
-    CHUNK_TOKENS,
-    MAX_CHUNKS,
-    Popularity,
-    Prefix,
-    PrefixIndex,
-    prefixes_of,
-    streams_of,
-)
-from deployments.protocol import Guidance, read_guidance
+from deployments.requests.group import group_request
+from deployments.requests.guidance import Guidance, read_guidance
+from deployments.requests.prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefix
+from deployments.requests.streams import streams_of
+from deployments.routing.prefixes import Popularity, PrefixIndex
 
 CHUNK = 128  # bytes
 
 
+def prompts_of(endpoint, body, guidance):
+    return [stream.prompt for stream in streams_of(endpoint, body, guidance)[0]]
+
+
+def prefixes_of(endpoint, body, guidance):
+    return group_request(endpoint, body, guidance).prefixes
+
+
 def common(a, b):
     """Length of the common beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 # --- chains ---------------------------------------------------------------------------------------
@@ -110,27 +115,41 @@ def test_a_chain_has_a_limit_and_the_tokens_have_none():
     ],
 )
 def test_streams_of_completions(body, streams):
-    assert streams_of("completion", body, read_guidance(body, "completion")) == streams
+    assert prompts_of("completion", body, read_guidance(body, "completion")) == streams
 
 
 def test_streams_of_a_chat():
     def streams(**body):
-        body["messages"] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
-        return streams_of("chat", body, read_guidance(body, "chat"))
+        body["messages"] = [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Hello"},
+        ]
+        return prompts_of("chat", body, read_guidance(body, "chat"))
 
     conditional = "\0system\0Be kind.\0user\0Hello"
     assert streams() == [conditional]
     assert streams(guidance_scale=2) == [conditional, ()]
-    assert streams(guidance_scale=2, negative_prompt="Be rude.") == [conditional, "\0system\0Be rude.\0user\0Hello"]
+    assert streams(guidance_scale=2, negative_prompt="Be rude.") == [
+        conditional,
+        "\0system\0Be rude.\0user\0Hello",
+    ]
     assert streams(guidance_scale=2, negative_prompt_token_ids=[3]) == [conditional, (3,)]
     negative = [{"role": "user", "content": "Bye"}]
     assert streams(guidance_scale=2, negative_messages=negative) == [conditional, "\0user\0Bye"]
 
 
 def test_messages_with_parts_tools_and_calls():
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "b"}, 7]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]
-    (text,) = streams_of("chat", {"messages": messages, "tools": [{"name": "f"}]}, None)
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "b"},
+        7,
+    ]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]},
+    ]
+    (text,) = prompts_of("chat", {"messages": messages, "tools": [{"name": "f"}]}, None)
     assert text == "[{'name': 'f'}]\n\0user\0ab\0assistant\0[{'id': 1}]"
 
 
@@ -139,35 +158,49 @@ def test_a_conversation_that_goes_on_extends_its_own_prefix():
     messages = [{"role": "system", "content": "s" * 600}]
     chains = []
     for _ in range(6):
-        messages.append({"role": rng.choice(["user", "assistant"]), "content": rng.randbytes(200).hex()})
+        messages.append(
+            {"role": rng.choice(["user", "assistant"]), "content": rng.randbytes(200).hex()}
+        )
         chains.append(prefixes_of("chat", {"messages": messages}, None)[0].chain)
     for before, after in pairwise(chains):
         assert len(after) > len(before)
         assert after[: len(before)] == before
     other = [messages[0], {"role": "user", "content": "something else"}]
-    assert common(prefixes_of("chat", {"messages": other}, None)[0].chain, chains[-1]) == 600 // CHUNK
+    assert (
+        common(prefixes_of("chat", {"messages": other}, None)[0].chain, chains[-1]) == 600 // CHUNK
+    )
 
 
 def test_adapters_share_nothing():
     body = {"prompt": "x" * 300}
-    chains = [prefixes_of("completion", {**body, "model": model}, None)[0].chain for model in ("a", "b", "a")]
+    chains = [
+        prefixes_of("completion", {**body, "model": model}, None)[0].chain
+        for model in ("a", "b", "a")
+    ]
     assert chains[0] == chains[2]
     assert not set(chains[0]) & set(chains[1])
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-MESSAGES = st.lists(JSON | st.fixed_dictionaries({"role": JSON, "content": JSON, "tool_calls": JSON}), max_size=3)
+MESSAGES = st.lists(
+    JSON | st.fixed_dictionaries({"role": JSON, "content": JSON, "tool_calls": JSON}), max_size=3
+)
 GUIDANCE = st.sampled_from(
     [
         None,
         Guidance(params=GuidanceParams(scale=2.0)),
         Guidance(params=GuidanceParams(scale=2.0, negative_prompt="n")),
         Guidance(params=GuidanceParams(scale=2.0, negative_prompt_token_ids=(1, 2))),
-        Guidance(params=GuidanceParams(scale=2.0), negative_messages=[{"role": 1}, 2, {"role": [], "content": [[]]}]),
+        Guidance(
+            params=GuidanceParams(scale=2.0),
+            negative_messages=[{"role": 1}, 2, {"role": [], "content": [[]]}],
+        ),
     ]
 )
 
@@ -175,7 +208,13 @@ GUIDANCE = st.sampled_from(
 @given(st.sampled_from(["completion", "chat"]), JSON, JSON | MESSAGES, JSON, GUIDANCE)
 def test_whatever_a_client_sends_has_prefixes(endpoint, prompt, messages, tools, guidance):
     """A router that raises would leave the request waiting for ever."""
-    body = {"prompt": prompt, "messages": messages, "tools": tools, "model": prompt, "cache_salt": tools}
+    body = {
+        "prompt": prompt,
+        "messages": messages,
+        "tools": tools,
+        "model": prompt,
+        "cache_salt": tools,
+    }
     prefixes = prefixes_of(endpoint, body, guidance)
     assert len(prefixes) == (1 if guidance is None else 2)
 
@@ -184,7 +223,7 @@ def test_nesting_without_end_has_prefixes_too():
     tools = []
     for _ in range(100_000):
         tools = [tools]
-    assert streams_of("chat", {"messages": [], "tools": tools}, None) == [""]
+    assert prompts_of("chat", {"messages": [], "tools": tools}, None) == [""]
     while tools:  # else freeing it recurses, too
         tools = tools.pop()
 
@@ -219,8 +258,8 @@ def test_the_least_recently_asked_are_forgotten():
 
 
 class Oracle:
-    """An LRU of chains as plain loops: each use stamps a chain from its end to its root, own chunks before it;
-    over capacity goes the leaf with the oldest stamp."""
+    """An LRU of chains as plain loops: each use stamps a chain from its end to its root, own chunks
+    before it; over capacity goes the leaf with the oldest stamp."""
 
     def __init__(self, capacity):
         self.capacity, self.stamp, self.parent, self.clock = capacity, {}, {}, 0
@@ -234,7 +273,9 @@ class Oracle:
             self.stamp[chunk], self.parent[chunk] = self.clock, parent
         while len(self.stamp) > self.capacity:
             parents = {self.parent[chunk] for chunk in self.stamp}
-            oldest = min((chunk for chunk in self.stamp if chunk not in parents), key=self.stamp.__getitem__)
+            oldest = min(
+                (chunk for chunk in self.stamp if chunk not in parents), key=self.stamp.__getitem__
+            )
             del self.stamp[oldest]
 
     def matched(self, chain):
@@ -243,7 +284,9 @@ class Oracle:
 
 def random_chain(rng):
     """Of a tree with few branches, so that chains share beginnings of all lengths."""
-    return tuple(Prefix.of("".join(rng.choice("ab") * CHUNK for _ in range(rng.randint(0, 6)))).chain)
+    return tuple(
+        Prefix.of("".join(rng.choice("ab") * CHUNK for _ in range(rng.randint(0, 6)))).chain
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -263,7 +306,9 @@ def test_the_index_holds_what_the_oracle_holds(seed):
         oracles[replica].add(chain, own)
         index.check_integrity()
         for chain in (random_chain(rng) for _ in range(5)):
-            assert [index.matched(r, chain) for r in oracles] == [oracle.matched(chain) for oracle in oracles.values()]
+            assert [index.matched(r, chain) for r in oracles] == [
+                oracle.matched(chain) for oracle in oracles.values()
+            ]
 
 
 def test_a_replica_that_is_unknown_or_forgotten_holds_nothing():
@@ -272,7 +317,11 @@ def test_a_replica_that_is_unknown_or_forgotten_holds_nothing():
     index.hold("a", chain)
     assert (index.matched("a", chain), index.in_use("a", chain)) == (3, 3)
     index.forget("a")
-    assert (index.matched("a", chain), index.in_use("a", chain), index.matched("b", chain)) == (0, 0, 0)
+    assert (index.matched("a", chain), index.in_use("a", chain), index.matched("b", chain)) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_chunks_are_in_use_until_the_last_stream_lets_go():
@@ -310,6 +359,10 @@ def test_expected_uses_are_those_of_one_replica_in_one_lifetime():
     index, chain = PrefixIndex(window_s=100), Prefix.of("x" * CHUNK).chain
     for i in range(5000):  # five a second
         index.add("a", chain, i / 5)
-    assert index.expected_uses(chain[0], 1000, num_replicas=4) == pytest.approx(5 * 100 / 4, rel=0.01)
-    assert index.expected_uses(chain[0], 1000 + 100 * math.log(2), 4) == pytest.approx(5 * 100 / 8, rel=0.01)
+    assert index.expected_uses(chain[0], 1000, num_replicas=4) == pytest.approx(
+        5 * 100 / 4, rel=0.01
+    )
+    assert index.expected_uses(chain[0], 1000 + 100 * math.log(2), 4) == pytest.approx(
+        5 * 100 / 8, rel=0.01
+    )
     assert index.expected_uses(b"never asked", 1000, 4) == 0

@@ -15,16 +15,14 @@ from cfg_core.errors import (
     GuidanceError,
     OverloadedError,
     RequestError,
+    UnknownModelError,
 )
-from deployments import sse
-from deployments.http_errors import UnknownModelError, error_of, http_error
-from deployments.json_body import decode_body
-from deployments.protocol import (
-    guidance_report,
-    negative_body,
-    negative_conversation,
-    read_guidance,
-)
+from deployments.generator import sse
+from deployments.http.errors import error_of, http_error
+from deployments.http.events import DONE, error_event
+from deployments.requests.body import decode_body
+from deployments.requests.guidance import guidance_report, read_guidance
+from deployments.requests.negative import negative_body, negative_conversation
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -35,7 +33,10 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 
 def test_plain_bodies_say_nothing_about_guidance():
     assert read_guidance({"prompt": "x", "guided_choice": ["a"], "n": 2}, "completion") is None
-    assert read_guidance({"messages": [USER], "negative_prompt": None, "guidance_scale": None}, "chat") is None
+    assert (
+        read_guidance({"messages": [USER], "negative_prompt": None, "guidance_scale": None}, "chat")
+        is None
+    )
 
 
 @pytest.mark.parametrize("scale", [-1, 0, 0.5, 1.5, 7, 1e-300, -3.25])
@@ -54,7 +55,9 @@ def test_synonyms():
 
 
 def test_scale_one_without_a_negative_is_a_plain_request():
-    guidance = read_guidance({"guidance_scale": 1, "use_beam_search": True, "suffix": "y"}, "completion")
+    guidance = read_guidance(
+        {"guidance_scale": 1, "use_beam_search": True, "suffix": "y"}, "completion"
+    )
     assert not guidance.enabled
     report = guidance_report(guidance, 0, 5)
     assert report == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
@@ -79,9 +82,19 @@ def test_guidance_survives_pickling():
 
 REFUSED = [
     # endpoint, fields, parameter at fault, words of the sentence
-    ("completion", {"guidance_scale": 1, "negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
+    (
+        "completion",
+        {"guidance_scale": 1, "negative_prompt": "a"},
+        "guidance_scale",
+        "set guidance_scale above 1",
+    ),
     ("completion", {"negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
-    ("completion", {"negative_prompt_token_ids": [1]}, "guidance_scale", "set guidance_scale above 1"),
+    (
+        "completion",
+        {"negative_prompt_token_ids": [1]},
+        "guidance_scale",
+        "set guidance_scale above 1",
+    ),
     ("chat", {"negative_messages": [USER]}, "guidance_scale", "set guidance_scale above 1"),
     (
         "completion",
@@ -124,8 +137,18 @@ REFUSED = [
     ("chat", {"guidance_streams": []}, "guidance_streams", "not supported yet"),
     ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
     ("completion", {"guidance_top_k": 5}, "guidance_top_k", "not supported yet"),
-    ("completion", {"extra_body": {"logits_processors": []}}, "extra_body", "move it to the top level"),
-    ("completion", {"logits_processors": [], "use_beam_search": True}, "logits_processors", "Beam search knows no"),
+    (
+        "completion",
+        {"extra_body": {"logits_processors": []}},
+        "extra_body",
+        "move it to the top level",
+    ),
+    (
+        "completion",
+        {"logits_processors": [], "use_beam_search": True},
+        "logits_processors",
+        "Beam search knows no",
+    ),
     ("completion", {"logit_processors": []}, "logit_processors", "Did you mean logits_processors?"),
     ("completion", {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
     ("completion", {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
@@ -133,32 +156,94 @@ REFUSED = [
     ("completion", {"guidance_scale": math.nan}, "guidance_scale", "must be finite"),
     ("completion", {"guidance_scale": math.inf}, "guidance_scale", "must be finite"),
     ("completion", {"guidance_scale": 10**400}, "guidance_scale", "must be finite"),
-    ("completion", {"guidance_scale": 2, "negative_prompt": ""}, "negative_prompt", "is empty: leave the field out"),
-    ("completion", {"guidance_scale": 2, "negative_prompt": 3}, "negative_prompt", "must be a string, not int"),
-    ("completion", {"guidance_scale": 2, "negative_prompt": ["a"]}, "negative_prompt", "must be a string, not list"),
-    ("completion", {"guidance_scale": 2, "negative_prompt_ids": []}, "negative_prompt_token_ids", "is empty"),
-    ("completion", {"guidance_scale": 2, "negative_prompt_ids": "12"}, "negative_prompt_token_ids", "must be a list"),
-    ("completion", {"guidance_scale": 2, "negative_prompt_ids": [1.0]}, "negative_prompt_token_ids", "[0] must be an"),
-    ("completion", {"guidance_scale": 2, "negative_prompt_ids": [True]}, "negative_prompt_token_ids", "[0] must be an"),
-    ("completion", {"guidance_scale": 2, "negative_prompt_ids": [3, -1]}, "negative_prompt_token_ids", "[1] is -1"),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt": ""},
+        "negative_prompt",
+        "is empty: leave the field out",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt": 3},
+        "negative_prompt",
+        "must be a string, not int",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt": ["a"]},
+        "negative_prompt",
+        "must be a string, not list",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_ids": []},
+        "negative_prompt_token_ids",
+        "is empty",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_ids": "12"},
+        "negative_prompt_token_ids",
+        "must be a list",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_ids": [1.0]},
+        "negative_prompt_token_ids",
+        "[0] must be an",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_ids": [True]},
+        "negative_prompt_token_ids",
+        "[0] must be an",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_ids": [3, -1]},
+        "negative_prompt_token_ids",
+        "[1] is -1",
+    ),
     (
         "completion",
         {"guidance_scale": 2, "negative_messages": [USER]},
         "negative_messages",
         "send negative_prompt here",
     ),
-    ("chat", {"guidance_scale": 2, "negative_messages": []}, "negative_messages", "is empty: leave the field out"),
-    ("chat", {"guidance_scale": 2, "negative_messages": "a"}, "negative_messages", "a list of messages, not a string"),
+    (
+        "chat",
+        {"guidance_scale": 2, "negative_messages": []},
+        "negative_messages",
+        "is empty: leave the field out",
+    ),
+    (
+        "chat",
+        {"guidance_scale": 2, "negative_messages": "a"},
+        "negative_messages",
+        "a list of messages, not a string",
+    ),
     ("completion", {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
     ("chat", {"extra_body": {"negative_prompt": "a"}}, "extra_body", "move it to the top level"),
     ("chat", {"extra_args": {"cfg_scale": 2}}, "extra_args", "move it to the top level"),
-    ("completion", {"guidance_scale": 2, "use_beam_search": True}, "use_beam_search", "Beam search cannot be guided"),
+    (
+        "completion",
+        {"guidance_scale": 2, "use_beam_search": True},
+        "use_beam_search",
+        "Beam search cannot be guided",
+    ),
     ("completion", {"guidance_scale": 2, "suffix": "z"}, "suffix", "cannot be guided"),
-    ("completion", {"guidance_scale": 2, "prompt_embeds": "z"}, "prompt_embeds", "cannot be guided"),
+    (
+        "completion",
+        {"guidance_scale": 2, "prompt_embeds": "z"},
+        "prompt_embeds",
+        "cannot be guided",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("endpoint", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40]
+)
 def test_refusals(endpoint, fields, param, words):
     with pytest.raises(RequestError) as refusal:
         read_guidance(fields, endpoint)
@@ -170,12 +255,22 @@ def test_refusals(endpoint, fields, param, words):
 def test_no_field_that_looks_like_guidance_passes_unread():
     """1000 seeded field names with the prefixes of contract 5.2: each is known, or refused."""
     rng = random.Random(0)
-    known = {"guidance_scale", "cfg_scale", "negative_prompt", "negative_prompt_ids", "negative_prompt_token_ids"}
+    known = {
+        "guidance_scale",
+        "cfg_scale",
+        "negative_prompt",
+        "negative_prompt_ids",
+        "negative_prompt_token_ids",
+    }
     for _ in range(1000):
-        name = rng.choice(["guidance", "cfg", "negative"]) + "".join(rng.choices("_abcprompt", k=rng.randrange(9)))
+        name = rng.choice(["guidance", "cfg", "negative"]) + "".join(
+            rng.choices("_abcprompt", k=rng.randrange(9))
+        )
         if name not in known:
             with pytest.raises(GuidanceError):
-                read_guidance({name: rng.choice([None, 1, "x", []])}, rng.choice(["completion", "chat"]))
+                read_guidance(
+                    {name: rng.choice([None, 1, "x", []])}, rng.choice(["completion", "chat"])
+                )
 
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -216,7 +311,8 @@ def test_good_bodies():
         "temperature": 1000.0,
     }
     assert decode_body(
-        b'{"seed": 9223372036854775807, "user": "99999999999999999999", "cfg_scale": 10000000000000000000}'
+        b'{"seed": 9223372036854775807, "user": "99999999999999999999", "cfg_scale":'
+        b" 10000000000000000000}"
     )
 
 
@@ -247,9 +343,20 @@ def test_negative_conversation_needs_a_list():
 
 
 def test_negative_body_changes_the_prompt_only():
-    body = {"prompt": ["a", "b"], "guidance_scale": 2, "negative_prompt": "N", "add_special_tokens": False, "n": 3}
+    body = {
+        "prompt": ["a", "b"],
+        "guidance_scale": 2,
+        "negative_prompt": "N",
+        "add_special_tokens": False,
+        "n": 3,
+    }
     assert negative_body(body, read_guidance(body, "completion")) == {**body, "prompt": "N"}
-    chat = {"messages": [USER], "guidance_scale": 2, "negative_messages": [SYSTEM], "chat_template_kwargs": {"a": 1}}
+    chat = {
+        "messages": [USER],
+        "guidance_scale": 2,
+        "negative_messages": [SYSTEM],
+        "chat_template_kwargs": {"a": 1},
+    }
     assert negative_body(chat, read_guidance(chat, "chat")) == {**chat, "messages": [SYSTEM]}
 
 
@@ -303,7 +410,9 @@ def test_errors_of_vllm(status, cls):
 
 def chunk(finish_reason=None, **fields):
     choices = [{"index": 0, "text": "x", "finish_reason": finish_reason}]
-    return f"data: {json.dumps({'id': 'i', 'choices': choices, **fields}, separators=(',', ':'))}\n\n"
+    return (
+        f"data: {json.dumps({'id': 'i', 'choices': choices, **fields}, separators=(',', ':'))}\n\n"
+    )
 
 
 async def through(chunks):
@@ -316,20 +425,20 @@ async def through(chunks):
 
 async def test_the_last_chunk_gets_the_guidance_object():
     head, last = [chunk(), chunk()], chunk("length")
-    out = await through([*head, last, sse.DONE])
+    out = await through([*head, last, DONE])
     assert out[:2] == head
     assert json.loads(out[2][6:]) == {**json.loads(last[6:]), "guidance": {"scale": 2.0}}
-    assert out[3] == sse.DONE
+    assert out[3] == DONE
 
 
 async def test_only_the_last_of_several_finished_choices_gets_it():
-    out = await through([chunk("stop"), chunk(), chunk("stop"), sse.DONE])
+    out = await through([chunk("stop"), chunk(), chunk("stop"), DONE])
     assert ["guidance" in item for item in out] == [False, False, True, False]
 
 
 async def test_the_usage_chunk_gets_it_if_there_is_one():
     usage = 'data: {"id":"i","choices":[],"usage":{"completion_tokens":2}}\n\n'
-    out = await through([chunk(), chunk("stop"), usage, sse.DONE])
+    out = await through([chunk(), chunk("stop"), usage, DONE])
     assert ["guidance" in item for item in out] == [False, False, True, False]
     assert json.loads(out[2][6:])["usage"] == {"completion_tokens": 2}
 
@@ -338,24 +447,33 @@ async def test_text_that_looks_like_a_finish_reason_is_text():
     text = '"finish_reason":"abort" "choices":[]'
     tricky = f"data: {json.dumps({'choices': [{'text': text}]}, separators=(',', ':'))}\n\n"
     assert not sse.may_be_last(tricky)
-    assert await through([tricky, chunk("stop"), sse.DONE])
+    assert await through([tricky, chunk("stop"), DONE])
 
 
 @pytest.mark.parametrize(
     ("bad", "cls"),
     [
-        ('data: {"error": {"message": "boom", "type": "x", "param": null, "code": 500}}\n\n', EngineError),
-        ('data: {"error": {"message": "boom", "type": "x", "param": "max_tokens", "code": 400}}\n\n', RequestError),
+        (
+            'data: {"error": {"message": "boom", "type": "x", "param": null, "code": 500}}\n\n',
+            EngineError,
+        ),
+        (
+            (
+                'data: {"error": {"message": "boom", "type": "x", "param": "max_tokens", "code":'
+                " 400}}\n\n"
+            ),
+            RequestError,
+        ),
         (chunk("abort"), EngineError),
     ],
 )
 async def test_a_failure_ends_the_stream_without_done(bad, cls):
     with pytest.raises(cls):
-        await through([chunk(), bad, sse.DONE])
+        await through([chunk(), bad, DONE])
 
 
 def test_error_event():
-    event = sse.error_event(EngineError("boom"))
+    event = error_event(EngineError("boom"))
     assert event.startswith("event: error\ndata: ")
     assert event.endswith("\n\n")
     assert json.loads(event.split("data: ")[1])["error"]["message"] == "boom"
@@ -363,15 +481,22 @@ def test_error_event():
 
 def test_guidance_in_a_bare_json_text():
     text = '{"id":"i","choices":[{"text":"}"}],"usage":null}'
-    assert json.loads(sse.with_guidance(text, {"scale": 2.0})) == {**json.loads(text), "guidance": {"scale": 2.0}}
+    assert json.loads(sse.with_guidance(text, {"scale": 2.0})) == {
+        **json.loads(text),
+        "guidance": {"scale": 2.0},
+    }
 
 
-@pytest.mark.parametrize("raw", [b'{"prompt": "' + b"[" * 5000 + b'"}', b'{"prompt": "' + b'\\"[' * 5000 + b'"}'])
+@pytest.mark.parametrize(
+    "raw", [b'{"prompt": "' + b"[" * 5000 + b'"}', b'{"prompt": "' + b'\\"[' * 5000 + b'"}']
+)
 def test_brackets_in_text_are_no_nesting(raw):
     assert decode_body(raw)["prompt"].count("[") == 5000
 
 
-@pytest.mark.parametrize("raw", [b'{"prompt":"' + b'\\"[' * 700_000, b'{"prompt":' + b'"[' * 1_000_000, b"[{" * 10**6])
+@pytest.mark.parametrize(
+    "raw", [b'{"prompt":"' + b'\\"[' * 700_000, b'{"prompt":' + b'"[' * 1_000_000, b"[{" * 10**6]
+)
 def test_malformed_bodies_are_refused_in_linear_time(raw):
     began = time.perf_counter()
     with pytest.raises(RequestError):

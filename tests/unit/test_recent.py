@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from deployments import recent
-from deployments.recent import Recent
+from deployments.http import recent
+from deployments.http.recent import Recent
 
 
 class Source:

@@ -1,4 +1,5 @@
-"""The executable specification against hand-made distributions, and against Hugging Face transformers."""
+"""The executable specification against hand-made distributions, and against Hugging Face
+transformers."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def log_p(*probs: float) -> Tensor:
     return torch.tensor(probs, dtype=torch.float64).log()
 
 
-def hf(model: LlamaForCausalLM, scale: float, negative: list[int] | None = NEGATIVE, **options: object) -> list[int]:
+def hf(
+    model: LlamaForCausalLM, scale: float, negative: list[int] | None = NEGATIVE, **options: object
+) -> list[int]:
     ids = torch.tensor([PROMPT])
     options = {"do_sample": False, "max_new_tokens": N, "pad_token_id": 0, **options}
     if negative is not None:
@@ -91,7 +94,9 @@ def test_scale_two_squares_the_ratio() -> None:
 
 @pytest.mark.parametrize("scale", [*SCALES, 1e6, -1e6])
 def test_equal_streams_are_left_alone(scale: float) -> None:
-    conditional = torch.log_softmax(torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)), dim=-1)
+    conditional = torch.log_softmax(
+        torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)), dim=-1
+    )
     assert torch.equal(guide(conditional, conditional.clone(), scale), conditional)
 
 
@@ -120,8 +125,12 @@ def test_a_token_forbidden_by_both_is_no_nan(scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("negative", [NEGATIVE, [7], list(range(20)), None], ids=["2", "1", "20", "default"])
-def test_equals_hugging_face(model: LlamaForCausalLM, scale: float, negative: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    "negative", [NEGATIVE, [7], list(range(20)), None], ids=["2", "1", "20", "default"]
+)
+def test_equals_hugging_face(
+    model: LlamaForCausalLM, scale: float, negative: list[int] | None
+) -> None:
     got = guided_generate(model, PROMPT, negative, scale=scale, max_new_tokens=N)
     assert got.min_gap > 1e-3
     assert got.token_ids == hf(model, scale, negative)
@@ -146,12 +155,18 @@ def test_scale_zero_follows_the_negative_prompt(model: LlamaForCausalLM) -> None
 
 def test_the_default_negative_is_the_last_token(model: LlamaForCausalLM) -> None:
     default = guided_generate(model, PROMPT, scale=3.0, max_new_tokens=N).token_ids
-    assert default == guided_generate(model, PROMPT, PROMPT[-1:], scale=3.0, max_new_tokens=N).token_ids
-    assert default != guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N).token_ids
+    assert (
+        default
+        == guided_generate(model, PROMPT, PROMPT[-1:], scale=3.0, max_new_tokens=N).token_ids
+    )
+    assert (
+        default != guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N).token_ids
+    )
 
 
 def test_log_probs_are_the_normalised_guided_rows(model: LlamaForCausalLM) -> None:
-    """Checked at step 2 against the definition: a softmax of `n + s (c - n)` over the grown streams."""
+    """Checked at step 2 against the definition: a softmax of `n + s (c - n)` over the grown
+    streams."""
     got = guided_generate(model, PROMPT, NEGATIVE, scale=1.5, max_new_tokens=3, keep_log_probs=True)
     assert len(got.log_probs) == 3
     grown = got.token_ids[:2]
@@ -185,13 +200,16 @@ def test_processors_see_the_guided_scores(model: LlamaForCausalLM) -> None:
             scores[token] = scores[token] * 1.5 if scores[token] < 0 else scores[token] / 1.5
         return scores
 
-    got = guided_generate(model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N, processors=[penalise])
+    got = guided_generate(
+        model, PROMPT, NEGATIVE, scale=3.0, max_new_tokens=N, processors=[penalise]
+    )
     assert got.token_ids == hf(model, 3.0, repetition_penalty=1.5)
     assert got.token_ids != hf(model, 3.0)
 
 
 def test_the_streams_share_their_tokens() -> None:
-    """The next logits depend on the last token alone, so from the second step on both streams agree."""
+    """The next logits depend on the last token alone, so from the second step on both streams
+    agree."""
     table = Table([[0.0, 1.0, 5.0], [3.0, 0.0, 1.0], [0.0, 4.0, 1.0]])
     got = guided_generate(table, [0], [2], scale=2.0, max_new_tokens=4)
     assert got.token_ids == [2, 1, 0, 2]
@@ -204,7 +222,9 @@ def test_the_same_uniforms_give_the_same_text(model: LlamaForCausalLM) -> None:
     def sample(seed: int) -> list[int]:
         uniforms = draw_uniforms(N, torch.Generator().manual_seed(seed))
         sampling = Sampling(uniforms=uniforms, temperature=2.0)
-        return guided_generate(model, PROMPT, NEGATIVE, scale=1.5, max_new_tokens=N, sampling=sampling).token_ids
+        return guided_generate(
+            model, PROMPT, NEGATIVE, scale=1.5, max_new_tokens=N, sampling=sampling
+        ).token_ids
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
@@ -213,27 +233,38 @@ def test_the_same_uniforms_give_the_same_text(model: LlamaForCausalLM) -> None:
 def test_evenly_spread_uniforms_give_the_guided_distribution() -> None:
     """1,000 uniforms on a grid: every token comes up within one of 1,000 times its probability."""
     table = Table([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    want = torch.softmax(torch.tensor([0.0, 1.0, 2.0]) * 1.5 - torch.tensor([2.0, 1.0, 0.0]) * 0.5, dim=-1)
+    want = torch.softmax(
+        torch.tensor([0.0, 1.0, 2.0]) * 1.5 - torch.tensor([2.0, 1.0, 0.0]) * 0.5, dim=-1
+    )
     counts = [0, 0, 0]
     for k in range(1000):
         sampling = Sampling(uniforms=[(k + 0.5) / 1000])
-        counts[guided_generate(table, [0], [1], scale=1.5, max_new_tokens=1, sampling=sampling).token_ids[0]] += 1
+        counts[
+            guided_generate(
+                table, [0], [1], scale=1.5, max_new_tokens=1, sampling=sampling
+            ).token_ids[0]
+        ] += 1
     assert all(abs(count - 1000 * p) <= 1 for count, p in zip(counts, want.tolist(), strict=True))
 
 
 def test_low_temperature_is_greedy() -> None:
     scores = log_p(0.3, 0.4, 0.3)
-    assert {choose(scores, Sampling(uniforms=[u], temperature=0.01), 0) for u in (0.001, 0.5, 0.999)} == {1}
+    assert {
+        choose(scores, Sampling(uniforms=[u], temperature=0.01), 0) for u in (0.001, 0.5, 0.999)
+    } == {1}
 
 
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.249, 1), (0.25, 2), (0.5, 3), (0.999, 3), (1 - 2**-53, 3)])
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 1), (0.249, 1), (0.25, 2), (0.5, 3), (0.999, 3), (1 - 2**-53, 3)]
+)
 def test_invert_at_the_borders(uniform: float, token: int) -> None:
     """Probabilities 0, 1/4, 1/4, 1/2, 0: the forbidden tokens at both ends are never taken."""
     assert invert(torch.tensor([0.0, 0.25, 0.25, 0.5, 0.0], dtype=torch.float64), uniform) == token
 
 
 def test_invert_never_leaves_the_vocabulary() -> None:
-    """Thirds add up to a total whose product with the largest uniform may round up to the total itself."""
+    """Thirds add up to a total whose product with the largest uniform may round up to the total
+    itself."""
     probs = torch.tensor([1 / 3] * 3 + [2**-52, 0.0], dtype=torch.float64)
     assert invert(probs, 1 - 2**-53) <= 3
 

@@ -1,4 +1,5 @@
-"""What stands in front of Serve's proxy, without Serve; HTTP/1.0 with a real uvicorn on a real socket."""
+"""What stands in front of Serve's proxy, without Serve; HTTP/1.0 with a real uvicorn on a real
+socket."""
 
 import asyncio
 import json
@@ -11,11 +12,19 @@ from contextlib import suppress
 import pytest
 import uvicorn
 
-from deployments.limits import LimitsArgs
-from deployments.serve_proxy import GETS_AT_ONCE, HELD_BYTES, Porter
+from deployments.config.limits import LimitsArgs
+from deployments.proxy.middleware import GETS_AT_ONCE, HELD_BYTES, Porter
 
-START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
-STREAM = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"application/json")],
+}
+STREAM = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream")],
+}
 
 
 def body(text, more=False):
@@ -72,7 +81,10 @@ async def test_what_serve_says_in_plain_text_is_said_in_our_shape(status):
 async def test_where_serve_says_nothing_the_client_is_told():
     start, told = await ask(porter(script()))
     assert start["status"] == 503
-    assert json.loads(told["body"])["error"]["message"] == "The server lost this request: send it again."
+    assert (
+        json.loads(told["body"])["error"]["message"]
+        == "The server lost this request: send it again."
+    )
 
 
 async def test_a_stream_that_serve_cuts_ends_with_an_error_event():
@@ -137,7 +149,9 @@ async def test_ready_is_asked_once_for_all():
     front = porter(app)
     told = await asyncio.gather(*(ask(front, path="/ready", method="GET") for _ in range(200)))
     assert len(asked) == 1
-    assert all([message["type"] for message in one] == [START["type"], body(b"")["type"]] for one in told)
+    assert all(
+        [message["type"] for message in one] == [START["type"], body(b"")["type"]] for one in told
+    )
     await asyncio.sleep(0.3)
     await ask(front, path="/ready", method="GET")
     assert len(asked) == 2
@@ -223,7 +237,9 @@ def port():
             await asyncio.sleep(0.01)
         await send(body(b"data: [DONE]\n\n"))
 
-    config = uvicorn.Config(porter(app), port=0, lifespan="off", log_level="critical", http="httptools")
+    config = uvicorn.Config(
+        porter(app), port=0, lifespan="off", log_level="critical", http="httptools"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -52,7 +52,9 @@ def test_where_a_key_is_needed_the_example_has_one(serve):
     assert 'Authorization: Bearer $KEY"' in example(url, KEYS)
 
 
-@pytest.mark.parametrize(("status", "body"), [(401, b"{}"), (500, b""), (200, b"no json"), (200, b'{"data": []}')])
+@pytest.mark.parametrize(
+    ("status", "body"), [(401, b"{}"), (500, b""), (200, b"no json"), (200, b'{"data": []}')]
+)
 def test_no_answer_ends_the_server(serve, status, body):
     assert "/v1/models" in example(serve(status, body), OPEN)
 

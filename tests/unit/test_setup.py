@@ -15,7 +15,8 @@ def load():
 
 
 def test_an_interpreter_has_one_name(tmp_path):
-    """Asked by a link, and from within an environment made of it: else `make` sets up again, in turns."""
+    """Asked by a link, and from within an environment made of it: else `make` sets up again, in
+    turns."""
     setup = load()
     _, path = setup.ask_version(sys.executable)
     link = tmp_path / "python"

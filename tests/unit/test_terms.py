@@ -3,7 +3,7 @@
 import pytest
 
 from cfg_core.errors import RequestError
-from deployments.terms import Terms, take_terms
+from deployments.requests.terms import Terms, take_terms
 
 
 def terms(body=None, headers=None, default=None, **options):

@@ -24,7 +24,9 @@ MAX_FAULTS = 12
 """Faults that are kept in words; all are counted."""
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
-LOST = re.compile(r"engine (was|is|of this replica is) (lost|gone|dead)|did not answer|died|unavailable")
+LOST = re.compile(
+    r"engine (was|is|of this replica is) (lost|gone|dead)|did not answer|died|unavailable"
+)
 """What a server says of an engine that it takes for dead."""
 
 JSON_TYPE = {"content-type": "application/json"}
@@ -49,7 +51,11 @@ class Reply:
             return self.ending
         if self.status == 200:
             return "200, then an error event" if "event: error" in self.text else "200"
-        return f"{self.status} (engine lost)" if self.status == 503 and LOST.search(self.text) else str(self.status)
+        return (
+            f"{self.status} (engine lost)"
+            if self.status == 503 and LOST.search(self.text)
+            else str(self.status)
+        )
 
     def json(self) -> Any:
         return json.loads(self.text)
@@ -137,13 +143,25 @@ class Attempt:
         data = None if body is None else json_bytes(body)
         try:
             async with asyncio.timeout(limit_s):
-                async with self.session.request(method, self.at(path), data=data, headers=sent) as answer:
+                async with self.session.request(
+                    method, self.at(path), data=data, headers=sent
+                ) as answer:
                     text = (await answer.read()).decode("utf-8", "replace")
                     reply = Reply(status=answer.status, text=text, seconds=time.monotonic() - start)
         except TimeoutError:
-            reply = Reply(status=0, text="", seconds=time.monotonic() - start, ending=f"no answer in {limit_s:.0f} s")
+            reply = Reply(
+                status=0,
+                text="",
+                seconds=time.monotonic() - start,
+                ending=f"no answer in {limit_s:.0f} s",
+            )
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            reply = Reply(status=0, text=repr(error), seconds=time.monotonic() - start, ending="connection lost")
+            reply = Reply(
+                status=0,
+                text=repr(error),
+                seconds=time.monotonic() - start,
+                ending="connection lost",
+            )
         if count:
             self.note(path, method, reply)
         return reply
@@ -153,7 +171,9 @@ class Attempt:
         if reply.status >= 400 and method != "HEAD" and not in_error_shape(reply.text):
             self.fault(f"{path}: {reply.status} is not in OpenAI's shape: {reply.text[:60]!r}")
 
-    async def expect(self, what: str, path: str, body: Any, *statuses: int, **options: Any) -> Reply:
+    async def expect(
+        self, what: str, path: str, body: Any, *statuses: int, **options: Any
+    ) -> Reply:
         """`send`; a status that is not among these is a fault."""
         reply = await self.send(path, body, **options)
         if reply.status not in statuses:
@@ -212,7 +232,9 @@ def attack(finding: int, **options: Any) -> Callable[[Play], Play]:
 async def attempt_to(play: Attack, attempt: Attempt) -> None:
     """Play it, for at most its time."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(attempt.url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as session:
+    async with aiohttp.ClientSession(
+        attempt.url, connector=connector, timeout=aiohttp.ClientTimeout(None)
+    ) as session:
         attempt.session = session
         try:
             async with asyncio.timeout(max(play.limit_s, attempt.seconds)):

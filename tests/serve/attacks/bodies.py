@@ -32,16 +32,24 @@ async def heavy_bodies(attempt: Attempt) -> None:
     encoder = {"model": attempt.encoder}
     for num in (800, 2048):
         texts = [f"A dog {number}." for number in range(num)]
-        await attempt.expect(f"{num} inputs", EMBEDDINGS, encoder | {"input": texts}, 200, limit_s=LONG_S)
+        await attempt.expect(
+            f"{num} inputs", EMBEDDINGS, encoder | {"input": texts}, 200, limit_s=LONG_S
+        )
     sizes = (("4.2 MB", 4_200_000), ("max_body_bytes", MAX_BODY_BYTES - 64))
     for name, size in sizes:
-        await attempt.expect(f"prompt of {name}", COMPLETIONS, filled({}, "prompt", size), 200, 400, limit_s=LONG_S)
+        await attempt.expect(
+            f"prompt of {name}", COMPLETIONS, filled({}, "prompt", size), 200, 400, limit_s=LONG_S
+        )
         negative = filled({"prompt": "Once", "guidance_scale": 2}, "negative_prompt", size)
         await attempt.expect(f"negative of {name}", COMPLETIONS, negative, 400, limit_s=LONG_S)
-        await attempt.expect(f"text of {name}", EMBEDDINGS, filled(encoder, "input", size), 400, limit_s=LONG_S)
+        await attempt.expect(
+            f"text of {name}", EMBEDDINGS, filled(encoder, "input", size), 400, limit_s=LONG_S
+        )
     for model in (attempt.model, attempt.encoder):
         body = filled({"model": model}, "prompt", 3_900_000)
-        await attempt.expect(f"/tokenize of 3.9 MB, {model}", "/tokenize", body, 200, 400, limit_s=LONG_S)
+        await attempt.expect(
+            f"/tokenize of 3.9 MB, {model}", "/tokenize", body, 200, 400, limit_s=LONG_S
+        )
 
 
 @attack(1, limit_s=150)
@@ -52,11 +60,24 @@ async def heavy_answers(attempt: Attempt) -> None:
     body = {"prompt": "Once", "n": 40, "max_tokens": 400, "logprobs": 20, "ignore_eos": True}
     await attempt.expect("n=40 with logprobs", COMPLETIONS, body, 200, 400, limit_s=120)
     documents = [f"The dog {number}. {text_of(1000)}" for number in range(2048)]
-    rerank = {"model": attempt.encoder, "query": "a dog", "documents": documents, "return_documents": True}
-    await attempt.expect("2,048 documents back", "/rerank", rerank | {"truncate_prompt_tokens": 8}, 200, limit_s=LONG_S)
+    rerank = {
+        "model": attempt.encoder,
+        "query": "a dog",
+        "documents": documents,
+        "return_documents": True,
+    }
+    await attempt.expect(
+        "2,048 documents back",
+        "/rerank",
+        rerank | {"truncate_prompt_tokens": 8},
+        200,
+        limit_s=LONG_S,
+    )
     strings = {"prompt": "a " * 250_000, "return_token_strs": True}
     await attempt.expect("token strings", "/tokenize", strings, 200, 400, limit_s=LONG_S)
-    await attempt.expect("detokenize", "/detokenize", {"tokens": [300] * 400_000}, 200, 400, limit_s=LONG_S)
+    await attempt.expect(
+        "detokenize", "/detokenize", {"tokens": [300] * 400_000}, 200, 400, limit_s=LONG_S
+    )
 
 
 @attack(6)
@@ -64,11 +85,17 @@ async def many_streams(attempt: Attempt) -> None:
     """`n: 10000`, a list of 5,000 prompts, `n: 128`, guided and plain: refused with 400, or served
     without holding others up."""
     work = {"max_tokens": 200, "ignore_eos": True}
-    shapes = [{"prompt": "Once", "n": 10_000}, {"prompt": ["Once"] * 5000}, {"prompt": "Once", "n": 128}]
+    shapes = [
+        {"prompt": "Once", "n": 10_000},
+        {"prompt": ["Once"] * 5000},
+        {"prompt": "Once", "n": 128},
+    ]
     shapes += [{"prompt": "Once", "n": 128, "guidance_scale": 2}, {"prompt": [[5]] * 200, "n": 50}]
     for shape in shapes:
         await attempt.send(COMPLETIONS, work | shape, limit_s=15)
-    await attempt.together(4, lambda _: attempt.send(COMPLETIONS, work | {"prompt": "Once", "n": 64}, limit_s=15))
+    await attempt.together(
+        4, lambda _: attempt.send(COMPLETIONS, work | {"prompt": "Once", "n": 64}, limit_s=15)
+    )
 
 
 @attack(8, bounded=True)
@@ -77,12 +104,20 @@ async def field_names(attempt: Attempt) -> None:
     or answered, at once."""
     names = near_names(200_000)
     fields = ",".join(f'"{name}":1' for name in names)
-    for path, start in ((COMPLETIONS, '"prompt":"x"'), (EMBEDDINGS, '"input":"x"'), ("/tokenize", '"prompt":"x"')):
-        await attempt.expect(f"{path}, 200,000 names", path, f"{{{start},{fields}}}".encode(), 200, 400)
+    for path, start in (
+        (COMPLETIONS, '"prompt":"x"'),
+        (EMBEDDINGS, '"input":"x"'),
+        ("/tokenize", '"prompt":"x"'),
+    ):
+        await attempt.expect(
+            f"{path}, 200,000 names", path, f"{{{start},{fields}}}".encode(), 200, 400
+        )
     inner = f'{{"prompt":"x","vllm_xargs":{{{fields}}}}}'.encode()
     await attempt.expect("200,000 names in vllm_xargs", COMPLETIONS, inner, 200, 400)
     many = dict.fromkeys(names[:500], 1)
-    await attempt.together(40, lambda _: attempt.send(COMPLETIONS, {"prompt": "x", "max_tokens": 1} | many))
+    await attempt.together(
+        40, lambda _: attempt.send(COMPLETIONS, {"prompt": "x", "max_tokens": 1} | many)
+    )
 
 
 def near_names(num: int) -> list[str]:
@@ -103,20 +138,33 @@ async def tokenizing(attempt: Attempt) -> None:
     MB with truncation: answered or refused, while others are served."""
     for model in (attempt.model, attempt.encoder):
         body = filled({"model": model}, "prompt", 2 * MB)
-        await attempt.together(6, lambda _, body=body: attempt.expect("2 MB", "/tokenize", body, 200, 400, 429))
+        await attempt.together(
+            6, lambda _, body=body: attempt.expect("2 MB", "/tokenize", body, 200, 400, 429)
+        )
     body = filled({"model": attempt.encoder, "truncate_prompt_tokens": -1}, "input", 2 * MB)
-    await attempt.together(4, lambda _: attempt.expect("2 MB, truncated", EMBEDDINGS, body, 200, 400, 429))
+    await attempt.together(
+        4, lambda _: attempt.expect("2 MB, truncated", EMBEDDINGS, body, 200, 400, 429)
+    )
     chat = {"messages": [{"role": "user", "content": text_of(2 * MB)}]}
     await attempt.together(4, lambda _: attempt.expect("chat of 2 MB", CHAT, chat, 400, 429))
     negative = filled({"prompt": "x", "guidance_scale": 2}, "negative_prompt", 2 * MB)
-    await attempt.together(4, lambda _: attempt.expect("negative of 2 MB", COMPLETIONS, negative, 400, 429))
+    await attempt.together(
+        4, lambda _: attempt.expect("negative of 2 MB", COMPLETIONS, negative, 400, 429)
+    )
 
 
 @attack(0)
 async def floods(attempt: Attempt) -> None:
     """Ten seconds of malformed bodies as fast as 50 clients send them, small ones and of 1 MB:
     refused with 400 or 429."""
-    shapes = [b"{not json", b"[]", b"{}", b'{"prompt": ' + b"[" * 500, b"\xff" * 1000, b'{"a":' * 900]
+    shapes = [
+        b"{not json",
+        b"[]",
+        b"{}",
+        b'{"prompt": ' + b"[" * 500,
+        b"\xff" * 1000,
+        b'{"a":' * 900,
+    ]
     shapes += [b'{"prompt": "' + b"x" * MB, b"[" + b"1," * (MB // 2) + b"1]"]
     rng = random.Random(0)
 

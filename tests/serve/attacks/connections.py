@@ -17,7 +17,11 @@ STORY = {"prompt": "Once", "max_tokens": 490, "ignore_eos": True, "logprobs": 20
 
 
 def post_head(attempt: Attempt, num_bytes: int, path: str = COMPLETIONS) -> bytes:
-    headers = {"Host": attempt.authority, "Content-Type": "application/json", "Content-Length": str(num_bytes)}
+    headers = {
+        "Host": attempt.authority,
+        "Content-Type": "application/json",
+        "Content-Length": str(num_bytes),
+    }
     return head("POST", path, headers | dict(attempt.headers))
 
 
@@ -37,7 +41,9 @@ async def hold(attempt: Attempt, first: bytes, drip: bool = False, must_end: boo
         attempt.told["still open"] += len(held.sockets) - ended
         attempt.told["refused"] += held.refused
         if must_end and ended < len(held.sockets):
-            attempt.fault(f"after {HOLD_S:.0f} s {len(held.sockets) - ended} connections are still open")
+            attempt.fault(
+                f"after {HOLD_S:.0f} s {len(held.sockets) - ended} connections are still open"
+            )
     finally:
         held.close()
 
@@ -90,7 +96,9 @@ async def requests_left(attempt: Attempt) -> None:
     for _ in range(3):
         held = Held(attempt.host, attempt.port)
         try:
-            await asyncio.gather(*(held.open(post_head(attempt, len(body)) + body) for _ in range(100)))
+            await asyncio.gather(
+                *(held.open(post_head(attempt, len(body)) + body) for _ in range(100))
+            )
             await asyncio.sleep(0.3)
             attempt.told["left"] += len(held.sockets)
         finally:

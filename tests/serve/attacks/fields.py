@@ -2,8 +2,8 @@
 fuzz.
 
 The fields are those of vLLM's CompletionRequest, ChatCompletionRequest, TokenizeCompletionRequest,
-TokenizeChatRequest and DetokenizeRequest, of deployments/pooling_fields.py and pooling_protocol.py,
-and of guidance."""
+TokenizeChatRequest and DetokenizeRequest, of deployments/requests/encode/fields.py and
+pooling_protocol.py, and of guidance."""
 
 from __future__ import annotations
 
@@ -19,31 +19,46 @@ def names(text: str) -> list[str]:
     return text.split()
 
 
-SAMPLING = names("""add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo frequency_penalty
-ignore_eos include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs max_tokens
-min_p min_tokens mm_payload model n presence_penalty priority prompt_logprobs repetition_detection repetition_penalty
-request_id response_format return_mm_kwargs return_token_ids return_token_offsets return_tokens_as_token_ids
-routed_experts_prompt_start seed session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream
-stream_interval stream_options structured_outputs temperature thinking_token_budget top_k top_p truncate_prompt_tokens
-truncation_side use_beam_search user vllm_xargs watermarking best_of logits_processors timeout metadata store
-service_tier extra_body extra_args sampling_params guided_json guided_regex""")
-GUIDANCE = names("""guidance_scale cfg_scale negative_prompt negative_prompt_token_ids negative_prompt_ids
-guidance_logprobs negative_messages guidance_start guidence_scale cfg_weight""")
+SAMPLING = names(
+    """add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo
+frequency_penalty ignore_eos include_stop_str_in_output kv_transfer_params length_penalty
+logit_bias logprob_token_ids logprobs max_tokens min_p min_tokens mm_payload model n
+presence_penalty priority prompt_logprobs repetition_detection repetition_penalty request_id
+response_format return_mm_kwargs return_token_ids return_token_offsets
+return_tokens_as_token_ids routed_experts_prompt_start seed session_id skip_special_tokens
+spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options
+structured_outputs temperature thinking_token_budget top_k top_p truncate_prompt_tokens
+truncation_side use_beam_search user vllm_xargs watermarking best_of logits_processors timeout
+metadata store service_tier extra_body extra_args sampling_params guided_json guided_regex"""
+)
+GUIDANCE = names(
+    """guidance_scale cfg_scale negative_prompt negative_prompt_token_ids negative_prompt_ids
+guidance_logprobs negative_messages guidance_start guidence_scale cfg_weight"""
+)
 COMPLETION = ["prompt", "prompt_embeds", "suffix", *SAMPLING, *GUIDANCE]
 CHAT = [
-    *names("""messages add_generation_prompt chat_template chat_template_kwargs continue_final_message documents
-include_reasoning max_completion_tokens media_io_kwargs mm_processor_kwargs parallel_tool_calls reasoning_effort
-return_prompt_text tool_choice tools top_logprobs"""),
+    *names(
+        """messages add_generation_prompt chat_template chat_template_kwargs continue_final_message
+documents include_reasoning max_completion_tokens media_io_kwargs mm_processor_kwargs
+parallel_tool_calls reasoning_effort return_prompt_text tool_choice tools top_logprobs"""
+    ),
     *SAMPLING,
     *GUIDANCE,
 ]
-TOKENIZE = names("""model prompt messages add_special_tokens return_token_strs add_generation_prompt
-continue_final_message chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs tools""")
+TOKENIZE = names(
+    """model prompt messages add_special_tokens return_token_strs add_generation_prompt
+continue_final_message chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs
+tools"""
+)
 DETOKENIZE = ["model", "tokens"]
-ENCODERS = names("""model input encoding_format dimensions normalize use_activation truncate truncate_prompt_tokens
-truncation_side truncation_direction prompt prompt_name user task messages add_special_tokens timeout priority query
-documents texts inputs top_n return_documents return_text raw_scores text_1 text_2 queries items data_1 data_2
-guidance_scale vllm_xargs extra_body""")
+ENCODERS = names(
+    """model input encoding_format dimensions normalize use_activation truncate
+truncate_prompt_tokens truncation_side truncation_direction prompt prompt_name user task
+messages add_special_tokens timeout priority query
+documents texts inputs top_n return_documents
+return_text raw_scores text_1 text_2 queries items data_1 data_2 guidance_scale vllm_xargs
+extra_body"""
+)
 
 ENCODER = {"model": "all-MiniLM-L6-v2"}
 USER = [{"role": "user", "content": "Tell me a story."}]
@@ -66,21 +81,94 @@ ROUTES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 """Of each POST route a body that it takes, and the fields that it or its neighbours know."""
 
-READ = ("/v1/models", "/health", "/ready", "/metrics", "/", "/no-such", "/v1/no/such", "/docs", "/openapi.json", "/v1")
+READ = (
+    "/v1/models",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/",
+    "/no-such",
+    "/v1/no/such",
+    "/docs",
+    "/openapi.json",
+    "/v1",
+)
 """Paths that take no body."""
 
-RAW: list[bytes] = [b"NaN", b"-Infinity", b"1e999", b"1e-999", b"-0", b"9" * 400, b"1." + b"3" * 400, b'"\\ud800"']
-RAW += [nested(30), nested(900), nested(20_000), b'{"a":' * 900 + b"1" + b"}" * 900, b'"' + b"x" * 200_000 + b'"']
-RAW += [b"[" + b"1," * 20_000 + b"1]", b"[" + b'"a",' * 3000 + b'"b"]', b'"\\u0000"', b'{"a":1,"a":[2]}']
+RAW: list[bytes] = [
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"1e-999",
+    b"-0",
+    b"9" * 400,
+    b"1." + b"3" * 400,
+    b'"\\ud800"',
+]
+RAW += [
+    nested(30),
+    nested(900),
+    nested(20_000),
+    b'{"a":' * 900 + b"1" + b"}" * 900,
+    b'"' + b"x" * 200_000 + b'"',
+]
+RAW += [
+    b"[" + b"1," * 20_000 + b"1]",
+    b"[" + b'"a",' * 3000 + b'"b"]',
+    b'"\\u0000"',
+    b'{"a":1,"a":[2]}',
+]
 RAW += [b"{" + b",".join(b'"k%d":1' % i for i in range(3000)) + b"}"]
 """JSON text as it is sent: what json.dumps does not write, or what is large."""
 
-VALID: list[Any] = [*ODD, 1, 2, 5, 20, 128, 0.5, 2.0, "2", "2.0", "1e3", "auto", "none", "required", "left", "right"]
-VALID += ["json", "float", "base64", "stories", "all-MiniLM-L6-v2", "A story about the sea.", [300], [[300, 301]]]
-VALID += [USER, [{"role": "system", "content": ""}, *USER], [{"role": "user", "content": [{"type": "text"}]}]]
-VALID += [{"role": "user", "content": None}, [{"role": "tool", "content": "x"}], [{"role": "assistant"}]]
-VALID += [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}]
-VALID += [{"regex": "[a-z]{3}"}, {"choice": ["a", "b"]}, {"json": {"type": "integer"}}, {"grammar": "root ::= root"}]
+VALID: list[Any] = [
+    *ODD,
+    1,
+    2,
+    5,
+    20,
+    128,
+    0.5,
+    2.0,
+    "2",
+    "2.0",
+    "1e3",
+    "auto",
+    "none",
+    "required",
+    "left",
+    "right",
+]
+VALID += [
+    "json",
+    "float",
+    "base64",
+    "stories",
+    "all-MiniLM-L6-v2",
+    "A story about the sea.",
+    [300],
+    [[300, 301]],
+]
+VALID += [
+    USER,
+    [{"role": "system", "content": ""}, *USER],
+    [{"role": "user", "content": [{"type": "text"}]}],
+]
+VALID += [
+    {"role": "user", "content": None},
+    [{"role": "tool", "content": "x"}],
+    [{"role": "assistant"}],
+]
+VALID += [
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+]
+VALID += [
+    {"regex": "[a-z]{3}"},
+    {"choice": ["a", "b"]},
+    {"json": {"type": "integer"}},
+    {"grammar": "root ::= root"},
+]
 VALID += [
     {"json": "{"},
     {"regex": "("},
@@ -89,24 +177,52 @@ VALID += [
     {"json": None, "regex": None},
     {"structural_tag": ""},
 ]
-VALID += [{"include_usage": True}, {"include_usage": 3}, {"kv_transfer_params": "x"}, {"guidance_scale": 2}]
+VALID += [
+    {"include_usage": True},
+    {"include_usage": 3},
+    {"kv_transfer_params": "x"},
+    {"guidance_scale": 2},
+]
 VALID += [{"5": 100}, {"5": "x"}, {"-1": 3}, {"99999999": 1.5}, {"x": 1}]
-VALID += [[{"name": "section_budget", "max_tokens": 1, "end": "."}], [{"name": "no_repeat_ngram", "n": "2"}]]
-VALID += [[{"name": "vocabulary_gate", "characters": "["}], [{"type": "function", "function": {"name": "f"}}]]
+VALID += [
+    [{"name": "section_budget", "max_tokens": 1, "end": "."}],
+    [{"name": "no_repeat_ngram", "n": "2"}],
+]
+VALID += [
+    [{"name": "vocabulary_gate", "characters": "["}],
+    [{"type": "function", "function": {"name": "f"}}],
+]
 VALID += [
     [{"type": "function"}],
     {"type": "function", "function": {"name": "f"}},
     "{{ 1/0 }}",
     "{% for x in range(9**9) %}",
 ]
-VALID += [{"do_remote_decode": True}, {"max_pattern_size": 3}, {"enable_thinking": []}, ["a cat", {"text": "a dog"}]]
+VALID += [
+    {"do_remote_decode": True},
+    {"max_pattern_size": 3},
+    {"enable_thinking": []},
+    ["a cat", {"text": "a dog"}],
+]
 
 HEADERS: list[dict[str, str]] = [{}] * 12
-HEADERS += [{"content-type": kind} for kind in ("text/plain", "multipart/form-data", "", "application/json; charset=x")]
-HEADERS += [{"content-encoding": "gzip"}, {"content-encoding": "br"}, {"authorization": "Bearer"}, {"x-api-key": "é"}]
+HEADERS += [
+    {"content-type": kind}
+    for kind in ("text/plain", "multipart/form-data", "", "application/json; charset=x")
+]
+HEADERS += [
+    {"content-encoding": "gzip"},
+    {"content-encoding": "br"},
+    {"authorization": "Bearer"},
+    {"x-api-key": "é"},
+]
 HEADERS += [{"x-request-timeout": value} for value in ("0", "nan", "-1", "1e9", "x", "0.001")]
 HEADERS += [{"x-request-id": value} for value in ("a b", "x" * 3000, "../../etc", "same", "same")]
-HEADERS += [{"x-session-id": "s" * 5000}, {"traceparent": "00-x-y-01"}, {"accept": "text/event-stream"}]
+HEADERS += [
+    {"x-session-id": "s" * 5000},
+    {"traceparent": "00-x-y-01"},
+    {"accept": "text/event-stream"},
+]
 METHODS = ("POST",) * 100 + ("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 DAMAGE = (
     b"",

@@ -51,7 +51,9 @@ def shots(count: int, seed: int) -> Iterator[Shot]:
 
 def read_shot(rng: random.Random, number: int) -> Shot:
     method = rng.choice(("GET", "GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
-    path = rng.choice(READ) + rng.choice(("", "", "?x=1", "?" + "a" * 5000, "/", "/../ready", "/%00", "/%ff%fe"))
+    path = rng.choice(READ) + rng.choice(
+        ("", "", "?x=1", "?" + "a" * 5000, "/", "/../ready", "/%00", "/%ff%fe")
+    )
     return Shot(number=number, method=method, path=path, headers=rng.choice(HEADERS), body=None)
 
 
@@ -83,7 +85,9 @@ def odd_value(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         return rng.choice(RAW)
     value = rng.choice(VALID)
-    wrapped = rng.choice([value] * 8 + [[value], {"a": value}, [value, rng.choice(VALID)], {"text": value}])
+    wrapped = rng.choice(
+        [value] * 8 + [[value], {"a": value}, [value, rng.choice(VALID)], {"text": value}]
+    )
     return encoded(wrapped)
 
 
@@ -123,7 +127,12 @@ async def fuzz(attempt: Attempt, count: int, seed: int) -> None:
 
 async def send(attempt: Attempt, shot: Shot) -> Reply:
     return await attempt.send(
-        shot.path, shot.body, method=shot.method, headers=shot.headers, limit_s=REQUEST_LIMIT_S, count=False
+        shot.path,
+        shot.body,
+        method=shot.method,
+        headers=shot.headers,
+        limit_s=REQUEST_LIMIT_S,
+        count=False,
     )
 
 

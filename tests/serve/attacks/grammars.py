@@ -13,13 +13,18 @@ ANSWERED = (200, 400, 429, 503, 504)
 
 
 def schema(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"json": {"type": "object", "properties": properties, "additionalProperties": False, **more}}
+    return {
+        "json": {"type": "object", "properties": properties, "additionalProperties": False, **more}
+    }
 
 
 def deep_schema(depth: int) -> dict[str, Any]:
     inner: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
-        inner = {"type": "object", "properties": {"a": inner, "b": {"type": "array", "items": {"type": "string"}}}}
+        inner = {
+            "type": "object",
+            "properties": {"a": inner, "b": {"type": "array", "items": {"type": "string"}}},
+        }
     return {"json": inner}
 
 
@@ -44,7 +49,8 @@ def grammars() -> dict[str, dict[str, Any]]:
         "enum of 100,000": {"json": {"enum": many}},
         "20,000 properties": schema({f"p{i}": {"type": "string"} for i in range(20_000)}),
         "2,000 required properties": schema(
-            {f"p{i}": {"type": "string"} for i in range(2000)}, required=[f"p{i}" for i in range(2000)]
+            {f"p{i}": {"type": "string"} for i in range(2000)},
+            required=[f"p{i}" for i in range(2000)],
         ),
         "schema 200 deep": deep_schema(200),
         "regex of 1 MB": {"regex": "(abc|abd)" * 110_000},
@@ -59,17 +65,26 @@ def grammars() -> dict[str, dict[str, Any]]:
         "exponential grammar": {"grammar": exponential(60)},
         "big repeat": {"grammar": 'root ::= ("a" | "b"){1,5000000}'},
         "grammar of 50,000 rules": {"grammar": "\n".join(["root ::= r0", *many_rules(50_000)])},
-        "lark": {"grammar": 'start: expr\nexpr: expr "+" expr | NUMBER\nNUMBER: /[0-9]+/\n%ignore /[ ]+/'},
+        "lark": {
+            "grammar": 'start: expr\nexpr: expr "+" expr | NUMBER\nNUMBER: /[0-9]+/\n%ignore /[ ]+/'
+        },
         "lark, ambiguous": {"grammar": "start: a*\n" + 'a: a a | "x" a | "x"'},
-        "whitespace pattern": {"json": {"type": "object"}, "whitespace_pattern": "((\\s*)*\\n*)*" * 50},
+        "whitespace pattern": {
+            "json": {"type": "object"},
+            "whitespace_pattern": "((\\s*)*\\n*)*" * 50,
+        },
         "whitespace pattern, ill-formed": {"json": {"type": "object"}, "whitespace_pattern": "(("},
         "$ref to itself": {"json": {"$ref": "#"}},
         "mutually recursive $ref": mutual(2),
         "ring of 1,000 $ref": mutual(1000),
         "pattern in a schema": schema({"a": {"type": "string", "pattern": "(a+)+" * 200}}),
-        "maxItems of 10 million": {"json": {"type": "array", "items": {"type": "string"}, "maxItems": 10**7}},
+        "maxItems of 10 million": {
+            "json": {"type": "array", "items": {"type": "string"}, "maxItems": 10**7}
+        },
         "minLength of 10 million": {"json": {"type": "string", "minLength": 10**7}},
-        "structural tag": {"structural_tag": '{"type": "structural_tag", "format": {"type": "any_text"}}' * 2},
+        "structural tag": {
+            "structural_tag": '{"type": "structural_tag", "format": {"type": "any_text"}}' * 2
+        },
     }
 
 
@@ -87,7 +102,14 @@ async def heavy_grammars(attempt: Attempt) -> None:
         await attempt.expect(name, COMPLETIONS, body, *ANSWERED, limit_s=20)
 
 
-FEW = ("choice of 100,000", "enum of 100,000", "20,000 properties", "regex of 1 MB", "root ::= root", "left recursion")
+FEW = (
+    "choice of 100,000",
+    "enum of 100,000",
+    "20,000 properties",
+    "regex of 1 MB",
+    "root ::= root",
+    "left recursion",
+)
 
 
 @attack(3, bounded=True)
@@ -109,7 +131,9 @@ async def grammars_left(attempt: Attempt) -> None:
     for name, grammar in grammars().items():
         body = json_bytes(ASK | {"structured_outputs": grammar, "stream": len(name) % 2 == 0})
         guided = json_bytes(ASK | {"structured_outputs": grammar, "guidance_scale": 2})
-        await attempt.together(2, lambda i, both=(body, guided): attempt.leave(COMPLETIONS, both[i], 1.0))
+        await attempt.together(
+            2, lambda i, both=(body, guided): attempt.leave(COMPLETIONS, both[i], 1.0)
+        )
 
 
 Sent = dict[str, tuple[str, bytes]]
@@ -120,30 +144,48 @@ def deep_bodies() -> Sent:
     found: Sent = {}
     for depth in (50, 900):
         lists, objects = nested(depth), b'{"a":' * depth + b"1" + b"}" * depth
-        for name in ("prompt", "metadata", "stop", "logit_bias", "vllm_xargs", "tools", "response_format", "user"):
+        for name in (
+            "prompt",
+            "metadata",
+            "stop",
+            "logit_bias",
+            "vllm_xargs",
+            "tools",
+            "response_format",
+            "user",
+        ):
             for kind, value in (("lists", lists), ("objects", objects)):
                 body = b'{"prompt":"x","max_tokens":1,"%s":%s}' % (name.encode(), value)
                 found[f"{name}: {depth} {kind}"] = (COMPLETIONS, body)
         found[f"input: {depth} lists"] = ("/v1/embeddings", b'{"input":%s}' % lists)
         found[f"messages: {depth} lists"] = (CHAT, b'{"messages":%s}' % lists)
-        found[f"content: {depth} lists"] = (CHAT, b'{"messages":[{"role":"user","content":%s}]}' % lists)
+        found[f"content: {depth} lists"] = (
+            CHAT,
+            b'{"messages":[{"role":"user","content":%s}]}' % lists,
+        )
         found[f"tokens: {depth} lists"] = ("/detokenize", b'{"tokens":%s}' % lists)
     return found
 
 
 def odd_pairs() -> dict[str, dict[str, Any]]:
     """Fields that do not go together, or that no engine here has."""
-    grammar, word = {"structured_outputs": {"regex": "[a-z]{3}"}}, {"structured_outputs": {"choice": ["abc"]}}
+    grammar, word = (
+        {"structured_outputs": {"regex": "[a-z]{3}"}},
+        {"structured_outputs": {"choice": ["abc"]}},
+    )
     budget = {"logits_processors": [{"name": "section_budget", "max_tokens": 2, "end": "."}]}
     gate = {"logits_processors": [{"name": "vocabulary_gate", "characters": "Q"}]}
     found: dict[str, dict[str, Any]] = {}
     for value in ("x", 1, [1], {"do_remote_prefill": True}):
-        found[f"kv_transfer_params {value!r} in vllm_xargs"] = {"vllm_xargs": {"kv_transfer_params": value}}
+        found[f"kv_transfer_params {value!r} in vllm_xargs"] = {
+            "vllm_xargs": {"kv_transfer_params": value}
+        }
         found[f"kv_transfer_params {value!r}"] = {"kv_transfer_params": value}
         found[f"ec_transfer_params {value!r}"] = {"ec_transfer_params": value}
     return found | {
         "allowed_token_ids, grammar": grammar | {"allowed_token_ids": [300, 301]},
-        "allowed_token_ids, grammar, guided": grammar | {"allowed_token_ids": [300], "guidance_scale": 2},
+        "allowed_token_ids, grammar, guided": grammar
+        | {"allowed_token_ids": [300], "guidance_scale": 2},
         "section_budget, grammar": grammar | budget,
         "section_budget, allowed_token_ids": budget | {"allowed_token_ids": [300, 301]},
         "vocabulary_gate, grammar": grammar | gate,

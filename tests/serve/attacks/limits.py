@@ -17,7 +17,9 @@ from attacks.stage import LIMITED_TOKENS, bearer
 
 CLOSE = 0.02
 """The largest share by which a charge may differ from the engine's work."""
-CHARGED = re.compile(r'^cfg_serve_charged_tokens_total\{[^}]*tenant="attacker"[^}]*\} (\S+)$', re.MULTILINE)
+CHARGED = re.compile(
+    r'^cfg_serve_charged_tokens_total\{[^}]*tenant="attacker"[^}]*\} (\S+)$', re.MULTILINE
+)
 SETTLED_S = 3.0
 SHORT_S = 15.0
 
@@ -33,13 +35,23 @@ Way = tuple[str, dict[str, Any]]
 def prompts() -> list[Any]:
     """A prompt in each of its forms."""
     ids = [0, 300, 301, 302]
-    return ["Once upon a time", ["Once", "Two dogs", "The sea"], ids, [ids, ids], [ids], ["Once"], "x " * 200]
+    return [
+        "Once upon a time",
+        ["Once", "Two dogs", "The sea"],
+        ids,
+        [ids, ids],
+        [ids],
+        ["Once"],
+        "x " * 200,
+    ]
 
 
 def completions() -> Iterator[Way]:
     for prompt, guided, stream in itertools.product(prompts(), ({}, GUIDED), (False, True)):
         yield COMPLETIONS, {"prompt": prompt, **TOKENS, **guided, "stream": stream}
-    for name, number, guided in itertools.product(("n", "max_tokens", "min_tokens"), NUMBERS, ({}, GUIDED)):
+    for name, number, guided in itertools.product(
+        ("n", "max_tokens", "min_tokens"), NUMBERS, ({}, GUIDED)
+    ):
         yield COMPLETIONS, {"prompt": "Once", **TOKENS, **guided, name: number}
     for extra in odd_extras():
         yield COMPLETIONS, {"prompt": ["Once", "Two dogs"], **TOKENS, **extra}
@@ -66,7 +78,11 @@ def odd_extras() -> list[dict[str, Any]]:
         {"n": 4, "temperature": 1, "seed": 5},
         {"add_special_tokens": False},
         {"max_tokens": None},
-        {"n": 3, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {
+            "n": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
     ]
 
 
@@ -82,14 +98,23 @@ def chats() -> Iterator[Way]:
     yield CHAT, {"messages": USER, "prompt": ["x"] * 9, **TOKENS}
     yield CHAT, {"messages": USER, **TOKENS, "max_completion_tokens": 40, "max_tokens": 1}
     yield CHAT, {"messages": USER, **TOKENS, "guidance_scale": 2, "negative_messages": USER * 2}
-    yield CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "A story"}] * 3}], **TOKENS}
+    yield (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "A story"}] * 3}],
+            **TOKENS,
+        },
+    )
 
 
 def others(attempt: Attempt) -> Iterator[Way]:
     encoder = {"model": attempt.encoder}
     for prompt in ("Once upon a time", "a " * 3000):
         yield "/tokenize", {"prompt": prompt}
-        yield "/tokenize", {"prompt": prompt, "add_special_tokens": False, "return_token_strs": True}
+        yield (
+            "/tokenize",
+            {"prompt": prompt, "add_special_tokens": False, "return_token_strs": True},
+        )
         yield "/tokenize", encoder | {"prompt": prompt}
     yield "/tokenize", {"messages": USER}
     for tokens in ([300] * 10, [300] * 3000):
@@ -100,7 +125,11 @@ def others(attempt: Attempt) -> Iterator[Way]:
     yield EMBEDDINGS, encoder | {"input": "a dog " * 3000, "truncate_prompt_tokens": -1}
     yield EMBEDDINGS, encoder | {"input": "a dog", "encoding_format": "base64"}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        yield path, encoder | {"query": "a dog", "documents": ["a cat", "a house of cards"] * 9, "top_n": 1}
+        yield (
+            path,
+            encoder
+            | {"query": "a dog", "documents": ["a cat", "a house of cards"] * 9, "top_n": 1},
+        )
     for texts in ("a cat", ["a cat"] * 20):
         yield "/score", encoder | {"text_1": "a dog", "text_2": texts}
     yield "/pooling", encoder | {"input": ["a dog"] * 3}
@@ -121,13 +150,24 @@ def work_of(path: str, body: dict[str, Any], text: str) -> int | None:
     objects = _objects(text)
     if path == "/tokenize":
         return int(objects[0]["count"])
-    usage = next((o["usage"] for o in reversed(objects) if isinstance(o, dict) and o.get("usage")), None)
-    guidance = next((o["guidance"] for o in reversed(objects) if isinstance(o, dict) and o.get("guidance")), None)
+    usage = next(
+        (o["usage"] for o in reversed(objects) if isinstance(o, dict) and o.get("usage")), None
+    )
+    guidance = next(
+        (o["guidance"] for o in reversed(objects) if isinstance(o, dict) and o.get("guidance")),
+        None,
+    )
     if usage is None:
         return None
-    further = guidance["negative_prompt_tokens"] * num_prompts(body) + guidance["guided_tokens"] if guidance else 0
+    further = (
+        guidance["negative_prompt_tokens"] * num_prompts(body) + guidance["guided_tokens"]
+        if guidance
+        else 0
+    )
     if body.get("use_beam_search") is True:
-        further -= (body["n"] - 1) * num_prompts(body)  # all beams of a prompt share the step of their first token
+        further -= (body["n"] - 1) * num_prompts(
+            body
+        )  # all beams of a prompt share the step of their first token
     return int(usage["total_tokens"]) + further
 
 
@@ -194,7 +234,10 @@ async def walking_around(attempt: Attempt) -> None:
     limited = dict(attempt.headers) | bearer("limited")
     big = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True}
     tries = [big | {"n": "8"}, big | {"n": 8.0}, {**big, "prompt": ["Once"] * 8, "messages": []}]
-    tries += [big | {"n": "4", "guidance_scale": 2}, {**big, "max_completion_tokens": 1, "prompt": ["Once"] * 8}]
+    tries += [
+        big | {"n": "4", "guidance_scale": 2},
+        {**big, "max_completion_tokens": 1, "prompt": ["Once"] * 8},
+    ]
     chat = {"messages": USER, "max_completion_tokens": 1, "max_tokens": 400, "ignore_eos": True}
     start, got, largest = time.monotonic(), 0, 0
     for number in itertools.count():

@@ -19,10 +19,18 @@ ROUTER = "ServeReplica:cfg:CfgRouter"
 RAW_LIMIT_S = 20.0
 
 
-def raw_post(attempt: Attempt, body: bytes, version: str = "1.1", path: str = COMPLETIONS, **more: str) -> bytes:
+def raw_post(
+    attempt: Attempt, body: bytes, version: str = "1.1", path: str = COMPLETIONS, **more: str
+) -> bytes:
     """A whole request. more: headers, with underscores for dashes."""
-    headers = {"Host": attempt.authority, "Content-Type": "application/json", "Content-Length": str(len(body))}
-    headers |= dict(attempt.headers) | {name.replace("_", "-"): value for name, value in more.items()}
+    headers = {
+        "Host": attempt.authority,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+    }
+    headers |= dict(attempt.headers) | {
+        name.replace("_", "-"): value for name, value in more.items()
+    }
     return head("POST", path, headers, version) + body
 
 
@@ -34,16 +42,22 @@ async def too_large(attempt: Attempt) -> None:
         body = json_bytes({"prompt": text_of(size)})
         await _by_httpx(attempt, body, size)
         for pause_s in (0.0, 0.02):
-            answer = await exchange(attempt.host, attempt.port, raw_post(attempt, body), RAW_LIMIT_S, pause_s)
+            answer = await exchange(
+                attempt.host, attempt.port, raw_post(attempt, body), RAW_LIMIT_S, pause_s
+            )
             _expect_413(attempt, f"socket, pauses of {pause_s} s, {size}", answer.kind)
-        headers = {"Host": attempt.authority, "Transfer-Encoding": "chunked"} | dict(attempt.headers)
+        headers = {"Host": attempt.authority, "Transfer-Encoding": "chunked"} | dict(
+            attempt.headers
+        )
         sent = head("POST", COMPLETIONS, headers) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         answer = await exchange(attempt.host, attempt.port, sent, RAW_LIMIT_S)
         _expect_413(attempt, f"chunked, {size}", answer.kind)
 
 
 async def _by_httpx(attempt: Attempt, body: bytes, size: int) -> None:
-    async with httpx.AsyncClient(base_url=attempt.url, timeout=RAW_LIMIT_S, headers=attempt.headers) as client:
+    async with httpx.AsyncClient(
+        base_url=attempt.url, timeout=RAW_LIMIT_S, headers=attempt.headers
+    ) as client:
         try:
             kind = str((await client.post(COMPLETIONS, content=body)).status_code)
         except httpx.HTTPError as error:
@@ -76,7 +90,8 @@ async def model_paths(attempt: Attempt) -> None:
     """/v1/models: shows no path of a directory."""
     reply = await attempt.expect("/v1/models", "/v1/models", None, 200, method="GET")
     if found := re.findall(
-        r'"(/[\w.-]+/[^"]*|[^"]*/site-packages/[^"]*)"', re.sub(r'"endpoints":\[.*?\]', "", reply.text)
+        r'"(/[\w.-]+/[^"]*|[^"]*/site-packages/[^"]*)"',
+        re.sub(r'"endpoints":\[.*?\]', "", reply.text),
     ):
         attempt.fault(f"/v1/models shows {found[0]}")
 
@@ -98,9 +113,13 @@ async def router_killed(attempt: Attempt) -> None:
 async def _ask_on(attempt: Attempt, until: float) -> None:
     """`send` notes answers that are not in OpenAI's shape."""
     while time.monotonic() < until:
-        reply = await attempt.send(COMPLETIONS, ASK | {"max_tokens": 100, "ignore_eos": True}, limit_s=40, count=False)
+        reply = await attempt.send(
+            COMPLETIONS, ASK | {"max_tokens": 100, "ignore_eos": True}, limit_s=40, count=False
+        )
         text_error = reply.status >= 400 and not in_error_shape(reply.text)
-        attempt.told[f"{reply.status or reply.ending}{', not in the shape' if text_error else ''}"] += 1
+        attempt.told[
+            f"{reply.status or reply.ending}{', not in the shape' if text_error else ''}"
+        ] += 1
         if text_error:
             attempt.fault(f"{reply.status} as {reply.text[:40]!r}")
         await asyncio.sleep(0.1)
@@ -112,20 +131,43 @@ async def odd_requests(attempt: Attempt) -> None:
     long model names: told in OpenAI's shape, below 500."""
     await _methods(attempt)
     body = json_bytes(ASK)
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "x" * 4000):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "",
+        "x" * 4000,
+    ):
         await attempt.send(COMPLETIONS, body, headers={"content-type": kind})
     zipped = gzip.compress(json_bytes({"prompt": "x" * 10**8}))
     for content in (gzip.compress(body), zipped, body):
         await attempt.send(COMPLETIONS, content, headers={"content-encoding": "gzip"})
-    twice = b'{"prompt": "Once", "max_tokens": 4, "max_tokens": 400, "n": 1, "n": 10000, "prompt": ["a"]}'
+    twice = (
+        b'{"prompt": "Once", "max_tokens": 4, "max_tokens": 400, "n": 1, "n": 10000, "prompt":'
+        b' ["a"]}'
+    )
     await attempt.send(COMPLETIONS, twice)
     for length in (10_000, 10**6):
-        for path, start in ((COMPLETIONS, ASK), (EMBEDDINGS, {"input": "x"}), ("/tokenize", {"prompt": "x"})):
+        for path, start in (
+            (COMPLETIONS, ASK),
+            (EMBEDDINGS, {"input": "x"}),
+            ("/tokenize", {"prompt": "x"}),
+        ):
             await attempt.expect("long model name", path, start | {"model": "m" * length}, 404, 400)
 
 
 async def _methods(attempt: Attempt) -> None:
-    for path in (COMPLETIONS, CHAT, EMBEDDINGS, "/tokenize", "/v1/models", "/health", "/ready", "/metrics", "/no-such"):
+    for path in (
+        COMPLETIONS,
+        CHAT,
+        EMBEDDINGS,
+        "/tokenize",
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/no-such",
+    ):
         for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"):
             await attempt.send(path, None, method=method)
 
@@ -149,7 +191,9 @@ def odd_heads(attempt: Attempt) -> dict[str, bytes]:
         "length and chunks": good.replace(host, host + b"Transfer-Encoding: chunked\r\n", 1),
         "ill-formed chunk": head("POST", COMPLETIONS, chunked) + b"zz\r\n\r\n",
         "no host": good.replace(host, b"", 1),
-        "websocket": head("GET", COMPLETIONS, {"Host": "x", "Connection": "Upgrade", "Upgrade": "websocket"}),
+        "websocket": head(
+            "GET", COMPLETIONS, {"Host": "x", "Connection": "Upgrade", "Upgrade": "websocket"}
+        ),
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "expects 100": raw_post(attempt, body, Expect="100-continue"),
         "line ends in a header": good.replace(host, host + b"X-Request-Id: a\rb\x00c\r\n", 1),

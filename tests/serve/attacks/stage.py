@@ -41,7 +41,10 @@ def keyed_config() -> dict[str, Any]:
     """The shipped configuration with a key for the watchers, one for attackers, and one with a
     small rate."""
     config = shipped_config()
-    keys = [{"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()} for name, key in KEYS.items()]
+    keys = [
+        {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+        for name, key in KEYS.items()
+    ]
     keys[-1]["tokens_per_minute"] = LIMITED_TOKENS
     config["applications"][0]["args"]["access"] = {"keys": keys}
     return config
@@ -61,7 +64,11 @@ class Running:
         """Ray's raylet of the proxy that listens there, and all that it started."""
         port = urlsplit(self.url).port
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr.port == port
+                and connection.pid
+            ):
                 raylet = psutil.Process(connection.pid).parent()
                 return [raylet, *raylet.children(recursive=True)] if raylet else []
         return []
@@ -79,7 +86,12 @@ class Watching:
 
     def __init__(self, url: str, keyed: bool) -> None:
         headers = {"X-Forwarded-For": WATCHER, **(bearer("watcher") if keyed else {})}
-        command = [sys.executable, str(Path(__file__).with_name("watchers.py")), url, json.dumps(headers)]
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("watchers.py")),
+            url,
+            json.dumps(headers),
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, **pipes)
 
@@ -157,11 +169,11 @@ class Stage:
         self.stop()
         self._start()
 
-    # --- one attack ---------------------------------------------------------------------------------
+    # --- one attack -------------------------------------------------------------------------------
 
     def play(self, attack: Attack, seconds: float) -> Row:
-        """Play it, and wait until all is as before. A server of our own that did not come back after
-        the last one is started again before."""
+        """Play it, and wait until all is as before. A server of our own that did not come back
+        after the last one is started again before."""
         if self._is_lost and self._own:
             print("  the server did not come back, and is started again", flush=True)
             self.restart()
@@ -183,7 +195,11 @@ class Stage:
             deaths=[f"{name} died" for name in sorted(engines - self._engines())],
         )
         self._is_lost = calm_s is None
-        return self._again(row, seconds) if row.held.has_grown(self._bounds) and not self._is_lost else row
+        return (
+            self._again(row, seconds)
+            if row.held.has_grown(self._bounds) and not self._is_lost
+            else row
+        )
 
     def _again(self, row: Row, seconds: float) -> Row:
         """`row`, and what memory is after the same attack a second time."""
@@ -226,13 +242,17 @@ class Stage:
             time.sleep(1)
             seen += self.watching.collect()
             bad = max([ended, *(one.ended for one in seen if one.kind not in ("right", WAITING))])
-            right = {one.name: one.ended for one in reversed(seen) if one.kind == "right" and one.started > bad}
+            right = {
+                one.name: one.ended
+                for one in reversed(seen)
+                if one.kind == "right" and one.started > bad
+            }
             questions = [name for name in right if name not in CLASSES]
             if right.keys() >= CLASSES and questions and time.monotonic() - bad > 2:
                 return seen, max(*(right[name] for name in CLASSES), right[questions[0]]) - ended
         return seen, None
 
-    # --- what the server holds ----------------------------------------------------------------------
+    # --- what the server holds --------------------------------------------------------------------
 
     def free_blocks(self) -> int | None:
         """Once nobody asks. None: it does not answer."""
@@ -247,7 +267,9 @@ class Stage:
     def _rested(self, before: int) -> int:
         """Memory after a rest, which ends as soon as it is back."""
         deadline = time.monotonic() + REST_LIMIT_S
-        while (size := self.server.memory_bytes()) > self._bounds.memory * before and time.monotonic() < deadline:
+        while (
+            size := self.server.memory_bytes()
+        ) > self._bounds.memory * before and time.monotonic() < deadline:
             time.sleep(2)
         return size
 
@@ -258,13 +280,17 @@ class Stage:
             with suppress(psutil.Error):
                 title = " ".join(process.cmdline())[:60]
                 if "ServeReplica:" in title or "EngineCore" in title:
-                    name = title.split(".")[0].removeprefix("ray::").strip()  # Ray pads it, or names a method
+                    name = (
+                        title.split(".")[0].removeprefix("ray::").strip()
+                    )  # Ray pads it, or names a method
                     found.add(f"{name} {process.pid}")
         return found
 
     def _kill(self, title: str) -> int:
         """Kill the processes whose command line holds `title`; how many there were."""
-        found = [process for process in self.server.processes() if title in " ".join(process.cmdline())]
+        found = [
+            process for process in self.server.processes() if title in " ".join(process.cmdline())
+        ]
         for process in found:
             process.send_signal(signal.SIGKILL)
         return len(found)

@@ -12,14 +12,26 @@ import aiohttp
 from attacks.attempt import JSON_TYPE, Attempt, attack
 
 COMPLETIONS = "/v1/completions"
-PROMPTS = ("Once upon a time", "A story about the sea.", "The little dog", "In the garden", "One day a girl")
+PROMPTS = (
+    "Once upon a time",
+    "A story about the sea.",
+    "The little dog",
+    "In the garden",
+    "One day a girl",
+)
 TOKENS, CLIENTS = 490, 100
 FINISH_S = 150.0
 """For what has begun, after `--seconds`."""
 
 
 def body_of(prompt: str) -> dict[str, object]:
-    return {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 20}
+    return {
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 20,
+    }
 
 
 async def right_texts(attempt: Attempt) -> dict[str, str]:
@@ -35,7 +47,9 @@ async def read_stream(attempt: Attempt, prompt: str, right: str) -> str:
     """How one stream ended: right, or what was wrong with it."""
     text, ending = "", "ended without [DONE]"
     sent = {**JSON_TYPE, **attempt.headers}
-    async with attempt.session.post(COMPLETIONS, json=body_of(prompt) | {"stream": True}, headers=sent) as answer:
+    async with attempt.session.post(
+        COMPLETIONS, json=body_of(prompt) | {"stream": True}, headers=sent
+    ) as answer:
         if answer.status != 200:
             return str(answer.status)
         async for raw in answer.content:
@@ -69,7 +83,9 @@ async def hundred_clients(attempt: Attempt) -> None:
     `--seconds`: every stream is right, or refused with 429 before its first byte."""
     texts = await right_texts(attempt)
     until = time.monotonic() + attempt.seconds
-    tasks = [asyncio.ensure_future(client(attempt, number, texts, until)) for number in range(CLIENTS)]
+    tasks = [
+        asyncio.ensure_future(client(attempt, number, texts, until)) for number in range(CLIENTS)
+    ]
     try:
         await asyncio.wait(tasks, timeout=attempt.seconds + FINISH_S)
     finally:

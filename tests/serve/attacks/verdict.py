@@ -69,7 +69,11 @@ class Watched:
         kinds = Counter(one.kind for one in seen)
         others = {k: n for k, n in kinds.items() if k not in ("right", "wrong", "429", WAITING)}
         waits = [
-            (one.ended - one.started - calm.slowest[one.name], one.name, round(one.started - started, 1))
+            (
+                one.ended - one.started - calm.slowest[one.name],
+                one.name,
+                round(one.started - started, 1),
+            )
             for one in seen
         ]
         waited: dict[str, float] = defaultdict(float)
@@ -125,7 +129,9 @@ class Held:
             if self.again is None:
                 found.append(f"memory is {100 * (after / before - 1):.0f} % above before")
             elif self.again > bounds.again * after:
-                found.append(f"memory grew by {100 * (self.again / after - 1):.0f} % when played again")
+                found.append(
+                    f"memory grew by {100 * (self.again / after - 1):.0f} % when played again"
+                )
         if self.blocks and self.blocks[0] != self.blocks[1]:
             found.append(f"{self.blocks[1]} KV blocks free, {self.blocks[0]} before")
         return found
@@ -149,10 +155,14 @@ class Row:
     def complaints(self, bounds: Bounds = BOUNDS) -> list[str]:
         """The demands that did not hold; empty: all held."""
         found = [f"{num} x {words}" if num > 1 else words for words, num in self.faults.items()]
-        found += [f"{num} requests told {kind}" for kind, num in self.told.items() if is_failure(kind)]
+        found += [
+            f"{num} requests told {kind}" for kind, num in self.told.items() if is_failure(kind)
+        ]
         if not self.attack.breaks:
             found += [*self.watched.faults(bounds), *self.deaths]
-        return found + (["not calm again"] if self.calm_s is None else []) + self.held.faults(bounds)
+        return (
+            found + (["not calm again"] if self.calm_s is None else []) + self.held.faults(bounds)
+        )
 
     def __str__(self) -> str:
         watched = self.watched
@@ -171,17 +181,31 @@ class Row:
         return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
     def as_json(self) -> dict[str, Any]:
-        row = {name: value for name, value in vars(self).items() if name not in ("attack", "watched", "held")}
-        attack = {"attack": self.attack.name, "finding": self.attack.finding, "sent": self.attack.told}
+        row = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("attack", "watched", "held")
+        }
+        attack = {
+            "attack": self.attack.name,
+            "finding": self.attack.finding,
+            "sent": self.attack.told,
+        }
         parts = {"watched": asdict(self.watched), "held": asdict(self.held)}
         return {**attack, **row, **parts, "complaints": self.complaints()}
 
 
 def counted(told: dict[str, int]) -> str:
-    return ", ".join(f"{num} x {kind}" for kind, num in sorted(told.items(), key=lambda item: -item[1])) or "-"
+    return (
+        ", ".join(
+            f"{num} x {kind}" for kind, num in sorted(told.items(), key=lambda item: -item[1])
+        )
+        or "-"
+    )
 
 
 HEADER = (
-    "| attack | finding | came back | watchers: right, wrong, 429 | errors told to watchers | longest extra wait, s "
-    "| longest /ready, s | calm after, s | memory, MiB: before, most, after | verdict |\n" + "|---" * 10 + "|"
+    "| attack | finding | came back | watchers: right, wrong, 429 | errors told to watchers |"
+    " longest extra wait, s | longest /ready, s | calm after, s | memory, MiB: before, most, after"
+    " | verdict |\n" + "|---" * 10 + "|"
 )

@@ -25,7 +25,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from load import QUESTIONS, Load
 
-TEXTS = [f"The {animal} went to the {place}." for animal in ("dog", "girl", "king") for place in ("sea", "hill")]
+TEXTS = [
+    f"The {animal} went to the {place}."
+    for animal in ("dog", "girl", "king")
+    for place in ("sea", "hill")
+]
 SAME_VECTOR = 1e-5
 """The largest difference of a component: float32, batched with other texts."""
 
@@ -64,7 +68,9 @@ class Watchers:
     def client(self) -> httpx.AsyncClient:
         """Each request makes a connection of its own, as a new client would."""
         limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=LIMIT_S, limits=limits)
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self.headers, timeout=LIMIT_S, limits=limits
+        )
 
     async def learn(self) -> None:
         """The right answers, asked for one by one."""
@@ -72,16 +78,24 @@ class Watchers:
             for question in QUESTIONS:
                 answer = await client.post("/v1/completions", json=question.body(False))
                 self.load.answers[question] = answer.raise_for_status().json()["choices"][0]["text"]
-            self.vectors = [(await embed(client, [text])).json()["data"][0]["embedding"] for text in TEXTS]
+            self.vectors = [
+                (await embed(client, [text])).json()["data"][0]["embedding"] for text in TEXTS
+            ]
 
     async def watch(self) -> None:
         async with self.client() as client:
             loops = [self.repeat(client, self.question, PAUSE_S) for _ in range(2)]
-            loops += [self.repeat(client, self.embedding, PAUSE_S), self.repeat(client, self.structured, PAUSE_S)]
+            loops += [
+                self.repeat(client, self.embedding, PAUSE_S),
+                self.repeat(client, self.structured, PAUSE_S),
+            ]
             await asyncio.gather(*loops, self.repeat(client, self.ready, READY_EVERY_S))
 
     async def repeat(
-        self, client: httpx.AsyncClient, ask: Callable[[httpx.AsyncClient], tuple[str, Awaitable[str]]], pause_s: float
+        self,
+        client: httpx.AsyncClient,
+        ask: Callable[[httpx.AsyncClient], tuple[str, Awaitable[str]]],
+        pause_s: float,
     ) -> None:
         while True:
             await self.running.wait()
@@ -105,7 +119,9 @@ class Watchers:
 
     async def _question(self, client: httpx.AsyncClient, question: Any) -> str:
         outcome = await self.load.ask(client, question, stream=self.rng.random() < 0.7)
-        return f"{outcome.kind}: {outcome.detail}" if outcome.kind == "error event" else outcome.kind
+        return (
+            f"{outcome.kind}: {outcome.detail}" if outcome.kind == "error event" else outcome.kind
+        )
 
     def embedding(self, client: httpx.AsyncClient) -> tuple[str, Awaitable[str]]:
         return "embedding", self._embedding(client, self.rng.randrange(len(TEXTS)))
@@ -124,7 +140,12 @@ class Watchers:
         return "grammar", self._structured(client, f"w{self.rng.randrange(10**9)}")
 
     async def _structured(self, client: httpx.AsyncClient, word: str) -> str:
-        body = {"prompt": "Once", "max_tokens": 40, "structured_outputs": {"choice": [word]}, "temperature": 0}
+        body = {
+            "prompt": "Once",
+            "max_tokens": 40,
+            "structured_outputs": {"choice": [word]},
+            "temperature": 0,
+        }
         answer = await client.post("/v1/completions", json=body)
         if answer.status_code != 200:
             return str(answer.status_code)

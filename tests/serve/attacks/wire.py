@@ -15,7 +15,10 @@ PIECE_BYTES = 2**18
 
 def head(method: str, path: str, headers: Mapping[str, str], version: str = "1.1") -> bytes:
     """The head of a request, with its empty line."""
-    lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"{method} {path} HTTP/{version}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
@@ -33,7 +36,9 @@ class RawAnswer:
         return str(self.status) if self.status else f"no answer, {self.ending}"
 
 
-async def exchange(host: str, port: int, sent: bytes, limit_s: float, pause_s: float = 0.0) -> RawAnswer:
+async def exchange(
+    host: str, port: int, sent: bytes, limit_s: float, pause_s: float = 0.0
+) -> RawAnswer:
     """Send all of `sent` on a connection of its own, piece by piece, whatever comes back; then read
     to the end of one answer, of the connection, or of the time."""
     received = bytearray()
@@ -82,7 +87,10 @@ def parsed(received: bytes, ending: str) -> RawAnswer:
     words = headers.split(b" ", 2)
     is_http = len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit()
     return RawAnswer(
-        status=int(words[1]) if is_http else 0, headers=headers.decode("latin-1"), body=body, ending=ending
+        status=int(words[1]) if is_http else 0,
+        headers=headers.decode("latin-1"),
+        body=body,
+        ending=ending,
     )
 
 

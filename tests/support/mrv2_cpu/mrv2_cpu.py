@@ -1,16 +1,20 @@
 """Test support: vLLM's Model Runner V2 without a GPU, its kernels run by Triton's interpreter.
 
-What a GPU has by default can so be tested for what it computes. Not tested this way: races between streams, CUDA
-graphs, the kernels as compiled. What stands in the way on a CPU is mended here and nowhere else:
+What a GPU has by default can so be tested for what it computes. Not tested this way: races between
+streams, CUDA graphs, the kernels as compiled. What stands in the way on a CPU is mended here and
+nowhere else:
 
 - Triton finds no driver: `interpret_triton`, before vllm is imported.
 - some kernels give integer masks, which only the compiler accepts: `interpret_triton`.
-- the resampling kernel of probabilistic drafts calls a CUDA library's `log1p`, which is None there: `interpret_triton`.
-- the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports in each worker,
-  sends it to vLLM's own PyTorch version.
-- V1 with a pipeline wants a tensor that stock vLLM makes only while it compiles: `make_intermediate_tensors`.
+- the resampling kernel of probabilistic drafts calls a CUDA library's `log1p`, which is None there:
+  `interpret_triton`.
+- the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports
+  in each worker, sends it to vLLM's own PyTorch version.
+- V1 with a pipeline wants a tensor that stock vLLM makes only while it compiles:
+  `make_intermediate_tensors`.
 
-`keep_async_scheduling` undoes that vLLM's CPU platform turns async scheduling off, for either runner.
+`keep_async_scheduling` undoes that vLLM's CPU platform turns async scheduling off, for either
+runner.
 """
 
 from __future__ import annotations
@@ -30,10 +34,16 @@ def interpret_triton() -> None:
         def is_active() -> bool:
             return False  # Triton itself must never pick it
 
-    triton.backends.backends.setdefault("cpu", triton.backends.Backend(compiler=None, driver=Driver))
+    triton.backends.backends.setdefault(
+        "cpu", triton.backends.Backend(compiler=None, driver=Driver)
+    )
     for name, position in (("create_masked_store", 2), ("create_masked_load", 1)):
         if not hasattr(getattr(InterpreterBuilder, name), "__wrapped__"):
-            setattr(InterpreterBuilder, name, _with_boolean_mask(getattr(InterpreterBuilder, name), position))
+            setattr(
+                InterpreterBuilder,
+                name,
+                _with_boolean_mask(getattr(InterpreterBuilder, name), position),
+            )
     import triton.language as tl
     from triton.language.extra import libdevice
 
@@ -52,7 +62,8 @@ def _with_boolean_mask(original: Any, position: int) -> Any:
 
 
 def keep_async_scheduling() -> None:
-    """Let the caller decide on async scheduling. Only the process that builds the VllmConfig needs it."""
+    """Let the caller decide on async scheduling. Only the process that builds the VllmConfig needs
+    it."""
     from vllm.platforms.cpu import CpuPlatform
 
     original = CpuPlatform.check_and_update_config.__func__
@@ -66,18 +77,22 @@ def keep_async_scheduling() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """`WorkerExtension`, on first use: it needs vllm, which must not be imported before `interpret_triton`."""
+    """`WorkerExtension`, on first use: it needs vllm, which must not be imported before
+    `interpret_triton`."""
     if name != "WorkerExtension":
         raise AttributeError(name)
     import vllm.v1.sample.ops.topk_topp_sampler as sampler
 
     sampler.HAS_TRITON = False
-    extension = type("WorkerExtension", (), {"make_intermediate_tensors": _make_intermediate_tensors})
+    extension = type(
+        "WorkerExtension", (), {"make_intermediate_tensors": _make_intermediate_tensors}
+    )
     return globals().setdefault(name, extension)
 
 
 def _make_intermediate_tensors(worker: Any) -> None:
-    """What V1's second pipeline stage receives into. Stock vLLM makes it while it compiles, so not with eager mode."""
+    """What V1's second pipeline stage receives into. Stock vLLM makes it while it compiles, so not
+    with eager mode."""
     from vllm.distributed.parallel_state import get_pp_group
 
     runner = worker.model_runner

@@ -1,4 +1,5 @@
-"""Runs at the start of every Python process that has this folder on its path: engines, workers, Ray actors."""
+"""Runs at the start of every Python process that has this folder on its path: engines, workers, Ray
+actors."""
 
 import os
 

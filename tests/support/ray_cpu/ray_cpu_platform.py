@@ -1,7 +1,8 @@
 """Test support: a vLLM platform plugin with which stock RayExecutorV2 runs workers on CPUs.
 
-vLLM's CPU platform refuses Ray; this one is it, but says that its device is Ray's "GPU". Tell Ray that the machine has
-as many as there are workers. Installed wherever this folder is on the Python path (see the dist-info beside it).
+vLLM's CPU platform refuses Ray; this one is it, but says that its device is Ray's "GPU". Tell Ray
+that the machine has as many as there are workers. Installed wherever this folder is on the Python
+path (see the dist-info beside it).
 """
 
 from vllm.platforms.cpu import CpuPlatform

@@ -1,0 +1,1 @@
+"""Bounds on the grammars of requests, and turns for their compilation. Standard library only."""

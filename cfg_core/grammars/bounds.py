@@ -1,0 +1,200 @@
+"""How large a grammar may be that a request brings, by kind. Standard library only, so the ingress
+can ask too.
+
+A grammar is whatever constrains the text of an answer: a choice, a JSON schema, an expression, a
+grammar, a structural tag, or the parameters of a tool. vLLM compiles it, which takes more time than
+reading it. Each check here takes time proportional to the size of what it reads, and none recurses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cfg_core.errors import RequestError
+
+STRUCTURED_OUTPUTS = "structured_outputs"
+RESPONSE_FORMAT = "response_format"
+TOOLS = "tools"
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Fields of `structured_outputs` of which a request sets one."""
+
+WRAPPING = 8
+"""Levels around a schema in a `response_format`, a tool, or a structural tag."""
+
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+
+
+class _Sizes(NamedTuple):
+    """nodes: objects, lists and other values. depth: of objects and lists alone, as vLLM counts."""
+
+    nodes: int
+    depth: int
+    chars: int
+    properties: int
+    entries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarBounds:
+    """The most that one request may bring. All counts are at least 1; characters are Unicode
+    characters."""
+
+    choices: int = 4_000
+    choice_chars: int = 200_000
+    enum_entries: int = 4_000
+    schema_chars: int = 400_000
+    schema_nodes: int = 20_000
+    schema_depth: int = 64
+    properties: int = 2_000
+    regex_chars: int = 20_000
+    grammar_chars: int = 200_000
+    grammar_rules: int = 4_000
+    bracket_depth: int = 200
+    whitespace_chars: int = 200
+    tools: int = 256
+
+    def check_body(self, body: Mapping[str, Any]) -> None:
+        """Check the fields of a completion or chat body that become grammars.
+
+        Raises RequestError naming field and bound. What is of a wrong type is left to who parses
+        the body.
+        """
+        outputs = body.get(STRUCTURED_OUTPUTS)
+        if isinstance(outputs, Mapping):
+            self.check_outputs(outputs)
+        answer = body.get(RESPONSE_FORMAT)
+        if isinstance(answer, Mapping):
+            self._json(RESPONSE_FORMAT, answer)
+        tools = body.get(TOOLS)
+        if isinstance(tools, list):
+            _at_most(TOOLS, len(tools), "tools", self.tools)
+            self._json(TOOLS, tools)
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Check the fields of `structured_outputs`: of a body, or of vLLM's object of that name as
+        a mapping."""
+        where = STRUCTURED_OUTPUTS
+        self._choice(f"{where}.choice", outputs.get("choice"))
+        self._text(f"{where}.regex", outputs.get("regex"), self.regex_chars)
+        self._text(
+            f"{where}.whitespace_pattern", outputs.get("whitespace_pattern"), self.whitespace_chars
+        )
+        self._grammar(f"{where}.grammar", outputs.get("grammar"))
+        self._json(f"{where}.json", outputs.get("json"))
+        self._json(f"{where}.structural_tag", outputs.get("structural_tag"))
+
+    def _choice(self, field: str, choice: object) -> None:
+        if not isinstance(choice, list):
+            return
+        _at_most(field, len(choice), "entries", self.choices)
+        _at_most(
+            field,
+            sum(len(c) for c in choice if isinstance(c, str)),
+            "characters",
+            self.choice_chars,
+        )
+
+    def _text(self, field: str, text: object, most: int) -> None:
+        if isinstance(text, str):
+            _at_most(field, len(text), "characters", most)
+            _at_most(field, bracket_depth(text), "levels of brackets", self.bracket_depth)
+
+    def _grammar(self, field: str, grammar: object) -> None:
+        self._text(field, grammar, self.grammar_chars)
+        if isinstance(grammar, str):
+            _at_most(
+                field, max(grammar.count("::="), grammar.count("\n")), "rules", self.grammar_rules
+            )
+
+    def _json(self, field: str, value: object) -> None:
+        """A schema, or a list or object with schemas in it; as text, or parsed."""
+        if isinstance(value, str):
+            _at_most(field, len(value), "characters", self.schema_chars)
+            _at_most(
+                field, bracket_depth(value, quoted=True), "levels", self.schema_depth + WRAPPING
+            )
+            value = _parsed(value)
+        if isinstance(value, dict | list):
+            self._check(field, _measured(value, self))
+
+    def _check(self, field: str, found: _Sizes) -> None:
+        _at_most(field, found.depth, "levels", self.schema_depth + WRAPPING)
+        _at_most(field, found.entries, "entries in one `enum` or list", self.enum_entries)
+        _at_most(field, found.properties, "properties", self.properties)
+        _at_most(field, found.nodes, "values", self.schema_nodes)
+        _at_most(field, found.chars, "characters", self.schema_chars)
+
+
+def bracket_depth(text: str, quoted: bool = False) -> int:
+    """How deep brackets of any kind nest. A backslash hides what follows it; `quoted`: so do double
+    quotes."""
+    depth = deepest = 0
+    hidden = inside = False
+    for char in text:
+        if hidden:
+            hidden = False
+        elif char == "\\":
+            hidden = True
+        elif quoted and char == '"':
+            inside = not inside
+        elif not inside and char in _OPENING:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif not inside and char in _CLOSING:
+            depth = max(0, depth - 1)
+    return deepest
+
+
+def _parsed(text: str) -> object:
+    """The JSON in `text`; None if it is none, which vLLM will tell."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _measured(value: dict[str, Any] | list[Any], bounds: GrammarBounds) -> _Sizes:
+    """The sizes of parsed JSON. Ends early, with what it has, once there is too much of
+    anything."""
+    nodes = depth = chars = properties = entries = 0
+    for at, inner, key in _walk(value):
+        nodes, chars = nodes + 1, chars + len(key) + (len(inner) if isinstance(inner, str) else 0)
+        if isinstance(inner, dict | list):
+            depth = max(depth, at)
+        if isinstance(inner, dict) and key == "properties":
+            properties += len(inner)
+        if isinstance(inner, list):
+            entries = max(entries, len(inner))
+        if (
+            nodes > bounds.schema_nodes
+            or depth > bounds.schema_depth + WRAPPING
+            or entries > bounds.enum_entries
+            or properties > bounds.properties
+        ):
+            break
+    return _Sizes(nodes, depth, chars, properties, entries)
+
+
+def _walk(value: object) -> Iterator[tuple[int, object, str]]:
+    """Every value inside parsed JSON with its level (1 at the top) and its key; lists before their
+    entries."""
+    rest: list[tuple[int, object, str]] = [(1, value, "")]
+    while rest:
+        at, inner, key = rest.pop()
+        yield at, inner, key
+        if isinstance(inner, dict):
+            rest.extend((at + 1, item, str(name)) for name, item in inner.items())
+        elif isinstance(inner, list):
+            rest.extend((at + 1, item, "") for item in inner)
+
+
+def _at_most(field: str, found: int, what: str, bound: int) -> None:
+    if found > bound:
+        raise RequestError(
+            f"{field} has {found if what == 'entries' else f'more than {bound}'} {what}: this"
+            f" server compiles at most {bound}. Make it smaller, or check the answer yourself.",
+            field.partition(".")[0],
+        )

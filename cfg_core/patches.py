@@ -1,0 +1,93 @@
+"""Patch: one replacement inside another package, as a row of a table.
+
+The tables are `cfg_core/vllm_plugin/patches.py` and `deployments/patches.py`. Each row says what is
+replaced, in which process, why, what upstream has, and which test fails when it is no longer
+needed. Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One row.
+
+    target: what is replaced, as `package.module:Class.attribute` or `package.module:attribute`.
+    by: a function of ours, as `package.module:function`. Of an attribute of a class or module
+        (`per_object` is false) it takes the original and returns what stands in its place; `apply`
+        calls it. Otherwise it replaces the attribute of one object of ours, and is called where
+        that object is made.
+    process: where the replacement happens.
+    reason: why it is needed.
+    upstream: what vLLM, transformers or Python has today.
+    test: the test that fails when the patch is no longer needed, or no longer works.
+    """
+
+    target: str
+    by: str
+    process: str
+    reason: str
+    upstream: str
+    test: str
+    per_object: bool = False
+
+    @property
+    def owner(self) -> Any:
+        """The class or module whose attribute is replaced. Imports its module."""
+        module, _, path = self.target.partition(":")
+        owner: Any = importlib.import_module(module)
+        for name in path.split(".")[:-1]:
+            owner = getattr(owner, name)
+        return owner
+
+    @property
+    def attribute(self) -> str:
+        return self.target.rpartition(":")[2].rpartition(".")[2]
+
+
+_originals: dict[str, Any] = {}
+"""What `apply` has replaced in this process, by target."""
+
+
+def apply(patches: Iterable[Patch]) -> None:
+    """Apply the patches of classes and modules, each once per process."""
+    for patch in patches:
+        if patch.per_object or patch.target in _originals:
+            continue
+        original = inspect.getattr_static(patch.owner, patch.attribute, None)
+        _originals[patch.target] = original
+        setattr(patch.owner, patch.attribute, load(patch.by)(original))
+
+
+def stock(patch: Patch) -> Any:
+    """What stood at the patch's target before `apply`, or stands there if it was not applied."""
+    current = inspect.getattr_static(patch.owner, patch.attribute, None)
+    return _originals.get(patch.target, current)
+
+
+def applied() -> list[str]:
+    """The targets that `apply` has replaced in this process."""
+    return list(_originals)
+
+
+def load(path: str) -> Any:
+    """What `package.module:name` names."""
+    module, _, name = path.partition(":")
+    return attrgetter(name)(importlib.import_module(module))
+
+
+def as_markdown(patches: Iterable[Patch]) -> str:
+    """The table, for docs/patches.md (scripts/patches.py)."""
+    rows = ["| replaced | in | why | upstream | test |", "|---|---|---|---|---|"]
+    for patch in patches:
+        target = patch.target.replace(":", ".") + (" of one object" if patch.per_object else "")
+        cells = (target, patch.process, patch.reason, patch.upstream, patch.test)
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"

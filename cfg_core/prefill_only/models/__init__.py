@@ -1,0 +1,1 @@
+"""Which checkpoints run here, what they compute, and how their transformers models are loaded."""

@@ -1,0 +1,94 @@
+"""Linear layers whose weights oneDNN has laid out once, at load, for the CPU at hand.
+
+torch's own `nn.Linear` hands oneDNN a plain matrix, which is rearranged at every call. The
+operators used here are those that torch.compile emits for frozen weights; they are not public:
+`PRIVATE` lists them for tests/contract.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch import nn
+from transformers.activations import GELUActivation
+
+PRIVATE = (
+    "_reorder_linear_weight",
+    "_linear_pointwise",
+    "_is_mkldnn_bf16_supported",
+    "_is_mkldnn_fp16_supported",
+)
+"""Operators of torch.ops.mkldnn that this module calls."""
+
+ROW_MULTIPLE = 32
+"""oneDNN makes, and keeps, a kernel for each number of rows that it meets: rows are rounded up to
+multiples of this, else every batch would pay milliseconds for kernels of its own, and memory would
+grow by hundreds of megabytes."""
+
+_MIN_WEIGHTS = 16_384  # below, the call costs more than the layout saves
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on the CPU, `gelu` (the exact one) applied in the same pass if
+    asked for.
+
+    Weights cannot be changed or saved any more.
+    """
+
+    def __init__(self, linear: nn.Linear, *, gelu: bool = False) -> None:
+        super().__init__()
+        self._after = ("gelu", "none") if gelu else ("none", "")
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(
+            linear.weight.detach().contiguous(), None
+        )
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        name, variant = self._after
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self.weight, self.bias, name, [], variant
+        )
+        return result
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace the linear layers of `model` that gain from it, in place; returns how many."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return 0
+    num_packed = 0
+    for module in list(model.modules()):
+        num_packed += _fuse_gelu(module)
+        for name, child in list(module.named_children()):
+            if _can_be_packed(child) and child.weight.numel() >= _MIN_WEIGHTS:
+                setattr(module, name, PackedLinear(child))
+                num_packed += 1
+    return num_packed
+
+
+def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether it is a plain linear layer of a type that oneDNN has kernels for on this CPU. torch
+    computes the others without, more slowly: bfloat16 on a CPU with AVX2 alone."""
+    if type(module) is not nn.Linear:
+        return False
+    operators = torch.ops.mkldnn
+    if module.weight.dtype == torch.bfloat16:
+        return bool(operators._is_mkldnn_bf16_supported())
+    if module.weight.dtype == torch.float16:
+        return bool(operators._is_mkldnn_fp16_supported())
+    return module.weight.dtype == torch.float32
+
+
+def _fuse_gelu(module: nn.Module) -> int:
+    """BERT and its kin: `dense`, then `intermediate_act_fn`, are two passes over the widest rows of
+    the model."""
+    dense = getattr(module, "dense", None)
+    if not _can_be_packed(dense) or not isinstance(
+        getattr(module, "intermediate_act_fn", None), GELUActivation
+    ):
+        return 0
+    module.dense = PackedLinear(dense, gelu=True)
+    module.intermediate_act_fn = nn.Identity()
+    return 1

@@ -1,0 +1,92 @@
+"""Which architectures run here, and why the others do not. No torch here.
+
+A family is on the list because tests/encoders compares it, packed, with its own padded forward in
+transformers. What is not on the list is refused: an encoder that ignores a bias or a mask gives
+vectors that look right and are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cfg_core.errors import CompatibilityError
+from cfg_core.prefill_only.models.checkpoint import Checkpoint
+from cfg_core.prefill_only.options import EngineOptions
+
+ENCODERS = (
+    "bert",
+    "camembert",
+    "distilbert",
+    "electra",
+    "eurobert",
+    "gte",
+    "modernbert",
+    "nomic_bert",
+    "roberta",
+    "xlm-roberta",
+)
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+
+_ALIBI = "it biases attention by distance (ALiBi), which packed attention does not compute"
+_RELATIVE = (
+    "it adds a relative position bias inside attention, which packed attention does not compute"
+)
+REASONS = {
+    "deberta": "its disentangled attention mixes positions into the scores",
+    "deberta-v2": "its disentangled attention mixes positions into the scores",
+    "t5": _RELATIVE,
+    "mt5": _RELATIVE,
+    "umt5": _RELATIVE,
+    "mpnet": _RELATIVE,
+    "bloom": _ALIBI,
+    "mpt": _ALIBI,
+    "jina_bert": _ALIBI,
+    "longformer": "it attends to global tokens besides a window",
+    "big_bird": "its attention is sparse by blocks",
+    "mamba": "it has recurrent state",
+    "mamba2": "it has recurrent state",
+}
+
+
+def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
+    """Raise CompatibilityError, with the reason, if this checkpoint cannot be computed exactly
+    here."""
+    config, kind = checkpoint.config, checkpoint.model_type
+    if config.get("position_embedding_type", "absolute") not in ("absolute", "rope", "rotary"):
+        _refuse(kind, _ALIBI if "alibi" in str(config["position_embedding_type"]) else _RELATIVE)
+    if kind in REASONS:
+        _refuse(kind, REASONS[kind])
+    if kind not in (*ENCODERS, *DECODERS):
+        own_code = bool(config.get("auto_map"))
+        _refuse(
+            kind,
+            (
+                "its code comes with the checkpoint, and remote code is not run"
+                if own_code
+                else "nobody checked it"
+            ),
+        )
+    if config.get("auto_map") and kind in DECODERS and _is_causal(config, options) is None:
+        raise CompatibilityError(
+            f"this {kind} checkpoint brings code of its own, which is not run and may attend in"
+            " both directions: say `is_causal: false` (gte-Qwen2, LLM2Vec) or `is_causal: true` in"
+            " the engine's options."
+        )
+
+
+def is_causal(checkpoint: Checkpoint, options: EngineOptions) -> bool | None:
+    """Whether tokens see only what is before them; None: as the architecture has it."""
+    return _is_causal(checkpoint.config, options)
+
+
+def _is_causal(config: Mapping[str, Any], options: EngineOptions) -> bool | None:
+    return options.is_causal if options.is_causal is not None else config.get("is_causal")
+
+
+def _refuse(kind: str, reason: str) -> None:
+    raise CompatibilityError(
+        f"models of the type {kind or 'unknown'} are not served here: {reason}. Served are:"
+        f" {', '.join(ENCODERS + DECODERS)}. vLLM's `runner: pooling` or sentence-transformers may"
+        " take it."
+    )

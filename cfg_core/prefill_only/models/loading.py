@@ -1,0 +1,144 @@
+"""Loading a transformers model for packed forwards: device, dtype, attention, and the causal
+switch.
+
+transformers' models are `Any` here: it is not typed strictly, and what is used of them is little.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from cfg_core.errors import CompatibilityError, ConfigError
+from cfg_core.prefill_only.models.checkpoint import Checkpoint
+from cfg_core.prefill_only.models.cpu_linear import pack_linears
+from cfg_core.prefill_only.options import EngineOptions
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(options: EngineOptions) -> torch.device:
+    """The device of `options`; raises ConfigError if it is not there."""
+    name = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}: {error}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {name!r}, and torch finds no GPU here: use device cpu, or auto."
+        )
+    return device
+
+
+def choose_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
+    if options.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return _DTYPES[options.dtype]
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    attention: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    causal: bool | None,
+) -> Any:
+    """The model of `checkpoint` in evaluation mode, ready for packed forwards with the attention of
+    that name.
+
+    Raises ConfigError if the checkpoint lacks weights that matter, CompatibilityError if the model
+    cannot be told where sequences begin.
+    """
+    model = _from_files(checkpoint, attention, dtype).eval()
+    if causal is not None:
+        _set_causal(model, causal)
+    _check_forward(model)
+    if device.type == "cpu":
+        pack_linears(model)
+    return model.to(device)
+
+
+def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> Any:
+    import transformers
+
+    auto = {
+        "embedding": transformers.AutoModel,
+        "classifier": transformers.AutoModelForSequenceClassification,
+        "splade": transformers.AutoModelForMaskedLM,
+    }[checkpoint.head]
+    model, loading = auto.from_pretrained(
+        checkpoint.path,
+        dtype=dtype,
+        attn_implementation=attention,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    missing = [
+        key
+        for key in loading["missing_keys"]
+        if checkpoint.head != "embedding" or "pooler" not in key
+    ]
+    if missing:
+        raise ConfigError(
+            f"{checkpoint.path} lacks weights of the {checkpoint.model_type} model:"
+            f" {', '.join(sorted(missing)[:3])}{' and more' if len(missing) > 3 else ''}. Is it the"
+            " right checkpoint for this use?"
+        )
+    return model
+
+
+def _set_causal(model: Any, causal: bool) -> None:
+    """Set on the modules, not in the forward: transformers writes a forward's `is_causal` into the
+    shared config."""
+    for module in model.modules():
+        if isinstance(getattr(module, "is_causal", None), bool):
+            module.is_causal = causal
+
+
+def _check_forward(model: Any) -> None:
+    if "position_ids" not in parameters_of(backbone_of(model)):
+        raise CompatibilityError(
+            f"{type(model).__name__} takes no position_ids: packed sequences would run into each"
+            " other."
+        )
+
+
+def backbone_of(model: Any) -> Any:
+    """The part of `model` that makes token states: the model itself if it has no head."""
+    return getattr(model, model.base_model_prefix, model)
+
+
+def parameters_of(module: nn.Module) -> set[str]:
+    """Names of the arguments of a module's forward, seen through transformers' decorators."""
+    return set(inspect.signature(module.forward).parameters)
+
+
+def first_position(model: Any) -> int:
+    """The position of a sequence's first token: behind the padding index where position embeddings
+    have one (XLM-R)."""
+    for module in model.modules():
+        index = getattr(module, "padding_idx", None)
+        if isinstance(index, int) and isinstance(
+            getattr(module, "position_embeddings", None), nn.Embedding
+        ):
+            return index + 1
+    return 0
+
+
+def max_positions(config: Any, first: int) -> int | None:
+    """Positions that the model has for one sequence; None if it does not say."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit - first if isinstance(limit, int) and limit > 0 else None
+
+
+def uses_token_types(model: Any) -> bool:
+    backbone = backbone_of(model)
+    num_types = getattr(backbone.config, "type_vocab_size", 0) or 0
+    return "token_type_ids" in parameters_of(backbone) and int(num_types) > 1

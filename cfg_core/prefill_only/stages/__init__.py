@@ -1,0 +1,1 @@
+"""The replaceable stages of a prefill-only engine, in the order of workflow.py."""

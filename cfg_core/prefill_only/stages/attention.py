@@ -1,0 +1,206 @@
+"""Attention over packed sequences, as transformers' attention functions. Three backends, one
+meaning:
+
+    naive      a loop over sequences, written to be obviously right: the oracle of the tests
+    sdpa_runs  CPU: one dense scaled_dot_product_attention for each run of sequences of equal length
+    varlen     CUDA: torch.nn.attention.varlen (flash attention with cu_seq_lens)
+
+Every sequence attends to itself only. A token sees another one at a distance below
+`sliding_window`, and, in causal layers, only tokens that are not behind it. transformers passes
+that same window for causal and for bidirectional layers (it adds the 1 itself). What else a model
+may ask of attention (soft caps, sinks, biases) is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cfg_core.errors import CompatibilityError
+from cfg_core.prefill_only.batch import AttentionPlan, Run
+
+Backend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan, bool, float, int | None], torch.Tensor
+]
+"""(query [H, T, D], key and value [H_kv, T, D], plan, causal, scale, window or None) -> [T, H, D].
+
+On the CPU there may be rows behind the last sequence (cpu_linear.ROW_MULTIPLE): what comes out for
+them is finite.
+"""
+
+_PREFIX = "cfg_serve_"
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+
+
+def install(name: str, backend: Backend) -> str:
+    """Register `backend` with transformers; returns the name to load a model with as
+    `attn_implementation`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    registered = _PREFIX + name
+    AttentionInterface.register(registered, _adapted(backend))
+    AttentionMaskInterface.register(registered, _no_mask)
+    return registered
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """In place of transformers' padding masks: there is no padding."""
+
+
+def _adapted(backend: Backend) -> Callable[..., tuple[torch.Tensor, None]]:
+    """`backend` with the signature that transformers calls: q, k, v [1, H, T, D] in, [1, T, H, D]
+    out."""
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        plan: AttentionPlan | None = None,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        assert plan is not None, "the model did not pass the plan on to its attention"
+        for name in _UNSUPPORTED:
+            if kwargs.get(name) is not None:
+                raise CompatibilityError(
+                    f"this model's attention uses {name}, which is not computed here."
+                )
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        window = sliding_window if sliding_window and sliding_window < plan.max_length else None
+        return backend(query[0], key[0], value[0], plan, causal, scale, window)[None], None
+
+    return attention
+
+
+# ---- naive ---------------------------------------------------------------------------------------
+
+
+def naive(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: AttentionPlan,
+    causal: bool,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """One sequence at a time, scores and softmax in float32."""
+    groups = query.shape[0] // key.shape[0]
+    key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
+    outputs = []
+    bounds = plan.cu_seq_lens.tolist()
+    for start, end in pairwise(bounds):
+        q, k, v = (
+            query[:, start:end].float(),
+            key[:, start:end].float(),
+            value[:, start:end].float(),
+        )
+        scores = q @ k.transpose(1, 2) * scale
+        visible = _visible(end - start, causal, window, query.device)
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        outputs.append((weights @ v).transpose(0, 1))
+    rest = query.new_zeros(query.shape[1] - bounds[-1], query.shape[0], query.shape[2])
+    return torch.cat([*outputs, rest]).to(query.dtype)
+
+
+def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> torch.Tensor:
+    """bool [length, length]: whether the row's token sees the column's."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    visible = torch.ones(length, length, dtype=torch.bool, device=device)
+    if causal:
+        visible &= distance >= 0
+    if window is not None:
+        visible &= distance.abs() < window
+    return visible
+
+
+# ---- sdpa_runs -----------------------------------------------------------------------------------
+
+
+def sdpa_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: AttentionPlan,
+    causal: bool,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """One dense SDPA for each run. A mask over all T x T tokens would be three times slower at
+    2,000 tokens."""
+    heads, tokens, width = query.shape
+    grouped = key.shape[0] != heads
+    out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
+    last = plan.runs[-1]
+    out[last.start + last.num * last.length :] = 0
+    for run in plan.runs:
+        rows = slice(run.start, run.start + run.num * run.length)
+        masked = window is not None and run.length > window
+        result = F.scaled_dot_product_attention(
+            _split(query, rows, run),
+            _split(key, rows, run),
+            _split(value, rows, run),
+            attn_mask=_visible_cached(run.length, causal, window, query.device) if masked else None,
+            is_causal=causal and not masked and run.length > 1,
+            scale=scale,
+            enable_gqa=grouped,
+        )
+        out[rows].view(run.num, run.length, heads, width).copy_(result.transpose(1, 2))
+    return out
+
+
+def _split(packed: torch.Tensor, rows: slice, run: Run) -> torch.Tensor:
+    """A view of [H, T, D] as [num, H, length, D]: the sequences of one run."""
+    heads, _, width = packed.shape
+    return packed[:, rows].reshape(heads, run.num, run.length, width).transpose(0, 1)
+
+
+@lru_cache(maxsize=64)
+def _visible_cached(
+    length: int, causal: bool, window: int | None, device: torch.device
+) -> torch.Tensor:
+    return _visible(length, causal, window, device)
+
+
+# ---- varlen --------------------------------------------------------------------------------------
+
+
+def varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: AttentionPlan,
+    causal: bool,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """torch's own flash attention for packed sequences: bfloat16 or float16, CUDA."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    left = -1 if window is None else window - 1
+    result = varlen_attn(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        plan.cu_seq_lens,
+        plan.cu_seq_lens,
+        plan.max_length,
+        plan.max_length,
+        scale=scale,
+        window_size=(left, 0 if causal else left),
+        enable_gqa=key.shape[0] != query.shape[0],
+    )
+    assert isinstance(result, torch.Tensor)
+    return result

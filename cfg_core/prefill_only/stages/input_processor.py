@@ -1,0 +1,196 @@
+"""From a caller's inputs to sequences, or to an error that says which input is wrong and what to
+do.
+
+Nothing is ever truncated unless it was asked for, and truncation keeps the special tokens at both
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cfg_core.errors import RequestError
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.stages.excerpts import excerpt, is_long
+from cfg_core.prefill_only.stages.tokenizer import Tokenizer
+from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
+
+
+class InputProcessor:
+    """Checks and tokenizes. Thread-safe; holds no state of a request."""
+
+    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, skips_prompt: bool) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._skips_prompt = skips_prompt
+
+    def check_options(self, options: RequestOptions) -> None:
+        """Raise RequestError if the model cannot do what is asked, whatever the inputs are."""
+        for task in options.tasks:
+            if task not in self._info.tasks:
+                raise RequestError(
+                    f"this model does not compute {task}: it computes"
+                    f" {', '.join(self._info.tasks)}.",
+                    "task",
+                )
+        if options.dimensions is not None:
+            self._info.check_dimensions(options.dimensions)
+        if (
+            options.truncate_to is not None
+            and not 1 <= options.truncate_to <= self._info.max_input_tokens
+        ):
+            raise RequestError(
+                f"truncation to {options.truncate_to} tokens is not possible: this model takes 1 to"
+                f" {self._info.max_input_tokens}.",
+                "truncate_prompt_tokens",
+            )
+
+    def process(
+        self,
+        inputs: Sequence[Input],
+        options: RequestOptions,
+        *,
+        first_index: int = 0,
+        request: Any = None,
+    ) -> list[SequenceState]:
+        """A sequence for each input, in order. Raises RequestError that names the place of the
+        first bad one."""
+        for index, item in enumerate(inputs, first_index):
+            self._check_shape(item, index)
+        texts = [
+            self._text(item, options, index)
+            for index, item in enumerate(inputs, first_index)
+            if _is_text(item)
+        ]
+        encodings = iter(self._tokenizer.encode(texts) if texts else ())
+        prompt_length = self._prompt_length(options.prompt)
+        return [
+            self._sequence(item, encodings, options, index, prompt_length, request)
+            for index, item in enumerate(inputs, first_index)
+        ]
+
+    def _text(self, item: Any, options: RequestOptions, index: int) -> str | tuple[str, str]:
+        """What is tokenized: with the prompt, and of a text far too long only what decides which
+        tokens are kept."""
+        text = _with_prompt(item, options.prompt)
+        if isinstance(text, str):
+            return self._part(text, options, index)
+        return self._part(text[0], options, index), self._part(text[1], options, index)
+
+    def _part(self, text: str, options: RequestOptions, index: int) -> str:
+        limit = options.truncate_to or self._info.max_input_tokens
+        if not is_long(text, limit):
+            return text
+        part = excerpt(self._tokenizer, text, limit, options.truncation_side)
+        if part is not None and options.truncate_to is None:
+            raise self._too_long(index, f"more than {limit}")
+        return text if part is None else part
+
+    def _sequence(
+        self,
+        item: Input,
+        encodings: Any,
+        options: RequestOptions,
+        index: int,
+        prompt_length: int,
+        request: Any,
+    ) -> SequenceState:
+        if isinstance(item, str | tuple):
+            encoding = next(encodings)
+            ids, types, mask = encoding.ids, encoding.type_ids, encoding.special_tokens_mask
+        else:
+            ids, types = list(item), None
+            mask = [int(token in self._tokenizer.special_ids) for token in ids]
+        limit = options.truncate_to or self._info.max_input_tokens
+        if len(ids) > limit:
+            if options.truncate_to is None:
+                raise self._too_long(index, str(len(ids)))
+            kept = truncated(mask, limit, options.truncation_side)
+            ids, types = [ids[i] for i in kept], types and [types[i] for i in kept]
+        if not ids:
+            raise RequestError(f"input {index} has no tokens: send text.", "input")
+        return SequenceState(
+            token_ids=ids,
+            token_type_ids=types if types and any(types) else None,
+            options=options,
+            index=index,
+            prompt_length=prompt_length,
+            request=request,
+        )
+
+    def _check_shape(self, item: Input, index: int) -> None:
+        if isinstance(item, str):
+            if not item:
+                raise RequestError(f"input {index} is empty: send text.", "input")
+        elif isinstance(item, tuple):
+            if len(item) != 2 or not all(isinstance(text, str) and text for text in item):
+                raise RequestError(
+                    f"input {index} must be a pair of two texts, neither empty.", "input"
+                )
+        else:
+            self._check_token_ids(item, index)
+
+    def _check_token_ids(self, ids: Sequence[int], index: int) -> None:
+        if not ids:
+            raise RequestError(f"input {index} has no tokens: send at least one token id.", "input")
+        size = self._info.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(
+                    f"input {index} holds {token!r}: token ids are whole numbers.", "input"
+                )
+            if not 0 <= token < size:
+                raise RequestError(
+                    f"input {index} holds the token id {token}: this model knows 0 to {size - 1}.",
+                    "input",
+                )
+
+    def _too_long(self, index: int, length: str) -> RequestError:
+        limit = self._info.max_input_tokens
+        return RequestError(
+            f"input {index} has {length} tokens and this model takes {limit}: shorten it, or ask"
+            " for truncation (truncate_prompt_tokens: -1 over HTTP, truncate=True in Python).",
+            "input",
+        )
+
+    def _prompt_length(self, prompt: str) -> int:
+        """Tokens of the prompt with the leading special token, as sentence-transformers counts
+        them."""
+        if not prompt or not self._skips_prompt:
+            return 0
+        encoding = self._tokenizer.encode([prompt])[0]
+        return len(encoding.ids) - _num_trailing(encoding.special_tokens_mask)
+
+
+def _is_text(item: Input) -> bool:
+    return isinstance(item, str | tuple)
+
+
+def _with_prompt(item: str | tuple[str, str], prompt: str) -> str | tuple[str, str]:
+    return prompt + item if isinstance(item, str) else (prompt + item[0], item[1])
+
+
+def truncated(special_mask: Sequence[int], limit: int, side: str) -> list[int]:
+    """Indices of the `limit` tokens that are kept: special tokens at both ends stay, text goes from
+    `side`.
+
+    With fewer places than special tokens, the trailing ones win: last-token poolings look at them.
+    """
+    length = len(special_mask)
+    head, tail = _num_leading(special_mask), _num_trailing(special_mask)
+    if head + tail >= limit:
+        head = max(0, limit - tail)
+        tail = limit - head
+    middle = list(range(head, length - tail))
+    room = limit - head - tail
+    kept = middle[:room] if side == "right" else middle[len(middle) - room :]
+    return [*range(head), *kept, *range(length - tail, length)]
+
+
+def _num_leading(mask: Sequence[int]) -> int:
+    return next((i for i, special in enumerate(mask) if not special), len(mask))
+
+
+def _num_trailing(mask: Sequence[int]) -> int:
+    return 0 if all(mask) else next(i for i, special in enumerate(reversed(mask)) if not special)

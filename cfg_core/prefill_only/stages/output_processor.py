@@ -1,0 +1,89 @@
+"""From pooled values to outputs: dimensions, normalisation, activation, and the isolation of items
+that failed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cfg_core.errors import EngineError
+from cfg_core.prefill_only.batch import Finished
+from cfg_core.prefill_only.models.checkpoint import Checkpoint
+from cfg_core.prefill_only.types import (
+    FloatArray,
+    Output,
+    RequestOptions,
+    SequenceState,
+    SparseVector,
+    Task,
+)
+
+
+class OutputProcessor:
+    """Holds what the checkpoint says about its outputs; no state of a request."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._normalize = checkpoint.normalize
+        self._activation = checkpoint.activation
+
+    def process(self, finished: Finished) -> list[Output | EngineError]:
+        """An output, or an error that concerns this one alone, for each sequence of a batch, in its
+        order."""
+        return [
+            self._one(sequence, finished, place)
+            for place, sequence in enumerate(finished.sequences)
+        ]
+
+    def _one(self, sequence: SequenceState, finished: Finished, place: int) -> Output | EngineError:
+        if finished.error is not None:
+            failure = EngineError(f"the batch of input {sequence.index} failed: {finished.error}")
+            failure.__cause__ = finished.error
+            return failure
+        values: dict[Task, FloatArray | SparseVector] = {}
+        for task in sequence.options.tasks:
+            value = self._value(task, finished.values[task][place], sequence.options)
+            if not _finite(value):
+                return EngineError(
+                    f"the model computed NaN or infinity for input {sequence.index}: send it"
+                    " without that input, or serve the model with dtype float32."
+                )
+            values[task] = value
+        return Output(values, len(sequence))
+
+    def _value(
+        self, task: Task, value: FloatArray | SparseVector | None, options: RequestOptions
+    ) -> FloatArray | SparseVector:
+        assert value is not None, "the runner computes every task that a sequence asks for"
+        if isinstance(value, SparseVector):
+            return value
+        if task == "classify":
+            return value if options.raw_scores else activated(value, self._activation)
+        if task == "token_embed":
+            return value if options.normalize is False else normalized(value)
+        if options.dimensions is not None:
+            value = value[: options.dimensions]
+        wanted = self._normalize if options.normalize is None else options.normalize
+        return normalized(value) if wanted else value
+
+
+def normalized(vectors: FloatArray) -> FloatArray:
+    """Each row divided by its length; a row of zeros stays."""
+    lengths = np.sqrt(np.square(vectors).sum(-1, keepdims=True))
+    result: FloatArray = vectors / np.maximum(lengths, 1e-12)
+    return result
+
+
+def activated(logits: FloatArray, activation: str) -> FloatArray:
+    """Logits [L] to scores [L]."""
+    if activation == "identity":
+        return logits
+    with np.errstate(over="ignore"):
+        if activation == "sigmoid":
+            result: FloatArray = (1 / (1 + np.exp(-logits))).astype(np.float32)
+            return result
+    weights = np.exp(logits - logits.max())
+    scores: FloatArray = (weights / weights.sum()).astype(np.float32)
+    return scores
+
+
+def _finite(value: FloatArray | SparseVector) -> bool:
+    return bool(np.isfinite(value.weights if isinstance(value, SparseVector) else value).all())

@@ -1,0 +1,316 @@
+"""From token states to what was asked for, on the device, over packed rows. One pooler for each
+task.
+
+T tokens, N sequences, D components of a state, V vocabulary, L labels. All results are float32 on
+the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from cfg_core.errors import CompatibilityError, ConfigError
+from cfg_core.prefill_only.batch import PackedBatch
+from cfg_core.prefill_only.models.checkpoint import Checkpoint, DenseLayer
+from cfg_core.prefill_only.models.loading import backbone_of
+from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
+
+
+class Pooler(Protocol):
+    """Made once per model. Called with the states [T, D] of a batch and the places of the sequences
+    that want it."""
+
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[FloatArray | SparseVector]: ...
+
+
+def make_poolers(
+    checkpoint: Checkpoint, model: Any, special_ids: frozenset[int]
+) -> dict[Task, Pooler]:
+    """The poolers of a checkpoint's tasks."""
+    if checkpoint.head == "classifier":
+        return {"classify": ClassifyPooler(model)}
+    if checkpoint.head == "splade":
+        return {"sparse": SpladePooler(checkpoint, model)}
+    poolers: dict[Task, Pooler] = {
+        "embed": DensePooler(checkpoint, model),
+        "token_embed": TokenPooler(),
+    }
+    if checkpoint.has_bge_m3_heads:
+        like = next(model.parameters())
+        poolers["sparse"] = LexicalPooler(
+            _linear_file(checkpoint, "sparse_linear.pt", like), special_ids
+        )
+        poolers["token_embed"] = TokenPooler(_linear_file(checkpoint, "colbert_linear.pt", like))
+    return poolers
+
+
+def _host(tensor: torch.Tensor) -> FloatArray:
+    array: FloatArray = tensor.float().cpu().numpy()
+    return array
+
+
+def _segments(batch: PackedBatch) -> torch.Tensor:
+    """int64 [T]: the sequence of each row."""
+    return torch.repeat_interleave(batch.lengths, output_size=batch.num_tokens)
+
+
+# ---- dense ---------------------------------------------------------------------------------------
+
+
+class DensePooler:
+    """One vector for each sequence: pooled states, through the checkpoint's Dense layers."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
+        self._poolings = checkpoint.poolings
+        self._skips_prompt = not checkpoint.include_prompt
+        like = next(model.parameters())
+        self._layers = [_dense_layer(layer).to(like.device) for layer in checkpoint.dense]
+        width = int(backbone_of(model).config.hidden_size)
+        self.dimension = (
+            self._layers[-1][0].out_features if self._layers else width * len(self._poolings)
+        )
+
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[FloatArray]:
+        skipped = _prompt_lengths(batch, states.device) if self._skips_prompt else None
+        vectors = torch.cat([pool(name, states, batch, skipped) for name in self._poolings], -1)
+        for layer in self._layers:
+            vectors = layer(vectors)
+        return list(_host(vectors[list(wanted)]))
+
+
+def _prompt_lengths(batch: PackedBatch, device: torch.device) -> torch.Tensor:
+    """int64 [N]: leading rows of each sequence that are not pooled; one row at least is left."""
+    return torch.tensor([min(s.prompt_length, len(s) - 1) for s in batch.sequences], device=device)
+
+
+def pool(
+    name: str, states: torch.Tensor, batch: PackedBatch, skipped: torch.Tensor | None = None
+) -> torch.Tensor:
+    """States [T, D] -> float32 [N, D], by the pooling `name`, without the first `skipped` [N] rows
+    of each sequence."""
+    starts, ends = batch.plan.cu_seq_lens[:-1].long(), batch.plan.cu_seq_lens[1:].long()
+    if name == "last":
+        return states[ends - 1].float()
+    if name == "cls":
+        return states[starts if skipped is None else starts + skipped].float()
+    positions = torch.arange(len(states), device=states.device) - starts.repeat_interleave(
+        batch.lengths
+    )
+    kept = torch.ones_like(positions, dtype=torch.bool)
+    if skipped is not None:
+        kept = positions >= skipped.repeat_interleave(batch.lengths)
+    if name == "max":
+        return _maximum(states.float().masked_fill(~kept[:, None], float("-inf")), batch)
+    weights = kept * (positions + 1.0) if name == "weightedmean" else kept.float()
+    return _weighted(states, weights, batch, root=name == "mean_sqrt_len_tokens")
+
+
+def _maximum(rows: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    empty = torch.full((len(batch.lengths), rows.shape[1]), float("-inf"), device=rows.device)
+    return empty.scatter_reduce(0, _segments(batch)[:, None].expand_as(rows), rows, "amax")
+
+
+def _weighted(
+    states: torch.Tensor, weights: torch.Tensor, batch: PackedBatch, *, root: bool
+) -> torch.Tensor:
+    """The sum of weighted rows, over the sum of weights (or over its root)."""
+    segments = _segments(batch)
+    sums = torch.zeros(len(batch.lengths), states.shape[1], device=states.device)
+    sums.index_add_(0, segments, states.float() * weights[:, None])
+    totals = torch.zeros(len(batch.lengths), device=states.device).index_add_(0, segments, weights)[
+        :, None
+    ]
+    return sums / (totals.sqrt() if root else totals)
+
+
+def _dense_layer(layer: DenseLayer) -> nn.Sequential:
+    file = layer.path / "model.safetensors"
+    if file.is_file():
+        weights = load_file(file)
+    else:
+        weights = torch.load(
+            layer.path / "pytorch_model.bin", map_location="cpu", weights_only=True
+        )
+    weight = weights["linear.weight"]
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=layer.bias)
+    linear.load_state_dict(
+        {name.removeprefix("linear."): value.float() for name, value in weights.items()}
+    )
+    return nn.Sequential(linear, getattr(nn, layer.activation)()).eval()
+
+
+# ---- tokens and sparse weights -------------------------------------------------------------------
+
+
+class TokenPooler:
+    """One vector for each token. With bge-m3's head: of all tokens but the first, as its authors
+    do."""
+
+    def __init__(self, head: nn.Linear | None = None) -> None:
+        self._head = head
+
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[FloatArray]:
+        first = 0 if self._head is None else 1
+        rows = _host(states if self._head is None else self._head(states))
+        bounds = batch.plan.cu_seq_lens.tolist()
+        return [rows[bounds[i] + first : bounds[i + 1]] for i in wanted]
+
+
+class LexicalPooler:
+    """bge-m3's sparse weights: for each token of the text its largest weight; special tokens have
+    none."""
+
+    def __init__(self, head: nn.Linear, special_ids: frozenset[int]) -> None:
+        self._head = head
+        self._special_ids = special_ids
+
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[SparseVector]:
+        weights = _host(torch.relu(self._head(states))[:, 0])
+        bounds = batch.plan.cu_seq_lens.tolist()
+        return [
+            self._sparse(batch.sequences[i].token_ids, weights[bounds[i] : bounds[i + 1]])
+            for i in wanted
+        ]
+
+    def _sparse(self, token_ids: Sequence[int], weights: FloatArray) -> SparseVector:
+        largest: dict[int, float] = {}
+        for token, weight in zip(token_ids, weights.tolist(), strict=True):
+            if (
+                not weight <= 0 and token not in self._special_ids
+            ):  # a NaN is kept: it must be noticed
+                largest[token] = (
+                    max(weight, largest.get(token, 0.0)) if weight == weight else weight
+                )
+        return _sparse_vector(largest)
+
+
+class SpladePooler:
+    """SPLADE: log(1 + relu(logit)) of the masked-language-model head, maximised (or summed) over
+    the tokens."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
+        self._head = HeadOnRows(model)
+        self._twice, self._sum = checkpoint.splade_twice, checkpoint.splade_sum
+
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[SparseVector]:
+        bounds = batch.plan.cu_seq_lens.tolist()
+        return [
+            self._sequence(states[bounds[i] : bounds[i + 1]]) for i in wanted
+        ]  # [T, V] at once would be large
+
+    def _sequence(self, rows: torch.Tensor) -> SparseVector:
+        weights = self._head(rows[None])[0].float().relu().log1p()
+        if self._twice:
+            weights = weights.log1p()
+        vector = weights.sum(0) if self._sum else weights.amax(0)
+        tokens = vector.nonzero()[:, 0]
+        return SparseVector(tokens.cpu().numpy(), _host(vector[tokens]))
+
+
+def _sparse_vector(weights: dict[int, float]) -> SparseVector:
+    tokens = torch.tensor(sorted(weights), dtype=torch.int64)
+    return SparseVector(tokens.numpy(), _host(torch.tensor([weights[int(t)] for t in tokens])))
+
+
+def _linear_file(checkpoint: Checkpoint, name: str, like: torch.Tensor) -> nn.Linear:
+    weights = torch.load(checkpoint.path / name, map_location="cpu", weights_only=True)
+    if set(weights) != {"weight", "bias"}:
+        raise ConfigError(f"{name} must hold a weight and a bias, not {', '.join(weights)}.")
+    linear = nn.Linear(weights["weight"].shape[1], weights["weight"].shape[0])
+    linear.load_state_dict(weights)
+    return linear.eval().to(device=like.device, dtype=like.dtype)
+
+
+# ---- heads of transformers -----------------------------------------------------------------------
+
+
+class HeadOnRows:
+    """The head of a transformers model, run by the model's own forward on states that are already
+    there.
+
+    The backbone is replaced by one that returns those states. So each head is computed by the code
+    it was trained with, whatever it is made of.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._stub = _GivenStates(backbone_of(model))
+        setattr(model, model.base_model_prefix, self._stub)
+        pad = getattr(model.config, "pad_token_id", None)
+        self._dummy_id = (
+            0 if pad != 0 else 1
+        )  # classifiers of decoders look for the last token that is not padding
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """States [n, t, D] of n sequences -> logits: [n, L] of a classifier, [n, t, V] of a
+        language model."""
+        self._stub.states = states
+        ids = torch.full(states.shape[:2], self._dummy_id, dtype=torch.long, device=states.device)
+        logits: torch.Tensor = self._model(input_ids=ids).logits
+        return logits
+
+
+class _GivenStates(nn.Module):
+    """Stands in for a backbone: whatever it is called with, it returns `states`, and the pooler's
+    view of them."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.pooler = getattr(backbone, "pooler", None)
+        self.config = backbone.config
+        self.states = torch.empty(0)
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        from transformers.modeling_outputs import (
+            BaseModelOutputWithPoolingAndCrossAttentions as BackboneOutput,
+        )
+
+        pooled = None if self.pooler is None else self.pooler(self.states)
+        return BackboneOutput(last_hidden_state=self.states, pooler_output=pooled)
+
+
+class ClassifyPooler:
+    """Logits [L] of sequence classifiers and rerankers: their head on the one state that it looks
+    at."""
+
+    def __init__(self, model: Any) -> None:
+        self._pooling = _classifier_pooling(model)
+        self._head = HeadOnRows(model)
+
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[FloatArray]:
+        if self._pooling == "late":  # the mean of each token's logits
+            logits = pool("mean", self._head(states[:, None]), batch)
+        else:
+            logits = self._head(pool(self._pooling, states, batch).to(states.dtype)[:, None])
+        return list(_host(logits[list(wanted)]))
+
+
+def _classifier_pooling(model: Any) -> str:
+    """cls, mean, last or late: the states that the classifier's head is given."""
+    if hasattr(model, "score"):
+        return "last"
+    named = getattr(model.config, "classifier_pooling", None)
+    if named in (None, "cls", "bos"):
+        return "cls"
+    if named in ("mean", "late"):
+        return str(named)
+    raise CompatibilityError(
+        f"classifier_pooling {named!r} is not computed here: cls, bos, mean and late are."
+    )

@@ -1,0 +1,186 @@
+"""The plugin's own options in a vLLM engine's configuration, and what is refused at start.
+
+The options stand in vLLM's `additional_config`, under ADDITIONAL_CONFIG; `guided_engine_args`
+writes them, and each process of the engine reads them with the functions below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import vllm
+
+from cfg_core.draft_length import DRAFT_COST
+from cfg_core.errors import CompatibilityError
+from cfg_core.grammars.bounds import GrammarBounds
+from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.keys import check_keys
+from cfg_core.logits_processors import config as processor_config
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+SUPPORTED_VLLM = "0.32."
+ADDITIONAL_CONFIG = "cfg_serve"
+"""Our corner of vLLM's `additional_config`."""
+
+_Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
+
+KV_SPLITS = ("elastic", "even")
+METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
+"""Of speculation."""
+
+
+def kv_split_of(config: VllmConfig) -> str:
+    """`elastic` or `even`, from `additional_config`; CompatibilityError for anything else."""
+    return check_kv_split(ours(config).get("kv_split", KV_SPLITS[0]))
+
+
+def draft_cost_of(config: VllmConfig) -> float:
+    """What one more draft costs, in steps (see `cfg_core.draft_length`), from
+    `additional_config`."""
+    return check_draft_cost(ours(config).get("draft_cost", DRAFT_COST))
+
+
+def check_draft_cost(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise CompatibilityError(
+            f"draft_cost is {value!r}: it must be a number of 0 or more; 0 never backs off."
+        )
+    return float(value)
+
+
+def processors_of(config: VllmConfig) -> dict[str, Any]:
+    """The factories of logits processors by name, from `additional_config`; ConfigError if
+    malformed."""
+    return processor_config.check_config(ours(config).get(processor_config.FIELD, {}))
+
+
+GRAMMARS = "grammars"
+"""Bounds and limits of grammars, in our corner: fields of GrammarBounds and of GrammarLimits."""
+
+
+def grammar_bounds_of(config: VllmConfig) -> GrammarBounds:
+    """How large a request's grammar may be, from `additional_config`."""
+    return _built(GrammarBounds, ours(config).get(GRAMMARS) or {})
+
+
+def grammar_limits_of(config: VllmConfig) -> GrammarLimits:
+    """What a trial of a grammar may cost, from `additional_config`."""
+    return _built(GrammarLimits, ours(config).get(GRAMMARS) or {})
+
+
+def check_grammars(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` if they are known, and positive numbers; ConfigError otherwise."""
+    known = {f.name for cls in (GrammarBounds, GrammarLimits) for f in dataclasses.fields(cls)}
+    check_keys(fields, known, GRAMMARS)
+    for name, value in fields.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+        ):
+            raise CompatibilityError(
+                f"`{name}` in `{GRAMMARS}` is {value!r}: it must be a number above 0."
+            )
+    return dict(fields)
+
+
+def _built(cls: type[_Numbers], fields: Mapping[str, Any]) -> _Numbers:
+    return cls(**{f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields})
+
+
+def ours(config: VllmConfig) -> dict[str, Any]:
+    return (config.additional_config or {}).get(ADDITIONAL_CONFIG) or {}
+
+
+def check_kv_split(value: object) -> str:
+    if value not in KV_SPLITS:
+        raise CompatibilityError(
+            f"kv_split is {value!r}: it must be one of {', '.join(KV_SPLITS)}."
+        )
+    return str(value)
+
+
+def check_version() -> None:
+    """Refuse a vLLM that this plugin was not written for."""
+    if not vllm.__version__.startswith(SUPPORTED_VLLM):
+        raise CompatibilityError(
+            f"cfg-serve guides vLLM {SUPPORTED_VLLM}x, this is {vllm.__version__}: install"
+            f" vllm=={SUPPORTED_VLLM}0."
+        )
+
+
+def check_overrides(cls: type) -> None:
+    """Refuse a vLLM that lacks a method which `cls` or a base of it overrides (`@override`).
+
+    vLLM would never call the override. Raises CompatibilityError.
+    """
+    for ours in cls.__mro__:
+        above = ours.__mro__[1:]
+        for name, method in vars(ours).items():
+            if getattr(method, "__override__", False) and not any(name in vars(b) for b in above):
+                raise CompatibilityError(
+                    f"vLLM has no method {name} for {ours.__qualname__} to override: cfg-serve "
+                    f"needs vllm=={SUPPORTED_VLLM}0 as released, and this one was changed."
+                )
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Refuse, at engine start, every option under which guidance would not be exact.
+
+    Raises CompatibilityError.
+    """
+    check_version()
+    config = scheduler.vllm_config
+    model, parallel = config.model_config, config.parallel_config
+    speculative = config.speculative_config
+    method = None if speculative is None else speculative.method
+    rows = 2 * (1 + scheduler.num_spec_tokens + drafting_slots(config))
+    refused = {
+        f"speculation by {method} (use {', '.join(METHODS)})": method not in (None, *METHODS),
+        "adaptive verification (set enable_adaptive_verification=False)": bool(
+            speculative and speculative.enable_adaptive_verification
+        ),
+        "a draft model in a pipeline (vLLM itself dies of it; use tensor_parallel_size)": bool(
+            speculative and parallel.pipeline_parallel_size > 1
+        ),
+        "batch-sharded sampling (set enable_batch_sharded_sampling=False)": (
+            parallel.enable_batch_sharded_sampling
+        ),
+        "context parallelism": scheduler.dcp_world_size * scheduler.pcp_world_size > 1,
+        "KV connectors (remove kv_transfer_config)": scheduler.connector is not None,
+        "encoder connectors": scheduler.ec_connector is not None,
+        "encoder-decoder models": scheduler.is_encoder_decoder,
+        "models with recurrent state (Mamba, linear attention)": scheduler.has_mamba_layers,
+        "diffusion models": model.is_diffusion,
+        "watermarking (remove watermark_config)": config.watermark_config is not None,
+        "fewer than two sequences at a time (set max_num_seqs to 2 or more)": (
+            scheduler.max_num_active_reqs < 2
+        ),
+        f"a step budget below {rows} tokens (raise max_num_batched_tokens)": (
+            step_budget(scheduler) < rows
+        ),
+    }
+    wrong = [what for what, found in refused.items() if found]
+    if wrong:
+        raise CompatibilityError(
+            f"guidance does not work with {'; '.join(wrong)} in this version of cfg-serve."
+        )
+
+
+def step_budget(scheduler: Scheduler) -> int:
+    """Tokens, drafting slots included, that a step may compute."""
+    return int(
+        min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
+    )
+
+
+def drafting_slots(config: VllmConfig) -> int:
+    """What each scheduled stream takes of a step's budget beside its own tokens."""
+    speculative = config.speculative_config
+    return 0 if speculative is None else int(speculative.max_num_new_slots_for_drafting)

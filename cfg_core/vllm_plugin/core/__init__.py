@@ -1,0 +1,1 @@
+"""What runs in vLLM's engine core: the process of the scheduler."""

@@ -1,0 +1,66 @@
+"""The followers of a group, as vLLM requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from cfg_core.groups import Group
+from cfg_core.params import NEGATIVE_IDS, SCALE, STREAM_LOGPROBS, check_scale, check_token_ids
+
+
+def is_guided(request: Request) -> bool:
+    """Whether a request asks for guidance: a scale other than 1."""
+    params = request.sampling_params
+    return params is not None and bool(params.extra_args) and params.extra_args.get(SCALE, 1) != 1
+
+
+def make_group(
+    leader: Request, max_model_len: int, fits: Callable[[int, int], bool]
+) -> tuple[Group, Request] | None:
+    """The group of a guided request, and its negative stream; None if it can never run.
+
+    The leader's `max_tokens` is cut so that the longer stream ends within `max_model_len`; both
+    then end together. fits: whether streams of these lengths, the leader's first, fit the empty KV
+    pool.
+    """
+    extra: Mapping[str, Any] = leader.sampling_params.extra_args
+    try:
+        group = Group.pair(
+            leader.request_id, check_scale(extra[SCALE]), bool(extra.get(STREAM_LOGPROBS))
+        )
+        negative = check_token_ids(extra.get(NEGATIVE_IDS))
+    except ValueError:
+        return None
+    leader.max_tokens = min(
+        leader.max_tokens, max_model_len - max(len(negative), leader.num_prompt_tokens)
+    )
+    if leader.max_tokens < 1:
+        return None
+    if not fits(leader.num_prompt_tokens + leader.max_tokens, len(negative) + leader.max_tokens):
+        return None
+    return group, _follower(leader, group.followers[0], negative)
+
+
+def _follower(leader: Request, request_id: str, prompt: Sequence[int]) -> Request:
+    """A request next to its leader in every order."""
+    follower = Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        # Greedy is the cheapest row to sample: its token is replaced by the leader's.
+        sampling_params=SamplingParams(
+            temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=leader.max_tokens
+        ),
+        pooling_params=None,
+        client_index=leader.client_index,
+        arrival_time=leader.arrival_time,
+        lora_request=leader.lora_request,
+        cache_salt=leader.cache_salt,
+        priority=leader.priority,
+        block_hasher=leader._block_hasher,
+    )
+    follower.prefill_stats = None
+    return follower

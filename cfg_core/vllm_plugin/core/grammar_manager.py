@@ -1,0 +1,219 @@
+"""Grammars in the engine core: vLLM's StructuredOutputManager, with what it lacks.
+
+- Each request's grammar is compiled by the compiler that was chosen for it (grammar_backends.py).
+- Some threads at least, so that a slow grammar does not hold the others up.
+- An aborted request takes its queued compilation with it.
+- A grammar whose masks turn out to be slow ends its own request: some ambiguous ones cost the cube
+  of the length.
+- A failure has a reason for the client, and no log line shows what the client sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import override
+from vllm.v1.structured_output import StructuredOutputManager
+
+from cfg_core.errors import REQUEST_FAULT
+from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.grammar_backends import Backends
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+MIN_THREADS = 4
+SLACK = 2.0
+_QUIET = (
+    "vllm.v1.structured_output.backend_guidance",
+    "vllm.v1.structured_output.backend_outlines",
+    "vllm.v1.structured_output.backend_xgrammar",
+)
+
+
+class GrammarManager(StructuredOutputManager):
+    """See above. Made by `adopt`, of a manager that vLLM made."""
+
+    backend: Any
+    _backends: Backends
+    _most_ms: float
+    _failed: dict[str, str]
+
+    @override
+    def grammar_init(self, request: Request) -> None:
+        """Begin to compile a request's grammar; `backend` is the first that was used, as vLLM has
+        it."""
+        wanted = request.structured_output_request
+        if wanted is None:
+            return
+        try:
+            backend = self._backends.get(wanted.params._backend)
+            if self.backend is None:
+                self.backend = backend
+        except Exception as error:
+            wanted.grammar = _failure(error)
+            return
+        if self._use_async_grammar_compilation:
+            wanted.grammar = self.executor.submit(self._create_grammar, request)
+            return
+        try:
+            wanted.grammar = self._create_grammar(request)
+        except Exception as error:
+            wanted.grammar = _failure(error)
+
+    @override
+    def _create_grammar(self, request: Request) -> Any:
+        """Compile. The error goes to the client without its text: a compiler quotes what the client
+        sent."""
+        wanted = request.structured_output_request
+        kind, spec = wanted.structured_output_key
+        stops = (
+            request.sampling_params.all_stop_token_ids
+            if request.sampling_params is not None
+            else None
+        )
+        try:
+            return self._backends.get(wanted.params._backend).compile_grammar(
+                kind, spec, stop_token_ids=stops
+            )
+        except Exception as error:
+            logger.warning(
+                "request %s: its grammar failed to compile (%s)",
+                request.request_id,
+                type(error).__name__,
+            )
+            raise CompilationError(
+                f"{REQUEST_FAULT}{wanted.params._backend} could not compile its grammar "
+                f"({type(error).__name__}). Simplify it."
+            ) from None
+
+    @override
+    def _fill_bitmasks(self, batch: Iterable[tuple[Any, int, bool]]) -> None:
+        """vLLM's, with a clock for each grammar, and for masks of different width."""
+        for grammar, index, apply_mask in batch:
+            if not apply_mask or grammar.is_terminated():
+                self._grammar_bitmask[index].fill_(self._full_mask)
+                continue
+            started = time.thread_time()
+            self._fill(grammar, index)
+            self._note(grammar, started)
+
+    def _fill(self, grammar: Any, index: int) -> None:
+        """One row. llguidance's is wider than the others' if the tokenizer has more tokens than the
+        model."""
+        mask, vocab_size = (
+            self._grammar_bitmask,
+            getattr(getattr(grammar, "ll_tokenizer", None), "vocab_size", None),
+        )
+        width = mask.shape[1] if vocab_size is None else -(-vocab_size // 32)
+        if width == mask.shape[1]:
+            grammar.fill_bitmask(mask, index)
+            return
+        row = torch.full((1, width), -1, dtype=mask.dtype)
+        grammar.fill_bitmask(row, 0)
+        common = min(width, mask.shape[1])
+        mask[index].fill_(0)
+        mask[index, :common] = row[0, :common]
+
+    def _note(self, grammar: Any, started: float) -> None:
+        spent = 1000 * (time.thread_time() - started)
+        if spent > self._most_ms:
+            grammar._cfg_serve_slow_ms = max(spent, getattr(grammar, "_cfg_serve_slow_ms", 0.0))
+
+    @override
+    def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
+        """vLLM's; False, which ends the request, also for a grammar that was too slow."""
+        if not request.use_structured_output or not new_token_ids:
+            return True
+        started = time.thread_time()
+        accepted: bool = super().accept_tokens(request, new_token_ids)
+        grammar = request.structured_output_request.grammar
+        self._note(grammar, started)
+        slow = getattr(grammar, "_cfg_serve_slow_ms", None)
+        if slow is not None:
+            self._failed[request.request_id] = (
+                f"{REQUEST_FAULT}its grammar became too slow: one token took {slow:.0f} ms, at most"
+                f" {self._most_ms:.0f} are allowed, since all requests wait for it. Make it"
+                " unambiguous, or nest fewer repetitions."
+            )
+            return False
+        if not accepted:
+            self._failed[request.request_id] = (
+                f"{REQUEST_FAULT}no token was left that its grammar allows at this place, under the"
+                " other options of the request (such as allowed_token_ids, bad_words or"
+                " min_tokens). Leave one of them out."
+            )
+        return accepted
+
+    @override
+    def clear_backend(self) -> None:
+        self.backend = None  # destroyed below, with the others
+        super().clear_backend()
+        self._backends.destroy()
+
+
+class CompilationError(Exception):
+    """A grammar could not be compiled; the message is for the client."""
+
+
+def _failure(error: Exception) -> Future[Any]:
+    future: Future[Any] = Future()
+    if not isinstance(error, CompilationError):
+        error = CompilationError(
+            f"{REQUEST_FAULT}the compiler of its grammar could not be loaded"
+            f" ({type(error).__name__})."
+        )
+    future.set_exception(error)
+    return future
+
+
+def adopt(manager: Any, limits: GrammarLimits) -> None:
+    """Turn the engine core's manager into a GrammarManager. One token may take SLACK times the
+    `mask_ms` of a trial."""
+    if type(manager) is not StructuredOutputManager or not hasattr(manager, "tokenizer"):
+        return  # without a tokenizer there are no grammars
+    check_overrides(GrammarManager)
+    manager.__class__ = GrammarManager
+    manager._backends = Backends(manager.vllm_config, manager.tokenizer)
+    manager._most_ms, manager._failed = SLACK * limits.mask_ms, {}
+    manager.executor.shutdown(wait=False)
+    manager.executor = ThreadPoolExecutor(max(MIN_THREADS, (os.cpu_count() or 1) // 2), "grammars")
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def uncompiled(requests: Mapping[str, Request], ended: Iterable[str]) -> dict[str, str]:
+    """Of the requests that vLLM is about to end with an error: those whose grammar did not compile,
+    and why."""
+    failed = {}
+    for request_id in ended:
+        wanted = getattr(requests.get(request_id), "structured_output_request", None)
+        if wanted is not None and isinstance(wanted.grammar, CompilationError):
+            failed[request_id] = str(wanted.grammar)
+    return failed
+
+
+def take_failures(manager: Any) -> dict[str, str]:
+    """Requests that their grammars ended since the last call, and why."""
+    if not isinstance(manager, GrammarManager):
+        return {}
+    failed, manager._failed = manager._failed, {}
+    return failed
+
+
+def cancel_compilations(requests: Iterable[Request]) -> None:
+    """Take the compilations that have not begun out of the queue."""
+    for request in requests:
+        wanted = request.structured_output_request
+        if wanted is not None and isinstance(wanted._grammar, Future):
+            wanted._grammar.cancel()

@@ -1,0 +1,205 @@
+"""GroupScheduler: vLLM's scheduler, in which a leader and its followers live and end together.
+
+It makes the followers of a guided request, hides them from clients, and finishes them with their
+leader. When they run, and that they sample together, is decided in scheduler.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from typing_extensions import override
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+from cfg_core.groups import Group, GroupTable
+from cfg_core.vllm_plugin import config, patches, wire
+from cfg_core.vllm_plugin.core import grammar_manager, outcome, stats
+from cfg_core.vllm_plugin.core.followers import is_guided, make_group
+from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
+from cfg_core.vllm_plugin.core.speculation import Speculation
+from cfg_core.vllm_plugin.pace import Pace
+from cfg_core.vllm_plugin.wire import StepGuidance
+
+
+class GroupScheduler(Scheduler):
+    """vLLM's scheduler, with groups. Used through its subclasses in scheduler.py."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config.check_overrides(type(self))
+        patches.apply("engine core")
+        super().__init__(*args, **kwargs)
+        ours = self.vllm_config
+        config.check_scheduler(self)
+        grammar_manager.adopt(self.structured_output_manager, config.grammar_limits_of(ours))
+        self._groups = GroupTable()
+        manager, limit = self.kv_cache_manager, self.max_model_len
+        self._roles = KVRoles(manager, self.requests, limit, self.num_lookahead_tokens)
+        self._split = split_pool(
+            config.kv_split_of(ours), manager, self._roles, self._groups.is_follower, limit
+        )
+        self._prompt_logprobs = outcome.KeptPromptLogprobs()
+        self._pace = Pace.of(ours)
+        cost = config.draft_cost_of(ours)
+        alone = self.parallel_config.data_parallel_size == 1
+        self._speculation = Speculation(self._groups, self.num_spec_tokens, cost, may_rest=alone)
+        names = ("groups_admitted", "joint_steps", "solo_rows", "group_preemptions")
+        self._counts = dict.fromkeys(names, 0)
+
+    def _scheduled_groups(self, scheduler_output: SchedulerOutput) -> Iterable[Group]:
+        groups = (self._groups.of(stream) for stream in scheduler_output.num_scheduled_tokens)
+        return {group.leader: group for group in groups if group is not None}.values()
+
+    # --- a group begins and ends ------------------------------------------------------------------
+
+    @override
+    def add_request(self, request: Request) -> None:
+        """Add a request; a guided one becomes a group.
+
+        Never raises for a bad request: that would end the engine core.
+        """
+        if not is_guided(request) or request.request_id in self.requests:
+            super().add_request(request)
+            return
+        made = make_group(request, self.max_model_len, self._split.fits)
+        if made is None:
+            self._fail(request)
+            return
+        group, follower = made
+        super().add_request(request)
+        self._groups.add(group)
+        self._counts["groups_admitted"] += 1
+        super().add_request(follower)
+
+    def _fail(self, request: Request) -> None:
+        """Finish a request with an error in the next step, without ever scheduling it.
+
+        Admission (in the frontend) refuses such requests with a sentence; this is for frontends
+        without it.
+        """
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        request.structured_output_request = None
+        super().add_request(request)
+        self.grammar_compile_error_reqs.add(request.request_id)
+
+    @override
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        """Finish requests, each group as a whole. Returns those that a client knows of."""
+        if request_ids is not None and self._groups:
+            given = {request_ids} if isinstance(request_ids, str) else set(request_ids)
+            groups = (self._groups.of(stream) for stream in given)
+            request_ids = given.union(*(group.streams for group in groups if group is not None))
+        finished = super().finish_requests(request_ids, finished_status)
+        grammar_manager.cancel_compilations(finished)
+        followers = {r.request_id for r in finished if self._groups.is_follower(r.request_id)}
+        for request in finished:
+            self._forget(request.request_id)
+        return [request for request in finished if request.request_id not in followers]
+
+    def _forget(self, stream: str) -> None:
+        group = self._groups.remove(stream)
+        if group is not None:
+            self._prompt_logprobs.forget(group.leader)
+            self._speculation.forget(group.leader)
+
+    # --- the outcome of a step --------------------------------------------------------------------
+
+    @override
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """vLLM's bookkeeping of a finished step.
+
+        Followers are hidden from clients, and finished with their leaders.
+        """
+        failures = wire.failures_of(model_runner_output)
+        if failures:
+            outcome.drop_output(failures, model_runner_output)
+            for request_id in failures:
+                self._prompt_logprobs.forget(request_id)
+            self.grammar_compile_error_reqs.update(failures)
+        uncompiled = grammar_manager.uncompiled(self.requests, self.grammar_compile_error_reqs)
+        outputs = self._update_groups(scheduler_output, model_runner_output)
+        unmatched = grammar_manager.take_failures(self.structured_output_manager)
+        outcome.tell_reasons({**uncompiled, **unmatched, **failures}, outputs)
+        self._pace.sent(outputs)
+        return outputs
+
+    def _update_groups(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        outputs: dict[int, EngineCoreOutputs]
+        if not self._groups:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            return outputs
+        touched = list(self._scheduled_groups(scheduler_output))
+        guidance = StepGuidance.of(scheduler_output)
+        if guidance is not None:
+            self._prompt_logprobs.exchange(guidance, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._close(touched)
+        outcome.hide({follower for group in touched for follower in group.followers}, outputs)
+        outcome.narrow_logprobs(guidance, outputs)
+        wire.mark_guided_tokens(guidance, outcome.each(outputs))
+        return outputs
+
+    def _close(self, groups: list[Group]) -> None:
+        """Finish the followers of finished leaders.
+
+        A leader never outlives a follower: their `max_tokens` are equal.
+        """
+        for group in groups:
+            if group.leader not in self.requests and group.leader in self._groups:
+                super().finish_requests(group.followers, RequestStatus.FINISHED_ABORTED)
+                self._forget(group.leader)
+
+    @override
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: SpecDecodingStats | None,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> SpecDecodingStats | None:
+        """vLLM's count of accepted drafts; a group counts once."""
+        if self._groups.is_follower(request_id):
+            return spec_decoding_stats
+        self._speculation.observe(request_id, num_draft_tokens, num_accepted_tokens)
+        counted: SpecDecodingStats | None = super().make_spec_decoding_stats(
+            spec_decoding_stats,
+            num_draft_tokens,
+            num_accepted_tokens,
+            num_invalid_spec_tokens,
+            request_id,
+        )
+        return counted
+
+    # --- what others may ask ----------------------------------------------------------------------
+
+    def guidance_stats(self) -> dict[str, int]:
+        """Counters since start, and what is held now."""
+        return {
+            **stats.queues(self),
+            "held_ms": int(1000 * self._pace.held_s),
+            "groups": len(self._groups),
+            **self._counts,
+            **self._speculation.stats(),
+            **stats.blocks(self, self._groups, self._roles),
+        }
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps (design, section 6, invariant 2). For tests."""
+        self._groups.check_integrity()
+        for group in self._groups:
+            outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
+            assert all(output == outputs[0] for output in outputs), group
+        self._prompt_logprobs.check_integrity([group.leader for group in self._groups])
+        self._speculation.check_integrity()

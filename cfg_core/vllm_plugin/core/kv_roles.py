@@ -1,0 +1,208 @@
+"""The KV pool seen by role: blocks that leaders and followers need, hold and may still take.
+
+One block pool per replica; each stream has its own block table. `elastic` lets the boundary between
+the roles move with demand. `even` is the two equal halves of vLLM RFC #5825; plain requests count
+as leaders there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from cfg_core.errors import CompatibilityError
+from cfg_core.lockstep import Headroom
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+
+class KVRoles:
+    """Block arithmetic over vLLM's KV cache manager. Reads it; mutates nothing."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        requests: dict[str, Request],
+        max_model_len: int,
+        lookahead: int = 0,
+    ) -> None:
+        """lookahead: tokens behind a stream's own for which vLLM reserves blocks too, for a
+        drafter."""
+        self._manager = manager
+        self._requests = requests
+        self._max_model_len = max_model_len
+        self._lookahead = lookahead
+        self._sizes = [m.block_size for m in manager.coordinator.single_type_managers]
+
+    # -- cfg_core.lockstep.BlockNeeds --------------------------------------------------------------
+
+    def at_most(self, num_tokens: int) -> int:
+        """Blocks that any stream needs at most for `num_tokens` more tokens: one may be begun in
+        each KV group."""
+        return self.at_most_running(num_tokens) + len(self._sizes)
+
+    def exactly(self, stream: str, num_tokens: int) -> int:
+        """Blocks that the running `stream` needs for `num_tokens` more tokens, as `allocate_slots`
+        counts them."""
+        request = self._requests[stream]
+        return self.needed(request, request.num_computed_tokens + num_tokens)
+
+    def at_most_running(self, num_tokens: int) -> int:
+        """The same for a stream that is running and has its blocks up to where it is."""
+        return sum(-(-(num_tokens + self._lookahead) // size) for size in self._sizes)
+
+    # -- the pool ----------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """Blocks of the pool, without vLLM's null block."""
+        return int(self._manager.block_pool.num_gpu_blocks) - 1
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be handed out now, cached but unused ones included."""
+        return int(self._manager.block_pool.get_num_free_blocks())
+
+    def whole(self, num_tokens: int) -> int:
+        """Blocks of a new stream of `num_tokens`, sliding windows taken into account, prefix hits
+        not."""
+        return self.needed(None, num_tokens)
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that vLLM keeps free when it admits a request beside others."""
+        return int(self._manager.watermark_blocks)
+
+    def entries(self, is_follower: Callable[[str], bool]) -> list[int]:
+        """Block-table entries of leaders and plain requests, and of followers; shared blocks count
+        each time."""
+        held = [0, 0]
+        for manager in self._manager.coordinator.single_type_managers:
+            for stream, blocks in manager.req_to_blocks.items():
+                held[is_follower(stream)] += len(blocks)
+        return held
+
+    def held(self, streams: Iterable[str]) -> set[tuple[int, int]]:
+        """(KV group, block id) of every block in the block tables of `streams`; a shared block
+        counts once."""
+        managers = self._manager.coordinator.single_type_managers
+        return {
+            (i, block.block_id)
+            for stream in streams
+            for i, manager in enumerate(managers)
+            for block in manager.req_to_blocks.get(stream, ())
+            if not block.is_null
+        }
+
+    def needed(self, request: Request | None, num_tokens: int) -> int:
+        """New blocks with which the stream of `request` (None: a new one) reaches `num_tokens`
+        tokens."""
+        computed, prefill_end = 0, num_tokens
+        if request is not None:
+            computed = request.num_computed_tokens
+            prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
+        needed: int = self._manager.coordinator.get_num_blocks_to_allocate(
+            request_id="" if request is None else request.request_id,
+            num_tokens=min(num_tokens + self._lookahead, self._max_model_len),
+            new_computed_blocks=self._manager.empty_kv_cache_blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=computed,
+            num_local_computed_tokens=computed,
+            num_tokens_main_model=num_tokens,
+            apply_admission_cap=request is None,
+            prefill_end=prefill_end,
+        )
+        return needed
+
+
+class ElasticSplit:
+    """One pool; whoever needs a block takes it."""
+
+    def __init__(self, roles: KVRoles) -> None:
+        self._roles = roles
+
+    def headroom(self) -> Headroom:
+        free = self._roles.free
+        return Headroom(free, free, free)
+
+    def fits(self, leader_tokens: int, follower_tokens: int) -> bool:
+        """Whether a group whose streams end at these lengths fits the empty pool."""
+        needed = self._roles.whole(leader_tokens) + self._roles.whole(follower_tokens)
+        return needed + self._roles.watermark <= self._roles.total
+
+
+class EvenSplit:
+    """Two equal halves: leaders and plain requests in one, followers in the other.
+
+    Enforced where blocks are handed out, by wrapping `allocate_slots` of this engine's manager: a
+    stream whose role is at its limit gets the answer "no blocks", as if the pool were full.
+    """
+
+    def __init__(
+        self, roles: KVRoles, is_follower: Callable[[str], bool], max_model_len: int
+    ) -> None:
+        self._roles, self._is_follower = roles, is_follower
+        self.limit = roles.total // 2
+        self._held = [
+            0,
+            0,
+        ]  # an upper bound between refreshes: blocks that were freed since are still in it
+        if roles.whole(max_model_len) > self.limit:
+            raise CompatibilityError(
+                f"kv_split: even gives each role {self.limit} KV blocks, but one sequence of"
+                f" max_model_len {max_model_len} needs {roles.whole(max_model_len)}: lower"
+                " max_model_len, give the engine more KV memory, or use kv_split: elastic."
+            )
+
+    def headroom(self) -> Headroom:
+        self._held = self._roles.entries(self._is_follower)
+        return Headroom(self._roles.free, self.limit - self._held[0], self.limit - self._held[1])
+
+    def fits(self, leader_tokens: int, follower_tokens: int) -> bool:
+        """Whether a group whose streams end at these lengths fits the two empty halves."""
+        longer = self._roles.whole(max(leader_tokens, follower_tokens))
+        return longer + self._roles.watermark <= self.limit
+
+    def enforce(self, manager: KVCacheManager) -> None:
+        """Wrap `manager.allocate_slots`."""
+        allocate = manager.allocate_slots
+
+        def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            role = self._is_follower(request.request_id)
+            needed = self._entries_needed(request, num_new_tokens, kwargs)
+            if needed > self.limit - self._held[role]:
+                self.headroom()
+                if needed > self.limit - self._held[role]:
+                    return None
+            blocks = allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is not None:
+                self._held[role] += needed
+            return blocks
+
+        manager.allocate_slots = allocate_slots
+
+    def _entries_needed(self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]) -> int:
+        """Block-table entries that this allocation may add. Prefix hits are entries as well."""
+        end = (
+            request.num_computed_tokens + kwargs.get("num_new_computed_tokens", 0) + num_new_tokens
+        )
+        if kwargs.get("full_sequence_must_fit"):
+            end = max(end, request.num_tokens)
+        return self._roles.needed(request, end)
+
+
+def split_pool(
+    kv_split: str,
+    manager: KVCacheManager,
+    roles: KVRoles,
+    is_follower: Callable[[str], bool],
+    max_model_len: int,
+) -> ElasticSplit | EvenSplit:
+    """The split named `kv_split` (`elastic` or `even`), in force on `manager`."""
+    if kv_split == "elastic":
+        return ElasticSplit(roles)
+    split = EvenSplit(roles, is_follower, max_model_len)
+    split.enforce(manager)
+    return split

@@ -1,0 +1,87 @@
+"""The outcome of a step: what vLLM's scheduler is told of it, and what its clients are told
+afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cfg_core.vllm_plugin.wire import StepGuidance, split_logprobs
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
+
+PROMPT_LOGPROBS = ("prompt_logprobs_dict", "prompt_token_id_logprobs_dict")
+"""What vLLM sends with the step that ends a prompt, by request id: fields of its
+ModelRunnerOutput."""
+
+
+class KeptPromptLogprobs:
+    """vLLM returns prompt logprobs with the step that ends the prompt and expects a token beside
+    them: where that step's sample was taken back, they are kept for the joint step."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, Any]] = {field: {} for field in PROMPT_LOGPROBS}
+
+    def exchange(self, guidance: StepGuidance, model_runner_output: ModelRunnerOutput) -> None:
+        """Keep those of solo streams, hand out those of groups that are joint now."""
+        for field, kept in self._kept.items():
+            logprobs = getattr(model_runner_output, field)
+            if not (logprobs or kept):
+                continue
+            for stream in guidance.solo:
+                if logprobs.get(stream) is not None:
+                    kept[stream] = logprobs.pop(stream)
+            for row in guidance.joint:
+                if row.streams[0] in kept:
+                    logprobs[row.streams[0]] = kept.pop(row.streams[0])
+
+    def forget(self, request_id: str) -> None:
+        for kept in self._kept.values():
+            kept.pop(request_id, None)
+
+    def check_integrity(self, leaders: Collection[str]) -> None:
+        assert all(set(kept) <= set(leaders) for kept in self._kept.values())
+
+
+def drop_output(failures: Iterable[str], model_runner_output: ModelRunnerOutput) -> None:
+    """Take the outcome of requests whose logits processors failed out of a step."""
+    for request_id in failures:
+        model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[request_id]] = []
+        for field in PROMPT_LOGPROBS:
+            getattr(model_runner_output, field).pop(request_id, None)
+
+
+def tell_reasons(failures: Mapping[str, str], outputs: Mapping[int, EngineCoreOutputs]) -> None:
+    """Put the reason where the caller finds it: in `stop_reason`, beside the finish reason
+    "error"."""
+    for output in each(outputs) if failures else ():
+        if output.finished and output.request_id in failures:
+            output.stop_reason = failures[output.request_id]
+
+
+def hide(followers: Collection[str], outputs: Mapping[int, EngineCoreOutputs]) -> None:
+    """Take the followers' outputs out: no client knows of them."""
+    for per_client in outputs.values():
+        per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
+
+
+def narrow_logprobs(
+    guidance: StepGuidance | None, outputs: Mapping[int, EngineCoreOutputs]
+) -> None:
+    """Take the streams' logprobs out of the outputs of requests that did not ask for them.
+
+    The workers add them for the whole batch as soon as one request asks.
+    """
+    asked = (
+        {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()
+    )
+    for output in each(outputs) if asked else ():
+        if output.new_logprobs is not None and output.request_id not in asked:
+            output.new_logprobs = split_logprobs(output.new_logprobs)[0]
+
+
+def each(outputs: Mapping[int, EngineCoreOutputs]) -> Iterable[EngineCoreOutput]:
+    """The outputs of all clients."""
+    return (output for per_client in outputs.values() for output in per_client.outputs)

@@ -1,0 +1,299 @@
+"""GuidedScheduler: vLLM's scheduler, with groups.
+
+It asks `lockstep.plan` before each step, carries the plan out on vLLM's own queues, and checks
+afterwards. (How a group begins and ends is in group_scheduler.py.) Three hooks into vLLM's
+`schedule()` do it:
+
+- before it, `_carry_out` orders `running`, preempts whole groups and moves the queue's head;
+- inside it, `_reserve_prefill_lookahead` keeps a stream that may not sample one token short of its
+  end;
+- after it, `_update_after_schedule` is the net: a stream that was scheduled to sample without its
+  partners (a plan that vLLM could not follow) has that token taken back, and the worker drops the
+  row.
+
+So a token of a guided request is only ever emitted from a joint step (design, section 6, invariant
+1). One step reads: schedule, _update_after_schedule, update_from_output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from cfg_core import lockstep
+from cfg_core.vllm_plugin import config, wire
+from cfg_core.vllm_plugin.core.group_scheduler import GroupScheduler
+from cfg_core.vllm_plugin.core.snapshot import is_blocked, take_snapshot
+from cfg_core.vllm_plugin.core.steady import SteadyStep
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class _Everything:
+    """Contains whatever one asks for."""
+
+    def __contains__(self, stream: object) -> bool:
+        return True
+
+
+EVERYTHING = _Everything()
+
+
+class GuidedScheduler(GroupScheduler):
+    """vLLM's scheduler, with groups. Without a group it runs vLLM's code alone.
+
+    Where the configuration asks for async scheduling, making one makes a GuidedAsyncScheduler: vLLM
+    decides on async scheduling after the engine's arguments have named this class.
+    """
+
+    _pause_state: PauseState
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> GuidedScheduler:
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        chosen = GuidedAsyncScheduler if cls is GuidedScheduler and asynchronous else cls
+        made: GuidedScheduler = super().__new__(chosen)
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._drafting_slots = config.drafting_slots(self.vllm_config)
+        self._sampling: Container[str] = frozenset()
+        self._steady: SteadyStep | None = None
+
+    @override
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """One step's work, as in vLLM; with groups, by `lockstep.plan`.
+
+        Nothing at all while the frontend is behind (pace.py).
+        """
+        pause = self._pause_state
+        try:
+            if self._pace.holds():
+                self._pause_state = PauseState.PAUSED_ALL
+            elif self._groups:
+                self._plan_step()
+            return super().schedule(throttle_prefills)
+        finally:
+            self._pause_state = pause
+
+    def _plan_step(self) -> None:
+        """Bring vLLM's queues to what the plan of this step wants."""
+        if self.num_spec_tokens:
+            self._even_out_drafts()
+        if self._stays_steady():
+            self._sampling = EVERYTHING
+            return
+        self._steady = None
+        admits = self._pause_state == PauseState.UNPAUSED
+        snapshot = take_snapshot(self, self._groups, self._split.headroom(), admits=admits)
+        plan = lockstep.plan(snapshot, self._roles)
+        self._carry_out(plan)
+        self._sampling = plan.sampling
+        if plan.preempt and admits:
+            # vLLM admits nothing in a step that preempted, and does not know of our preemptions.
+            self._pause_state = PauseState.PAUSED_NEW
+
+    def _stays_steady(self) -> bool:
+        """Whether every running stream decodes, as in the last step, and nothing can stop it."""
+        steady, num_streams = self._steady, len(self.running)
+        return (
+            steady is not None
+            and self.running == steady.running
+            and (not self.waiting or num_streams >= self.max_num_active_reqs)
+            and lockstep.all_may_decode(
+                num_streams * (1 + self.num_spec_tokens + self._drafting_slots),
+                num_streams * self._roles.at_most_running(1 + self.num_spec_tokens),
+                config.step_budget(self),
+                self._split.headroom(),
+            )
+        )
+
+    def _even_out_drafts(self) -> None:
+        for group in self._groups:
+            members = [self.requests[stream] for stream in group.streams]
+            self._speculation.even_out(group.leader, members, self.max_model_len)
+
+    def _carry_out(self, plan: lockstep.StepPlan) -> None:
+        self.running = [self.requests[stream] for stream in plan.order]
+        for unit in plan.preempt:
+            self._preempt_unit(unit)
+        if self.policy == SchedulingPolicy.FCFS:
+            self._to_head(plan.promote)
+
+    def _preempt_unit(self, unit: lockstep.Unit) -> None:
+        """Preempt all streams of a unit. A group returns to the queue's head, leader first."""
+        now = time.monotonic()
+        for stream in reversed(unit.streams):
+            self._preempt_request(self.requests[stream.id], now)
+        group = self._groups.of(unit.streams[0].id)
+        if group is not None:
+            self._counts["group_preemptions"] += 1
+            if unit.missing and self.policy == SchedulingPolicy.FCFS:
+                self._to_head(group.streams)
+
+    def _to_head(self, streams: tuple[str, ...]) -> None:
+        """Move waiting streams to the head of the queue, in this order."""
+        for stream in reversed(streams):
+            request = self.requests[stream]
+            if request in self.waiting:
+                self.waiting.remove_request(request)
+                self.waiting.prepend_request(request)
+
+    @override
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """How many tokens a stream that vLLM is about to schedule may compute.
+
+        A guided stream that may not sample in this step stops one token short of its end. A waiting
+        stream of one token is let in all the same, with the placeholders for drafts that vLLM may
+        have added: returning 0 would make vLLM stop admitting requests in this step. The net drops
+        its row.
+        """
+        allowed = max(num_new_tokens, 0)
+        if self.num_prefill_lookahead:
+            allowed = super()._reserve_prefill_lookahead(
+                request, num_computed_tokens, num_new_tokens
+            )
+        if request.request_id in self._sampling or request.request_id not in self._groups:
+            return allowed
+        end: int = request.num_tokens + request.num_output_placeholders
+        short = end - 1 - num_computed_tokens
+        if short <= 0 and request.status != RequestStatus.RUNNING:
+            return allowed
+        return min(allowed, max(short, 0))
+
+    @override
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a waiting request is ready.
+
+        A follower waits for its leader, which may wait for its grammar. No stream of a group is
+        ready while output from before its preemption is in flight: what vLLM then does with that
+        output must be the same for all streams.
+        """
+        group = self._groups.of(request.request_id)
+        if group is not None:
+            leader = self.requests[group.leader]
+            if request.num_stale_output_tokens or (request is not leader and is_blocked(leader)):
+                return False
+        ready: bool = super()._handle_blocked_waiting_request(request)
+        return ready
+
+    @override
+    def _preempt_request(
+        self, request: Request, timestamp: float, drop_stale_output: bool = False
+    ) -> None:
+        """vLLM's preemption.
+
+        Where vLLM drops the output in flight (a reset of the prefix cache), the output of all
+        streams of the group is dropped, of those that were preempted before too.
+        """
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        group = self._groups.of(request.request_id)
+        if request.drop_stale_output and group is not None:
+            for member in (self.requests[stream] for stream in group.streams):
+                member.drop_stale_output |= member.num_stale_output_tokens > 0
+
+    # --- after scheduling: the net ----------------------------------------------------------------
+
+    @override
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """Tell the workers which rows are joint, and take solo samples back."""
+        if self.num_spec_tokens and self._groups:
+            self._plan_drafts(scheduler_output)
+        super()._update_after_schedule(scheduler_output)
+        self._sampling = frozenset()
+        if not self._groups:
+            return
+        all_decode = not any(request.is_prefill_chunk for request in self.running)
+        guidance = self._guidance(scheduler_output, all_decode)
+        if guidance is None:
+            return
+        wire.attach(scheduler_output, guidance)
+        self._counts["joint_steps"] += len(guidance.joint)
+        self._counts["solo_rows"] += len(guidance.solo)
+        if self._steady is None and all_decode:
+            scheduled = scheduler_output.num_scheduled_tokens.keys()
+            self._steady = SteadyStep.of(self.running, scheduled, guidance)
+
+    def _plan_drafts(self, scheduler_output: SchedulerOutput) -> None:
+        """Decide how many drafts each group gets next.
+
+        The drafter makes fewer where no request of the step wants more.
+        """
+        leaders = [group.leader for group in self._scheduled_groups(scheduler_output)]
+        most = self._speculation.plan(leaders)
+        if all(stream in self._groups for stream in scheduler_output.num_scheduled_tokens):
+            drafts = scheduler_output.num_spec_tokens_to_schedule
+            scheduler_output.num_spec_tokens_to_schedule = min(drafts, most)
+
+    def _guidance(self, scheduler_output: SchedulerOutput, all_decode: bool) -> StepGuidance | None:
+        """Which groups are joint in this step, and which streams are solo; these are taken back.
+
+        A stream is also solo if it has other drafts than its partners.
+        """
+        steady, scheduled = self._steady, scheduler_output.num_scheduled_tokens
+        if (
+            steady is not None
+            and all_decode
+            and not self.num_spec_tokens
+            and scheduled.keys() == steady.streams
+        ):
+            return steady.guidance
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        joint: list[JointRow] = []
+        solo: list[str] = []
+        for group in self._scheduled_groups(scheduler_output):
+            ready = [s for s in group.streams if self._samples(s, scheduler_output)]
+            lengths = {len(drafts.get(s, ())) for s in ready}
+            if len(ready) == len(group.streams) and len(lengths) == 1:
+                joint.append(JointRow(group.streams, group.weights, group.logprobs))
+            else:
+                solo += ready
+        for stream in solo:
+            self._take_back(self.requests[stream], len(drafts.get(stream, ())))
+        if not joint and not solo:
+            return None
+        return StepGuidance(tuple(joint), tuple(solo), self._speculation.rests(scheduled))
+
+    def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
+        scheduled = scheduler_output.num_scheduled_tokens
+        return stream in scheduled and not self.requests[stream].is_prefill_chunk
+
+    def _take_back(self, request: Request, num_drafts: int) -> None:
+        """Undo the last token of a stream that would have sampled alone, and its drafts.
+
+        The token is computed again in a joint step, and not before the first pipeline stages have
+        heard of it, which takes as many steps as there are stages.
+        """
+        request.num_computed_tokens -= 1 + num_drafts
+        request.is_prefill_chunk = True
+        request.spec_token_ids = []
+        stages = self.parallel_config.pipeline_parallel_size
+        request.next_decode_eligible_step = self.current_step + stages
+
+
+class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):
+    """GuidedScheduler over vLLM's AsyncScheduler.
+
+    A step is scheduled while the tokens of the last one are in flight.
+    """
+
+    @override
+    def _take_back(self, request: Request, num_drafts: int) -> None:
+        super()._take_back(request, num_drafts)
+        request.num_output_placeholders -= 1 + num_drafts
+        if not self.use_v2_model_runner:
+            # V1 has the input token of a decode on the device only, from the step before. One step
+            # later it is sent from the host.
+            request.next_decode_eligible_step += 1

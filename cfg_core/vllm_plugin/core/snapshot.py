@@ -1,0 +1,110 @@
+"""vLLM's scheduler as `lockstep.plan` sees it, just before a step. Reads it; mutates nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from cfg_core.groups import Group, GroupTable
+from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit
+from cfg_core.vllm_plugin import config
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+WAITING_WINDOW = 64
+"""How far into the waiting queue a step looks for groups that may sample in the step that admits
+them."""
+
+
+def take_snapshot(
+    scheduler: Scheduler, groups: GroupTable, headroom: Headroom, *, admits: bool
+) -> Snapshot:
+    """The engine before its next step. admits: whether that step may admit waiting requests."""
+    return Snapshot(
+        running=tuple(_running_units(scheduler, groups)),
+        waiting=tuple(_waiting_units(scheduler, groups)) if admits else (),
+        token_budget=config.step_budget(scheduler),
+        headroom=headroom,
+        chunk_limit=_chunk_limit(scheduler),
+        free_slots=scheduler.max_num_active_reqs - len(scheduler.running),
+        drafting_slots=config.drafting_slots(scheduler.vllm_config),
+        by_rank=scheduler.policy == SchedulingPolicy.PRIORITY,
+    )
+
+
+def is_blocked(request: Request) -> bool:
+    """Whether a waiting request waits for something else than its turn, such as its grammar."""
+    return bool(Scheduler._is_blocked_waiting_status(request.status))
+
+
+def _chunk_limit(scheduler: Scheduler) -> int:
+    """`long_prefill_token_threshold` as vLLM applies it in the step to come; 0 for none."""
+    limit = scheduler.scheduler_config.long_prefill_token_threshold
+    eligible = sum(scheduler.get_request_counts())
+    if limit <= 0 or eligible <= 1:
+        return 0
+    if scheduler.adaptive_long_prefill_threshold:
+        limit = max(limit, scheduler.scheduler_config.max_num_batched_tokens // eligible)
+    return int(limit)
+
+
+def _running_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[Unit]:
+    """Running requests as units, each group at the place of its first running stream."""
+    by_rank = scheduler.policy == SchedulingPolicy.PRIORITY
+    seen: set[str] = set()
+    for request in scheduler.running:
+        rank = (request.priority, request.arrival_time) if by_rank else ()
+        group = groups.of(request.request_id)
+        if group is None:
+            yield Unit((_state(scheduler, request),), rank=rank)
+        elif group.leader not in seen:
+            seen.add(group.leader)
+            yield _group_unit(scheduler, group, rank)
+
+
+def _group_unit(scheduler: Scheduler, group: Group, rank: tuple[float, ...]) -> Unit:
+    members = [scheduler.requests[stream] for stream in group.streams]
+    running = [r for r in members if r.status == RequestStatus.RUNNING]
+    return Unit(
+        streams=tuple(_state(scheduler, r, r.request_id != group.leader) for r in running),
+        guided=True,
+        missing=tuple(r.request_id for r in members if r.status != RequestStatus.RUNNING),
+        rank=rank,
+    )
+
+
+def _state(scheduler: Scheduler, request: Request, follower: bool = False) -> StreamState:
+    remaining = (
+        request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+    )
+    if scheduler.current_step + 1 < request.next_decode_eligible_step:
+        remaining = 0  # its last token is still in the pipeline: vLLM passes it over
+    return StreamState(request.request_id, remaining, follower)
+
+
+def _waiting_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[WaitingUnit]:
+    """The front of the waiting queue, up to the first request that is not ready."""
+    front = list(itertools.islice(scheduler.waiting, WAITING_WINDOW))
+    i = 0
+    while i < len(front) and not is_blocked(front[i]):
+        group = groups.of(front[i].request_id)
+        size = 1
+        if (
+            group is not None
+            and tuple(r.request_id for r in front[i : i + len(group.streams)]) == group.streams
+        ):
+            size = len(group.streams)
+        members = front[i : i + size]
+        yield WaitingUnit(
+            tuple(r.request_id for r in members),
+            tuple(r.num_tokens for r in members),
+            guided=size > 1,
+        )
+        i += size

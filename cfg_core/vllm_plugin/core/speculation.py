@@ -1,0 +1,100 @@
+"""Speculation as the scheduler sees it: how many drafts each group gets, and counts of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+from cfg_core.draft_length import DraftLength, never_pays
+from cfg_core.groups import GroupTable
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class Speculation:
+    """Drafts of one engine's groups.
+
+    most: drafts in a step, at most; 0 without speculation. cost: see `DraftLength`; 0 never backs
+    off. may_rest: whether the drafter may skip a step, which it may not where ranks of data
+    parallelism must step together.
+    """
+
+    def __init__(self, groups: GroupTable, most: int, cost: float, may_rest: bool = True) -> None:
+        self._groups, self._most, self._cost = groups, most, cost
+        self._may_rest = may_rest and never_pays(most, cost)
+        self._lengths: dict[str, DraftLength] = {}
+        self._planned: dict[str, int] = {}
+        self._counts = {
+            "guided": SpecDecodingStats.new(most),
+            "plain": SpecDecodingStats.new(most),
+        }
+
+    def observe(self, request_id: str, drafted: int, accepted: int) -> None:
+        """A request, plain or a group's leader, had `drafted` drafts verified.
+
+        The first `accepted` of them were accepted.
+        """
+        guided = request_id in self._groups
+        self._counts["guided" if guided else "plain"].observe_draft(drafted, accepted)
+        if guided:
+            self._length(request_id).observe(drafted, accepted)
+
+    def plan(self, leaders: Iterable[str]) -> int:
+        """Decide how many drafts each of these groups verifies next. Returns the largest number."""
+        for leader in leaders:
+            self._planned[leader] = self._length(leader).next(self._most)
+        return max((self._planned[leader] for leader in leaders), default=0)
+
+    def even_out(self, leader: str, members: Sequence[Request], max_model_len: int) -> None:
+        """Give all streams of a group equally many drafts: the drafts of all are the same tokens.
+
+        That is as many as the stream with the fewest has, as the longest stream has room for, and
+        as were planned.
+        """
+        room = max_model_len - 2 - max(r.num_computed_tokens for r in members)
+        planned = self._planned.get(leader, self._most)
+        fewest = max(0, min(room, planned, *(len(r.spec_token_ids) for r in members)))
+        for request in members:
+            if len(request.spec_token_ids) > fewest:
+                request.spec_token_ids = request.spec_token_ids[:fewest]
+
+    def rests(self, num_scheduled_tokens: Mapping[str, int]) -> bool:
+        """Whether the drafter may skip a step.
+
+        It may where groups alone decode, and none of them will ever have a draft. It must read
+        prompts: their blocks are cached, and plain requests that find them there do have drafts.
+        """
+        return self._may_rest and all(
+            n == 1 and stream in self._groups for stream, n in num_scheduled_tokens.items()
+        )
+
+    def forget(self, leader: str) -> None:
+        """The group has ended."""
+        self._lengths.pop(leader, None)
+        self._planned.pop(leader, None)
+
+    def _length(self, leader: str) -> DraftLength:
+        return self._lengths.setdefault(leader, DraftLength(self._cost))
+
+    def stats(self) -> dict[str, int]:
+        """Counters since start, such as `guided_drafts_accepted_at_0`.
+
+        A step of a group counts once.
+        """
+        found = {}
+        for kind, counts in self._counts.items() if self._most else ():
+            found[f"{kind}_draft_steps"] = counts.num_drafts
+            found[f"{kind}_drafts"] = counts.num_draft_tokens
+            found[f"{kind}_drafts_accepted"] = counts.num_accepted_tokens
+            for i in range(self._most):
+                found[f"{kind}_drafts_at_{i}"] = counts.num_draft_tokens_per_pos[i]
+                found[f"{kind}_drafts_accepted_at_{i}"] = counts.num_accepted_tokens_per_pos[i]
+        return found
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps. For tests."""
+        leaders = {group.leader for group in self._groups}
+        assert self._lengths.keys() | self._planned.keys() <= leaders

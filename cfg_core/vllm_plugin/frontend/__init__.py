@@ -1,0 +1,1 @@
+"""What runs in vLLM's frontend: the process of LLM, AsyncLLM or the API server."""

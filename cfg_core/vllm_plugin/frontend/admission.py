@@ -1,0 +1,314 @@
+"""Admission: guided requests are checked where the caller can still be told, in vLLM's frontend
+process.
+
+It wraps `InputProcessor.process_inputs` (patches.py), which every entry point (LLM, AsyncLLM, `vllm
+serve`) passes each request through. A request that says anything about guidance leaves it either
+refused, or resolved: with the scale, the negative as token ids, and `max_tokens` cut to what both
+streams can hold.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.input_processor import InputProcessor
+
+from cfg_core.errors import CapacityError, GuidanceError, RequestError
+from cfg_core.groups import FOLLOWER_SUFFIX
+from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
+from cfg_core.logits_processors.registry import Registry
+from cfg_core.params import (
+    NEGATIVE_IDS,
+    NEGATIVE_TEXT,
+    SCALE,
+    STREAM_LOGPROBS,
+    GuidanceParams,
+    check_token_ids,
+    looks_like_guidance,
+)
+from cfg_core.vllm_plugin.config import grammar_bounds_of
+from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
+from cfg_core.vllm_plugin.processor_registry import registry_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+_REGISTRY = "cfg_serve_logits_processors"
+GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.core.scheduler."
+
+
+class RefusedError(VLLMValidationError, ValueError):
+    """A guided request that was refused: vLLM's servers answer 400, Python callers see a
+    ValueError."""
+
+    def __init__(self, error: RequestError) -> None:
+        VLLMValidationError.__init__(self, error.message, parameter=error.param)
+
+
+def process_inputs(stock: Callable[..., EngineCoreRequest]) -> Callable[..., EngineCoreRequest]:
+    """In place of `InputProcessor.process_inputs`: refuses, or resolves."""
+
+    @functools.wraps(stock)
+    def process_inputs(
+        self: InputProcessor, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> EngineCoreRequest:
+        try:
+            check_grammar_size(self.vllm_config, params)  # before vLLM reads it
+            request = stock(self, request_id, prompt, params, *args, **kwargs)
+            admit(self, request)
+        except RequestError as error:
+            raise RefusedError(error) from error
+        return request
+
+    return process_inputs
+
+
+def check_grammar_size(config: VllmConfig, params: Any) -> None:
+    """Raise RequestError if a guided engine's request brings a grammar beyond the bounds, or one
+    that cannot be met."""
+    outputs = getattr(params, "structured_outputs", None)
+    if outputs is None or not _is_guided(config) or is_tried(outputs):
+        return
+    grammar_bounds_of(config).check_outputs(fields_of(outputs))
+
+
+def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
+    """Resolve the guidance of `request` in place, or raise RequestError. Plain requests pass
+    untouched.
+
+    `request.sampling_params` is the processor's private copy, so changing it changes nothing of the
+    caller's.
+    """
+    sampling: SamplingParams | None = request.sampling_params
+    if sampling is None:
+        return
+    if sampling.structured_outputs is not None and _is_guided(processor.vllm_config):
+        _let_grammar_end(processor.vllm_config, sampling)
+    if not sampling.extra_args:
+        return
+    extra: dict[str, Any] = sampling.extra_args
+    if extra.get(LOGITS_PROCESSORS) is not None and _is_guided(processor.vllm_config):
+        if request.prompt_token_ids is None or request.prompt_embeds is not None:
+            raise RequestError(
+                f"{LOGITS_PROCESSORS} need a prompt of text or token ids, not prompt embeddings.",
+                LOGITS_PROCESSORS,
+            )
+        asked = _registry(processor).read(extra[LOGITS_PROCESSORS])
+        _check_forced(processor.vllm_config, sampling, _registry(processor).forced(asked))
+        sampling.extra_args = extra = {**extra, LOGITS_PROCESSORS: asked}
+    if not any(map(looks_like_guidance, extra)):
+        return
+    params = GuidanceParams.from_fields(extra)
+    rest = {name: value for name, value in extra.items() if not looks_like_guidance(name)}
+    if params is None or not params.enabled:
+        sampling.extra_args = rest or None
+        return
+    _check_engine(processor.vllm_config)
+    _check_request(request)
+    if params.logprobs and (sampling.logprobs is None or sampling.flat_logprobs):
+        raise GuidanceError(
+            f"{STREAM_LOGPROBS} goes with logprobs, and not with flat_logprobs: ask for logprobs"
+            " too (0 is enough, in a chat true).",
+            STREAM_LOGPROBS,
+        )
+    negative = _negative_token_ids(processor, params, request.prompt_token_ids)
+    sampling.max_tokens = _room(processor.vllm_config, request.prompt_token_ids, negative, sampling)
+    sampling.extra_args = {**rest, SCALE: params.scale, NEGATIVE_IDS: list(negative)}
+    if params.logprobs:
+        sampling.extra_args[STREAM_LOGPROBS] = True
+
+
+def _let_grammar_end(config: VllmConfig, sampling: SamplingParams) -> None:
+    """Allow the tokens that end a text beside `allowed_token_ids`: the grammar itself allows them
+    at its end alone, and without them the text that it has completed could not end."""
+    if sampling.allowed_token_ids is not None and _masks_from_start(config):
+        ends = sampling.all_stop_token_ids.difference(sampling.allowed_token_ids)
+        sampling.allowed_token_ids = [*sampling.allowed_token_ids, *sorted(ends)]
+
+
+def _masks_from_start(config: VllmConfig) -> bool:
+    """Whether grammars begin with the answer, not behind its reasoning."""
+    outputs = config.structured_outputs_config
+    return not outputs.reasoning_parser or outputs.enable_in_reasoning
+
+
+def _check_forced(
+    config: VllmConfig, sampling: SamplingParams, forced: Mapping[str, Collection[int]]
+) -> None:
+    """Refuse processors that force tokens (by name) where a mask may forbid these."""
+    for name, tokens in forced.items():
+        if sampling.structured_outputs is not None and _masks_from_start(config):
+            raise RequestError(
+                f"{name} forces tokens that a grammar may forbid: leave one of the two out, or use"
+                " a reasoning parser, whose grammar begins behind the section.",
+                LOGITS_PROCESSORS,
+            )
+        if sampling.allowed_token_ids is not None and not set(tokens) <= set(
+            sampling.allowed_token_ids
+        ):
+            raise RequestError(
+                f"{name} forces tokens that are not in allowed_token_ids: add"
+                f" {sorted(tokens)[:20]}, or leave one of the two out.",
+                "allowed_token_ids",
+            )
+
+
+def _registry(processor: InputProcessor) -> Registry:
+    """The factories of this engine's logits processors, loaded on the first call."""
+    registry: Registry | None = getattr(processor, _REGISTRY, None)
+    if registry is None:
+        registry = registry_of(processor.vllm_config)
+        setattr(processor, _REGISTRY, registry)
+    return registry
+
+
+def _is_guided(config: VllmConfig) -> bool:
+    scheduler = config.scheduler_config.scheduler_cls
+    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "") + "."
+    return name.startswith(GUIDED_SCHEDULERS)
+
+
+def _check_engine(config: VllmConfig) -> None:
+    if not _is_guided(config):
+        raise GuidanceError(
+            "this engine does not guide: start it with guided_engine_args() from"
+            " cfg_core.vllm_plugin (vllm serve: the flags that `python -m cfg_core.vllm_plugin`"
+            " prints).",
+            SCALE,
+        )
+
+
+def _check_request(request: EngineCoreRequest) -> None:
+    """Refuse what guidance cannot do exactly."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        raise GuidanceError(
+            "guidance needs a prompt of text or token ids, not prompt embeddings.", SCALE
+        )
+    if request.mm_features:
+        raise GuidanceError(
+            "guidance of prompts with images, audio or video is not supported yet.", SCALE
+        )
+    if request.resumable:
+        raise GuidanceError("guidance of streaming-input sessions is not supported.", SCALE)
+    if FOLLOWER_SUFFIX in request.request_id:
+        raise GuidanceError(f"a request id may not contain {FOLLOWER_SUFFIX!r}.", "request_id")
+
+
+def _negative_token_ids(
+    processor: InputProcessor, params: GuidanceParams, prompt: list[int]
+) -> tuple[int, ...] | list[int]:
+    """The negative stream's prompt; by default the prompt's last token, as in the paper and in
+    transformers."""
+    if params.negative_prompt_token_ids is not None:
+        vocab_size = processor.vllm_config.model_config.get_vocab_size()
+        return check_token_ids(params.negative_prompt_token_ids, vocab_size)
+    if params.negative_prompt is None:
+        return prompt[-1:]
+    return _tokenize(processor, params.negative_prompt)
+
+
+def _tokenize(processor: InputProcessor, text: str) -> list[int]:
+    """Token ids of the negative text, with special tokens by the same rule as for a prompt."""
+    renderer = processor.renderer
+    if renderer.tokenizer is None:
+        raise GuidanceError(
+            f"this engine has no tokenizer: send {NEGATIVE_IDS} instead.", NEGATIVE_TEXT
+        )
+    model = processor.vllm_config.model_config
+    try:
+        (rendered,) = renderer.render_cmpl(
+            [parse_model_prompt(model, text)], renderer.default_cmpl_tok_params
+        )
+    except VLLMClientError as error:  # the renderer's only complaint about plain text is its length
+        raise _negative_too_long(
+            f"more than {model.max_model_len}", model.max_model_len, NEGATIVE_TEXT
+        ) from error
+    ids: list[int] = rendered["prompt_token_ids"]
+    if not ids:
+        raise GuidanceError(
+            f"{NEGATIVE_TEXT} has no tokens: leave it out, or send {NEGATIVE_IDS}.", NEGATIVE_TEXT
+        )
+    return ids
+
+
+def _room(
+    config: VllmConfig,
+    prompt: list[int],
+    negative: list[int] | tuple[int, ...],
+    sampling: SamplingParams,
+) -> int:
+    """`max_tokens` cut to the context length of the longer stream; CapacityError if the group can
+    never run."""
+    limit: int = config.model_config.max_model_len
+    if len(negative) >= limit:
+        raise _negative_too_long(str(len(negative)), limit, NEGATIVE_IDS)
+    asked: int = sampling.max_tokens
+    max_tokens = min(asked, limit - max(len(prompt), len(negative)))
+    pool = _usable_pool(config)
+    if pool is not None and pool_tokens(config, len(prompt), len(negative), max_tokens) > pool:
+        if asked < limit - len(prompt):
+            raise _too_large(config, prompt, negative, asked, pool)
+        # vLLM fills an unset max_tokens with the rest of the context: as far as possible, here as
+        # well.
+        max_tokens = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
+        if max_tokens < 1:
+            raise _too_large(config, prompt, negative, 1, pool)
+    if sampling.min_tokens > max_tokens:
+        raise CapacityError(
+            f"min_tokens is {sampling.min_tokens}, but beside these prompts there is room for"
+            f" {max_tokens} tokens.",
+            "min_tokens",
+        )
+    return max_tokens
+
+
+def _negative_too_long(num_tokens: str, limit: int, param: str) -> CapacityError:
+    return CapacityError(
+        f"the negative prompt has {num_tokens} tokens; with at least one output token it must fit"
+        f" the model's context of {limit}: shorten it.",
+        param,
+    )
+
+
+def _usable_pool(config: VllmConfig) -> int | None:
+    """Tokens that the KV pool holds beside vLLM's null block and watermark; None while unknown."""
+    cache = config.cache_config
+    pool: int | None = cache.kv_cache_size_tokens
+    if pool is None:
+        return None
+    set_aside = 1 + int(config.scheduler_config.watermark * (cache.num_gpu_blocks or 0))
+    return pool - int(set_aside * cache.block_size)
+
+
+def pool_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int) -> int:
+    """KV slots, in whole blocks, that a pair occupies when it ends after `max_tokens`."""
+    size: int = config.cache_config.block_size
+    return sum(-(-(length + max_tokens) // size) * size for length in (prompt, negative))
+
+
+def _most_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int, pool: int) -> int:
+    """The largest number of output tokens, at most `max_tokens`, with which the pair fits the
+    pool."""
+    guess = min(max_tokens, (pool - prompt - negative) // 2)
+    while guess > 0 and pool_tokens(config, prompt, negative, guess) > pool:
+        guess -= 1
+    return guess
+
+
+def _too_large(
+    config: VllmConfig, prompt: Any, negative: Any, max_tokens: int, pool: int
+) -> CapacityError:
+    most = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
+    advice = f"ask for at most {most} tokens" if most > 0 else "shorten the prompts"
+    return CapacityError(
+        f"the prompt ({len(prompt)} tokens), the negative prompt ({len(negative)}) and twice"
+        f" max_tokens ({max_tokens}) can never fit the KV pool of {pool} tokens: {advice}, or give"
+        " the engine more KV memory.",
+        "max_tokens",
+    )

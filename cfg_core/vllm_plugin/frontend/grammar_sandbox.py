@@ -1,0 +1,324 @@
+"""GrammarSandbox: no grammar reaches vLLM before a process that can be killed has compiled it.
+
+In the frontend process of an engine, and asynchronous: the event loop reads no grammar. What passed
+its trial is marked, so that vLLM's own validation, which would parse it again on the event loop, is
+skipped for it (patches.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import os
+import pickle
+import struct
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.sampling_params import SamplingParams
+
+from cfg_core.errors import OverloadedError, RequestError
+from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, GrammarBounds
+from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.grammars.places import FairPlaces
+from cfg_core.vllm_plugin.config import grammar_bounds_of, grammar_limits_of
+from cfg_core.vllm_plugin.grammar_helper import frames
+from cfg_core.vllm_plugin.grammar_helper.settings import settings_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
+
+HELPER = "cfg_core.vllm_plugin.grammar_helper"
+"""The module that is run as the helper process."""
+
+TRIED = "_cfg_serve_tried"
+"""Attribute of a StructuredOutputsParams that passed. No field: copies that change something lose
+it."""
+
+_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_ENVIRONMENT = {
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",  # its threads cannot be killed; ours is a process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",  # forks need a parent with one thread
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+_GONE = "The process that checks grammars is not available at the moment: send the request again."
+
+
+class HelperGoneError(Exception):
+    """The helper process ended, or never got ready."""
+
+
+class GrammarSandbox:
+    """Tries the grammars of one engine's requests."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        bounds: GrammarBounds | None = None,
+        limits: GrammarLimits | None = None,
+    ) -> None:
+        """bounds, limits: by default those in the engine's configuration."""
+        self._bounds: GrammarBounds = bounds or grammar_bounds_of(config)
+        self._limits: GrammarLimits = limits or grammar_limits_of(config)
+        self._settings = settings_of(config)
+        self._places = FairPlaces(self._limits.places, self._limits.max_waiting)
+        self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+        self._process: HelperProcess | None = None
+
+    def begin(self) -> None:
+        """Start to load the helper, unless it is to be loaded with the first grammar. Returns at
+        once."""
+        if self._limits.at_start:
+            self._process = HelperProcess(self._settings, self._limits)
+
+    async def start(self) -> None:
+        """Load the helper now. HelperGoneError if it cannot be."""
+        await self._ready()
+
+    def close(self) -> None:
+        """End the helper, and whatever it tries."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    async def check(self, params: SamplingParams, tenant: str = "") -> None:
+        """Bring `params.structured_outputs` to what vLLM's validation would make of it, if it
+        passes its trial.
+
+        Raises RequestError with the reason, or OverloadedError if there is no room or no helper.
+        Cancelling ends the trial.
+        """
+        outputs = params.structured_outputs
+        if outputs is None or outputs.all_constraints_none() or is_tried(outputs):
+            return
+        fields = fields_of(outputs)
+        self._bounds.check_outputs(fields)
+        verdict = await self._verdict(fields, params.allowed_token_ids, tenant)
+        if "refused" in verdict:
+            raise RequestError(verdict["refused"], STRUCTURED_OUTPUTS)
+        _adopt(outputs, verdict)
+
+    async def _verdict(
+        self, fields: dict[str, Any], allowed: list[int] | None, tenant: str
+    ) -> dict[str, Any]:
+        request = {"outputs": fields, "allowed": allowed, "mask_ms": self._limits.mask_ms}
+        try:
+            payload = json.dumps(request).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{STRUCTURED_OUTPUTS} is no JSON: {error}.", STRUCTURED_OUTPUTS
+            ) from None
+        key = hashlib.sha256(payload).digest()
+        if (verdict := self._remembered(key)) is not None:
+            return verdict
+        async with self._places.hold(tenant):
+            verdict = self._remembered(key)  # another request may have brought the same meanwhile
+            if verdict is None:
+                verdict = await self._try(payload)
+                self._remember(key, verdict)
+        return verdict
+
+    async def _try(self, payload: bytes) -> dict[str, Any]:
+        """The verdict; once more with a new helper if the first is lost."""
+        for _ in range(2):
+            try:
+                kind, answer = await (await self._ready()).ask(payload)
+            except HelperGoneError as error:
+                logger.warning("the process that checks grammars was lost: %s", error)
+                continue
+            return (
+                json.loads(answer) if kind == frames.VERDICT else {"refused": self._killed(answer)}
+            )
+        raise OverloadedError(_GONE, 5.0)
+
+    def _killed(self, answer: bytes) -> str:
+        if answer == frames.OUT_OF_TIME:
+            return (
+                f"The grammar takes too long to compile: more than {self._limits.cpu_s:g} s of"
+                f" computation, or {self._limits.wall_s:g} s in all. Make it smaller, or nest fewer"
+                " repetitions."
+            )
+        return (
+            "The grammar cannot be compiled: its compiler ran out of memory or stack. Make it"
+            " smaller or flatter."
+        )
+
+    async def _ready(self) -> HelperProcess:
+        """The helper, started if there is none."""
+        if self._process is None or self._process.gone:
+            self._process = HelperProcess(self._settings, self._limits)
+        process = self._process
+        await process.ready()
+        return process
+
+    def _remembered(self, key: bytes) -> dict[str, Any] | None:
+        if key in self._verdicts:
+            self._verdicts.move_to_end(key)
+        return self._verdicts.get(key)
+
+    def _remember(self, key: bytes, verdict: dict[str, Any]) -> None:
+        self._verdicts[key] = verdict
+        while len(self._verdicts) > self._limits.remembered:
+            self._verdicts.popitem(last=False)
+
+
+class HelperProcess:
+    """One life of the grammar helper. It ends when closed, with this process, and by itself when
+    idle, unless it is to stay."""
+
+    def __init__(self, settings: Mapping[str, Any], limits: GrammarLimits) -> None:
+        self._limits, self._first = limits, _first_frame(settings, limits)
+        self._asked: dict[int, asyncio.Future[tuple[bytes, bytes]]] = {}
+        self._count = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._used = time.monotonic()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live())
+
+    @property
+    def gone(self) -> bool:
+        return self._life.done()
+
+    async def ready(self) -> None:
+        """Return once it can be asked; HelperGoneError if it never can."""
+        await asyncio.shield(self._started)
+
+    async def ask(self, payload: bytes) -> tuple[bytes, bytes]:
+        """Kind and payload of the answer to one request. Cancelling ends the trial."""
+        if self.gone:
+            raise HelperGoneError("it has ended")
+        self._count += 1
+        number, self._used = self._count, time.monotonic()
+        answer: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self._send(frames.TRY, number, payload)
+            return await answer
+        except asyncio.CancelledError:
+            self._send(frames.CANCEL, number)
+            raise
+        finally:
+            self._asked.pop(number, None)
+            self._used = time.monotonic()
+
+    def close(self) -> None:
+        self._life.cancel()
+
+    def _send(self, kind: bytes, number: int, payload: bytes = b"") -> None:
+        if self._process is not None and self._process.stdin is not None and not self.gone:
+            self._process.stdin.write(frames.frame(kind, number, payload))
+
+    async def _live(self) -> None:
+        reason = "it has ended"
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                HELPER,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                env=_environment(),
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(self._first)
+            async with asyncio.timeout(self._limits.start_s):
+                await self._hear(process.stdout)
+            while await self._hear_until_idle(process.stdout):
+                pass
+        except (HelperGoneError, OSError, EOFError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            self._end(reason)
+
+    async def _hear_until_idle(self, stream: asyncio.StreamReader) -> bool:
+        """Hear one answer; False once nobody has asked for `idle_s`, if it is to end then."""
+        try:
+            async with asyncio.timeout(None if self._limits.at_start else self._limits.idle_s):
+                await self._hear(stream)
+        except TimeoutError:
+            return bool(self._asked) or time.monotonic() - self._used < self._limits.idle_s
+        return True
+
+    async def _hear(self, stream: asyncio.StreamReader) -> None:
+        """Take one frame from the helper."""
+        size, kind, number = frames.HEADER.unpack(await stream.readexactly(frames.HEADER.size))
+        payload = await stream.readexactly(size)
+        if kind == frames.FAILED:
+            raise HelperGoneError(payload.decode("utf-8", "replace"))
+        if kind == frames.READY:
+            self._started.set_result(None)
+        elif number in self._asked and not self._asked[number].done():
+            self._asked[number].set_result((kind, payload))
+
+    def _end(self, reason: str) -> None:
+        """Tell everybody who waits, and kill it."""
+        everybody: list[asyncio.Future[Any]] = [self._started, *self._asked.values()]
+        for waiting in everybody:
+            if not waiting.done():
+                waiting.set_exception(HelperGoneError(reason))
+                waiting.exception()  # retrieved: nobody may be waiting
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+def _first_frame(settings: Mapping[str, Any], limits: GrammarLimits) -> bytes:
+    ours = {"cpu_s": limits.cpu_s, "wall_s": limits.wall_s, "memory_bytes": limits.memory_mb << 20}
+    payload = pickle.dumps((os.getpid(), settings, ours))
+    return struct.pack("!I", len(payload)) + payload
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        **_ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def is_tried(outputs: StructuredOutputsParams | None) -> bool:
+    """Whether these have passed a trial, and are as they were then."""
+    return hasattr(outputs, TRIED)
+
+
+def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
+    """What of a StructuredOutputsParams says anything, as plain values."""
+    fields = {name: getattr(outputs, name) for name in (*KINDS, *_OPTIONS)}
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and (value or name in KINDS)
+    }
+
+
+def _adopt(outputs: StructuredOutputsParams, verdict: Mapping[str, Any]) -> None:
+    """Make of `outputs` what validation made of it in the helper."""
+    for name, value in verdict["changed"].items():
+        setattr(outputs, name, value)
+    outputs._backend, outputs._backend_was_auto = verdict["backend"], verdict["was_auto"]
+    setattr(outputs, TRIED, True)
+
+
+def validate_structured_outputs(stock: Callable[..., None]) -> Callable[..., None]:
+    """In place of `SamplingParams._validate_structured_outputs`: skips what passed its trial."""
+
+    @functools.wraps(stock)
+    def validate(self: SamplingParams, *args: Any, **kwargs: Any) -> None:
+        if not is_tried(self.structured_outputs):
+            stock(self, *args, **kwargs)
+
+    return validate

@@ -1,0 +1,1 @@
+"""The process that compiles each new grammar on trial, and can be killed."""

@@ -1,0 +1,101 @@
+"""The forked processes of the grammar helper: each tries one grammar, under limits, and ends."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+STACK_BYTES = 4 << 20
+"""Stack of a fork. The engine's threads have more (8 MiB): a grammar that recurses too deeply for
+them kills the fork first."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when `parent` ends, however it does."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+class Fork:
+    """A forked process: it reads one request, writes one verdict, and ends."""
+
+    def __init__(self, trial: Any, limits: dict[str, Any]) -> None:
+        """limits: `cpu_s`, `wall_s` and `memory_bytes` (beyond what the process has already)."""
+        request_end, self._request = os.pipe()
+        self.verdict, verdict_end = os.pipe()
+        self.id, self.deadline, self.data, self._wall_s = 0, float("inf"), b"", limits["wall_s"]
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._request)
+            _serve_one(trial, limits, request_end, verdict_end)
+        os.close(request_end)
+        os.close(verdict_end)
+
+    def begin(self, trial_id: int, payload: bytes) -> None:
+        """Give it its request."""
+        self.id, self.deadline = trial_id, time.monotonic() + self._wall_s
+        with suppress(BrokenPipeError), os.fdopen(self._request, "wb") as stream:
+            stream.write(payload)  # if it died meanwhile, its end is told as that of any other
+
+    def has_died(self) -> bool:
+        """Whether it ended before it began; it is reaped then, and cannot begin any more."""
+        died = os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        if died:
+            os.close(self._request)
+            os.close(self.verdict)
+        return died
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Wait for its end, which must be near; returns its exit code, or minus the signal that
+        ended it."""
+        os.close(self.verdict)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def _serve_one(trial: Any, limits: dict[str, Any], request_end: int, verdict_end: int) -> NoReturn:
+    """The life of a fork."""
+    code = 1
+    try:
+        die_with_parent(os.getppid())
+        with os.fdopen(request_end, "rb") as stream:
+            payload = stream.read()
+        if payload:
+            _limit(limits)
+            verdict = json.dumps(trial.run(json.loads(payload))).encode()
+            with os.fdopen(verdict_end, "wb") as stream:
+                stream.write(verdict)
+            code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit(limits: dict[str, Any]) -> None:
+    used = time.process_time()
+    seconds = int(used + limits["cpu_s"]) + 1
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    signal.setitimer(
+        signal.ITIMER_PROF, limits["cpu_s"]
+    )  # exact; ends the process, as does the limit
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + limits["memory_bytes"],) * 2)
+    resource.setrlimit(
+        resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1])
+    )
+    os.nice(5)
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()

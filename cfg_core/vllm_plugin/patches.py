@@ -1,0 +1,222 @@
+"""Everything that the plugin replaces inside vLLM, as a table (shown in docs/patches.md).
+
+`apply` is called in processes that run a guided engine, and in no others: an unguided vLLM in the
+same environment stays as it is (tests/contract/test_patches.py). What vLLM lets its users replace
+by name or by subclassing (the scheduler, the worker, the GPU model runner) is no patch.
+"""
+
+from __future__ import annotations
+
+from cfg_core import patches
+from cfg_core.patches import Patch
+
+_CORE = "cfg_core.vllm_plugin.core"
+_FRONTEND = "cfg_core.vllm_plugin.frontend"
+_WORKER = "cfg_core.vllm_plugin.worker"
+_FAULTS = "tests/contract/test_stock_faults.py"
+_NO_HOOK = "0.32.0 has no hook for it"
+
+PATCHES = (
+    Patch(
+        target="vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+        by=f"{_FRONTEND}.admission:process_inputs",
+        process="frontend",
+        reason=(
+            "Every entry point passes each request through it. Guidance is checked and resolved "
+            "there, where the caller can still be told."
+        ),
+        upstream=_NO_HOOK,
+        test="tests/engine/test_requests.py",
+    ),
+    Patch(
+        target="vllm.sampling_params:SamplingParams._validate_structured_outputs",
+        by=f"{_FRONTEND}.grammar_sandbox:validate_structured_outputs",
+        process="frontend",
+        reason=(
+            "vLLM compiles a grammar on the event loop to validate it. A grammar that passed "
+            "its trial in another process is not validated again."
+        ),
+        upstream=_NO_HOOK,
+        test="tests/engine/test_grammar_sandbox.py",
+    ),
+    Patch(
+        target="vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+        by=f"{_FRONTEND}.guided_tokens:process_outputs",
+        process="frontend",
+        reason=(
+            "The count of guided tokens travels in a field that clients would see; it is taken "
+            "out here."
+        ),
+        upstream="EngineCoreOutput has no field for extensions",
+        test="tests/simulation/test_guided_tokens.py",
+    ),
+    Patch(
+        target="vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request",
+        by=f"{_FRONTEND}.logprobs:from_new_request",
+        process="frontend",
+        reason="`guidance_logprobs`: notes which requests asked for the streams' logprobs.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_requests.py",
+    ),
+    Patch(
+        target="vllm.v1.engine.logprobs:LogprobsProcessor._update_sample_logprobs",
+        by=f"{_FRONTEND}.logprobs:update_sample_logprobs",
+        process="frontend",
+        reason="`guidance_logprobs`: reads the columns that the workers added.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_requests.py",
+    ),
+    Patch(
+        target="vllm.v1.engine.core:EngineCore.guidance_stats",
+        by=f"{_CORE}.stats:utility_method",
+        process="engine core",
+        reason="Frontends ask the engine core for counts as for its other utility methods.",
+        upstream="utility methods are methods of EngineCore; 0.32.0 has no registry for others",
+        test="tests/contract/test_serving_names.py",
+    ),
+    Patch(
+        target="vllm.distributed.device_communicators.shm_broadcast:MessageQueue.dequeue",
+        by=f"{_CORE}.remote_queues:dequeue",
+        process="engine core",
+        reason=(
+            "The wait for a worker on another machine ends when the executor has given the "
+            "worker up; else the engine hangs."
+        ),
+        upstream="fault of 0.32.0",
+        test=_FAULTS,
+    ),
+    Patch(
+        target="vllm.v1.structured_output:StructuredOutputManager.__class__",
+        by=f"{_CORE}.grammar_manager:adopt",
+        process="engine core",
+        reason=(
+            "Each grammar gets the compiler that was chosen for it, and a clock; an aborted "
+            "request takes its compilation with it."
+        ),
+        upstream="fault of 0.32.0: one compiler for all requests, no clock, no cancellation",
+        test="tests/engine/test_grammars.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
+        by=f"{_CORE}.kv_roles:EvenSplit.enforce",
+        process="engine core",
+        reason="`kv_split: even`: a stream whose role has its half of the pool gets no blocks.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_kv_split.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.worker.cpu_worker:CPUWorker.model_runner",
+        by=f"{_WORKER}.cpu_worker:GuidedCPUWorker",
+        process="worker (CPU)",
+        reason=(
+            "The runner becomes a guided one. GPU workers make theirs in `_make_model_runner`, "
+            "which vLLM means for subclasses; the CPU worker makes its own."
+        ),
+        upstream=_NO_HOOK,
+        test="tests/contract/test_patches.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.__class__",
+        by=f"{_WORKER}.drafter_v1:guide_drafter",
+        process="worker",
+        reason="The drafter blends the rows of groups, and may rest.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_speculation.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator.__class__",
+        by=f"{_WORKER}.drafter_v2:guide_drafter",
+        process="worker",
+        reason="The same on Model Runner V2.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_speculation.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator.propose",
+        by=f"{_WORKER}.drafter_v2:copy_drafts",
+        process="worker",
+        reason="Followers get their leader's drafts, whatever kind of drafter made them.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_speculation.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.sample.sampler:Sampler.apply_logits_processors",
+        by=f"{_WORKER}.processors_v1:process_after",
+        process="worker",
+        reason="Logits processors per sequence run after vLLM's own (V1; V2 has a list for them).",
+        upstream="vLLM's own processors are one object for all sequences, and none under drafts",
+        test="tests/engine/test_sequence_processors.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.sample.rejection_sampler:RejectionSampler.apply_logits_processors",
+        by=f"{_WORKER}.processors_v1:process_after",
+        process="worker",
+        reason="The same for the rows before each draft.",
+        upstream="as above",
+        test="tests/engine/test_sequence_processors.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.worker.gpu.model_runner:GPUModelRunner.model",
+        by=f"{_WORKER}.v2:GuidedRunnerV2",
+        process="worker",
+        reason=(
+            "During V2's `sample` the model's head is one that blends, because V2 masks the "
+            "logits by the grammar in the same method."
+        ),
+        upstream=_NO_HOOK,
+        test="tests/contract/test_structure.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.model",
+        by=f"{_WORKER}.drafter_v1:GuidedProposer",
+        process="worker",
+        reason="While a draft is sampled the draft model's head is one that blends.",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_speculation.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        by=f"{_WORKER}.cpu_worker:make_expand_batch_to_tokens",
+        process="worker (CPU)",
+        reason=(
+            "vLLM's CPU kernel loses its output: under speculation, temperature, top-k and top-p "
+            "of sampled requests are whatever the memory held."
+        ),
+        upstream="fault of 0.32.0",
+        test=_FAULTS,
+    ),
+    Patch(
+        target="vllm.lora.ops.torch_ops.lora_ops:bgmv_shrink",
+        by=f"{_WORKER}.cpu_worker:make_bgmv_shrink",
+        process="worker (CPU)",
+        reason=(
+            "vLLM takes -1 (no adapter) for the last adapter: beside requests with an adapter, "
+            "those without one are answered by it."
+        ),
+        upstream="fault of 0.32.0; 0.33.0 has it mended",
+        test=_FAULTS,
+    ),
+    Patch(
+        target="vllm.lora.punica_wrapper.punica_cpu:bgmv_shrink",
+        by=f"{_WORKER}.cpu_worker:make_bgmv_shrink",
+        process="worker (CPU)",
+        reason="The same function, imported by name.",
+        upstream="as above",
+        test=_FAULTS,
+    ),
+)
+
+
+def apply(process: str) -> None:
+    """Apply the patches of this process. Again, it does nothing."""
+    patches.apply(patch for patch in PATCHES if patch.process == process)

@@ -1,0 +1,133 @@
+"""What the processes of an engine send each other about guidance, beside what vLLM sends.
+
+    scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
+    workers -> scheduler    whose logits processors failed                          failures_of
+    scheduler -> frontend   how many tokens of an output were guided                guided_tokens
+    workers -> frontend     the streams' own logprobs, as columns of vLLM's         split_logprobs
+
+The first two travel as an extra attribute of vLLM's SchedulerOutput and ModelRunnerOutput, through
+pickle. The third travels in `kv_transfer_params` of vLLM's EngineCoreOutput, which has no room for
+extensions: engines with KV connectors are refused at start, so the field is free.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cfg_core.logits_processors.sequences import Failure
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+
+_GUIDANCE = "cfg_serve_guidance"
+_FAILURES = "cfg_serve_failures"
+_GUIDED_TOKENS = "cfg_serve_guided_tokens"
+
+
+# --- scheduler to workers -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JointRow:
+    """One group of a joint step.
+
+    streams: ids, the leader's first. weights: one for each stream; they sum to 1.
+    logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
+    """
+
+    streams: tuple[str, ...]
+    weights: tuple[float, ...]
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepGuidance:
+    """joint: the groups that sample in this step. solo: streams whose sample is taken back.
+
+    drafter_rests: whether the drafter need not read this step's tokens.
+    """
+
+    joint: tuple[JointRow, ...]
+    solo: tuple[str, ...]
+    drafter_rests: bool = False
+
+    @staticmethod
+    def of(scheduler_output: SchedulerOutput) -> StepGuidance | None:
+        """The guidance of a step; None if no group samples in it."""
+        return getattr(scheduler_output, _GUIDANCE, None)
+
+
+def attach(scheduler_output: SchedulerOutput, guidance: StepGuidance) -> None:
+    """Send `guidance` along with `scheduler_output`."""
+    setattr(scheduler_output, _GUIDANCE, guidance)
+
+
+# --- workers to scheduler -------------------------------------------------------------------------
+
+
+def attach_failures(model_runner_output: ModelRunnerOutput, failures: dict[str, Failure]) -> None:
+    """Send `failures`, by request id, along with the outcome of a step."""
+    setattr(model_runner_output, _FAILURES, failures)
+
+
+def failures_of(model_runner_output: ModelRunnerOutput) -> dict[str, str]:
+    """The requests that failed in a step, each with the reason.
+
+    A request failed if a token was sampled from the row that could not be processed.
+    """
+    failures: dict[str, Failure] = getattr(model_runner_output, _FAILURES, {})
+    place_of, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
+    return {
+        name: failure.reason
+        for name, failure in failures.items()
+        if len(sampled[place_of[name]]) > failure.row
+    }
+
+
+# --- scheduler to frontend ------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _marked(num_tokens: int) -> dict[str, int]:
+    """Shared between outputs: nobody changes it."""
+    return {_GUIDED_TOKENS: num_tokens}
+
+
+def mark_guided_tokens(guidance: StepGuidance | None, outputs: Iterable[EngineCoreOutput]) -> None:
+    """Note in each output of a joint group how many tokens it brings, accepted drafts included."""
+    if guidance is None:
+        return
+    leaders = {row.streams[0] for row in guidance.joint}
+    for output in outputs:
+        if output.new_token_ids and output.request_id in leaders:
+            output.kv_transfer_params = _marked(len(output.new_token_ids))
+
+
+def guided_tokens(output: EngineCoreOutput) -> int:
+    """How many tokens of `output` came from joint steps."""
+    marked = output.kv_transfer_params
+    return int(marked.get(_GUIDED_TOKENS, 0)) if marked else 0
+
+
+def take_guided_tokens(output: EngineCoreOutput) -> None:
+    """Take the count out of `output`."""
+    if output.kv_transfer_params is not None and _GUIDED_TOKENS in output.kv_transfer_params:
+        output.kv_transfer_params = None
+
+
+# --- workers to frontend --------------------------------------------------------------------------
+
+NUM_STREAMS = 2
+"""Streams of a group, and columns that the workers add to vLLM's logprobs."""
+
+
+def split_logprobs(lists: LogprobsLists) -> tuple[LogprobsLists, Any]:
+    """vLLM's own columns, and ours [tokens, streams]."""
+    ids, values = lists.logprob_token_ids, lists.logprobs
+    own = lists._replace(logprob_token_ids=ids[:, :-NUM_STREAMS], logprobs=values[:, :-NUM_STREAMS])
+    return own, values[:, -NUM_STREAMS:]

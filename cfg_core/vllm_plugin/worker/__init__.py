@@ -1,0 +1,1 @@
+"""What runs in vLLM's workers: one process for each device."""

@@ -1,0 +1,85 @@
+"""The guided worker of CPUs, and faults of vLLM 0.32 on CPUs that our users would meet.
+
+Each fault is a patch (patches.py). Two more are avoided where they happen, in v1.py: seeds beside
+chunked prompts, and speculation in steps without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from typing_extensions import override
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from cfg_core.vllm_plugin import patches
+from cfg_core.vllm_plugin.processor_registry import registry_of
+from cfg_core.vllm_plugin.worker.v1 import GuidedCPURunnerV1
+from cfg_core.vllm_plugin.worker.v2 import GuidedCPURunnerV2
+
+
+class GuidedCPUWorker(CPUWorker):
+    """vLLM's CPU worker, whose model runner is made a guided one."""
+
+    model_runner: GuidedCPURunnerV1 | GuidedCPURunnerV2
+
+    @override
+    def init_device(self) -> None:
+        """vLLM's, which makes the runner and asks no hook: the runner's class is replaced."""
+        patches.apply("worker (CPU)")
+        super().init_device()
+        cls = GuidedCPURunnerV2 if self.use_v2_model_runner else GuidedCPURunnerV1
+        self.model_runner.__class__ = cls
+        self.model_runner.prepare(registry_of(self.vllm_config))
+
+    @override
+    def shutdown(self) -> None:
+        """vLLM's; closes the logits processors first."""
+        processors = getattr(getattr(self, "model_runner", None), "processors", None)
+        if processors is not None:
+            processors.close()
+        super().shutdown()
+
+
+def make_expand_batch_to_tokens(_stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """In place of `rejection_sampler.expand_batch_to_tokens`.
+
+    vLLM's CPU kernel writes into a converted copy of its output, and the copy is lost.
+    """
+    return expand_batch_to_tokens
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """`x` [batch], each value repeated for its request's drafts -> [drafts].
+
+    `replace_from` becomes `replace_to`.
+    """
+    values = torch.where(x == replace_from, replace_to, x)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+def make_bgmv_shrink(stock: Callable[..., None]) -> Callable[..., None]:
+    """In place of `bgmv_shrink`, the first half of a LoRA product, [tokens, rank].
+
+    vLLM's takes -1 for the last adapter, so that on a CPU requests without an adapter, in a batch
+    with others that have one, are answered by it.
+    """
+
+    def bgmv_shrink(
+        inputs: torch.Tensor,
+        lora_b_weights: torch.Tensor,
+        output_tensor: torch.Tensor,
+        lora_indices_tensor: torch.Tensor,
+        scaling: float = 1.0,
+    ) -> None:
+        stock(inputs, lora_b_weights, output_tensor, lora_indices_tensor, scaling)
+        output_tensor[lora_indices_tensor < 0] = 0
+
+    return bgmv_shrink

@@ -1,0 +1,143 @@
+"""Guided drafting on vLLM's V1 model runner.
+
+The drafter's rows are blended as the target's are, so drafts follow the guided distribution. All
+streams of a group are in vLLM's one batched draft pass. Before a draft token is sampled, the
+leader's row becomes its group's blend. After it, the followers get the leader's token, and read it
+in the next pass; so the drafter's KV cache, too, holds the same output for all streams.
+
+A drafter without a distribution (n-gram lookup) reads the leader's text, and its drafts are copied
+to the followers by the runner (v1.py). Drafts decide about speed alone: accepted tokens have the
+guided distribution whatever was proposed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import override
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+from cfg_core.blend import blend
+from cfg_core.errors import CompatibilityError
+from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
+from cfg_core.vllm_plugin.worker.rows import Rows
+
+if TYPE_CHECKING:
+    from cfg_core.vllm_plugin.worker.v1 import GuidedRunnerV1
+
+GREEDY_BELOW = 1e-5
+"""vLLM samples greedily below this temperature."""
+
+
+class GuidedProposer(SpecDecodeBaseProposer):
+    """A V1 drafter that is a model. `guidance` is that of its runner."""
+
+    guidance: RunnerGuidance
+    model: Any
+    use_local_argmax_reduction: bool
+
+    @override
+    def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """vLLM's: drafts [batch, drafts]. None at all in a step in which the drafter rests.
+
+        Stock vLLM computes the step's tokens even if no draft is wanted.
+        """
+        if not self.guidance.drafter_rests:
+            drafts: torch.Tensor = super().propose(num_speculative_tokens, *args, **kwargs)
+            return drafts
+        self._last_draft_probs = None
+        next_tokens: torch.Tensor = kwargs["next_token_ids"]
+        return next_tokens.new_empty(next_tokens.shape[0], 0)
+
+    @override
+    def _sample_draft_tokens(
+        self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """vLLM's: [batch x drafts at once, hidden size] -> (tokens, their distributions or
+        None)."""
+        rows = self.guidance.rows
+        at_once = self.num_speculative_tokens if self.parallel_drafting else 1
+        model, reduced = self.model, self.use_local_argmax_reduction
+        if rows is not None:
+            self.model = _BlendedDraftHead(model, rows, at_once)
+            self.use_local_argmax_reduction = False
+        try:
+            tokens, probs = super()._sample_draft_tokens(hidden_states, sampling_metadata)
+        finally:
+            self.model, self.use_local_argmax_reduction = model, reduced
+        if probs is not None and at_once == 1:
+            sample_seeded(tokens, probs, sampling_metadata)
+        if rows is not None:
+            rows.copy_to_followers(tokens.view(-1, at_once))
+        return tokens, probs
+
+
+class GuidedDraftModelProposer(GuidedProposer, DraftModelProposer):
+    """Method `draft_model`."""
+
+
+class GuidedEagleProposer(GuidedProposer, EagleProposer):
+    """Methods `eagle` and `eagle3`."""
+
+
+GUIDED: dict[type, type[GuidedProposer]] = {
+    DraftModelProposer: GuidedDraftModelProposer,
+    EagleProposer: GuidedEagleProposer,
+}
+"""Our class for each of vLLM's."""
+
+
+def guide_drafter(runner: GuidedRunnerV1) -> None:
+    """Let the drafter of `runner`, if it is a model, propose for groups.
+
+    vLLM's runner makes its drafter itself and asks no hook, so the drafter's class is replaced.
+    Raises CompatibilityError for a drafter that this module does not know.
+    """
+    drafter = getattr(runner, "drafter", None)
+    if not isinstance(drafter, SpecDecodeBaseProposer):
+        return
+    if type(drafter) not in GUIDED:
+        raise CompatibilityError(
+            f"cfg-serve cannot guide {type(drafter).__name__}: use another speculative method."
+        )
+    drafter.__class__ = GUIDED[type(drafter)]
+    check_overrides(type(drafter))
+    drafter.guidance = runner.guidance
+
+
+def sample_seeded(
+    tokens: torch.Tensor, probs: torch.Tensor, sampling_metadata: SamplingMetadata
+) -> None:
+    """Draw the drafts of seeded requests again, each with its own generator.
+
+    tokens: [batch], changed in place. probs: [batch, vocabulary]. vLLM's V1 runner draws all drafts
+    with one generator, so under probabilistic drafting a seed gives another text each time.
+    """
+    for row, generator in sampling_metadata.generators.items():
+        if sampling_metadata.temperature[row] >= GREEDY_BELOW:
+            noise = torch.empty_like(probs[row]).exponential_(generator=generator)
+            tokens[row] = (probs[row] / noise).argmax()
+
+
+class _BlendedDraftHead:
+    """The draft model as its sampling sees it: the logits are blended.
+
+    at_once: rows for each request.
+    """
+
+    def __init__(self, model: Any, rows: Rows, at_once: int) -> None:
+        self._model, self._rows, self._at_once = model, rows, at_once
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[batch x at once, hidden size] -> [batch x at once, vocabulary]."""
+        logits: torch.Tensor = self._model.compute_logits(hidden_states)
+        by_request = logits.view(-1, self._at_once, logits.shape[-1])
+        streams, weights = self._rows.streams, self._rows.group_weights
+        for i in range(self._at_once):
+            by_request[streams[0], i] = blend(by_request[streams, i], weights).to(logits.dtype)
+        return logits

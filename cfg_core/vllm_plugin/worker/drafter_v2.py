@@ -1,0 +1,170 @@
+"""Guided drafting on vLLM's Model Runner V2: the same as drafter_v1.py, with other hooks.
+
+The places of groups' rows are in buffers of fixed size, so that a CUDA graph can hold the blend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from typing_extensions import override
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
+from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
+
+from cfg_core.blend import blend
+from cfg_core.errors import CompatibilityError
+from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.wire import NUM_STREAMS
+from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
+from cfg_core.vllm_plugin.worker.rows import Rows
+
+if TYPE_CHECKING:
+    from cfg_core.vllm_plugin.worker.v2 import GuidedRunnerV2
+
+
+class GuidedSpeculator(DraftModelSpeculator):
+    """A V2 drafter that computes a row of logits for each request. `guidance`: its runner's."""
+
+    guidance: RunnerGuidance
+    num_speculative_steps: int
+    use_local_argmax_reduction: bool
+    _guides = False
+
+    def make_buffers(self) -> None:
+        """Called once, before any graph is captured.
+
+        The row of a request that leads no group is blended with itself.
+        """
+        size, device = self.max_num_reqs, self.device
+        self._own_row = torch.arange(size, device=device)
+        self._partners = self._own_row.repeat(NUM_STREAMS, 1)  # [streams, rows]
+        self._weights = torch.zeros(NUM_STREAMS, size, device=device)
+        self._leader_of = self._own_row.clone()
+        self._leads = torch.zeros(size, dtype=torch.bool, device=device)
+
+    def _point_at(self, rows: Rows | None) -> None:
+        self._partners.copy_(self._own_row.expand_as(self._partners))
+        self._leader_of.copy_(self._own_row)
+        self._leads.fill_(False)
+        if rows is not None:
+            leaders = rows.streams[0]
+            self._partners[:, leaders] = rows.streams
+            self._weights[:, leaders] = rows.group_weights
+            self._leader_of[rows.streams[1:]] = leaders
+            self._leads[leaders] = True
+
+    @override
+    def propose(
+        self,
+        input_batch: InputBatch,
+        *args: Any,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """vLLM's: drafts [batch, drafts], and no more than asked for.
+
+        Stock StandaloneARSpeculator computes all drafts, however few are asked for.
+        """
+        dummy = kwargs.get("dummy_run")
+        steps = self.num_speculative_steps
+        if not dummy and self.guidance.drafter_rests:
+            return torch.full((input_batch.num_reqs, steps), -1, device=self.device)
+        rows = None if dummy else self.guidance.rows
+        if rows is not None or self._guides:
+            self._point_at(rows)
+        self._guides = rows is not None
+        if num_speculative_tokens is not None:
+            self.num_speculative_steps = max(1, num_speculative_tokens)
+        try:
+            drafts: torch.Tensor = super().propose(
+                input_batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs
+            )
+        finally:
+            self.num_speculative_steps = steps
+        return drafts
+
+    @override
+    def sample_draft(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """vLLM's: [rows, hidden size] -> tokens [rows]. A follower's token is its leader's."""
+        if not self._blends():
+            stock: torch.Tensor = super().sample_draft(hidden_states, *args, **kwargs)
+            return stock
+        reduced, self.use_local_argmax_reduction = self.use_local_argmax_reduction, False
+        try:
+            tokens: torch.Tensor = super().sample_draft(hidden_states, *args, **kwargs)
+        finally:
+            self.use_local_argmax_reduction = reduced
+        return tokens[self._leader_of[: tokens.shape[0]]]
+
+    @override
+    def compute_draft_logits(self, hidden_states: torch.Tensor, spec_step_idx: int) -> torch.Tensor:
+        """vLLM's: [rows, hidden size] -> [rows, vocabulary]. The rows of leaders are blended."""
+        logits: torch.Tensor = super().compute_draft_logits(hidden_states, spec_step_idx)
+        if not self._blends():
+            return logits
+        n = logits.shape[0]
+        guided = blend(logits[self._partners[:, :n]], self._weights[:, :n]).to(logits.dtype)
+        return torch.where(self._leads[:n, None], guided, logits)
+
+    def _blends(self) -> bool:
+        """Whether groups are in the batch, or may be when the graph now captured is replayed.
+
+        A graph that reduces its logits on each device is captured without the blend: there groups
+        draft unguided, and the drafts are copied.
+        """
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return self._guides or (capturing and not self.use_local_argmax_reduction)
+
+
+class GuidedStandaloneARSpeculator(GuidedSpeculator, StandaloneARSpeculator):
+    """Method `draft_model`."""
+
+
+class GuidedEagleSpeculator(GuidedSpeculator, EagleSpeculator):
+    """Methods `eagle` and `eagle3`."""
+
+
+GUIDED: dict[type, type[GuidedSpeculator]] = {
+    StandaloneARSpeculator: GuidedStandaloneARSpeculator,
+    EagleSpeculator: GuidedEagleSpeculator,
+}
+"""Our class for each of vLLM's."""
+
+
+def guide_drafter(runner: GuidedRunnerV2) -> None:
+    """Let the drafter of `runner`, if it has one, propose for groups.
+
+    vLLM's runner makes its drafter itself and asks no hook, so the drafter's class is replaced.
+    Raises CompatibilityError for a drafter that this module does not know.
+    """
+    drafter: BaseSpeculator | None = runner.speculator
+    if drafter is None:
+        return
+    if isinstance(drafter, DraftModelSpeculator):
+        if type(drafter) not in GUIDED:
+            raise CompatibilityError(
+                f"cfg-serve cannot guide {type(drafter).__name__}: use another speculative method."
+            )
+        drafter.__class__ = GUIDED[type(drafter)]
+        check_overrides(type(drafter))
+        guided = cast(GuidedSpeculator, drafter)
+        guided.guidance = runner.guidance
+        guided.make_buffers()
+    copy_drafts(drafter, runner.guidance)
+
+
+def copy_drafts(drafter: BaseSpeculator, guidance: RunnerGuidance) -> None:
+    """Let a drafter of any kind propose for the followers what it proposes for their leaders."""
+    propose = drafter.propose
+
+    def propose_for_groups(*args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts: torch.Tensor = propose(*args, **kwargs)  # [batch, drafts]
+        if guidance.rows is not None and not kwargs.get("dummy_run"):
+            drafts = drafts.clone()  # vLLM may return a view of its own buffer
+            guidance.rows.copy_to_followers(drafts)
+        return drafts
+
+    drafter.propose = propose_for_groups

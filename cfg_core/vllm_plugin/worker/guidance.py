@@ -1,0 +1,43 @@
+"""RunnerGuidance: what the parts of one guided model runner know of the step that is computed.
+
+The runner sets it; its drafter and its logits processors read it. A model runner computes one step
+at a time, so there is one such object for each runner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.rows import Rows
+
+
+@dataclass
+class RunnerGuidance:
+    """Guidance of the step that is computed; empty between steps.
+
+    step: what the scheduler said of this step; None if no group samples in it.
+    rows: where the joint groups' rows are; None if no group is joint.
+    kept: the rows of the groups that asked for their streams' log-probabilities, before the blend,
+        [streams, n, vocabulary] float32; None if no group asked.
+    """
+
+    step: StepGuidance | None = None
+    rows: Rows | None = None
+    kept: torch.Tensor | None = None
+
+    @property
+    def solo(self) -> tuple[str, ...]:
+        """Streams whose sample is dropped in this step."""
+        return self.step.solo if self.step is not None else ()
+
+    @property
+    def drafter_rests(self) -> bool:
+        """Whether the drafter need not read this step's tokens."""
+        return self.step is not None and self.step.drafter_rests
+
+    def clear(self) -> None:
+        """The step has ended."""
+        self.step = self.rows = self.kept = None

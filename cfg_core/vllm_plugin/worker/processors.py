@@ -1,0 +1,95 @@
+"""Logits processors per sequence on vLLM's model runners: what V1 and V2 share.
+
+The processors run after everything that vLLM does to the logits before temperature, guided or not.
+Tokens and drafts are read from vLLM's own records in each step, so preemption, resumption and
+rejected drafts need no care here. A request whose processor failed is named in the step's output,
+and the scheduler ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import override
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from cfg_core.logits_processors.base import SequenceInfo
+from cfg_core.logits_processors.config import FIELD
+from cfg_core.logits_processors.registry import Registry
+from cfg_core.logits_processors.sequences import Failure, ProcessorTable
+from cfg_core.vllm_plugin.wire import attach_failures
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+
+def asked_of(params: SamplingParams | None) -> Sequence[Any]:
+    """The entries of a request's `logits_processors`; empty if there are none."""
+    extra = None if params is None else params.extra_args
+    return (extra or {}).get(FIELD) or ()
+
+
+class StepProcessors:
+    """The processors of this worker's sequences, and which request asked for which."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.table = ProcessorTable(registry.make)
+        self.asking: dict[str, tuple[SequenceInfo, Sequence[Any]]] = {}
+
+    def begin(self, scheduler_output: SchedulerOutput) -> None:
+        """Note which requests end and begin with this step.
+
+        A resumed request may begin again; it goes on with the processors that it has.
+        """
+        finished = scheduler_output.finished_req_ids
+        self.table.forget(finished)
+        for request_id in finished:
+            self.asking.pop(request_id, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            sequence = SequenceInfo(new.req_id, tuple(new.prompt_token_ids or ()))
+            self._note(new.req_id, sequence, asked_of(new.sampling_params))
+
+    def _note(self, request_id: str, sequence: SequenceInfo, asked: Sequence[Any]) -> None:
+        before = self.asking.pop(request_id, None)
+        if asked:
+            self.asking[request_id] = (sequence, asked)
+        if before is not None and before != (sequence, asked):
+            # A streaming-input session went on with another prompt or other processors.
+            self.table.forget([request_id])
+
+    def process(
+        self, request_id: str, output: Sequence[int], rows: Sequence[torch.Tensor], **drafts: Any
+    ) -> None:
+        """`ProcessorTable.process` for a request that asked."""
+        sequence, asked = self.asking[request_id]
+        self.table.process(sequence, asked, output, rows, **drafts)
+
+    def report(self, output: Any) -> Any:
+        """`output` of a step, with the failures attached to it."""
+        failures = self.table.take_failures()
+        if not failures:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return _OutputWithFailures(output, failures)
+        attach_failures(output, failures)
+        return output
+
+    def close(self) -> None:
+        """Close all processors: the worker ends."""
+        self.table.close()
+
+
+class _OutputWithFailures(AsyncModelRunnerOutput):
+    """An asynchronous output to which failures are attached when it is there."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, failures: dict[str, Failure]) -> None:
+        self._inner, self._failures = inner, failures
+
+    @override
+    def get_output(self) -> Any:
+        output = self._inner.get_output()
+        attach_failures(output, self._failures)
+        return output

@@ -1,0 +1,155 @@
+"""Where the rows of the joint groups are, and their blend: what both model runners share.
+
+Each runner blends the raw rows of a joint group into the leader's row, before grammar masks,
+penalties and temperature: guidance changes the model, and everything else sees a model. Then vLLM
+samples, and the leader's token is copied to the followers. The sample of a solo stream is dropped.
+
+Under speculation a stream has one row of logits for each of its drafts, and one more. All streams
+of a group have equally many drafts. All rows are blended, so vLLM's rejection sampler verifies the
+drafts against the guided distribution. The accepted drafts are copied to the followers, and so are
+the next drafts.
+
+The runners differ in where the logits are: V1 computes them in `execute_model` and keeps them until
+`sample_tokens` (v1.py); V2 computes them in `sample` (v2.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from cfg_core.blend import blend
+from cfg_core.vllm_plugin.wire import JointRow
+
+
+class Rows(NamedTuple):
+    """Index tensors of the joint groups of one step, on the logits' device.
+
+    streams: [streams, groups] int64, places in the batch, the leaders' first. logits: [streams,
+    rows] int64, their rows of logits; as many for each stream as it has drafts, and one. weights:
+    [streams, rows] float32. group_weights: [streams, groups], the same once for each group. asked:
+    the rows of the groups that want their streams' log-probabilities; None if there are none.
+    """
+
+    streams: torch.Tensor
+    logits: torch.Tensor
+    weights: torch.Tensor
+    group_weights: torch.Tensor
+    asked: Asked | None = None
+
+    def copy_to_followers(self, per_stream: torch.Tensor) -> None:
+        """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
+        per_stream[self.streams[1:]] = per_stream[self.streams[0]]
+
+
+def first_rows(spec_decode_metadata: Any, num_reqs: int) -> np.ndarray:
+    """[batch + 1]: the first row of logits of each place in V1's batch, and the end."""
+    drafts = (
+        spec_decode_metadata.num_draft_tokens
+        if spec_decode_metadata is not None
+        else [0] * num_reqs
+    )
+    return np.cumsum([0, *(1 + n for n in drafts)])
+
+
+def stage(
+    joint: Sequence[JointRow],
+    place_of: Mapping[str, int],
+    first_row: np.ndarray,
+    device: torch.device,
+) -> Rows | None:
+    """The joint groups as index tensors; None if there are none. All groups have the same number of
+    streams.
+
+    place_of: each stream's place in the batch. first_row: [batch + 1], where the rows of logits of
+    each place begin.
+    """
+    if not joint:
+        return None
+    streams = np.array([[place_of[stream] for stream in group.streams] for group in joint]).T
+    weights = np.array([group.weights for group in joint]).T
+    logits = first_row[streams]
+    counts = first_row[streams[0] + 1] - logits[0]
+    places, group_weights = (
+        to_device(streams, np.int64, device),
+        to_device(weights, np.float32, device),
+    )
+    row_weights = group_weights
+    if counts.max() > 1:  # drafts: repeat each group's columns, and count on from its first row
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        logits = np.repeat(logits, counts, axis=1) + offsets
+        row_weights = to_device(np.repeat(weights, counts, axis=1), np.float32, device)
+    asked = stage_asked(joint, streams[0], counts, device)
+    return Rows(places, to_device(logits, np.int64, device), row_weights, group_weights, asked)
+
+
+def stage_asked(
+    joint: Sequence[JointRow], places: np.ndarray, counts: np.ndarray, device: torch.device
+) -> Asked | None:
+    """Index tensors of the groups that want their streams' log-probabilities. places, counts:
+    [groups]."""
+    wanted = np.repeat([group.logprobs for group in joint], counts)
+    if not wanted.any():
+        return None
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    arrays = (np.arange(counts.sum()), np.repeat(places, counts), offsets)
+    return Asked(*(to_device(array[wanted], np.int64, device) for array in arrays))
+
+
+def kept_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
+    """What `widen` will need of `logits`, before they are blended; None if nobody asks."""
+    return None if rows.asked is None else keep(logits, rows.logits[:, rows.asked.columns])
+
+
+def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
+    """A small host array on `device`, without waiting for it: vLLM's own pinned, asynchronous
+    copy."""
+    tensor: torch.Tensor = async_tensor_h2d(
+        np.ascontiguousarray(values, dtype=dtype), device=device
+    )
+    return tensor
+
+
+def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """`logits` [rows, vocabulary] as float32, with each leader's row replaced by its group's blend.
+
+    A copy unless float32 already: the blend must not be rounded back to bfloat16.
+    """
+    out = logits.float()
+    out[rows.logits[0]] = blend(logits[rows.logits], rows.weights)
+    return out
+
+
+class Asked(NamedTuple):
+    """Where the tokens of the groups that ask are, n of them; each [n] int64.
+
+    columns: of `Rows.logits`. places: in the batch. offsets: among the tokens of their request.
+    """
+
+    columns: torch.Tensor
+    places: torch.Tensor
+    offsets: torch.Tensor
+
+
+def keep(logits: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    """The rows of `streams` [streams, n] before they are blended: [streams, n, vocabulary]
+    float32."""
+    return logits[streams].float()
+
+
+def widen(tensors: Any, kept: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> Any:
+    """vLLM's LogprobsTensors with one more column per stream, filled in `rows` [n] for `tokens`
+    [n]."""
+    tokens = tokens.long().clamp(min=0).expand(kept.shape[0], -1)  # rejected ones are -1
+    values = kept.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - kept.logsumexp(-1)  # [streams, n]
+    columns = tensors.logprobs.new_zeros(tensors.logprobs.shape[0], kept.shape[0])
+    columns[rows] = values.T.to(columns.dtype)
+    ids = tensors.logprob_token_ids
+    return tensors._replace(
+        logprob_token_ids=torch.cat([ids, ids[:, :1].expand(-1, kept.shape[0])], 1),
+        logprobs=torch.cat([tensors.logprobs, columns], 1),
+    )

@@ -1,0 +1,134 @@
+"""vLLM's V1 model runner, guided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from typing_extensions import override
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_input_batch import InputBatch
+from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
+
+from cfg_core.logits_processors.registry import Registry
+from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
+from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
+from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
+from cfg_core.vllm_plugin.worker.rows import blended, first_rows, kept_rows, stage, widen
+
+
+class GuidedRunnerV1(GPUModelRunner):
+    """vLLM's V1 model runner: blends the rows of joint groups, and runs logits processors.
+
+    `prepare` must be called once, after `__init__` and before the first step.
+    """
+
+    input_batch: InputBatch
+    execute_model_state: ExecuteModelState | None
+
+    def prepare(self, registry: Registry) -> None:
+        """Make what guidance needs. Raises CompatibilityError if this vLLM cannot be guided."""
+        check_overrides(type(self))
+        self.guidance = RunnerGuidance()
+        self.processors = ProcessorsV1(self, registry)
+        guide_drafter(self)
+
+    @override
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's. The logits stay in `execute_model_state` until `sample_tokens`."""
+        self.processors.begin(scheduler_output)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @override
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        """vLLM's, on blended logits, with the failures of logits processors in its output."""
+        state = self.execute_model_state
+        if state is None or state.logits is None:
+            return self.processors.report(super().sample_tokens(grammar_output))
+        self._blend(state)
+        withheld = self._withhold_generators()
+        try:
+            output = super().sample_tokens(grammar_output)
+        finally:
+            self.input_batch.generators.update(withheld)
+            self.guidance.clear()
+        return self.processors.report(output)
+
+    def _blend(self, state: ExecuteModelState) -> None:
+        guidance = self.guidance
+        guidance.step = StepGuidance.of(state.scheduler_output)
+        if guidance.step is None:
+            return
+        self._discard(guidance.solo)
+        first_row = first_rows(state.spec_decode_metadata, self.input_batch.num_reqs)
+        place_of = self.input_batch.req_id_to_index
+        guidance.rows = stage(guidance.step.joint, place_of, first_row, state.logits.device)
+        if guidance.rows is not None:
+            guidance.kept = kept_rows(state.logits, guidance.rows)
+            logits = blended(state.logits, guidance.rows)
+            self.execute_model_state = state._replace(logits=logits)
+
+    @override
+    def _sample(
+        self, logits: torch.Tensor, spec_decode_metadata: SpecDecodeMetadata | None
+    ) -> SamplerOutput:
+        """vLLM's, then each leader's token is copied to its followers."""
+        if spec_decode_metadata is not None and not spec_decode_metadata.draft_token_ids.numel():
+            # Stock vLLM takes its rejection sampler even where there are no drafts; with a top_k,
+            # on a CPU, that ends the engine ("max(): Expected reduction dim"). Without drafts the
+            # two samplers compute the same.
+            spec_decode_metadata = None
+        with self.processors.sampling(spec_decode_metadata):
+            output: SamplerOutput = super()._sample(logits, spec_decode_metadata)
+        rows, kept = self.guidance.rows, self.guidance.kept
+        if rows is None:
+            return output
+        tokens = output.sampled_token_ids  # [batch, 1 + drafts] int32
+        rows.copy_to_followers(tokens)
+        asked = rows.asked
+        if asked is not None and kept is not None and output.logprobs_tensors is not None:
+            flat = asked.places * tokens.shape[1] + asked.offsets
+            sampled = tokens[asked.places, asked.offsets]
+            output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, flat)
+        return output
+
+    @override
+    def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's drafts, a list or a tensor for each request; followers get their leader's."""
+        drafts = super().propose_draft_token_ids(*args, **kwargs)
+        rows = self.guidance.rows
+        if rows is None:
+            return drafts
+        if isinstance(drafts, torch.Tensor):
+            drafts = drafts.clone()
+            rows.copy_to_followers(drafts)
+            return drafts
+        for leader, *followers in rows.streams.T.tolist():
+            for follower in followers:
+                drafts[follower] = drafts[leader]
+        return drafts
+
+    def _discard(self, solo: tuple[str, ...]) -> None:
+        """Let vLLM drop the samples of these streams."""
+        if solo:
+            place_of = self.input_batch.req_id_to_index
+            self.discard_request_mask.np[[place_of[stream] for stream in solo]] = True
+            self.discard_request_mask.copy_to_gpu(self.input_batch.num_reqs)
+
+    def _withhold_generators(self) -> dict[int, torch.Generator]:
+        """Take out the seeded generators of rows whose sample is dropped, so none advances.
+
+        Stock vLLM rewinds them afterwards instead. CPU generators cannot be rewound: there a seeded
+        request with a chunked prompt ends the engine ("CPU Generator does not use offset").
+        """
+        generators, dropped = self.input_batch.generators, self.discard_request_mask.np
+        return {row: generators.pop(row) for row in list(generators) if dropped[row]}
+
+
+class GuidedCPURunnerV1(GuidedRunnerV1, CPUModelRunner):
+    """The same on a CPU."""

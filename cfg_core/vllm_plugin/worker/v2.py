@@ -1,0 +1,126 @@
+"""vLLM's Model Runner V2, guided.
+
+Seeds need no care here: V2 derives its noise from the position of a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from typing_extensions import override
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.worker.cpu.model_runner import CPUModelRunner
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+from cfg_core.logits_processors.registry import Registry
+from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
+from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
+from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
+from cfg_core.vllm_plugin.worker.rows import Rows, blended, kept_rows, stage, to_device, widen
+
+
+class GuidedRunnerV2(GPUModelRunner):
+    """vLLM's Model Runner V2: blends the rows of joint groups, and runs logits processors.
+
+    `prepare` must be called once, after `__init__` and before the model is loaded.
+    """
+
+    model: Any
+
+    def prepare(self, registry: Registry) -> None:
+        """Make what guidance needs. Raises CompatibilityError if this vLLM cannot be guided."""
+        check_overrides(type(self))
+        self.guidance = RunnerGuidance()
+        self.processors = ProcessorsV2(self, registry)
+
+    @override
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's, which also makes the sampler and the drafter.
+
+        Raises CompatibilityError if the drafter cannot be guided.
+        """
+        super().load_model(*args, **kwargs)
+        self.processors.attach()
+        guide_drafter(self)
+
+    @override
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's; keeps the step's guidance for `sample`, which follows it."""
+        self.processors.begin(scheduler_output)
+        self.guidance.clear()
+        self.guidance.step = StepGuidance.of(scheduler_output)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @override
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's, with the failures of logits processors in its output."""
+        return self.processors.report(super().sample_tokens(*args, **kwargs))
+
+    @override
+    def sample(
+        self,
+        hidden_states: torch.Tensor,
+        input_batch: InputBatch,
+        grammar_output: GrammarOutput | None,
+    ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
+        """vLLM's, on blended logits: (output, tokens sampled, tokens rejected), both per row."""
+        step = self.guidance.step
+        with self.processors.sampling(input_batch):
+            if step is None:
+                stock: tuple[SamplerOutput, torch.Tensor, torch.Tensor] = super().sample(
+                    hidden_states, input_batch, grammar_output
+                )
+                return stock
+            place_of = {stream: place for place, stream in enumerate(input_batch.req_ids)}
+            first_row, device = input_batch.cu_num_logits_np, hidden_states.device
+            rows = self.guidance.rows = stage(step.joint, place_of, first_row, device)
+            model, head = self.model, rows and _BlendedHead(self.model, rows)
+            self.model = head or model
+            try:
+                output, num_sampled, num_rejected = super().sample(
+                    hidden_states, input_batch, grammar_output
+                )
+            finally:
+                self.model = model
+        if rows is not None and head is not None:
+            for per_stream in (output.sampled_token_ids, num_sampled, num_rejected):
+                rows.copy_to_followers(per_stream)
+            _add_logprobs(output, rows, head.kept)
+        if step.solo:
+            solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
+            num_rejected[solo] += num_sampled[solo]  # the worker, too, takes its tokens back
+            num_sampled[solo] = 0
+        return output, num_sampled, num_rejected
+
+
+def _add_logprobs(output: SamplerOutput, rows: Rows, kept: torch.Tensor | None) -> None:
+    """Add the streams' own log-probabilities for the groups that asked for them."""
+    asked = rows.asked
+    if asked is not None and kept is not None and output.logprobs_tensors is not None:
+        sampled = output.sampled_token_ids[asked.places, asked.offsets]
+        at = rows.logits[0, asked.columns]
+        output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, at)
+
+
+class GuidedCPURunnerV2(GuidedRunnerV2, CPUModelRunner):
+    """The same on a CPU."""
+
+
+class _BlendedHead:
+    """The model as V2's `sample` sees it: its logits are blended before the grammar masks them."""
+
+    def __init__(self, model: Any, rows: Rows) -> None:
+        self._model, self._rows = model, rows
+        self.kept: torch.Tensor | None = None
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden size] -> [rows, vocabulary] float32."""
+        logits = self._model.compute_logits(hidden_states)
+        self.kept = kept_rows(logits, self._rows)
+        return blended(logits, self._rows)

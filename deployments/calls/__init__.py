@@ -1,0 +1,1 @@
+"""Calls from the ingress to replicas, and what comes back."""

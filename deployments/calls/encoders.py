@@ -1,0 +1,187 @@
+"""The encoders as CfgRouter sees them: which one a request means, and a call that survives the loss
+of a replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from cfg_core.errors import EngineDeadError, RequestError, UnknownModelError
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from deployments.calls.ray_errors import value_of
+from deployments.config.args import AppArgs
+from deployments.requests.body import json_type
+from deployments.requests.encode.jobs import (
+    PATHS,
+    EncodeEndpoint,
+    can_serve,
+    cannot_serve,
+    paths_of,
+)
+from deployments.routing import shared
+
+RETRY_DELAY_S = 1.0
+"""Longer than a replica survives its engine (watchdog.py), so that a retry does not meet it
+again."""
+
+GENERATOR_PATHS = "/v1/completions or /v1/chat/completions"
+
+
+class Encoders:
+    """Handles of the encoders' deployments, by served name. Used from one event loop.
+
+    args: names all that is served here, and says how long to wait for an encoder's answer. An
+    encoder is asked once what its model can do.
+    """
+
+    def __init__(self, handles: Mapping[str, DeploymentHandle[Any]], args: AppArgs) -> None:
+        self._handles = dict(handles)
+        self._args = args
+        self._sleepers = {e.model_name for e in args.encoders if e.scales_to_zero}
+        self._infos: dict[str, ModelInfo] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._handles
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._handles)
+
+    # --- choosing ---------------------------------------------------------------------------------
+
+    async def choose(self, endpoint: EncodeEndpoint, name: object) -> tuple[str, ModelInfo]:
+        """The encoder that a request means by `name`, the body's `model`; without one, the only
+        that can serve it.
+
+        Raises UnknownModelError, or RequestError that says which model or endpoint to use.
+        """
+        path = PATHS[endpoint]
+        if name is None:
+            return await self._only_one(endpoint)
+        name = self.known(name)
+        if name not in self:
+            able = await self._able(endpoint)
+            instead = (
+                f"for {path} use {', '.join(able)}" if able else f"no model here serves {path}"
+            )
+            raise RequestError(
+                f"{name} generates text: use it with {GENERATOR_PATHS}; {instead}.", "model"
+            )
+        info = await self.info(name)
+        if not can_serve(info, endpoint):
+            raise cannot_serve(name, info, endpoint)
+        return name, info
+
+    async def _only_one(self, endpoint: EncodeEndpoint) -> tuple[str, ModelInfo]:
+        able = await self._able(endpoint)
+        if len(able) == 1:
+            return able[0], await self.info(able[0])
+        if able:
+            raise RequestError(f"model is missing: name one of {', '.join(able)}.", "model")
+        raise RequestError(
+            f"no model here serves {PATHS[endpoint]}: see what each can do in /v1/models.", "model"
+        )
+
+    async def _able(self, endpoint: EncodeEndpoint) -> list[str]:
+        infos = await asyncio.gather(*map(self.info, self.names))
+        return [
+            name for name, info in zip(self.names, infos, strict=True) if can_serve(info, endpoint)
+        ]
+
+    def known(self, name: object) -> str:
+        """`name` if it is served here. Raises UnknownModelError, or RequestError if it is no name
+        at all."""
+        if not isinstance(name, str):
+            raise RequestError(f"model is {json_type(name)}: send the name of a model.", "model")
+        if name not in self._args.served_names:
+            raise self.unknown(name)
+        return name
+
+    def unknown(self, name: str) -> UnknownModelError:
+        return UnknownModelError(
+            f"there is no model {name[:100]!r} here: use {', '.join(self._args.served_names)}.",
+            "model",
+        )
+
+    async def no_generation(self, name: object) -> RequestError:
+        """The error for a request for generated text that names an encoder, or no model at all.
+
+        Raises UnknownModelError if nothing of that name is served.
+        """
+        name = self.known(self.names[0] if name is None else name)
+        info = await self.info(name)
+        generator = self._args.model_name
+        instead = f"generate with {generator}" if generator else "no model here generates text"
+        paths = ", ".join(paths_of(info))
+        return RequestError(f"{name} is an encoder: use it with {paths}; {instead}.", "model")
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    async def info(self, name: str) -> ModelInfo:
+        if name not in self._infos:
+            self._infos[name] = await self._in_time(name, "info")
+        return self._infos[name]
+
+    async def call(self, name: str, method: str, *args: Any) -> Any:
+        """What a replica of encoder `name` answers. A lost replica is tried again elsewhere:
+        nothing changes by computing twice. Raises CfgServeError."""
+        for retries_left in reversed(range(self._args.num_retries + 1)):
+            try:
+                return await value_of(getattr(self._handles[name], method).remote(*args))
+            except EngineDeadError:
+                if not retries_left:
+                    raise
+                await asyncio.sleep(RETRY_DELAY_S)
+
+    async def states(self) -> dict[str, dict[str, int]]:
+        """What a replica of each encoder reports of its engine. Raises EngineDeadError if one does
+        not answer."""
+        states = await asyncio.gather(*map(self._state, self.names))
+        return dict(zip(self.names, states, strict=True))
+
+    async def _state(self, name: str) -> dict[str, int]:
+        return {"replicas": 0} if self._asleep(name) else await self._in_time(name, "engine_state")
+
+    def _asleep(self, name: str) -> bool:
+        return (
+            name in self._sleepers
+            and not shared.fleet(self._handles[name].deployment_name).replicas
+        )
+
+    async def cards(self, created: int) -> list[dict[str, Any]]:
+        """The encoders in /v1/models, with the endpoints that each serves."""
+        return [_card(name, await self._known_info(name), created) for name in self.names]
+
+    async def _known_info(self, name: str) -> ModelInfo | None:
+        """None of an encoder that is asleep and has never been asked."""
+        return None if self._asleep(name) and name not in self._infos else await self.info(name)
+
+    async def _in_time(self, name: str, method: str) -> Any:
+        try:
+            async with asyncio.timeout(None if self._asleep(name) else self._args.ready_timeout_s):
+                return await value_of(getattr(self._handles[name], method).remote())
+        except (EngineDeadError, TimeoutError) as error:
+            raise EngineDeadError(
+                f"{name} is not ready: {error or 'it did not answer in time'}"
+            ) from None
+
+
+def _card(name: str, info: ModelInfo | None, created: int) -> dict[str, Any]:
+    card = {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "cfg-serve",
+        "root": name,
+    }
+    if info is None:
+        return card
+    return card | {
+        "max_model_len": info.max_input_tokens,
+        "dimension": info.dimension,
+        "tasks": list(info.tasks),
+        "endpoints": paths_of(info),
+    }

@@ -1,0 +1,69 @@
+"""A stream of server-sent events to a client, from the answer of a replica."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from fastapi.responses import StreamingResponse
+from ray.exceptions import TaskCancelledError
+from starlette.types import Receive, Scope, Send
+
+from cfg_core.errors import CfgServeError, EngineDeadError
+from deployments.calls.answers import Answer
+from deployments.calls.ray_errors import LOST
+from deployments.http.events import DONE, error_event
+from deployments.messages import Chunk
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. A client that leaves is no failure, in whichever of two ways Serve tells.
+
+    `on_end` is called once, however the answer ends; also if it never begins, because the client
+    left just before.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
+        super().__init__(events)
+        self._on_end: Callable[[], None] | None = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+    async def listen_for_disconnect(self, receive: Receive) -> None:
+        with suppress(TaskCancelledError):
+            await super().listen_for_disconnect(receive)
+
+
+async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
+    """The events of a stream, to `[DONE]`.
+
+    A failure before `[DONE]` ends it with an error event. A replica that is lost after `[DONE]` has
+    still answered. A client that leaves cancels the call.
+    """
+    ended, text = False, first.text
+    try:
+        while text != DONE:
+            yield text
+            text = (await answer.next()).text
+        ended = True
+        yield text
+    except (CfgServeError, StopAsyncIteration) as error:
+        ended = True
+        yield error_event(error if isinstance(error, CfgServeError) else EngineDeadError(LOST))
+    finally:
+        if not ended:
+            answer.cancel()

@@ -1,0 +1,69 @@
+"""Results of calls to replicas, with whatever Serve and Ray raise as one of our own errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentResponseGenerator
+
+from cfg_core.errors import CfgServeError, EngineDeadError, EngineError, OverloadedError
+from deployments.messages import Failed, Item
+
+logger = logging.getLogger("ray.serve")
+
+LOST = "The engine was lost: send the request again."
+
+
+async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
+    """The next item of a replica's answer. StopAsyncIteration at the end.
+
+    Raises CfgServeError, also for an item that is `Failed`.
+    """
+    try:
+        item: Item = await anext(items)
+    except StopAsyncIteration:
+        raise
+    except Exception as error:
+        raise _own_error(error) from error
+    if isinstance(item, Failed):
+        raise item.error
+    return item
+
+
+async def value_of(response: Any) -> Any:
+    """The value of a DeploymentResponse. Cancelling the caller cancels the call.
+
+    Raises CfgServeError, also for a value that is `Failed`.
+    """
+    try:
+        value = await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except Exception as error:
+        raise _own_error(error) from error
+    if isinstance(value, Failed):
+        raise value.error
+    return value
+
+
+def _own_error(error: Exception) -> CfgServeError:
+    if isinstance(error, BackPressureError):
+        return OverloadedError(
+            "Too many requests are waiting: try again later.", error.retry_after_s or 1.0
+        )
+    if isinstance(error, RayActorError | DeploymentUnavailableError | ReplicaUnavailableError):
+        return EngineDeadError(LOST)
+    if isinstance(error, RequestCancelledError):
+        return EngineDeadError("The request was cancelled by the server: send it again.")
+    logger.error("Unexpected error from a replica.", exc_info=error)
+    return EngineError("Internal error: see the server's log.")

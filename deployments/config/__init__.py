@@ -1,0 +1,1 @@
+"""What a YAML file may say under `args:`, checked before anything starts."""

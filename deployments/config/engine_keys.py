@@ -1,0 +1,103 @@
+"""Which options the vLLM engine takes, told without importing vllm, which takes ten seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cfg_core.errors import ConfigError
+from cfg_core.keys import check_keys
+
+RESERVED_ENGINE_KEYS = {
+    "model": "name it one level up, as `model`",
+    "served_model_name": "name it one level up, as `served_model_name`",
+    "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
+    "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
+}
+"""Engine options that the application sets itself, each with what to do instead."""
+
+
+FRONTEND_KEYS = frozenset(
+    {
+        "chat_template",
+        "chat_template_content_format",
+        "default_chat_template_kwargs",
+        "enable_auto_tool_choice",
+        "enable_force_include_usage",
+        "enable_per_request_metrics",
+        "enable_prompt_tokens_details",
+        "exclude_tools_when_tool_choice_none",
+        "fingerprint_mode",
+        "fingerprint_value",
+        "lora_modules",
+        "response_role",
+        "return_tokens_as_token_ids",
+        "tool_call_parser",
+        "tool_strict_level",
+        "trust_request_chat_template",
+    }
+)
+"""Options of vLLM's FrontendArgs that its serving classes read; the others are of its own HTTP
+server."""
+
+
+def check_frontend(frontend: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+    """Raise ConfigError on an option that is not one of FRONTEND_KEYS, or that lacks what it
+    needs."""
+    check_keys(frontend, FRONTEND_KEYS, "frontend")
+    if frontend.get("enable_auto_tool_choice") and not frontend.get("tool_call_parser"):
+        raise ConfigError(
+            "`enable_auto_tool_choice` in `frontend` needs `tool_call_parser`: name the model's."
+        )
+    adapters = frontend.get("lora_modules", [])
+    if not isinstance(adapters, list) or not all(_is_adapter(adapter) for adapter in adapters):
+        raise ConfigError(
+            "`lora_modules` in `frontend` must be a list of `{name: NAME, path: DIRECTORY}`."
+        )
+    if adapters and not engine.get("enable_lora"):
+        raise ConfigError("`lora_modules` in `frontend` needs `enable_lora: true` in `engine`.")
+
+
+def _is_adapter(entry: object) -> bool:
+    if not isinstance(entry, dict) or entry.keys() != {"name", "path"}:
+        return False
+    return all(isinstance(value, str) for value in entry.values())
+
+
+def check_engine_keys(engine: Collection[str]) -> None:
+    """Raise ConfigError on an option that this vLLM does not have, or that the application sets
+    itself."""
+    for key, instead in RESERVED_ENGINE_KEYS.items():
+        if key in engine:
+            raise ConfigError(f"`{key}` in `engine` is set by the application: {instead}.")
+    known = vllm_engine_fields()
+    if known is not None:
+        check_keys(engine, known - RESERVED_ENGINE_KEYS.keys(), "engine")
+
+
+@cache
+def vllm_engine_fields() -> frozenset[str] | None:
+    """Field names of vLLM's AsyncEngineArgs, read from its source: importing vllm takes ten
+    seconds.
+
+    None if vllm is not installed here, as on the head node of a cluster; the replica then checks.
+    """
+    spec = importlib.util.find_spec("vllm")
+    roots = (spec.submodule_search_locations if spec else None) or []
+    sources = [path for root in roots if (path := Path(root) / "engine" / "arg_utils.py").is_file()]
+    if not sources:
+        return None
+    tree = ast.parse(sources[0].read_text(encoding="utf-8"))
+    return frozenset(
+        field.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and not field.target.id.startswith("_")
+    )

@@ -1,0 +1,1 @@
+"""Embedder: a Serve replica that owns one prefill-only engine."""

@@ -1,0 +1,1 @@
+"""ModelReplica: a Serve replica that owns one guided vLLM engine."""

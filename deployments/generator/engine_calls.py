@@ -1,0 +1,267 @@
+"""Between vLLM's frontend and its engine process: what each HTTP request has there, how much, and
+since when.
+
+`EngineCalls` stands at the places that every request passes, whatever its endpoint: a list of
+prompts, `n`, a beam search. It counts tokens into the request's Meter, lets no request have more
+streams in the engine at once than its share, and tells why a request failed. vLLM's own code does
+all the rest: it makes the choices of `n`, orders and joins their outputs; a choice that waits is
+only handed to the engine process later.
+
+Importing it imports vllm: only a replica does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GenerationError
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cfg_core.errors import REQUEST_FAULT
+from cfg_core.params import NEGATIVE_IDS, SCALE
+from cfg_core.vllm_plugin.pace import Progress
+from cfg_core.vllm_plugin.wire import guided_tokens
+from deployments.generator.chunks import Chunks
+from deployments.generator.engine_errors import client_error
+from deployments.requests.usage import Meter
+
+
+class Run:
+    """One HTTP request while it runs. `share`: streams that it may have in the engine at once."""
+
+    def __init__(self, meter: Meter, share: int) -> None:
+        self.meter = meter
+        self.share = share
+        self.streams = 0
+        self.waiting: deque[_Entry] = deque()
+        self.prompts: set[str] = set()
+        self.searches_beams = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of it has been in the engine."""
+        return bool(self.prompts) or self.searches_beams
+
+    def has_room(self, streams: int) -> bool:
+        """A choice of more streams than the share still runs, alone."""
+        return not self.streams or self.streams + streams <= self.share
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """One choice: a request of the engine process, which has `streams` streams there."""
+
+    request: EngineCoreRequest
+    run: Run
+    streams: int = field(init=False)
+    negative_tokens: int = field(init=False)
+    is_sent: bool = False
+
+    def __post_init__(self) -> None:
+        params = self.request.sampling_params
+        extra = (params.extra_args if params is not None else None) or {}
+        # Admission (vllm_plugin) leaves a scale only if it is not 1, and the negative as token ids
+        # beside it.
+        self.streams = 2 if SCALE in extra else 1
+        self.negative_tokens = len(extra.get(NEGATIVE_IDS) or ())
+
+
+_run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
+
+
+class EngineCalls:
+    """Wraps the methods of one AsyncLLM in place. Used from its event loop."""
+
+    def __init__(self, engine: AsyncLLM, progress: Progress) -> None:
+        self._progress = progress
+        self._chunks = Chunks()
+        self._states = engine.output_processor.request_states
+        self._entries: dict[str, _Entry] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._generate = engine.generate
+        self._admit = engine.add_request
+        self._add = engine.engine_core.add_request_async
+        self._abort = engine.engine_core.abort_requests_async
+        self._process = engine.output_processor.process_outputs
+        engine.generate = self.generate
+        engine.add_request = self.admit
+        engine.engine_core.add_request_async = self.add_request
+        engine.engine_core.abort_requests_async = self.abort_requests
+        engine.output_processor.process_outputs = self.process_outputs
+
+    def begin(self, run: Run) -> None:
+        """What this task, and those it starts, call `generate` for from now on belongs to `run`."""
+        _run.set(run)
+
+    def watch_beams(self, serving: Any) -> None:
+        """Let a serving class say when it searches beams: each of their tokens is a request of the
+        engine, whose prompt is the beam so far."""
+        search = serving.beam_search
+
+        def beam_search(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+            run = _run.get()
+            if run is not None:
+                run.searches_beams = True
+                run.meter.prompt_tokens += serving._extract_prompt_len(prompt) or 0
+            return search(prompt, *args, **kwargs)
+
+        serving.beam_search = beam_search
+
+    # --- in place of AsyncLLM.generate ------------------------------------------------------------
+
+    def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """As AsyncLLM.generate. A request that failed in the engine fails with the reason, such as
+        what its logits processor raised: the scheduler leaves it in `stop_reason`, and vLLM's
+        serving classes would not tell."""
+        return self._outputs(_run.get(), self._generate(*args, **kwargs))
+
+    async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
+        _run.set(run)  # vLLM may iterate in a task that does not descend from the one that called
+        async with aclosing(outputs), aclosing(self._chunks.spaced(outputs)) as spaced:
+            async for output in spaced:
+                for sample in output.outputs:
+                    if sample.finish_reason == "error" and sample.stop_reason:
+                        raise failure(str(sample.stop_reason))
+                yield output
+
+    async def admit(self, *args: Any, **kwargs: Any) -> Any:
+        """As AsyncLLM.add_request, which reads the request's fields, and takes their types for
+        granted."""
+        try:
+            return await self._admit(*args, **kwargs)
+        except Exception as error:
+            refused = client_error(error)
+            if refused is None or refused is error:
+                raise
+            raise refused from error
+
+    # --- in place of the engine client's methods --------------------------------------------------
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Hand a request to the engine process, or keep it until its run has room."""
+        run = _run.get()
+        if run is None:
+            await self._add(request)
+            return
+        entry = self._entries[request.request_id] = _Entry(request, run)
+        if run.waiting or not run.has_room(entry.streams):
+            run.waiting.append(entry)
+            return
+        try:
+            await self._send(entry)
+        except BaseException:
+            self._leave(entry)
+            raise
+
+    async def _send(self, entry: _Entry) -> None:
+        self._enter(entry)
+        await self._add(entry.request)
+
+    def _enter(self, entry: _Entry) -> None:
+        run, entry.is_sent = entry.run, True
+        run.streams += entry.streams
+        prompt = self._prompt_of(entry.request.request_id)
+        if prompt not in run.prompts and not run.searches_beams:
+            run.prompts.add(prompt)
+            run.meter.prompt_tokens += (
+                len(entry.request.prompt_token_ids or ()) + entry.negative_tokens
+            )
+
+    def _prompt_of(self, request_id: str) -> str:
+        """The same for all choices of a prompt."""
+        state = self._states.get(request_id)
+        parent = state.parent_req if state is not None else None
+        return request_id if parent is None else str(parent.request_id)
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Abort what is in the engine process, and forget what has not been sent."""
+        entries = {name: self._entries.get(name) for name in request_ids}
+        known = [entry for entry in entries.values() if entry is not None]
+        for entry in known:
+            del self._entries[entry.request.request_id]
+        for entry in known:
+            self._leave(entry)
+        await self._abort(
+            [name for name, entry in entries.items() if entry is None or entry.is_sent]
+        )
+
+    def process_outputs(
+        self, outputs: Sequence[Any], timestamp: float, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As OutputProcessor.process_outputs, which also cuts tokens off behind a stop string. The
+        engine waits for it (pace.py)."""
+        known = [
+            (self._entries.get(output.request_id), output, guided_tokens(output))
+            for output in outputs
+        ]
+        result = self._process(outputs, timestamp, *args, **kwargs)
+        self._progress.processed(timestamp)
+        for entry, output, guided in known:
+            if entry is None:
+                continue
+            meter, tokens = entry.run.meter, len(output.new_token_ids)
+            meter.output_tokens += tokens * entry.streams
+            meter.guided_tokens += min(guided, tokens)
+            if output.request_id not in self._states:
+                self._leave(entry)
+        return result
+
+    # --- places in the engine ---------------------------------------------------------------------
+
+    def _leave(self, entry: _Entry) -> None:
+        """A choice has finished, failed or been aborted: the next ones of its run may enter."""
+        self._entries.pop(entry.request.request_id, None)
+        run = entry.run
+        if entry.is_sent:
+            run.streams -= entry.streams
+        while run.waiting and (
+            self._is_gone(run.waiting[0]) or run.has_room(run.waiting[0].streams)
+        ):
+            following = run.waiting.popleft()
+            if not self._is_gone(following):
+                self._enter(following)
+                self._later(following)
+
+    def _is_gone(self, entry: _Entry) -> bool:
+        return self._entries.get(entry.request.request_id) is not entry
+
+    def _later(self, entry: _Entry) -> None:
+        task = asyncio.get_running_loop().create_task(self._send_late(entry))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_late(self, entry: _Entry) -> None:
+        """It queues up behind all that came while it waited."""
+        if self._is_gone(entry):
+            return
+        entry.request.arrival_time = time.time()
+        try:
+            await self._add(entry.request)
+        except Exception as error:
+            state = self._states.get(entry.request.request_id)
+            if state is not None and state.queue is not None:
+                state.queue.put(error)  # `generate` raises it, and aborts
+
+
+def failure(reason: str) -> GenerationError:
+    """vLLM's error for a request that failed in the engine; 400 where what it asked for made it
+    fail."""
+    error = GenerationError(reason)
+    if reason.startswith(REQUEST_FAULT):
+        error.status_code = HTTPStatus.BAD_REQUEST
+    return error
+
+
+def share_of(max_num_seqs: int, streams_at_once: int | None = None) -> int:
+    """Streams that one HTTP request may have in the engine at once: by default half of all, and a
+    guided choice at least."""
+    return streams_at_once or max(2, max_num_seqs // 2)

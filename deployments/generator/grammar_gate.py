@@ -1,0 +1,93 @@
+"""In front of vLLM's frontend in a replica: every grammar stands its trial before vLLM reads it.
+
+Two places read grammars. vLLM's request classes parse structural tags while they validate a body,
+and its renderer those that stand beside tools: `read_body` comes before both. All others, and what
+vLLM makes of tools, pass `AsyncLLM.add_request`.
+
+Importing it imports vllm: only a replica does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cfg_core.errors import OverloadedError, RequestError
+from cfg_core.grammars.bounds import KINDS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, TOOLS
+from cfg_core.vllm_plugin.frontend.admission import RefusedError
+from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
+
+_TAG = "structural_tag"
+_tenant: ContextVar[str] = ContextVar("cfg_serve_grammar_tenant", default="")
+
+
+class GrammarGate:
+    """Wraps `add_request` of one AsyncLLM in place."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._sandbox = GrammarSandbox(engine.vllm_config)
+        self._admit = engine.add_request
+        engine.add_request = self.add_request
+
+    def begin(self) -> None:
+        """Start to load what compiles grammars."""
+        self._sandbox.begin()
+
+    async def read_body(self, body: Mapping[str, Any], tenant: str) -> None:
+        """Try what vLLM would read of `body` while it parses it. What this task starts from now on
+        is `tenant`'s.
+
+        Raises RequestError or OverloadedError. What is of a wrong type is left to who parses.
+        """
+        _tenant.set(tenant)
+        for params in _read_early(body):
+            await self._sandbox.check(params, tenant)
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As AsyncLLM.add_request, for grammars that pass; vLLM's own errors of 400 and 429 for
+        others."""
+        if isinstance(params, SamplingParams):
+            try:
+                await self._sandbox.check(params, _tenant.get())
+            except RequestError as error:
+                raise RefusedError(error) from error
+            except OverloadedError as error:
+                raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from error
+        return await self._admit(request_id, prompt, params, *args, **kwargs)
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+
+def _read_early(body: Mapping[str, Any]) -> Iterator[SamplingParams]:
+    """The grammars of a body that vLLM reads before the request is with the engine."""
+    for fields in _early_fields(body):
+        try:
+            yield SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
+        except (TypeError, ValueError, ValidationError, VLLMValidationError):
+            continue
+
+
+def _early_fields(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    beside_tools = bool(body.get(TOOLS))
+    outputs, answer = body.get(STRUCTURED_OUTPUTS), body.get(RESPONSE_FORMAT)
+    if isinstance(outputs, Mapping):
+        wanted = KINDS if beside_tools else (_TAG,)
+        yield {name: outputs[name] for name in wanted if outputs.get(name) is not None}
+    if not isinstance(answer, Mapping):
+        return
+    if answer.get("type") == _TAG:
+        yield {_TAG: json.dumps(answer)}
+    schema = answer.get("json_schema")
+    if beside_tools and isinstance(schema, Mapping) and schema.get("schema") is not None:
+        yield {"json": schema["schema"]}

@@ -1,0 +1,118 @@
+"""From a call to the request object of vLLM's serving classes, with the guidance in it.
+
+The guidance travels in the request's extra arguments (`vllm_xargs`), in the form of
+`GuidanceParams.to_extra_args`. The negative is rendered here, exactly as vLLM renders a prompt.
+
+Importing it imports vllm: only a replica does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import State
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
+from cfg_core.params import NEGATIVE_IDS, GuidanceParams
+from deployments.generator.engine_errors import checked, own_error, parse
+from deployments.messages import GenerateCall
+from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.negative import negative_body
+
+RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+"""What vLLM reads out of `vllm_xargs` for itself, and takes for an object that the server made."""
+
+
+class GuidedRequests:
+    """Makes vLLM's request objects for one engine. state: vLLM's state of its API server."""
+
+    def __init__(self, engine: AsyncLLM, state: State) -> None:
+        self._engine = engine
+        self._renderer: OnlineRenderer = state.online_renderer
+
+    async def make(
+        self, call: GenerateCall
+    ) -> tuple[CompletionRequest | ChatCompletionRequest, int]:
+        """The request object, and the number of tokens of its negative.
+
+        Raises RequestError if the body or the negative cannot be used.
+        """
+        body = dict(call.body)
+        processors = body.pop(LOGITS_PROCESSORS, None)
+        request = parse(
+            ChatCompletionRequest if call.endpoint == "chat" else CompletionRequest, body
+        )
+        check_xargs(request.vllm_xargs)
+        request.cache_salt = own_salt(request.cache_salt, call.tenant)
+        xargs: dict[str, Any] = dict(request.vllm_xargs or {})
+        if processors is not None:
+            xargs[LOGITS_PROCESSORS] = processors
+        negative_tokens = 0
+        if call.guidance is not None and call.guidance.enabled:
+            negative = await self._negative(call.endpoint, body, call.guidance)
+            params = call.guidance.params
+            xargs |= GuidanceParams(
+                scale=params.scale, negative_prompt_token_ids=negative, logprobs=params.logprobs
+            ).to_extra_args()
+            negative_tokens = len(negative or [0])
+        request.vllm_xargs = xargs or None
+        return request, negative_tokens
+
+    async def _negative(
+        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance
+    ) -> tuple[int, ...] | None:
+        """The negative stream's prompt as token ids; None if the request has none of its own."""
+        field = guidance.negative_field
+        if field is None:
+            return None
+        try:
+            if field == NEGATIVE_IDS:
+                ids = list(guidance.params.negative_prompt_token_ids or ())
+                self._renderer.renderer.validate_token_ids(ids)
+            else:
+                ids = await self._render(endpoint, negative_body(body, guidance))
+        except (RequestError, VLLMValidationError) as error:
+            raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
+        limit = self._engine.model_config.max_model_len - 1  # one output token at least
+        if not 0 < len(ids) <= limit:
+            raise GuidanceError(
+                f"{field} has {len(ids)} tokens: this model takes 1 to {limit}.", field
+            )
+        return tuple(ids)
+
+    async def _render(self, endpoint: Endpoint, body: dict[str, Any]) -> list[int]:
+        renderer = self._renderer
+        if endpoint == "chat":
+            rendered = checked(await renderer.render_chat(parse(ChatCompletionRequest, body)))[1]
+        else:
+            rendered = checked(await renderer.render_completion(parse(CompletionRequest, body)))
+        if rendered[0]["type"] != "token":
+            raise GuidanceError(
+                "the negative stream must be text: send negative_messages without images or audio."
+            )
+        return list(rendered[0]["prompt_token_ids"])
+
+
+def own_salt(salt: str | None, tenant: str | None) -> str | None:
+    """The cache salt of a request, so that a tenant finds the KV of its own requests alone.
+
+    Else it could tell from timings what others have sent. None: prefixes are shared.
+    """
+    if tenant is None:
+        return salt
+    return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
+
+
+def check_xargs(xargs: Mapping[str, Any] | None) -> None:
+    """Raise RequestError if `vllm_xargs` holds what vLLM reads for itself."""
+    for name in RESERVED_XARGS:
+        if name in (xargs or ()):
+            raise RequestError(f"vllm_xargs may not hold {name}: leave it out.", "vllm_xargs")

@@ -1,0 +1,66 @@
+"""Heartbeats between the items of a replica's answer: that it is at work, and how far it is.
+
+The ingress charges a key for what the engine did. Heartbeats come at least every HEARTBEAT_S while
+the engine computes and nothing is sent, and before the end; so a client that leaves in the middle
+is charged for what was done until then. The first one comes sooner: it tells that the replica has
+begun with the request (calls/queue.py, Place.begun).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+
+from deployments.http.events import DONE
+from deployments.messages import Chunk, Heartbeat, Whole
+from deployments.requests.usage import Usage
+
+FIRST_S, HEARTBEAT_S = 0.05, 0.5
+
+
+async def with_heartbeats(
+    items: AsyncIterator[Chunk | Whole], usage: Callable[[], Usage], every_s: float = HEARTBEAT_S
+) -> AsyncGenerator[Chunk | Whole | Heartbeat]:
+    """`items` with heartbeats between them.
+
+    They come after FIRST_S and then each `every_s` before the first item; with an item if the last
+    heartbeat is older than that; before `[DONE]`; and at the end. Closing this iterator, or
+    cancelling whoever waits for it, does the same to `items` first.
+    """
+    first = asyncio.ensure_future(_next(items))
+    wait_s = min(FIRST_S, every_s)
+    try:
+        while not (await asyncio.wait({first}, timeout=wait_s))[0]:
+            yield Heartbeat(usage())
+            wait_s = every_s
+        if (item := first.result()) is not None:
+            yield item
+            async for following in _with_reports(items, usage, every_s):
+                yield following
+        yield Heartbeat(usage())
+    finally:
+        if not first.done():
+            first.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await first
+        if (close := getattr(items, "aclose", None)) is not None:
+            await close()
+
+
+async def _with_reports(
+    items: AsyncIterator[Chunk | Whole], usage: Callable[[], Usage], every_s: float
+) -> AsyncIterator[Chunk | Whole | Heartbeat]:
+    told = time.monotonic()
+    async for item in items:
+        now = time.monotonic()
+        if item.text == DONE or now - told > every_s:
+            told = now
+            yield Heartbeat(usage())
+        yield item
+
+
+async def _next(items: AsyncIterator[Chunk | Whole]) -> Chunk | Whole | None:
+    """None at the end: a task cannot end with StopAsyncIteration."""
+    return await anext(items, None)

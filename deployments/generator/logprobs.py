@@ -1,0 +1,58 @@
+"""`guidance_logprobs` in answers over HTTP: what each stream says of a token, beside vLLM's own
+logprobs.
+
+Importing it imports vllm: only a replica does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import State
+
+from cfg_core.vllm_plugin.frontend.logprobs import GuidedLogprob
+
+
+def show_stream_logprobs(state: State) -> None:
+    """Let vLLM's serving classes tell what `guidance_logprobs` asked for, beside their own
+    logprobs."""
+    completion, chat = state.openai_serving_completion, state.openai_serving_chat
+    completion_logprobs, chat_logprobs = (
+        completion._create_completion_logprobs,
+        chat._create_chat_logprobs,
+    )
+
+    def create_completion_logprobs(**fields: Any) -> Any:
+        answer = completion_logprobs(**fields)
+        entries = _guided_logprobs(fields)
+        if any(entries):
+            answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
+            answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
+        return answer
+
+    def create_chat_logprobs(**fields: Any) -> Any:
+        answer = chat_logprobs(**fields)
+        for token, entry in zip(answer.content, _guided_logprobs(fields), strict=True):
+            if entry is not None:
+                token.conditional_logprob = _finite(entry.conditional)
+                token.negative_logprobs = [*map(_finite, entry.negatives)]
+        return answer
+
+    completion._create_completion_logprobs = create_completion_logprobs
+    chat._create_chat_logprobs = create_chat_logprobs
+
+
+def _guided_logprobs(fields: Mapping[str, Any]) -> list[GuidedLogprob | None]:
+    """Of each token, what the streams say; None for one that was not sampled under guidance
+    (`echo`)."""
+    found = (
+        row and row.get(token)
+        for token, row in zip(fields["token_ids"], fields["top_logprobs"], strict=False)
+    )
+    return [entry if isinstance(entry, GuidedLogprob) else None for entry in found]
+
+
+def _finite(logprob: float) -> float:
+    """As vLLM: JSON has no infinity."""
+    return max(logprob, -9999.0)

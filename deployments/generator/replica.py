@@ -1,0 +1,154 @@
+"""ModelReplica: a Serve replica that owns one guided vLLM engine.
+
+Importing this module is cheap: vllm is imported when a replica starts.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+
+from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from deployments.autoscaling import report
+from deployments.config.args import AppArgs
+from deployments.generator.heartbeats import with_heartbeats
+from deployments.lifecycle.beacon import Beacon
+from deployments.lifecycle.log_handlers import log_handlers_kept
+from deployments.lifecycle.pulse import PULSE_S, Pulse
+from deployments.lifecycle.watchdog import exit_with_engine
+from deployments.messages import Failed, GenerateCall, Heartbeat, Item
+from deployments.requests.usage import Meter
+from deployments.routing.serve_routers import GroupRouter
+
+logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
+
+ROUTER = RequestRouterConfig(
+    request_router_class=GroupRouter,  # type: ignore[arg-type] # its validators are not typed
+    request_routing_stats_period_s=PULSE_S,  # type: ignore[arg-type]
+)
+
+
+def _workers_placement() -> PlacementGroup | None:
+    """Where the engine puts its workers: the bundles of this replica, in this cluster.
+
+    The engine runs in a process of its own, which would start another Ray if no address told it
+    better.
+    """
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    return get_current_placement_group()
+
+
+@serve.deployment(
+    max_ongoing_requests=64,
+    max_queued_requests=256,
+    request_router_config=ROUTER,
+)
+class ModelReplica:
+    """Called by CfgRouter. One call of `generate` carries a whole group: the leader and its
+    negative.
+
+    Errors are yielded or returned, as values of `cfg_core.errors`, not raised: Serve logs a
+    traceback for what is raised, and a refused request is no event.
+    """
+
+    async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc] # Serve awaits it
+        group = _workers_placement() if args.num_workers > 1 else None
+        with log_handlers_kept():
+            from deployments.generator.vllm_server import VllmServer
+
+            self._server = await VllmServer.start(
+                args.engine_kwargs(),
+                args.plugin_kwargs,
+                args.frontend,
+                group,
+                streams_at_once=args.admission.streams_at_once_per_request,
+                max_text_chars=args.max_text_chars,
+            )
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
+        self._beacon = Beacon(address, args.hang_timeout_s)
+        self._watchdogs = [
+            asyncio.create_task(exit_with_engine(self._engine_is_dead)),
+            asyncio.create_task(self._pulse.run()),
+        ]
+
+    def _engine_is_dead(self) -> bool:
+        """Called several times a second by the event loop, so it also tells the beacon that the
+        loop runs."""
+        self._beacon.tick()
+        return self._server.errored or self._pulse.has_stopped
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[Item]:
+        """Yield the answer of one call, with heartbeats in it (messages.py).
+
+        Cancelling the call, or closing the iterator, aborts the group in the engine.
+        """
+        meter = Meter()
+        try:
+            answer = self._server.generate(call, meter)
+            async with aclosing(with_heartbeats(answer, lambda: meter.usage)) as items:
+                async for item in items:
+                    yield item
+        except CfgServeError as error:
+            yield Heartbeat(meter.usage)
+            yield self._failed(error)
+
+    async def models(self) -> str | Failed:
+        """The answer of /v1/models, as JSON text."""
+        return await self._value(self._server.models())
+
+    async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
+        """The answer of /tokenize, as JSON text."""
+        return await self._value(self._server.tokenize(body, headers))
+
+    async def detokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
+        """The answer of /detokenize, as JSON text."""
+        return await self._value(self._server.detokenize(body, headers))
+
+    async def _value(self, answer: Awaitable[T]) -> T | Failed:
+        try:
+            return await answer
+        except CfgServeError as error:
+            return self._failed(error)
+
+    def _failed(self, error: CfgServeError) -> Failed:
+        """`error` for the ingress, with a log line if it is the server's fault.
+
+        Whatever fails on a dead engine, fails because the engine died.
+        """
+        if self._server.errored:
+            return Failed(EngineDeadError("The engine was lost: send the request again."))
+        if not isinstance(error, RequestError):
+            logger.error("%s: %s", type(error).__name__, error)
+        return Failed(error)
+
+    async def engine_state(self) -> dict[str, int] | Failed:
+        """Requests, groups and KV blocks, as the engine process holds them at this moment."""
+        return await self._value(self._server.stats())
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Called by Serve every PULSE_S; GroupRouter reads it."""
+        return self._pulse.stats | self._beacon.address
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for autoscaling.GuidedLoad."""
+        return report(self._pulse.stats)
+
+    async def check_health(self) -> None:
+        """Called by Serve at each health check period: raises if the engine is dead."""
+        await self._server.check_health()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watchdogs"):
+            for watchdog in self._watchdogs:
+                watchdog.cancel()
+            self._server.shutdown()

@@ -1,0 +1,256 @@
+"""VllmServer: a guided vLLM engine behind vLLM's own OpenAI serving classes.
+
+Importing it imports vllm: only a replica does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pydantic
+from starlette.datastructures import Headers, State
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+from cfg_core.vllm_plugin import guided_engine_args, pace
+from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
+from deployments import patches
+from deployments.generator import sse
+from deployments.generator.engine_calls import EngineCalls, Run, share_of
+from deployments.generator.engine_errors import checked, own_errors, parse, reading
+from deployments.generator.grammar_gate import GrammarGate
+from deployments.generator.guided_requests import GuidedRequests
+from deployments.generator.logprobs import show_stream_logprobs
+from deployments.generator.renderer_lanes import check_text, use_lanes
+from deployments.messages import Chunk, GenerateCall, Whole
+from deployments.requests.guidance import Endpoint, guidance_report
+from deployments.requests.usage import Meter
+
+
+class HttpContext:
+    """Stands in for the `raw_request` of vLLM's serving classes: the client's headers, and a place
+    where vLLM leaves what it knows of the request."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = Headers(headers)
+        self.state = State()
+
+
+class VllmServer:
+    """One guided vLLM engine behind vLLM's OpenAI serving classes, without HTTP.
+
+    Its methods take JSON bodies and return JSON text. Whatever they raise is a CfgServeError: no
+    class of vLLM leaves the replica, where unpickling it would import vllm.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        state: State,
+        calls: EngineCalls,
+        share: int,
+        max_text_chars: int,
+    ) -> None:
+        self._engine = engine
+        self._state = state
+        self._calls = calls
+        self._share = share
+        self._max_text_chars = max_text_chars
+        self._requests = GuidedRequests(engine, state)
+        self._grammars = GrammarGate(engine)
+        self._grammars.begin()
+
+    @classmethod
+    async def start(
+        cls,
+        engine_kwargs: dict[str, Any],
+        plugin: dict[str, Any],
+        frontend: Mapping[str, Any],
+        placement_group: Any = None,
+        *,
+        streams_at_once: int | None = None,
+        max_text_chars: int = 4_000_000,
+    ) -> VllmServer:
+        """Start the engine in a process of its own; return when it can answer. Takes minutes on a
+        big model.
+
+        plugin: keyword arguments of `guided_engine_args`. frontend: the `frontend` of AppArgs. With
+        a `placement_group`, the workers of Ray's executor take its bundles. streams_at_once:
+        streams that one HTTP request has in the engine at most; default: half of `max_num_seqs`.
+        max_text_chars: of /tokenize; a token of /detokenize counts as four.
+        """
+        args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
+        with TemporaryDirectory(prefix="cfg-serve-") as folder:
+            path = Path(folder) / "pace"
+            pace.new_file(path)
+            args.additional_config[ADDITIONAL_CONFIG][pace.FILE] = str(path)
+            config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            if placement_group is not None:
+                config.parallel_config.placement_group = placement_group
+            engine = AsyncLLM.from_vllm_config(
+                config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                stat_loggers=[RayPrometheusStatLogger],
+                disable_log_stats=args.disable_log_stats,
+            )
+            calls = EngineCalls(engine, pace.Progress(path))
+        state = State()
+        options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
+        await init_app_state(engine, state, options, await engine.get_supported_tasks())
+        show_stream_logprobs(state)
+        patches.apply("generator replica")
+        use_lanes(engine.renderer)
+        for serving in (state.openai_serving_completion, state.openai_serving_chat):
+            calls.watch_beams(serving)
+        share = share_of(config.scheduler_config.max_num_seqs, streams_at_once)
+        return cls(engine, state, calls, share, max_text_chars)
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine is dead; it does not come back."""
+        return bool(self._engine.errored)
+
+    async def check_health(self) -> None:
+        """Raises if the engine process is dead. Cheap: asks only this process."""
+        with own_errors():
+            await self._engine.check_health()
+
+    async def stats(self) -> dict[str, int]:
+        """Requests and blocks as the scheduler holds them now: asks the engine process itself."""
+        with own_errors():
+            stats: dict[str, int] = await self._engine.engine_core.call_utility_async(
+                "guidance_stats"
+            )
+            return stats
+
+    def shutdown(self) -> None:
+        self._grammars.close()
+        self._engine.shutdown()
+
+    # --- generation ---------------------------------------------------------------------------
+
+    async def generate(self, call: GenerateCall, meter: Meter) -> AsyncIterator[Chunk | Whole]:
+        """Serve one request, leader and negative: yields the chunks of a stream as vLLM words them,
+        or the pieces of one JSON text.
+
+        meter: fresh; holds at any moment what the engine has done for this request.
+        Raises RequestError before the first item if the request can never be served. Closing the
+        iterator, or cancelling whoever waits for it, aborts the group in the engine.
+        """
+        run = Run(meter, self._share)
+        with own_errors():
+            with reading():
+                await self._grammars.read_body(call.body, call.client)
+                request, negative_tokens = await self._requests.make(call)
+            self._calls.begin(run)
+            output = await self._first(call.endpoint, request, HttpContext(call.headers), run)
+
+            def report() -> dict[str, Any] | None:
+                if call.guidance is None:
+                    return None
+                return guidance_report(call.guidance, negative_tokens, meter.guided_tokens)
+
+            if isinstance(output, pydantic.BaseModel):
+                for piece in sse.pieces(sse.complete(await _json_of(output), report())):
+                    yield Whole(piece)
+                return
+            async with aclosing(output):
+                guided = call.guidance is not None
+                chunks = sse.guided_chunks(output, report) if guided else sse.checked_chunks(output)
+                async for chunk in chunks:
+                    yield Chunk(chunk)
+
+    async def _first(self, endpoint: Endpoint, request: Any, context: HttpContext, run: Run) -> Any:
+        """vLLM's response, or the iterator of its stream.
+
+        What fails before the request is in the engine was caused by the client.
+        """
+        try:
+            return checked(await self._create(endpoint, request, context))
+        except Exception:
+            if run.has_begun:
+                raise
+            with reading():
+                raise
+
+    def _create(self, endpoint: Endpoint, request: Any, context: HttpContext) -> Any:
+        if endpoint == "chat":
+            return self._state.openai_serving_chat.create_chat_completion(request, context)
+        return self._state.openai_serving_completion.create_completion(request, context)
+
+    # --- the rest of the API ------------------------------------------------------------------
+
+    async def models(self) -> str:
+        with own_errors():
+            models = await self._state.openai_serving_models.show_available_models()
+            for card in models.data:
+                card.root = card.id  # vLLM tells the directory
+            return str(models.model_dump_json())
+
+    async def tokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        """The answer of /tokenize, as JSON text; its `count` is the number of tokens."""
+        with reading():
+            field = "messages" if "messages" in body else "prompt"
+            check_text(body.get(field), field, self._max_text_chars)
+            request = parse(
+                TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest, body
+            )
+            create = self._state.serving_tokenization.create_tokenize
+            return await _json_of(checked(await create(request, HttpContext(headers))))
+
+    async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        """The answer of /detokenize, as JSON text. The number of tokens is that of the body's
+        `tokens`."""
+        with reading():
+            check_text(body.get("tokens"), "tokens", self._max_text_chars)
+            create = self._state.serving_tokenization.create_detokenize
+            return await _json_of(
+                checked(await create(parse(DetokenizeRequest, body), HttpContext(headers)))
+            )
+
+
+def frontend_args(frontend: Mapping[str, Any]) -> FrontendArgs:
+    """vLLM's object for the `frontend` of AppArgs."""
+    adapters = [LoRAModulePath(**adapter) for adapter in frontend.get("lora_modules", ())]
+    return FrontendArgs(**{**frontend, "lora_modules": adapters or None})
+
+
+def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the plugin's engine arguments; where both hold a mapping, the two are joined."""
+    joined = {
+        k: {**base[k], **v}
+        for k, v in plugin.items()
+        if isinstance(v, dict) and isinstance(base.get(k), dict)
+    }
+    return {**base, **plugin, **joined}
+
+
+async def _json_of(answer: pydantic.BaseModel) -> str:
+    """As JSON text. Of many choices one at a time: one with logprobs may be megabytes, and others
+    wait meanwhile."""
+    choices = getattr(answer, "choices", ())
+    if len(choices) < 2:
+        return answer.model_dump_json()
+    texts = []
+    for choice in choices:
+        texts.append(choice.model_dump_json())
+        await asyncio.sleep(0)
+    frame = answer.model_copy(update={"choices": []}).model_dump_json()
+    before, after = frame.split('"choices":[]', 1)
+    return f'{before}"choices":[{",".join(texts)}]{after}'

@@ -1,0 +1,1 @@
+"""What every HTTP side shares: errors, headers, events, and bounds on clients."""

@@ -1,0 +1,87 @@
+"""Our errors as HTTP answers, and vLLM's answers as our errors: one table for the whole
+application."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cfg_core.errors import (
+    AuthenticationError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    CfgServeError,
+    DeadlineError,
+    EngineDeadError,
+    EngineError,
+    OverloadedError,
+    PermissionDeniedError,
+    RequestError,
+    UnknownModelError,
+)
+
+MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 2000, 100
+
+_UNSAID = "The engine failed to serve this request, and did not say why: see the server's log."
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpError:
+    """An error as the client sees it: OpenAI's shape, Retry-After where trying again helps, and
+    with 401 the WWW-Authenticate that HTTP wants."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+STATUS = (
+    (AuthenticationError, 401, "authentication_error"),
+    (PermissionDeniedError, 403, "permission_error"),
+    (BodyTooLargeError, 413, "invalid_request_error"),
+    (BodyTimeoutError, 408, "timeout_error"),
+    (UnknownModelError, 404, "not_found_error"),
+    (RequestError, 400, "invalid_request_error"),
+    (OverloadedError, 429, "overloaded_error"),
+    (DeadlineError, 504, "timeout_error"),
+    (EngineDeadError, 503, "service_unavailable_error"),
+    (EngineError, 500, "server_error"),
+    (CfgServeError, 500, "server_error"),
+)
+"""The one table from our errors to HTTP; the first matching row counts."""
+
+
+def http_error(error: CfgServeError) -> HttpError:
+    """How `error` is told to a client."""
+    status, kind = next((status, kind) for cls, status, kind in STATUS if isinstance(error, cls))
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == 504:
+        headers["x-should-retry"] = (
+            "false"  # OpenAI's clients would: who sets a deadline knows better
+        )
+    if status in (429, 503):
+        headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
+    body = error_body(str(error), status, kind, getattr(error, "param", None))
+    return HttpError(status=status, body=body, headers=headers)
+
+
+def error_of(status: int, message: str, param: str | None = None) -> CfgServeError:
+    """The other way round: our error for a status that vLLM would have answered with."""
+    if status == 404:
+        return UnknownModelError(message, param)
+    if status in (429, 503):
+        return OverloadedError(message)
+    return (
+        RequestError(message, param)
+        if status < 500 or status == 501
+        else EngineError(message or _UNSAID)
+    )
+
+
+def error_body(message: str, status: int, kind: str, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object. Characters that JSON text cannot carry are replaced. What a message or
+    a parameter quotes of the request may be of any size: both are cut."""
+    text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+    param = param and param[:MAX_PARAM_CHARS].encode("utf-8", "replace").decode()
+    return {"error": {"message": text, "type": kind, "param": param, "code": status}}

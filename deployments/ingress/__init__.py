@@ -1,0 +1,1 @@
+"""CfgRouter: the HTTP API of the application."""

@@ -1,0 +1,54 @@
+"""The FastAPI application that CfgRouter's routes hang on: how errors are told, what is read of a
+request."""
+
+# No `from __future__ import annotations` here: FastAPI reads the annotations of the handlers.
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from cfg_core.errors import CfgServeError
+from deployments.http.errors import error_body, http_error
+from deployments.ingress.guard import install
+from deployments.ingress.tenants import Tenant
+
+FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
+"""Headers that vLLM's serving classes read; nothing else of the client's leaves the ingress."""
+
+app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
+install(app)
+
+
+@app.exception_handler(CfgServeError)
+async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
+    answer = http_error(error)
+    return JSONResponse(answer.body, answer.status, answer.headers)
+
+
+@app.exception_handler(HTTPException)
+async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """Unknown paths and wrong methods, in OpenAI's shape."""
+    body = error_body(
+        f"{request.method} {request.url.path}: {error.detail}.",
+        error.status_code,
+        "invalid_request_error",
+    )
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def forwarded_headers(request: Request) -> dict[str, str]:
+    """The headers of FORWARDED_HEADERS that the request has."""
+    given = ((name, request.headers.get(name)) for name in FORWARDED_HEADERS)
+    return {name: value for name, value in given if value is not None}
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Whom the request is counted for (exchange.py)."""
+    tenant: Tenant = request.state.tenant
+    return tenant
+
+
+def client_of(request: Request) -> str:
+    """The tenant's name where keys are configured, else the client's address (exchange.py)."""
+    client: str = request.state.client
+    return client

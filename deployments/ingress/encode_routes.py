@@ -1,0 +1,76 @@
+"""The routes of the encoders. CfgRouter inherits them; Serve binds a route to the class that
+inherits its method."""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
+# routes. Serve pickles the routes when the class is made: what they call must be defined above it.
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from deployments.calls.answers import in_time
+from deployments.calls.encoders import Encoders
+from deployments.config.args import AppArgs
+from deployments.http.json_answer import json_answer
+from deployments.ingress.app import app, tenant_of
+from deployments.ingress.bodies import Bodies
+from deployments.ingress.tenants import Gate
+from deployments.requests.encode.jobs import EncodeEndpoint, read_job
+from deployments.requests.terms import take_timeout
+
+
+class EncodeRoutes:
+    """Embedding, reranking, classification. Needs `_args`, `_bodies`, `_encoders` and `_gate`."""
+
+    _args: AppArgs
+    _bodies: Bodies
+    _encoders: Encoders
+    _gate: Gate
+
+    @app.post("/v1/embeddings")
+    async def embeddings(self, request: Request) -> Response:
+        """OpenAI embeddings."""
+        return await self._compute("embeddings", request)
+
+    @app.post("/v1/rerank")
+    @app.post("/v2/rerank")
+    @app.post("/rerank")
+    async def rerank(self, request: Request) -> Response:
+        """Documents by relevance to a query, as Cohere and Jina (documents) or TEI (texts)."""
+        return await self._compute("rerank", request)
+
+    @app.post("/v1/score")
+    @app.post("/score")
+    async def score(self, request: Request) -> Response:
+        """A score for each pair of texts, as vLLM."""
+        return await self._compute("score", request)
+
+    @app.post("/pooling")
+    async def pooling(self, request: Request) -> Response:
+        """Whatever the model computes, as vLLM."""
+        return await self._compute("pooling", request)
+
+    @app.post("/v1/classify")
+    @app.post("/classify")
+    async def classify(self, request: Request) -> Response:
+        """A label for each input, as vLLM."""
+        return await self._compute("classify", request)
+
+    @app.post("/embed_sparse")
+    async def embed_sparse(self, request: Request) -> Response:
+        """Weights of vocabulary tokens, as TEI."""
+        return await self._compute("embed_sparse", request)
+
+    async def _compute(self, endpoint: EncodeEndpoint, request: Request) -> Response:
+        """Check the request, and send it whole to one replica of the encoder that it names."""
+        body = await self._bodies.read(request)
+        async with in_time(
+            take_timeout(body, request.headers, self._args.admission.default_timeout_s)
+        ):
+            name, info = await self._encoders.choose(endpoint, body.get("model"))
+            tenant = tenant_of(request)
+            self._gate.allow_model(tenant, name)
+            job = read_job(endpoint, body, name, info)
+            with self._gate.charge(tenant, job.num_tokens) as charge:
+                computed = await self._encoders.call(name, "compute", job)
+                charge.settle(computed.num_tokens)
+            return json_answer(computed.text)

@@ -1,0 +1,255 @@
+"""One request and its answer, on their way through the guard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from urllib.parse import quote
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, EngineError
+from deployments.http.crowd import Stay
+from deployments.http.errors import http_error
+from deployments.ingress.policy import Policy
+from deployments.ingress.serve_queue import queue_behind, room
+from deployments.ingress.tenants import ANONYMOUS, Tenant
+
+OPEN_PATHS = ("/health", "/ready")
+"""Answered without a key, and however many requests are here: load balancers and orchestrators ask
+them."""
+
+DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
+"""Of a body that is refused as too large: read and dropped, or its client would meet a reset before
+the answer."""
+
+REQUEST_ID = b"x-request-id"
+MAX_LOGGED_CHARS = 500
+MAX_LOGGED_PATH_CHARS = 200
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_OWN_HEADERS = (REQUEST_ID, b"x-content-type-options")
+
+logger = logging.getLogger("ray.serve")
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class ClientStalledError(Exception):
+    """The client does not read its answer."""
+
+
+class Exchange:
+    """One request and its answer, on their way through Guard, whose arguments these are."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        policy: Policy,
+        behind_serve: bool,
+        now: Callable[[], float],
+    ) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._policy = policy
+        self._now = now
+        self._path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+        self._headers = Headers(raw=list(scope["headers"]))
+        given = self._headers.get("x-request-id", "")
+        is_well_formed = _REQUEST_ID.fullmatch(given) is not None
+        self._request_id = given if is_well_formed else uuid.uuid4().hex
+        self._tells_id = not (behind_serve and is_well_formed)
+        self._tenant: Tenant | None = None
+        self._client = scope["client"][0] if scope.get("client") else "unknown"
+        self._stay: Stay | None = None
+        self._body_is_whole = False
+        self._body_deadline = 0.0  # of the event loop's clock
+        self._queue = queue_behind(send)
+        self._status: int | None = None  # of the answer, once it has begun
+        self._began_s = now()
+        self._first_byte_s: float | None = None
+        self._bytes_in = self._bytes_out = 0
+        self._head = b""  # of the body, for log_prompts
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the request in, or refuse it. An error after the answer began is raised: the server
+        ends it."""
+        try:
+            self._tenant = self._authenticate()
+            self._come_in()
+            self._check_declared_size()
+            await app(self._scope_inside(), self._receive_counted, self._send_marked)
+        except ClientStalledError as error:
+            logger.warning("request_id=%s %s", self._request_id, error)
+        except CfgServeError as error:
+            if self._status is not None:
+                raise
+            await self._drain(error)
+            await self._answer(error)
+        except Exception:
+            if self._status is None:
+                await self._answer(EngineError("Internal error: see the server's log."))
+            raise
+        finally:
+            if self._stay is not None:
+                self._stay.end()
+            self._log()
+            self._count()
+
+    # --- the request ------------------------------------------------------------------------------
+
+    def _authenticate(self) -> Tenant:
+        if self._path in OPEN_PATHS:
+            return ANONYMOUS
+        return self._policy.gate.authenticate(
+            self._headers.get("authorization"), self._headers.get("x-api-key")
+        )
+
+    def _come_in(self) -> None:
+        """Raises OverloadedError if this client, or all together, have too many requests here."""
+        policy = self._policy
+        self._body_deadline = asyncio.get_running_loop().time() + policy.crowd.args.body_timeout_s
+        if policy.gate.has_keys and self._tenant is not None:
+            self._client = self._tenant.name
+        if self._path not in OPEN_PATHS:
+            self._stay = policy.crowd.stay(self._client)
+
+    def _check_declared_size(self) -> None:
+        """A length that is no number is left to be counted as the body arrives."""
+        declared = self._headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit() and len(declared) < 20:
+            self._check_size(int(declared))
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self._policy.max_body_bytes
+        if num_bytes > limit:
+            raise BodyTooLargeError(
+                f"The body is larger than {limit} bytes: send less in one request."
+            )
+
+    def _scope_inside(self) -> Scope:
+        headers = _without(self._scope["headers"], (REQUEST_ID,))
+        headers.append((REQUEST_ID, self._request_id.encode()))
+        ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
+        state = {**self._scope.get("state", {}), **ours}
+        return {**self._scope, "headers": headers, "state": state}
+
+    async def _receive_counted(self) -> Message:
+        """Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads
+        the body."""
+        message = await self._receive_in_time()
+        if message["type"] == "http.request":
+            body = message.get("body", b"")
+            self._body_is_whole = not message.get("more_body", False)
+            self._bytes_in += len(body)
+            self._check_size(self._bytes_in)
+            if self._stay is not None:
+                self._stay.hold(len(body))
+            if self._policy.log_prompts:
+                self._head = (self._head + body)[: 4 * MAX_LOGGED_CHARS]
+        return message
+
+    async def _receive_in_time(self) -> Message:
+        """What comes after the body, the client's leaving, may take any time."""
+        if self._body_is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._body_deadline):
+                return await self._receive()
+        except TimeoutError:
+            limit = self._policy.crowd.args.body_timeout_s
+            raise BodyTimeoutError(
+                f"The body did not arrive within {limit:g} s: send it faster."
+            ) from None
+
+    async def _drain(self, error: CfgServeError) -> None:
+        """Read and drop what is left of a body that is too large, unless its client waits for leave
+        to send it."""
+        if (
+            not isinstance(error, BodyTooLargeError)
+            or self._headers.get("expect", "").lower() == "100-continue"
+        ):
+            return
+        num_bytes = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while not self._body_is_whole and num_bytes < DRAINED_BYTES:
+                    message = await self._receive()
+                    self._body_is_whole = not message.get("more_body", False)
+                    num_bytes += len(message.get("body", b""))
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    async def _send_marked(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._first_byte_s = self._now()
+            message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
+        elif message["type"] == "http.response.body":
+            self._bytes_out += len(message.get("body", b""))
+        limit_s = self._policy.crowd.args.stall_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._send(message)
+                await room(self._queue)
+        except TimeoutError:
+            raise ClientStalledError(
+                f"The client has not read its answer for {limit_s:g} s: given up."
+            ) from None
+
+    def _answer_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
+        answer = _without(headers, _OWN_HEADERS)
+        answer.append((b"x-content-type-options", b"nosniff"))
+        if self._tells_id:
+            answer.append((REQUEST_ID, self._request_id.encode()))
+        return answer
+
+    async def _answer(self, error: CfgServeError) -> None:
+        answer = http_error(error)
+        response = JSONResponse(answer.body, answer.status, answer.headers)
+        await response(self._scope, self._receive, self._send_marked)
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        """One line. Of what the client wrote it shows the path alone, and that quoted, so nobody
+        can forge a line."""
+        logger.info(
+            "request_id=%s tenant=%s method=%s path=%s status=%s first_byte_ms=%s end_ms=%s"
+            " bytes_in=%d bytes_out=%d",
+            self._request_id,
+            self._tenant.name if self._tenant else "-",
+            self._scope["method"],
+            quote(self._scope["path"], errors="replace")[:MAX_LOGGED_PATH_CHARS],
+            self._status or "-",
+            self._ms_until(self._first_byte_s),
+            self._ms_until(self._now()),
+            self._bytes_in,
+            self._bytes_out,
+        )
+        if self._head:
+            text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
+            logger.info("request_id=%s log_prompts: body begins %r", self._request_id, text)
+
+    def _count(self) -> None:
+        if self._policy.metrics is None:
+            return
+        first_byte_s = None if self._first_byte_s is None else self._first_byte_s - self._began_s
+        tenant = self._tenant.name if self._tenant else None
+        self._policy.metrics.answered(
+            self._path, self._status, tenant, first_byte_s, self._now() - self._began_s
+        )
+
+    def _ms_until(self, time_s: float | None) -> str:
+        return "-" if time_s is None else f"{1000 * (time_s - self._began_s):.1f}"
+
+
+def _without(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> RawHeaders:
+    return [(name, value) for name, value in headers if name.lower() not in names]

@@ -1,0 +1,123 @@
+"""The routes that generate text. CfgRouter inherits them; Serve binds a route to the class that
+inherits its method."""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
+# routes. Serve pickles the routes when the class is made: what they call must be defined above it.
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from cfg_core.errors import UnknownModelError
+from deployments.calls.encoders import Encoders
+from deployments.calls.generator import GenerateJob, GeneratorClient
+from deployments.calls.queue import Share
+from deployments.config.args import AppArgs
+from deployments.ingress.app import app, client_of, forwarded_headers, tenant_of
+from deployments.ingress.bodies import Bodies
+from deployments.ingress.tenants import ANONYMOUS, Gate
+from deployments.messages import GenerateCall
+from deployments.requests.demand import (
+    Demand,
+    check_answer_size,
+    check_context,
+    check_streams,
+    demand_of,
+)
+from deployments.requests.group import group_request
+from deployments.requests.guidance import Endpoint, Guidance, read_guidance
+from deployments.requests.terms import PRIORITY, SOONEST, take_terms
+
+SESSION_HEADER = "x-session-id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request for generated text, read and checked without an engine."""
+
+    body: dict[str, Any]
+    guidance: Guidance | None
+    demand: Demand
+
+
+class GenerateRoutes:
+    """Completions and chat. Needs `_args`, `_bodies`, `_encoders`, `_gate` and `_generator`."""
+
+    _args: AppArgs
+    _bodies: Bodies
+    _encoders: Encoders
+    _gate: Gate
+    _generator: GeneratorClient | None
+
+    @app.post("/v1/completions")
+    async def completions(self, request: Request) -> Response:
+        """OpenAI completions, with the guidance fields beside OpenAI's."""
+        return await self._generate("completion", request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(self, request: Request) -> Response:
+        """OpenAI chat completions, with the guidance fields beside OpenAI's."""
+        return await self._generate("chat", request)
+
+    async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
+        """Check all that needs no engine, and let the generator answer."""
+        asked = await self._bodies.read_as(request, partial(self._read, endpoint))
+        name = asked.body.get("model")
+        if self._generator is None or name in self._encoders:
+            raise await self._encoders.no_generation(name)
+        job = self._job(endpoint, asked, request, self._generator)
+        try:
+            return await self._generator.answer(job)
+        except UnknownModelError:
+            raise self._encoders.unknown(str(name)) from None
+
+    def _read(self, endpoint: Endpoint, body: dict[str, Any]) -> Asked:
+        """What can be told of a body alone. May run in a thread."""
+        self._args.grammars.bounds.check_body(body)
+        guidance = read_guidance(body, endpoint)
+        check_answer_size(endpoint, body, self._args.limits.max_answer_bytes)
+        demand = demand_of(endpoint, body, guidance)
+        check_streams(demand, self._args.admission.max_streams_per_request)
+        return Asked(body=body, guidance=guidance, demand=demand)
+
+    def _job(
+        self, endpoint: Endpoint, asked: Asked, request: Request, generator: GeneratorClient
+    ) -> GenerateJob:
+        tenant, body = tenant_of(request), asked.body
+        limits = tenant.limits
+        self._gate.allow_model(tenant, str(body.get("model") or self._args.model_name))
+        check_context(endpoint, body, generator.context_tokens())
+        terms = take_terms(
+            body,
+            request.headers,
+            default_timeout_s=self._args.admission.default_timeout_s,
+            min_priority=SOONEST if limits.min_priority is None else limits.min_priority,
+        )
+        if not self._args.engine_orders_by_priority:
+            body.pop(PRIORITY, None)
+        own_kv = tenant is not ANONYMOUS and not self._args.share_prefixes
+        call = GenerateCall(
+            endpoint=endpoint,
+            body=body,
+            guidance=asked.guidance,
+            group=group_request(
+                endpoint,
+                body,
+                asked.guidance,
+                tenant=tenant.name if own_kv else None,
+                session=request.headers.get(SESSION_HEADER),
+            ),
+            headers=forwarded_headers(request),
+            client=client_of(request),
+            tenant=tenant.name if own_kv else None,
+        )
+        return GenerateJob(
+            call=call,
+            share=Share(tenant=call.client, weight=limits.weight, max_streams=limits.max_streams),
+            terms=terms,
+            demand=asked.demand,
+            settle=self._gate.charge(tenant, asked.demand.tokens).settle,
+        )

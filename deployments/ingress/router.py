@@ -1,0 +1,183 @@
+"""CfgRouter: the HTTP ingress. Validates requests, sends each whole to one replica of its model.
+
+It imports neither vllm nor torch: it is small, starts fast, and answers bad requests without
+bothering an engine. Its routes are here, in generate_routes.py and in encode_routes.py.
+"""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
+# routes. Serve pickles the routes when the class is made: what they call must be defined above it.
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.routing import Route
+
+from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from deployments.calls.encoders import Encoders
+from deployments.calls.generator import GeneratorClient
+from deployments.calls.ray_errors import value_of
+from deployments.config.args import AppArgs
+from deployments.http.json_answer import json_answer
+from deployments.http.recent import Recent
+from deployments.ingress.app import app, forwarded_headers, tenant_of
+from deployments.ingress.bodies import Bodies
+from deployments.ingress.encode_routes import EncodeRoutes
+from deployments.ingress.generate_routes import GenerateRoutes
+from deployments.ingress.metrics import CONTENT_TYPE, Metrics
+from deployments.ingress.policy import Policy
+from deployments.requests.encode.jobs import read_detokenize, read_tokenize
+from deployments.requests.streams import num_tokens
+from deployments.routing import shared
+
+_COUNT = re.compile(r'"count":\s*(\d+)')
+
+
+def count_of(tokenize_answer: str) -> int:
+    """The `count` in an answer of /tokenize, which may hold a million tokens.
+
+    Quotes inside its texts are escaped, so none of them can look like it.
+    """
+    found = _COUNT.search(tokenize_answer)
+    assert found is not None, "every answer of /tokenize has a count"
+    return int(found[1])
+
+
+@serve.deployment(
+    max_ongoing_requests=100_000,
+    health_check_period_s=1.0,  # until then nobody knows that an ingress died
+    ray_actor_options={"num_cpus": 0.1},
+)
+@serve.ingress(app)
+class CfgRouter(GenerateRoutes, EncodeRoutes):
+    """The public HTTP API.
+
+    generator: the handle of the ModelReplica deployment, if there is one. encoders: the handles of
+    the Embedder deployments, by served name.
+    """
+
+    def __init__(
+        self,
+        generator: DeploymentHandle[Any] | None,
+        encoders: dict[str, DeploymentHandle[Any]],
+        args: AppArgs,
+    ) -> None:
+        self._generator = GeneratorClient(generator, args) if generator else None
+        ingress = serve.get_replica_context().replica_id.unique_id
+        self._metrics = Metrics(
+            ingress, (route.path for route in app.routes if isinstance(route, Route)), self._gauges
+        )
+        policy = Policy.of(args.access, self._metrics, args.limits)
+        shared.enforce(policy)
+        self._gate = policy.gate
+        self._encoders = Encoders(encoders, args)
+        self._args = args
+        self._bodies = Bodies()
+        self._state = Recent(self._ask_state)
+        self._created = int(time.time())
+
+    @app.get("/v1/models")
+    async def models(self, request: Request) -> JSONResponse:
+        """The served models that the caller may use: the generator, its adapters, the encoders."""
+        listed: dict[str, Any] = {"object": "list", "data": []}
+        if self._generator:
+            listed = json.loads(await value_of(self._generator.handle.models.remote()))
+        listed["data"] += await self._encoders.cards(self._created)
+        allowed = tenant_of(request).models
+        listed["data"] = [
+            card for card in listed["data"] if allowed is None or card["id"] in allowed
+        ]
+        return JSONResponse(listed)
+
+    @app.post("/tokenize")
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or of a conversation, as the engine would see them."""
+        body = await self._bodies.read(request)
+        encoder = self._encoder_of(body, request)
+        content = body.get("messages", body.get("prompt"))
+        with self._gate.charge(tenant_of(request), num_tokens(content)) as charge:
+            if encoder is not None:
+                text = await self._encoders.call(encoder, "tokenize", read_tokenize(body))
+            else:
+                text = await self._ask_generator("tokenize", body, request)
+            charge.settle(count_of(text))
+        return json_answer(text)
+
+    @app.post("/detokenize")
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        body = await self._bodies.read(request)
+        encoder = self._encoder_of(body, request)
+        tokens = num_tokens(body.get("tokens"))
+        with self._gate.charge(tenant_of(request), tokens) as charge:
+            if encoder is not None:
+                ids = read_detokenize(body, await self._encoders.info(encoder))
+                text = await self._encoders.call(encoder, "detokenize", ids)
+            else:
+                text = await self._ask_generator("detokenize", body, request)
+            charge.settle(tokens)
+        return json_answer(text)
+
+    @app.get("/metrics")
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    def _gauges(self) -> dict[str, float]:
+        return self._generator.gauges() if self._generator else {}
+
+    @app.get("/health")
+    async def health(self) -> JSONResponse:
+        """Live: this process answers. It says nothing about the engines, see /ready."""
+        return JSONResponse({"status": "live"})
+
+    @app.get("/ready")
+    async def ready(self) -> JSONResponse:
+        """200 when every deployment can answer, with what each engine itself reports; else 503.
+
+        However many ask, the engines are asked a few times a second (http/recent.py).
+        """
+        return JSONResponse(await self._state.value())
+
+    async def _ask_state(self) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self._args.ready_timeout_s):
+                engine, encoders = await asyncio.gather(
+                    self._engine_state(), self._encoders.states()
+                )
+        except (CfgServeError, TimeoutError) as error:
+            reason = error or "the engine did not answer in time"
+            raise EngineDeadError(f"Not ready: {reason}") from None
+        return {"status": "ready", **engine, "encoders": encoders}
+
+    async def _engine_state(self) -> dict[str, Any]:
+        if self._generator is None:
+            return {}
+        return {"engine": await value_of(self._generator.handle.engine_state.remote())}
+
+    async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
+        assert self._generator is not None, "_encoder_of has named an encoder then"
+        call = getattr(self._generator.handle, method)
+        text: str = await value_of(call.remote(body, forwarded_headers(request)))
+        return text
+
+    def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
+        """The encoder that a request means, where every model can serve it; None: the generator."""
+        name = body.get("model")
+        if self._generator and name not in self._encoders:
+            self._gate.allow_model(tenant_of(request), str(name or self._args.model_name))
+            return None
+        if name is None and len(self._encoders.names) > 1:
+            raise RequestError(
+                f"model is missing: name one of {', '.join(self._encoders.names)}.", "model"
+            )
+        encoder = self._encoders.known(self._encoders.names[0] if name is None else name)
+        self._gate.allow_model(tenant_of(request), encoder)
+        return encoder

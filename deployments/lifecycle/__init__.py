@@ -1,0 +1,1 @@
+"""Signs of life, watchdogs and logs of replica processes."""

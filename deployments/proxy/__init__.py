@@ -1,0 +1,1 @@
+"""Middleware inside Serve's own HTTP proxy."""

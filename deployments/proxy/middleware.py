@@ -1,0 +1,172 @@
+"""What stands in front of Serve's own HTTP proxy: bounds for each address, and answers in the shape
+that clients know.
+
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.proxy.middleware:middlewares` in
+configs/serve.env puts it there. The proxy belongs to the cluster, not to an application, so its
+bounds are in the environment, not in a YAML:
+
+    CFG_SERVE_MAX_REQUESTS=4096                 at once in one proxy; beyond: 429, which the ingress
+    CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     does not notice
+    CFG_SERVE_BODY_TIMEOUT_S=30                 for a body, or HELD_BYTES of it, to arrive; else 408
+
+A request is passed on when its body is whole, or HELD_BYTES of it are here: a client that does not
+finish its body costs one connection, and nothing behind it.
+
+An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer
+(FORWARDED_ALLOW_IPS). Nothing here is needed for correctness: without it, and behind HAProxy,
+http_guard.py keeps its own bounds. No Ray, no vLLM here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cfg_core.errors import BodyTimeoutError, CfgServeError, OverloadedError
+from deployments.config.limits import LimitsArgs
+from deployments.http.crowd import Crowd, Stay, Turns
+from deployments.http.recent import Recent
+from deployments.proxy.answers import Answered, answer_of
+from deployments.proxy.http_1_0 import end_by_closing
+
+SHARED_PATHS = ("/health", "/ready")
+"""Asked by everybody who watches, and answered alike: one question at a time, and its answer for
+all. While the ingress is busy they are told an earlier answer (recent.py)."""
+
+GETS_AT_ONCE = 4
+"""Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so
+this many keep it busy; two thousand at once would make everybody else wait for seven seconds."""
+
+HELD_BYTES = 2**16
+"""Longer bodies are passed on as they arrive, and http_guard.py has its own deadline and bounds for
+them."""
+
+
+def middlewares() -> list[Middleware]:
+    """Called by Serve in each proxy's process."""
+    most = int(os.environ.get("CFG_SERVE_MAX_REQUESTS", 4096))
+    of_one = int(os.environ.get("CFG_SERVE_MAX_REQUESTS_PER_ADDRESS", 1024))
+    timeout_s = float(os.environ.get("CFG_SERVE_BODY_TIMEOUT_S", 30))
+    limits = LimitsArgs(max_requests=most, max_requests_per_client=of_one, body_timeout_s=timeout_s)
+    return [Middleware(Porter, limits=limits)]
+
+
+class Porter:
+    """ASGI middleware of Serve's proxy."""
+
+    def __init__(self, app: ASGIApp, limits: LimitsArgs) -> None:
+        self._app = app
+        self._crowd = Crowd(limits)
+        self._turns = Turns(GETS_AT_ONCE)
+        self._shared = {path: SharedAnswer(app) for path in SHARED_PATHS}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["method"] == "GET" and scope["path"] in self._shared:
+            await self._shared[scope["path"]].tell(scope, send)
+        else:
+            await self._let_in(scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answered = Answered(send, end_by_closing(scope, send))
+        address = scope["client"][0] if scope.get("client") else "unknown"
+        try:
+            stay: Stay = self._crowd.stay(address)
+        except OverloadedError as error:
+            await tell(error, answered)
+            return
+        try:
+            body = await self._beginning(scope, receive)
+            if body is not None:
+                async with nullcontext() if scope["method"] == "POST" else self._turns.of(address):
+                    await self._app(scope, body, answered)
+                await answered.complete()
+        except BodyTimeoutError as error:
+            await tell(error, answered)
+        finally:
+            stay.end()
+
+    async def _beginning(self, scope: Scope, receive: Receive) -> Receive | None:
+        """`receive`, once the body's beginning is here; None: the client left. Raises
+        BodyTimeoutError."""
+        if any(name == b"expect" for name, _ in scope["headers"]):
+            return receive  # whether it should send its body at all is for Guard to say
+        limit_s = self._crowd.args.body_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                messages = await _first(HELD_BYTES, receive)
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"The body did not arrive within {limit_s:g} s: send it faster."
+            ) from None
+        if messages[-1]["type"] == "http.disconnect":
+            return None
+
+        async def replay() -> Message:
+            return messages.popleft() if messages else await receive()
+
+        return replay
+
+
+class SharedAnswer:
+    """The answer to a GET that does not depend on who asks."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._scope: Scope = {}
+        self._messages = Recent(self._ask)
+
+    async def tell(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        for message in await self._messages.value():
+            await send(message)
+
+    async def _ask(self) -> Sequence[Message]:
+        """Whoever asked last asks for all."""
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
+        answered = Answered(keep)
+        await self._app(self._scope, _nothing_more(), answered)
+        await answered.complete()
+        return messages
+
+
+async def _first(num_bytes: int, receive: Receive) -> deque[Message]:
+    """Messages until a body is whole, has so many bytes, or is given up."""
+    messages: deque[Message] = deque()
+    while num_bytes > 0:
+        message = await receive()
+        messages.append(message)
+        num_bytes -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    return messages
+
+
+def _nothing_more() -> Receive:
+    """An empty body, whose client stays: those who ask may leave, the answer is for all."""
+    told = False
+
+    async def receive() -> Message:
+        nonlocal told
+        if told:
+            await asyncio.Event().wait()
+        told = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    return receive
+
+
+async def tell(error: CfgServeError, send: Send) -> None:
+    for message in answer_of(error):
+        await send(message)

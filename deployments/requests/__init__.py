@@ -1,0 +1,1 @@
+"""What HTTP requests say: read and checked without Ray, vLLM or torch."""

@@ -1,0 +1,126 @@
+"""What a request for generated text asks of the engines: streams and tokens, estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cfg_core.errors import RequestError
+from deployments.requests.body import json_type
+from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.streams import num_prompts, streams_of
+
+USUAL_OUTPUT_TOKENS = 256
+"""Taken for a request that sets no limit: it may go on to the end of the context, and seldom
+does."""
+
+COMPLETION_TOKENS = 16
+"""What OpenAI and vLLM give a completion that does not say."""
+
+MOST_OUTPUT_TOKENS = 2**20
+"""More than any context holds: the engine refuses more than its own."""
+
+TOKEN_BYTES, LOGPROB_BYTES = 8, 80
+"""Of JSON text, for a token and for each of its logprobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """streams: sequences that the engine holds at once, both streams of each guided one.
+
+    tokens: prompts and outputs of all of them, estimated; the engine's own count is in usage.py.
+    """
+
+    streams: int
+    tokens: int
+
+
+def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
+    """What the body asks for, read as the engine will read it.
+
+    Raises RequestError for a count that is no integer: vLLM would take "40", 40.0 and true for
+    numbers.
+    """
+    choices = max(1, read_count(body, "n") or 1)
+    output = output_tokens(endpoint, body)
+    groups = streams_of(endpoint, body, guidance)
+    streams = choices * sum(map(len, groups))
+    prompts = sum(stream.num_tokens for group in groups for stream in group)
+    return Demand(streams=streams, tokens=prompts + streams * output)
+
+
+def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """The most that one choice may have, or what it usually has if the body sets no limit."""
+    limit = read_count(body, "max_tokens")
+    if endpoint == "chat":
+        newer = read_count(body, "max_completion_tokens")
+        limit = limit if newer is None else newer
+    elif limit is None and "max_tokens" not in body:
+        limit = COMPLETION_TOKENS
+    return USUAL_OUTPUT_TOKENS if limit is None else min(max(0, limit), MOST_OUTPUT_TOKENS)
+
+
+def check_streams(demand: Demand, most: int) -> None:
+    """Raise RequestError if one request asks for more streams than it may."""
+    if demand.streams > most:
+        raise RequestError(
+            f"The request has {demand.streams} streams (a guided choice is two), and one request"
+            f" may have {most}: ask for fewer choices or prompts, or send several requests.",
+            "n",
+        )
+
+
+def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: int) -> None:
+    """Raise RequestError for token ids that do not fit the context, before they are sent to a
+    replica; 0: not known. Of a text vLLM itself tells, before it tokenizes."""
+    if not context_tokens or endpoint == "chat" or body.get("truncate_prompt_tokens") is not None:
+        return
+    prompt = body.get("prompt")
+    prompts = (
+        prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        else [prompt]
+    )
+    for ids in prompts:
+        if isinstance(ids, list) and len(ids) > context_tokens:
+            raise RequestError(
+                f"The prompt has {len(ids)} tokens, and this model's maximum context length is"
+                f" {context_tokens}: send a shorter one.",
+                "prompt",
+            )
+
+
+def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: int) -> None:
+    """Raise RequestError if an answer that is not streamed would be larger than this, before it is
+    computed."""
+    if body.get("stream"):
+        return
+    choices = max(1, read_count(body, "n") or 1) * num_prompts(endpoint, body)
+    logprobs = _logprobs(endpoint, body)
+    entries = 1 + logprobs if logprobs > 0 else 0
+    size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
+    if size > most_bytes:
+        raise RequestError(
+            f"The answer would have about {size // 2**20} MiB, and one that is not streamed may"
+            f" have {most_bytes // 2**20}: set stream to true, or ask for fewer choices, tokens or"
+            " logprobs.",
+            "stream",
+        )
+
+
+def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """That the body asks for, of each token; -1: of the whole vocabulary. Raises RequestError, as
+    `read_count`."""
+    name = "top_logprobs" if endpoint == "chat" else "logprobs"
+    if body.get(name) is True:  # vLLM takes it for 1
+        return 1
+    return read_count(body, name) or 0
+
+
+def read_count(body: Mapping[str, Any], name: str) -> int | None:
+    """A field that counts; None if it is not there. Raises RequestError if it is no integer."""
+    value = body.get(name)
+    if value is not None and type(value) is not int:
+        raise RequestError(f"{name} is {json_type(value)}: send an integer.", name)
+    return value

@@ -1,0 +1,1 @@
+"""Requests to encoders: bodies read into jobs, and outputs worded as answers."""

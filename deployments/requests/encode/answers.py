@@ -1,0 +1,275 @@
+"""What encoders answer, as JSON: the outputs of an engine in, an object for `json.dumps` out. Pure.
+
+Each answer is a small immutable callable that knows what its request asked for. It is made by
+pooling_protocol.py in the ingress and called in the replica, which turns numbers into text there.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cfg_core.prefill_only.types import Output, SparseVector, Task
+
+JSON_BYTES, BASE64_BYTES, SPARSE_BYTES = 22.0, 16 / 3, 45.0
+"""Of one number: float32 as Python words it, four bytes in base64, and an object of index and
+value."""
+
+
+class Wording(Protocol):
+    """`outputs`: of all the calls of a job, in their order. Returns what the client gets.
+
+    bytes_per_value: size in the answer of each number in the outputs, about; 0 if their numbers are
+    not in it.
+    """
+
+    @property
+    def bytes_per_value(self) -> float: ...
+
+    def __call__(self, outputs: Sequence[Output]) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingsAnswer:
+    """OpenAI's list of embeddings."""
+
+    model: str
+    base64: bool
+
+    @property
+    def bytes_per_value(self) -> float:
+        return BASE64_BYTES if self.base64 else JSON_BYTES
+
+    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        rows = [
+            {
+                "object": "embedding",
+                "index": i,
+                "embedding": numbers(output.values["embed"], self.base64),
+            }
+            for i, output in enumerate(outputs)
+        ]
+        return _listed("embd", self.model, rows, outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingAnswer:
+    """vLLM's /pooling: whatever the task computes."""
+
+    model: str
+    task: Task
+    base64: bool
+
+    @property
+    def bytes_per_value(self) -> float:
+        if self.task == "sparse":
+            return SPARSE_BYTES
+        return BASE64_BYTES if self.base64 else JSON_BYTES
+
+    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        rows = [
+            {
+                "object": "pooling",
+                "index": i,
+                "data": numbers(output.values[self.task], self.base64),
+            }
+            for i, output in enumerate(outputs)
+        ]
+        return _listed("pool", self.model, rows, outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyAnswer:
+    """vLLM's /classify: a score for each label, and the label that has the highest."""
+
+    model: str
+    labels: tuple[str, ...]
+
+    @property
+    def bytes_per_value(self) -> float:
+        return JSON_BYTES
+
+    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        rows = [
+            self._row(i, np.asarray(output.values["classify"])) for i, output in enumerate(outputs)
+        ]
+        return _listed("classify", self.model, rows, outputs)
+
+    def _row(self, index: int, scores: npt.NDArray[np.float32]) -> dict[str, Any]:
+        label = self.labels[int(scores.argmax())]
+        return {
+            "index": index,
+            "label": label,
+            "probs": scores.tolist(),
+            "num_classes": len(scores),
+        }
+
+
+@dataclass(frozen=True)
+class SparseAnswer:
+    """TEI's /embed_sparse."""
+
+    @property
+    def bytes_per_value(self) -> float:
+        return SPARSE_BYTES
+
+    def __call__(self, outputs: Sequence[Output]) -> list[Any]:
+        return [numbers(output.values["sparse"]) for output in outputs]
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The one number that a cross-encoder computes for each pair."""
+
+    def __call__(self, outputs: Sequence[Output]) -> list[float]:
+        return [float(np.asarray(output.values["classify"])[0]) for output in outputs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """The cosine of each document's vector with its query's. The first `num_queries` outputs are
+    the queries: one for all documents, or one for each."""
+
+    num_queries: int
+
+    def __call__(self, outputs: Sequence[Output]) -> list[float]:
+        vectors = np.stack(
+            [np.asarray(output.values["embed"], np.float64) for output in outputs]
+        )  # [q + d, width]
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        queries, documents = vectors[: self.num_queries], vectors[self.num_queries :]
+        cosines: list[float] = (queries * documents).sum(-1).tolist()
+        return cosines
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreAnswer:
+    """vLLM's /score: in the order of the pairs."""
+
+    model: str
+    scores: Scores | Cosine
+
+    @property
+    def bytes_per_value(self) -> float:
+        return 0.0
+
+    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        rows = [
+            {"index": i, "object": "score", "score": score}
+            for i, score in enumerate(self.scores(outputs))
+        ]
+        return _listed("score", self.model, rows, outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankAnswer:
+    """Cohere's and Jina's: the best first."""
+
+    model: str
+    scores: Scores | Cosine
+    top_n: int | None = None
+    documents: Sequence[str] | None = None
+    """Sent back with the scores if they are here."""
+
+    @property
+    def bytes_per_value(self) -> float:
+        return 0.0
+
+    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        best = ranking(self.scores(outputs))[: self.top_n]
+        results = [{"index": i, "relevance_score": score, **self._document(i)} for i, score in best]
+        return {
+            "id": _id("rerank"),
+            "model": self.model,
+            "results": results,
+            "usage": _usage(outputs),
+        }
+
+    def _document(self, index: int) -> dict[str, Any]:
+        return {} if self.documents is None else {"document": {"text": self.documents[index]}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeiRerankAnswer:
+    """TEI's: a bare list, the best first."""
+
+    scores: Scores | Cosine
+    texts: Sequence[str] | None = None
+
+    @property
+    def bytes_per_value(self) -> float:
+        return 0.0
+
+    def __call__(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
+        best = ranking(self.scores(outputs))
+        return [
+            {"index": i, "score": score, **({} if self.texts is None else {"text": self.texts[i]})}
+            for i, score in best
+        ]
+
+
+def ranking(scores: Sequence[float]) -> list[tuple[int, float]]:
+    """(index, score), the highest score first; equal scores in the order of the request."""
+    return sorted(enumerate(scores), key=lambda item: -item[1])
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def tokenize_answer(
+    token_ids: list[int], max_input_tokens: int, strings: list[str] | None
+) -> dict[str, Any]:
+    """vLLM's /tokenize."""
+    return {
+        "count": len(token_ids),
+        "max_model_len": max_input_tokens,
+        "tokens": token_ids,
+        "token_strs": strings,
+    }
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def numbers(value: npt.NDArray[np.float32] | SparseVector, as_base64: bool = False) -> Any:
+    """A vector, or a row for each token, as lists or as base64 of little-endian float32; a sparse
+    vector as objects of index and value."""
+    if isinstance(value, SparseVector):
+        pairs = zip(value.token_ids.tolist(), value.weights.tolist(), strict=True)
+        return [{"index": index, "value": weight} for index, weight in pairs]
+    if as_base64:
+        return base64.b64encode(np.ascontiguousarray(value, dtype="<f4").tobytes()).decode("ascii")
+    return value.tolist()
+
+
+def _listed(
+    kind: str, model: str, rows: list[dict[str, Any]], outputs: Sequence[Output]
+) -> dict[str, Any]:
+    return {
+        "id": _id(kind),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": rows,
+        "usage": _usage(outputs),
+    }
+
+
+def _id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def _usage(outputs: Sequence[Output]) -> dict[str, int]:
+    """Tokens that were computed: after truncation, special ones included."""
+    total = sum(output.num_tokens for output in outputs)
+    return {"prompt_tokens": total, "total_tokens": total}

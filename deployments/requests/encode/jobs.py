@@ -1,0 +1,376 @@
+"""Bodies of requests to encoders, read into jobs. Imports neither ray nor torch.
+
+An EncodeJob says what an engine shall compute, and how its outputs are worded (answers.py). It is
+made in the ingress, which so answers bad requests without bothering an engine, and it crosses to a
+replica whole.
+
+The shapes are those of OpenAI (embeddings), Cohere, Jina and TEI (rerank, embed_sparse) and vLLM
+(the rest). Fields that are not known are ignored, as all of them do, except those that look like
+guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.params import looks_like_guidance
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.types import Input, RequestOptions, Task
+from deployments.requests.body import json_type
+from deployments.requests.encode.answers import (
+    ClassifyAnswer,
+    Cosine,
+    EmbeddingsAnswer,
+    PoolingAnswer,
+    RerankAnswer,
+    ScoreAnswer,
+    Scores,
+    SparseAnswer,
+    TeiRerankAnswer,
+    Wording,
+)
+from deployments.requests.encode.fields import (
+    read_activation,
+    read_dimensions,
+    read_document,
+    read_flag,
+    read_inputs,
+    read_prompt,
+    read_text,
+    read_texts,
+    read_truncation,
+    read_whole_number,
+    wants_base64,
+)
+from deployments.requests.guidance import CARRIERS, carried, near_miss
+
+EncodeEndpoint = Literal["embeddings", "rerank", "score", "pooling", "classify", "embed_sparse"]
+
+PATHS: dict[EncodeEndpoint, str] = {
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/score",
+    "pooling": "/pooling",
+    "classify": "/classify",
+    "embed_sparse": "/embed_sparse",
+}
+"""How an endpoint is called in messages."""
+
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("passage", "document")
+"""Names under which retrievers keep what they put in front of queries and of documents."""
+
+SCORE_FIELDS = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
+
+_CHARACTERS_PER_TOKEN = 4  # roughly; only used to compare loads
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeCall:
+    """Inputs that an engine computes with the same options. `field` of the body brought them; named
+    in errors."""
+
+    inputs: Sequence[Input]
+    options: RequestOptions
+    field: str = "input"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeJob:
+    """One HTTP request: what to compute, and how to word what comes out."""
+
+    calls: tuple[EncodeCall, ...]
+    answer: Wording
+
+    @property
+    def num_tokens(self) -> int:
+        """About how many tokens it costs. Replicas are compared by it; nothing else depends on
+        it."""
+        return sum(_size(item) for call in self.calls for item in call.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeRequest:
+    """What /tokenize shall do."""
+
+    text: str
+    add_special_tokens: bool
+    with_strings: bool
+
+
+# --- what a model can do --------------------------------------------------------------------------
+
+
+def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
+    """Whether this model has what the endpoint computes."""
+    if endpoint in ("rerank", "score"):
+        return info.takes_pairs or "embed" in info.tasks
+    needed: dict[str, Task] = {
+        "embeddings": "embed",
+        "classify": "classify",
+        "embed_sparse": "sparse",
+    }
+    return endpoint == "pooling" or needed[endpoint] in info.tasks
+
+
+def paths_of(info: ModelInfo) -> list[str]:
+    """The endpoints that this model serves."""
+    return [path for endpoint, path in PATHS.items() if can_serve(info, endpoint)]
+
+
+def cannot_serve(name: str, info: ModelInfo, endpoint: EncodeEndpoint) -> RequestError:
+    """The error for a model that does not have what the endpoint computes: what it has, and
+    where."""
+    computes = ", ".join(info.tasks)
+    if info.labels:
+        computes = "one score for a pair" if info.takes_pairs else f"{len(info.labels)} labels"
+    instead = ", ".join(paths_of(info))
+    return RequestError(
+        f"{name} computes {computes}, so it cannot serve {PATHS[endpoint]}: use {instead}.", "model"
+    )
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+def read_job(
+    endpoint: EncodeEndpoint, body: Mapping[str, Any], model: str, info: ModelInfo
+) -> EncodeJob:
+    """The job that a request body asks for. `model`: its name for clients.
+
+    Raises RequestError for all that can be told without tokenizing; the engine checks lengths and
+    token ids.
+    """
+    if not can_serve(info, endpoint):
+        raise cannot_serve(model, info, endpoint)
+    refuse_foreign_fields(body)
+    return READERS[endpoint](body, model, info)
+
+
+def refuse_foreign_fields(body: Mapping[str, Any]) -> None:
+    """Raise for fields that would change the result and that encoders do not have."""
+    inner = [name for carrier in CARRIERS for name in carried(body, carrier)]
+    for name in (*body, *inner):
+        if (looks_like_guidance(name) or near_miss(name)) and body.get(name, name) is not None:
+            raise GuidanceError(
+                f"{name} guides generated text, and encoders generate none: leave it out.", name
+            )
+    if body.get("messages") is not None:
+        raise RequestError("messages are for chat models: send the text as input.", "messages")
+    if body.get("add_special_tokens") is False:
+        hint = "send token ids instead of text"
+        raise RequestError(
+            f"texts always get the model's special tokens: {hint}.", "add_special_tokens"
+        )
+
+
+def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    inputs = read_inputs(body.get("input"))
+    options = RequestOptions(
+        prompt=read_prompt(body, info, inputs),
+        dimensions=read_dimensions(body, info),
+        normalize=read_activation(body),
+        **read_truncation(body, info),
+    )
+    answer = EmbeddingsAnswer(model=model, base64=wants_base64(body))
+    return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
+
+
+def _rerank(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    """Cohere's and Jina's shape has `documents`, TEI's has `texts`."""
+    has_documents, has_texts = body.get("documents") is not None, body.get("texts") is not None
+    if has_documents == has_texts:
+        given = "both given: send only one" if has_texts else "both missing: send documents"
+        raise RequestError(
+            f"documents (as Cohere and Jina) and texts (as TEI) are {given}.", "documents"
+        )
+    query = read_text(body, "query")
+    return _tei_rerank(body, query, info) if has_texts else _cohere_rerank(body, query, model, info)
+
+
+def _cohere_rerank(body: Mapping[str, Any], query: str, model: str, info: ModelInfo) -> EncodeJob:
+    documents = read_texts(body, "documents", read_document)
+    top_n = read_whole_number(body, "top_n", lowest=0)
+    kept = documents if read_flag(body, "return_documents") else None
+    calls, scores = _comparisons(
+        ([query], "query"), (documents, "documents"), body, info, read_activation(body) is False
+    )
+    return EncodeJob(
+        calls=calls,
+        answer=RerankAnswer(model=model, scores=scores, top_n=top_n or None, documents=kept),
+    )
+
+
+def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJob:
+    texts = read_texts(body, "texts")
+    kept = texts if read_flag(body, "return_text") else None
+    calls, scores = _comparisons(
+        ([query], "query"), (texts, "texts"), body, info, read_flag(body, "raw_scores")
+    )
+    return EncodeJob(calls=calls, answer=TeiRerankAnswer(scores=scores, texts=kept))
+
+
+def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    """Pairs 1:1, 1:N or N:N, as vLLM."""
+    names = next(
+        (pair for pair in SCORE_FIELDS if all(body.get(name) is not None for name in pair)), None
+    )
+    if names is None:
+        raise RequestError(
+            "text_1 and text_2 are not both there: send them, or queries and documents.", "text_1"
+        )
+    left, right = (read_texts(body, name) for name in names)
+    if len(left) not in (1, len(right)):
+        hint = f"send one, or as many as {names[1]}"
+        raise RequestError(
+            f"{names[0]} has {len(left)} texts and {names[1]} has {len(right)}: {hint}.", names[0]
+        )
+    raw = read_activation(body) is False
+    calls, scores = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
+    return EncodeJob(calls=calls, answer=ScoreAnswer(model=model, scores=scores))
+
+
+def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    task: Task = body.get("task") or info.tasks[0]
+    if task not in info.tasks:
+        raise RequestError(
+            f"task {task!r:.60} is none of this model's: use {', '.join(info.tasks)}.", "task"
+        )
+    base64 = wants_base64(body)
+    if base64 and task == "sparse":
+        raise RequestError(
+            "sparse vectors have no base64 form: set encoding_format to float.", "encoding_format"
+        )
+    inputs = read_inputs(body.get("input"), pairs=task == "classify")
+    options = RequestOptions(
+        tasks=(task,),
+        prompt=read_prompt(body, info, inputs),
+        dimensions=read_dimensions(body, info) if task == "embed" else None,
+        normalize=read_activation(body),
+        raw_scores=read_activation(body) is False,
+        **read_truncation(body, info),
+    )
+    return EncodeJob(
+        calls=(EncodeCall(inputs=inputs, options=options),),
+        answer=PoolingAnswer(model=model, task=task, base64=base64),
+    )
+
+
+def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    inputs = read_inputs(body.get("input"), pairs=True)
+    options = RequestOptions(
+        tasks=("classify",),
+        prompt=read_prompt(body, info, inputs),
+        raw_scores=read_activation(body) is False,
+        **read_truncation(body, info),
+    )
+    answer = ClassifyAnswer(model=model, labels=info.labels)
+    return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
+
+
+def _embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    texts = read_texts(body, "inputs")
+    options = RequestOptions(
+        tasks=("sparse",), prompt=read_prompt(body, info, texts), **read_truncation(body, info)
+    )
+    return EncodeJob(
+        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),), answer=SparseAnswer()
+    )
+
+
+READERS: dict[EncodeEndpoint, Callable[[Mapping[str, Any], str, ModelInfo], EncodeJob]] = {
+    "embeddings": _embeddings,
+    "rerank": _rerank,
+    "score": _score,
+    "pooling": _pooling,
+    "classify": _classify,
+    "embed_sparse": _embed_sparse,
+}
+
+
+# --- comparing texts ------------------------------------------------------------------------------
+
+
+def _comparisons(
+    left: tuple[list[str], str],
+    right: tuple[list[str], str],
+    body: Mapping[str, Any],
+    info: ModelInfo,
+    raw: bool,
+) -> tuple[tuple[EncodeCall, ...], Scores | Cosine]:
+    """How each text on the right is scored with its partner on the left (one for all, or one each).
+
+    A cross-encoder reads each pair; of an embedding model it is the cosine of two vectors.
+    """
+    truncation = read_truncation(body, info)
+    (queries, query_field), (documents, document_field) = left, right
+    if info.takes_pairs:
+        partners = queries * len(documents) if len(queries) == 1 else queries
+        pairs = list(zip(partners, documents, strict=True))
+        options = RequestOptions(tasks=("classify",), raw_scores=raw, **truncation)
+        return (EncodeCall(inputs=pairs, options=options, field=document_field),), Scores()
+    for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
+    for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
+    calls = (
+        EncodeCall(inputs=queries, options=for_queries, field=query_field),
+        EncodeCall(inputs=documents, options=for_documents, field=document_field),
+    )
+    return calls, Cosine(num_queries=len(queries))
+
+
+def _role_prompt(info: ModelInfo, names: Sequence[str]) -> str:
+    return next((info.prompts[name] for name in names if name in info.prompts), info.default_prompt)
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
+    """The body of /tokenize for an encoder, as vLLM words it."""
+    if body.get("messages") is not None:
+        raise RequestError("messages are for chat models: send the text as prompt.", "messages")
+    text = body.get("prompt")
+    if not isinstance(text, str):
+        raise RequestError(
+            f"prompt is {'missing' if text is None else json_type(text)}: send a text.", "prompt"
+        )
+    return TokenizeRequest(
+        text=text,
+        add_special_tokens=read_flag(body, "add_special_tokens", default=True),
+        with_strings=read_flag(body, "return_token_strs"),
+    )
+
+
+def read_detokenize(body: Mapping[str, Any], info: ModelInfo) -> list[int]:
+    """The token ids in the body of /detokenize for an encoder."""
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise RequestError("tokens must be a list of token ids: whole numbers.", "tokens")
+    for token in tokens:
+        if not 0 <= token < info.vocab_size:
+            hint = f"this model knows 0 to {info.vocab_size - 1}"
+            raise RequestError(f"tokens holds the token id {token}: {hint}.", "tokens")
+    return tokens
+
+
+# --- small things ---------------------------------------------------------------------------------
+
+
+def in_terms_of(call: EncodeCall, error: RequestError) -> RequestError:
+    """An error of the engine, which knows of `input` only, with the field that the client sent."""
+    if error.param != "input" or call.field == "input":
+        return error
+    return RequestError(f"{call.field}: {error.message}", call.field)
+
+
+def _size(item: Input) -> int:
+    if isinstance(item, tuple):
+        return sum(map(_size, item))
+    return len(item) // _CHARACTERS_PER_TOKEN + 2 if isinstance(item, str) else len(item)

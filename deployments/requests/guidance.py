@@ -1,0 +1,221 @@
+"""HTTP contract, without a server: JSON bodies in, guidance out. Imports neither vllm nor ray.
+
+The guidance fields of contract 5.2 are read here, in the ingress, before an engine is bothered.
+Everything that looks like guidance and is not understood is refused: vLLM ignores fields that it
+does not know, so a typo would turn into silently unguided text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
+from cfg_core.params import (
+    FIELDS,
+    NEGATIVE_IDS,
+    NEGATIVE_TEXT,
+    SCALE,
+    SYNONYMS,
+    GuidanceParams,
+    looks_like_guidance,
+    unknown_field,
+)
+from deployments.requests.body import MAX_FIELDS, json_type
+
+Endpoint = Literal["completion", "chat"]
+
+NEGATIVE_MESSAGES = "negative_messages"
+CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
+
+PLANNED = ("guidance_start", "guidance_end", "guidance_top_k", "guidance_streams")
+"""Fields of the contract that this version does not serve yet: refused, never ignored."""
+
+CARRIERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
+"""Objects in which guidance fields get lost or pass unchecked: refused there."""
+
+MAX_NAME_CHARS = 64
+"""Longer names are like none of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """What one HTTP request says about guidance. At most one of the three negatives is set.
+
+    Made by `read_guidance`, which checks; crosses from the ingress to the replica.
+    """
+
+    params: GuidanceParams
+    negative_messages: list[Any] | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.params.scale
+
+    @property
+    def enabled(self) -> bool:
+        """False at scale 1: the request is served as a plain one, without a follower."""
+        return self.params.enabled
+
+    @property
+    def negative_field(self) -> str | None:
+        """The field that brought the negative; None if it starts at the prompt's last token."""
+        if self.negative_messages is not None:
+            return NEGATIVE_MESSAGES
+        if self.params.negative_prompt is not None:
+            return NEGATIVE_TEXT
+        return NEGATIVE_IDS if self.params.negative_prompt_token_ids is not None else None
+
+
+# --- guidance fields ------------------------------------------------------------------------------
+
+
+def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | None:
+    """The guidance that a request body asks for; None if it says nothing about it.
+
+    Raises GuidanceError for everything that contract 5.2 refuses and that can be told without the
+    model: the length of a negative, and whether the group fits the KV pool, is checked in the
+    replica.
+    """
+    known = CHAT_FIELDS if endpoint == "chat" else FIELDS
+    _refuse_hidden_fields(body)
+    _refuse_misspelt_processors(body)
+    for name in body:
+        if (looks_like_guidance(name) and SYNONYMS.get(name, name) not in known) or near_miss(name):
+            raise _unknown(name, known)
+    messages = body.get(NEGATIVE_MESSAGES)
+    params = GuidanceParams.from_fields(
+        {name: value for name, value in body.items() if name != NEGATIVE_MESSAGES}
+    )
+    if messages is not None:
+        params = params or GuidanceParams()
+        _check_negative_messages(messages, params)
+    if params is None:
+        return None
+    guidance = Guidance(params=params, negative_messages=messages)
+    if guidance.enabled:
+        _refuse_unguidable(body)
+    return guidance
+
+
+@lru_cache(maxsize=4096)
+def near_miss(name: str) -> bool:
+    """True for a misspelt guidance field, such as `guidence_scale`: vLLM would ignore it in
+    silence."""
+    return not looks_like_guidance(name) and bool(_near(name, CHAT_FIELDS))
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    if len(name) > MAX_NAME_CHARS:
+        return []
+    return difflib.get_close_matches(name, known, cutoff=0.85)
+
+
+def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
+    if name in PLANNED:
+        return GuidanceError(f"{name} is not supported yet by this server: leave it out.", name)
+    if name == NEGATIVE_MESSAGES:
+        return GuidanceError(
+            f"{name} belongs to /v1/chat/completions: send {NEGATIVE_TEXT} here.", name
+        )
+    return unknown_field(name, known)
+
+
+def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
+    name = NEGATIVE_MESSAGES
+    if not isinstance(messages, list):
+        raise GuidanceError(f"{name} must be a list of messages, not {json_type(messages)}.", name)
+    if not messages:
+        hint = "leave the field out to let the negative stream start at the prompt's last token"
+        raise GuidanceError(f"{name} is empty: {hint}.", name)
+    if params.has_negative:
+        other = NEGATIVE_TEXT if params.negative_prompt is not None else NEGATIVE_IDS
+        raise GuidanceError(f"{name} and {other} are both given: send only one of them.", name)
+    if not params.enabled:
+        hint = f"set {SCALE} above 1 (1.5 is a common start), or leave {name} out"
+        raise GuidanceError(f"{SCALE} is 1 (off), so {name} would have no effect: {hint}.", SCALE)
+
+
+def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
+    """Guidance or processors inside another object would be ignored by vLLM, or reach the engine
+    unchecked."""
+    for carrier in CARRIERS:
+        for name in carried(body, carrier):
+            if looks_like_guidance(name) or name == LOGITS_PROCESSORS:
+                raise GuidanceError(
+                    f"{name} stands inside {carrier}: move it to the top level of the body.",
+                    carrier,
+                )
+
+
+def carried(body: Mapping[str, Any], carrier: str) -> Mapping[str, Any]:
+    """The object of that name in the body; empty if there is none. Raises RequestError if it has
+    too many fields."""
+    inner = body.get(carrier)
+    if not isinstance(inner, Mapping):
+        return {}
+    if len(inner) > MAX_FIELDS:
+        raise RequestError(
+            f"{carrier} has {len(inner)} fields: send at most {MAX_FIELDS}.", carrier
+        )
+    return inner
+
+
+def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
+    """vLLM would ignore the field, and the request would run without them."""
+    for name in body.keys() - {LOGITS_PROCESSORS}:
+        if _near(name, [LOGITS_PROCESSORS]):
+            raise RequestError(
+                f"{name} is not a field of this server. Did you mean {LOGITS_PROCESSORS}?", name
+            )
+    if body.get("use_beam_search") and body.get(LOGITS_PROCESSORS) is not None:
+        raise RequestError(
+            f"Beam search knows no {LOGITS_PROCESSORS}: leave one of the two out.",
+            LOGITS_PROCESSORS,
+        )
+
+
+def _refuse_unguidable(body: Mapping[str, Any]) -> None:
+    """Request options under which a joint step has no meaning."""
+    if body.get("use_beam_search"):
+        raise GuidanceError(
+            "Beam search cannot be guided: leave use_beam_search out, or guidance.",
+            "use_beam_search",
+        )
+    if body.get("suffix") is not None:
+        raise GuidanceError(
+            "A completion with a suffix cannot be guided: leave suffix out, or guidance.", "suffix"
+        )
+    if body.get("prompt_embeds") is not None:
+        raise GuidanceError(
+            "prompt_embeds cannot be guided: send prompt as text or token ids.", "prompt_embeds"
+        )
+
+
+# --- what goes back -------------------------------------------------------------------------------
+
+
+def guidance_report(
+    guidance: Guidance, negative_prompt_tokens: int, output_tokens: int
+) -> dict[str, Any]:
+    """The `guidance` object beside `usage`. Every output token of a guided request is guided.
+
+    A request that sends scale 1 gets the object too, and reads in it that nothing was guided.
+    """
+    if not guidance.enabled:
+        return {
+            "scale": guidance.scale,
+            "streams": 1,
+            "negative_prompt_tokens": 0,
+            "guided_tokens": 0,
+        }
+    return {
+        "scale": guidance.scale,
+        "streams": 2,
+        "negative_prompt_tokens": negative_prompt_tokens,
+        "guided_tokens": output_tokens,
+    }

@@ -1,0 +1,132 @@
+"""The streams of a request: what each stream's prompt is, and about how long.
+
+The ingress has no tokenizer, so lengths are estimates: good enough to share a queue by, and to
+compare replicas. Engines count exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cfg_core.errors import CfgServeError
+from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.negative import negative_body
+
+BYTES_PER_TOKEN = 4
+"""Of UTF-8 text. English has about 4 bytes a token, Chinese 3 to 4, code 3."""
+
+Prompt: TypeAlias = str | tuple[int, ...]
+"""Text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of a request. num_tokens: of its prompt, estimated if it is text."""
+
+    prompt: Prompt
+    num_tokens: int
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Stream:
+        return cls(prompt, num_tokens(prompt) if isinstance(prompt, str) else len(prompt))
+
+
+def streams_of(
+    endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None
+) -> list[tuple[Stream, ...]]:
+    """For each prompt of a request its streams: the conditional and, if guided, the negative.
+
+    A chat has one prompt, a completion may have a list. A negative that is not given starts at the
+    prompt's last token, so its stream has one token of its own, and nothing to share. A prompt that
+    is not understood is empty: vLLM will refuse it. Never raises.
+    """
+    if guidance is None or not guidance.enabled:
+        return [(conditional,) for conditional in _conditionals(endpoint, body)]
+    negative = _negative(endpoint, body, guidance)
+    return [(conditional, negative) for conditional in _conditionals(endpoint, body)]
+
+
+def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """How many prompts a request has: a chat has one, a completion may have a list."""
+    return 1 if endpoint == "chat" else len(_prompts(body))
+
+
+def num_tokens(content: Any) -> int:
+    """Estimated tokens of a text, of token ids, or of all text in nested lists and objects."""
+    if isinstance(content, str):
+        return math.ceil(len(content.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)
+    if isinstance(content, list):
+        return sum(1 if isinstance(item, int) else num_tokens(item) for item in content)
+    if isinstance(content, Mapping):
+        nested = (value for value in content.values() if isinstance(value, str | list | Mapping))
+        return sum(num_tokens(value) for value in nested)
+    return 0
+
+
+def _conditionals(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Stream]:
+    if endpoint == "chat":
+        return [Stream.of(_conversation(body))]
+    return [Stream.of(_prompt(prompt)) for prompt in _prompts(body)]
+
+
+def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -> Stream:
+    if (ids := guidance.params.negative_prompt_token_ids) is not None:
+        return Stream.of(_token_ids(ids))
+    if guidance.negative_field is None:
+        return Stream((), 1)
+    try:
+        return _conditionals(endpoint, negative_body(body, guidance))[0]
+    except CfgServeError:  # messages that are no list
+        return Stream.of("")
+
+
+def _prompts(body: Mapping[str, Any]) -> list[Any]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return prompt
+    return [prompt]
+
+
+def _prompt(value: object) -> Prompt:
+    return value if isinstance(value, str) else _token_ids(value)
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple) or not all(type(i) is int and 0 <= i < 2**32 for i in ids):
+        return ()
+    return tuple(ids)
+
+
+def _conversation(body: Mapping[str, Any]) -> str:
+    """The messages in order, tools first, as templates have them.
+
+    This is not the template's text, but it is equal where that is equal: a shared system prompt is
+    a shared prefix, and a conversation that goes on extends its own.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return ""
+    try:
+        tools = body.get("tools")
+        return "".join([f"{tools}\n" if tools else "", *map(_message, messages)])
+    except RecursionError:  # tools nested so deeply that they have no text
+        return ""
+
+
+def _message(message: object) -> str:
+    if not isinstance(message, Mapping):
+        return ""
+    calls = message.get("tool_calls")
+    return f"\0{message.get('role')}\0{_content(message.get('content'))}{calls or ''}"
+
+
+def _content(content: object) -> str:
+    """The text of a message: its content, or the text parts of it."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (part["text"] for part in parts if isinstance(part, Mapping) and "text" in part)
+    return "".join(map(str, texts))

@@ -1,0 +1,211 @@
+"""How busy each replica is: what it reported, and what it was sent since."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import takewhile
+from typing import Any
+
+from deployments.lifecycle.pulse import REPORTED_AT
+
+REPORT_AGE_S = 0.5
+"""How old a report without it is when it comes: half a pulse of the engine (watchdog.PULSE_S), a
+tick or two of Serve's controller, and its way. What was sent to a replica meanwhile is counted
+twice if this is too much, else not at all."""
+
+MAX_REPORT_AGE_S = 5.0
+"""Older ones have an earlier clock."""
+
+PLANNED_S = 5.0
+"""How long a choice counts before Serve says that the request was sent. Its client may have left
+instead."""
+
+ANSWERED_S = 60.0
+"""How long an answered request is remembered, for a report on its way that still counts it."""
+
+PREFILL_TOKENS_PER_S = 10_000
+"""How fast a replica prefills, if it does not say. Too much does little harm; with too little,
+requests that are long computed seem to wait, and others flee from them and from their own prefixes.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaLoad:
+    """A replica as it reported itself, and what this process did to it since. 0 stands for what is
+    not known, too.
+
+    queued_prefill_tokens: of prompts, not computed yet; running, waiting: streams; held_ms: for how
+    long the engine has waited for its frontend since its start. prefill_tokens_per_s may be left
+    out. waiting_tokens: what should be left by now of those queued and of those sent since.
+    sent_blocks: needed by the requests sent since; sent_streams: theirs, less those answered since,
+    so maybe negative. last_sent: seconds.
+    """
+
+    free_blocks: int = 0
+    total_blocks: int = 0
+    block_size: int = 16
+    queued_prefill_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    max_num_seqs: int = 0
+    max_model_len: int = 0
+    held_ms: int = 0
+    prefill_tokens_per_s: int = PREFILL_TOKENS_PER_S
+    waiting_tokens: float = 0.0
+    sent_blocks: int = 0
+    sent_streams: int = 0
+    last_sent: float = -math.inf
+
+    @classmethod
+    def of(cls, stats: Mapping[str, Any], **since: Any) -> ReplicaLoad:
+        """stats: what `ModelReplica.record_routing_stats` returned; what is missing or no count is
+        left out."""
+        counts = {
+            name: value for name, value in stats.items() if name in REPORTED and type(value) is int
+        }
+        return cls(
+            **{name: value for name, value in counts.items() if value >= LEAST.get(name, 0)},
+            **since,
+        )
+
+    @property
+    def streams(self) -> int:
+        return max(0, self.running + self.waiting + self.sent_streams)
+
+    @property
+    def headroom_blocks(self) -> int:
+        """Free blocks that nobody needs soon: queued prompts will take theirs, and each running
+        stream one more."""
+        queued = math.ceil(self.queued_prefill_tokens / self.block_size)
+        return self.free_blocks - self.sent_blocks - queued - self.running
+
+
+SINCE = ("waiting_tokens", "sent_blocks", "sent_streams", "last_sent")
+REPORTED = tuple(field.name for field in fields(ReplicaLoad) if field.name not in SINCE)
+"""The keys of what a replica reports, all integers."""
+
+LEAST = {"block_size": 1, "prefill_tokens_per_s": 1}
+"""What a reported count must be at least, if not 0."""
+
+
+def report_age_s(stats: Mapping[str, Any], unix_time_s: float) -> float:
+    """How long ago the report was true; clocks of two machines may differ by a little."""
+    at_ms = stats.get(REPORTED_AT)
+    return (
+        min(max(0.0, unix_time_s - at_ms / 1000), MAX_REPORT_AGE_S)
+        if type(at_ms) is int
+        else REPORT_AGE_S
+    )
+
+
+# --- since the last report ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request asks of a replica: prefill tokens, KV blocks, streams. at: when it was
+    sent."""
+
+    tokens: int
+    blocks: int = 0
+    streams: int = 0
+    at: float = -math.inf
+
+
+class SentLedger:
+    """What this process has sent to each replica and the replica's last report cannot know. One
+    thread, one clock."""
+
+    def __init__(self) -> None:
+        # replica -> request -> work
+        self._sent: defaultdict[Hashable, dict[str, Work]] = defaultdict(dict)
+        # replica -> works, and when each was answered
+        self._answered: defaultdict[Hashable, deque[tuple[Work, float]]] = defaultdict(deque)
+        # request -> replica, work
+        self._planned: dict[str, tuple[Hashable, Work]] = {}
+        self._known_until: dict[Hashable, float] = {}
+        self._last_sent: dict[Hashable, float] = {}
+
+    def planned(self, replica: Hashable, request: str, work: Work) -> None:
+        """The request is about to be sent there. It counts at once, else requests that come
+        together would all choose the same replica; and it counts only once, however often it is
+        planned."""
+        self._planned[request] = replica, work
+        for late in [
+            name for name, (_, plan) in self._planned.items() if work.at - plan.at > PLANNED_S
+        ]:
+            del self._planned[late]
+
+    def unplan(self, request: str) -> None:
+        self._planned.pop(request, None)
+
+    def sent(self, replica: Hashable, request: str, work: Work) -> None:
+        """The replica has taken the request."""
+        self._planned.pop(request, None)
+        self._sent[replica].pop(request, None)  # so that the newest come last
+        self._sent[replica][request] = work
+        self._last_sent[replica] = work.at
+
+    def answered(self, replica: Hashable, request: str, now: float) -> None:
+        """The request is done, or the replica has refused it. Also for one that was never noted."""
+        if self._planned.get(request, (None,))[0] == replica:
+            del self._planned[request]
+        work = self._sent.get(replica, {}).pop(request, None)
+        if work:
+            self._answered[replica].append((work, now))
+            self._drop_answered(replica, now - ANSWERED_S)
+
+    def reported(self, replica: Hashable, until: float) -> None:
+        """A report came: it knows what had happened until then."""
+        self._known_until[replica] = until
+        self._drop_answered(replica, until)
+
+    def _drop_answered(self, replica: Hashable, before: float) -> None:
+        answered = self._answered.get(replica)
+        while answered and answered[0][1] <= before:
+            answered.popleft()
+
+    def forget(self, replica: Hashable) -> None:
+        for table in (self._sent, self._answered, self._known_until, self._last_sent):
+            table.pop(replica, None)
+        self._planned = {
+            request: plan for request, plan in self._planned.items() if plan[0] != replica
+        }
+
+    def unanswered(self, replica: Hashable) -> tuple[int, int]:
+        """(tokens, requests) that were sent there and are not answered yet."""
+        works = self._sent.get(replica, {}).values()
+        return sum(work.tokens for work in works), len(works)
+
+    def load(self, replica: Hashable, reported: ReplicaLoad, now: float) -> ReplicaLoad:
+        """What `reported`, the last report, has become by now."""
+        until = self._known_until.get(replica, -math.inf)
+        new = list(
+            takewhile(lambda work: work.at > until, reversed(self._sent.get(replica, {}).values()))
+        )
+        new += [
+            plan
+            for where, plan in self._planned.values()
+            if where == replica and now - plan.at <= PLANNED_S
+        ]
+        gone = sum(work.streams for work, _ in self._answered.get(replica, ()) if work.at <= until)
+        return replace(
+            reported,
+            waiting_tokens=waiting_tokens(reported, until, new, now),
+            sent_blocks=sum(work.blocks for work in new),
+            sent_streams=sum(work.streams for work in new) - gone,
+            last_sent=self._last_sent.get(replica, -math.inf),
+        )
+
+
+def waiting_tokens(reported: ReplicaLoad, at: float, new: Iterable[Work], now: float) -> float:
+    """What is left to prefill of what was queued `at` and of what came since, at the replica's
+    speed."""
+    left, speed = float(reported.queued_prefill_tokens), reported.prefill_tokens_per_s
+    for work in sorted(new, key=lambda work: work.at):
+        left = max(0.0, left - speed * (work.at - at)) + work.tokens
+        at = work.at
+    return max(0.0, left - speed * (now - at))

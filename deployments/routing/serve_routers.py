@@ -1,0 +1,211 @@
+"""Serve's request routers of this application.
+
+An encoder replica gets requests by their tokens, a generator replica by prefixes and load. Serve's
+own choice is the shorter of two queues, in requests; but requests differ a thousandfold in size,
+and in what is cached of them where. Public API of Ray Serve 2.60 (`ray.serve.request_router`,
+alpha), but for PRIVATE.
+
+A router lives where a handle is used, so in the ingress. Serve makes one for each handle, and calls
+all of its methods from one event loop, which may have a thread of its own. Serve also pickles the
+class by value, and with it every object of this module that it uses: there must be no state here
+outside the instances (see shared.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from ray.serve.request_router import (
+    FIFOMixin,
+    PendingRequest,
+    ReplicaID,
+    RequestRouter,
+    RunningReplica,
+)
+from typing_extensions import override
+
+from deployments.lifecycle.beacon import beacons
+from deployments.messages import GenerateCall
+from deployments.routing import shared
+from deployments.routing.loads import ReplicaLoad, SentLedger, Work, report_age_s
+from deployments.routing.placement import Costs, Placer
+
+PRIVATE = {
+    "ray.serve.request_router:FIFOMixin": ("_get_pending_request_matching_metadata",),
+    "ray.serve.request_router:RequestRouter": (
+        "_get_pending_request_matching_internal_request_id",
+    ),
+}
+"""Names of Ray that are not public."""
+
+QUEUED_TOKENS = "queued_tokens"
+"""The key in what an encoder replica's `record_routing_stats` returns."""
+
+
+class QueuedTokensRouter(FIFOMixin, RequestRouter):
+    """Ranks replicas by queued tokens: those they report, and between two reports those sent.
+
+    Replicas that cannot take a request now are skipped by Serve.
+    """
+
+    @override
+    def initialize_state(self, **_: Any) -> None:
+        self._ledger = SentLedger()
+        self._deployment: str | None = None
+
+    @override
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            # All replicas are offered at once.
+            pending_request.routing_context.should_backoff = True
+        return [[replica] for replica in sorted(candidate_replicas, key=self._load)]
+
+    def _load(self, replica: RunningReplica) -> tuple[int, int]:
+        """(tokens, requests) to compare replicas by.
+
+        The report knows of other routers' requests too, and is old; what this router has sent is
+        certain. So the larger counts. The number of ongoing requests, as last heard from the
+        replica, decides between equals.
+        """
+        reported = int(replica.routing_stats.get(QUEUED_TOKENS, 0))
+        tokens, requests = self._ledger.unanswered(replica.replica_id)
+        ongoing = self.replica_queue_len_cache.get(replica.replica_id) or 0
+        return max(reported, tokens), max(requests, ongoing)
+
+    @override
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called when a replica starts, stops, or has something new to report."""
+        super().update_replicas(replicas)
+        for replica in replicas:
+            self._ledger.reported(replica.replica_id, time.monotonic())
+        names = (replica.replica_id.deployment_id.name for replica in replicas)
+        self._deployment = next(names, self._deployment)
+        if self._deployment is not None:
+            shared.publish(self._deployment, [ReplicaLoad() for _ in replicas], -math.inf)
+
+    @override
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        job = pending_request.args[0] if pending_request.args else None
+        request = pending_request.metadata.internal_request_id
+        self._ledger.sent(replica_id, request, Work(tokens=getattr(job, "num_tokens", 1)))
+
+    @override
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._ledger.answered(replica_id, internal_request_id, time.monotonic())
+
+    @override
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._ledger.forget(replica_id)
+
+
+class GroupRouter(FIFOMixin, RequestRouter):
+    """Ranks the replicas for a whole group, by `placement.choose`.
+
+    Calls that carry no group go where the fewest streams are. Replicas report the keys
+    `loads.REPORTED`, and REPORTED_AT, by `record_routing_stats`. Each request goes to the replica
+    that was chosen for it, and not, as FIFOMixin alone would have it, to one that was chosen for a
+    later one.
+    """
+
+    @override
+    def initialize_state(self, **costs: float) -> None:
+        """costs: the fields of `placement.Costs`, from `request_router_kwargs`."""
+        self._placer = Placer(Costs(**costs))
+        self._deployment: str | None = None
+
+    @override
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Called for each request, and again after a pause while all replicas are full.
+
+        All are ranked: Serve goes on to the next if one cannot take a request now.
+        """
+        candidates = {replica.replica_id: replica for replica in candidate_replicas}
+        by_id = {replica_id: candidates[replica_id] for replica_id in shared.usable(candidates)}
+        call = _call(pending_request)
+        if pending_request is None or call is None:
+            ranked = self._placer.least_loaded(by_id, time.monotonic())
+        else:
+            name = pending_request.metadata.internal_request_id
+            ranked = self._placer.rank(name, call.group, by_id, time.monotonic())
+            if ranked:
+                shared.dispatched(call.call_id, ranked[0])
+        if pending_request is not None:
+            # All replicas are offered at once.
+            pending_request.routing_context.should_backoff = True
+        return [[by_id[replica_id]] for replica_id in ranked]
+
+    @override
+    def _get_pending_request_matching_metadata(
+        self, request_metadata: Any = None
+    ) -> PendingRequest | None:
+        """Called by FIFOMixin when a replica is free for the request of this metadata.
+
+        None: the first in line gets it, which happens only to calls that share their id with
+        another one.
+        """
+        return self._get_pending_request_matching_internal_request_id(request_metadata)
+
+    @override
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Called when the replica has taken the request."""
+        if (call := _call(pending_request)) is not None:
+            name = pending_request.metadata.internal_request_id
+            shared.dispatched(call.call_id, replica_id)
+            self._placer.sent(name, call.group, replica_id, time.monotonic())
+            self._publish()
+
+    @override
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Called when an answer ends, however it does, and when a full replica refuses it."""
+        self._placer.answered(internal_request_id, replica_id, time.monotonic())
+        self._publish()
+
+    @override
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called when a replica starts, stops, or has something new to report."""
+        self._placer.keep_only([replica.replica_id for replica in replicas])
+        for replica in replicas:
+            stats = replica.routing_stats or {}
+            age_s = report_age_s(stats, time.time())
+            self._placer.report(replica.replica_id, stats, time.monotonic(), age_s)
+            self._deployment = replica.replica_id.deployment_id.name
+        reports = {replica.replica_id: replica.routing_stats or {} for replica in replicas}
+        shared.lookout().watch(beacons(reports))
+        super().update_replicas(replicas)
+        self._publish()
+
+    @override
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Called when a call finds its replica dead, before the controller does."""
+        super().on_replica_actor_died(replica_id)
+        self._placer.forget(replica_id)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Tell the ingress. Before the first replica there is nothing to tell."""
+        if self._deployment is not None:
+            replicas = self.curr_replicas
+            loads = self._placer.loads(replicas, time.monotonic())
+            reported_at = self._placer.reported_at(replicas)
+            shared.publish(self._deployment, loads.values(), reported_at)
+
+
+def _call(pending_request: PendingRequest | None) -> GenerateCall | None:
+    """The call that carries a group; None for other calls."""
+    argument = pending_request.args[0] if pending_request and pending_request.args else None
+    return argument if isinstance(argument, GenerateCall) else None

@@ -1,0 +1,207 @@
+"""The process-wide state of an ingress: all of it, with a reset for tests.
+
+The ingress and its request routers live in one process. Serve may give a router a thread of its
+own, and it pickles the router's class by value, with every object of the router's module. So what
+the two share is here, behind functions and locks. Call the functions; never import the tables.
+
+- What the replicas of each deployment report (`publish`, `fleet`).
+- Which replica each call went to (`expected`, `dispatched`).
+- Which replicas lately fell silent or said that their engine died (`suspect`, `lost`, `usable`).
+- The thread that asks replicas for signs of life (`lookout`).
+- What the HTTP guard enforces (`enforce`, `enforced`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from deployments.lifecycle.lookout import Lookout
+from deployments.routing.loads import REPORTED, ReplicaLoad
+
+R = TypeVar("R", bound=Hashable)
+
+SUSPECT_S = 60.0
+"""How long a replica that fell silent gets nothing while there is another. Serve's own health
+checks decide about it meanwhile."""
+
+LOST_S = 10.0
+"""How long a replica whose engine is dead gets nothing. It leaves within a second, and answers
+until then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetView:
+    """Sums over the running replicas of one deployment; fields as in ReplicaLoad.
+
+    They are as of the moment when this process last sent a request or got an answer, or a report
+    came. max_model_len is the same for all, and no sum.
+
+    replicas: running. reporting: those that have told of their KV blocks. report_age_s: of the
+    oldest report; inf if a replica has not reported.
+    """
+
+    replicas: int = 0
+    reporting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    queued_prefill_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    max_num_seqs: int = 0
+    max_model_len: int = 0
+    held_ms: int = 0
+    report_age_s: float = math.inf
+
+
+_NOT_SUMMED = ("max_model_len",)
+_SUMMED = tuple(
+    f.name for f in fields(FleetView) if f.name in REPORTED and f.name not in _NOT_SUMMED
+)
+
+
+class Dispatch:
+    """Where a call went.
+
+    replica: None while there is none for it. at: when it was sent there, by time.monotonic.
+    """
+
+    def __init__(self) -> None:
+        self.replica: Hashable | None = None
+        self.at = math.inf
+
+
+class _State:
+    """Everything that this module keeps."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.fleets: dict[str, tuple[tuple[ReplicaLoad, ...], float]] = {}
+        self.calls: dict[str, Dispatch] = {}
+        self.suspects: dict[Hashable, float] = {}
+        self.lost: dict[Hashable, float] = {}
+        self.lookout = Lookout()
+        self.policy: Any = None
+
+
+_state = _State()
+
+
+def reset() -> None:
+    """Forget everything. For tests."""
+    global _state
+    _state = _State()
+
+
+# --- what replicas report -------------------------------------------------------------------------
+
+
+def publish(deployment: str, loads: Iterable[ReplicaLoad], reported_at: float) -> None:
+    """Called by a request router, in its thread.
+
+    reported_at: when the oldest report was true, by time.monotonic; -inf if a replica has not
+    reported.
+    """
+    snapshot = tuple(loads)
+    with _state.lock:
+        _state.fleets[deployment] = snapshot, reported_at
+
+
+def fleet(deployment: str) -> FleetView:
+    """Called by the ingress. A deployment of which nothing is known has no replicas."""
+    with _state.lock:
+        loads, reported_at = _state.fleets.get(deployment, ((), -math.inf))
+    return FleetView(
+        replicas=len(loads),
+        reporting=sum(load.total_blocks > 0 for load in loads),
+        report_age_s=time.monotonic() - reported_at,
+        max_model_len=max((load.max_model_len for load in loads), default=0),
+        **{name: sum(getattr(load, name) for load in loads) for name in _SUMMED},
+    )
+
+
+# --- which replica has a call ---------------------------------------------------------------------
+
+
+@contextmanager
+def expected(call_id: str) -> Iterator[Dispatch]:
+    """Called by the ingress around a call of this id."""
+    dispatch = Dispatch()
+    with _state.lock:
+        _state.calls[call_id] = dispatch
+    try:
+        yield dispatch
+    finally:
+        with _state.lock:
+            _state.calls.pop(call_id, None)
+
+
+def dispatched(call_id: str, replica: Hashable) -> None:
+    """Called by a request router when it sends the call to a replica, and when that has taken it.
+
+    In between the replica may refuse the call because it is full.
+    """
+    with _state.lock:
+        dispatch = _state.calls.get(call_id)
+        if dispatch is not None:
+            dispatch.replica, dispatch.at = replica, time.monotonic()
+
+
+# --- which replicas may get calls -----------------------------------------------------------------
+
+
+def suspect(replica: Hashable | None) -> None:
+    """Called by the ingress: the replica fell silent. None: nobody knows which."""
+    _note(_state.suspects, replica, SUSPECT_S)
+
+
+def lost(replica: Hashable | None) -> None:
+    """Called by the ingress: the replica or Ray said that its engine is dead. None: as above."""
+    _note(_state.lost, replica, LOST_S)
+
+
+def usable(replicas: Iterable[R]) -> list[R]:
+    """Those of `replicas` that may get a call now. Called by a request router.
+
+    None that is lost, for its successor comes; a suspect only if there is no other.
+    """
+    gone, suspects = _present(_state.lost), _present(_state.suspects)
+    alive = [replica for replica in replicas if replica not in gone]
+    return [replica for replica in alive if replica not in suspects] or alive
+
+
+def _note(table: dict[Hashable, float], replica: Hashable | None, for_s: float) -> None:
+    if replica is not None:
+        with _state.lock:
+            table[replica] = time.monotonic() + for_s
+
+
+def _present(table: dict[Hashable, float]) -> frozenset[Hashable]:
+    now = time.monotonic()
+    with _state.lock:
+        for replica in [replica for replica, until in table.items() if until <= now]:
+            del table[replica]
+        return frozenset(table)
+
+
+# --- signs of life, and the guard -----------------------------------------------------------------
+
+
+def lookout() -> Lookout:
+    """The one of this process."""
+    return _state.lookout
+
+
+def enforce(policy: Any) -> None:
+    """From now on the HTTP guard follows `policy` (ingress/guard.py)."""
+    _state.policy = policy
+
+
+def enforced() -> Any:
+    """What was passed to `enforce` last; None before."""
+    return _state.policy

@@ -1,0 +1,138 @@
+"""The tables of patches: each row is true, and no replacement is missing from them."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from names import mismatch
+
+import cfg_core.prefill_only.patches
+import deployments.patches
+from cfg_core.patches import load, stock
+from cfg_core.vllm_plugin import SCHEDULER, asks_for_guidance, patches
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    *patches.PATCHES,
+    *deployments.patches.PATCHES,
+    *cfg_core.prefill_only.patches.PATCHES,
+]
+OF_CLASSES = [patch for patch in ROWS if not patch.per_object]
+
+
+@pytest.mark.parametrize("patch", ROWS, ids=lambda patch: patch.target)
+def test_a_row_names_what_there_is(patch):
+    assert load(patch.by) is not None
+    assert (ROOT / patch.test).is_file()
+    assert patch.reason.endswith(".")
+    if patch.attribute not in ("__class__", "guidance_stats"):
+        cls = patch.owner
+        assert hasattr(cls, patch.attribute) or f"self.{patch.attribute}" in inspect.getsource(cls)
+
+
+@pytest.mark.parametrize("patch", OF_CLASSES, ids=lambda patch: patch.target)
+def test_what_stands_in_can_be_called_as_what_it_replaces(patch):
+    original = stock(patch)
+    if original is None:
+        return  # a method that vLLM has not got
+    ours = load(patch.by)(original)
+    ours, original = (getattr(f, "__func__", f) for f in (ours, original))
+    if inspect.isfunction(ours):
+        declared = inspect.signature(ours, follow_wrapped=False)
+        assert mismatch(_with(declared), original) is None
+
+
+def _with(signature):
+    def function(): ...
+
+    function.__signature__ = signature
+    return function
+
+
+def test_the_page_shows_the_tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    page = importlib.import_module("patches")
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python scripts/patches.py"
+
+
+# --- nothing is replaced that is not in a table ---------------------------------------------------
+
+REPLACING = {row.by.partition(":")[0] for row in ROWS}
+
+
+def replacements(path):
+    """Lines of a file that set `__class__`, or an attribute of an object that is not `self`'s own,
+    to a function or class of ours."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute):
+                    is_ours = isinstance(node.value, ast.Name) and node.value.id in functions
+                    is_method = (
+                        isinstance(node.value, ast.Attribute) and node.value.attr in functions
+                    )
+                    own = isinstance(target.value, ast.Name) and target.value.id == "self"
+                    if target.attr == "__class__" or ((is_ours or is_method) and not own):
+                        yield f"{path.name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("package", ["cfg_core", "deployments"])
+def test_every_replacement_is_a_row(package):
+    for path in (ROOT / package).rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if module not in REPLACING:
+            assert [*replacements(path)] == [], f"a replacement in {module} that no row names"
+
+
+# --- an unguided vLLM -----------------------------------------------------------------------------
+
+UNTOUCHED = """
+import importlib, inspect, sys
+sys.argv = {argv!r}
+from cfg_core.patches import applied
+from cfg_core.vllm_plugin.patches import PATCHES
+rows = [p for p in PATCHES if not p.per_object and p.process == "frontend"]
+before = [inspect.getattr_static(p.owner, p.attribute, None) for p in rows]
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+after = [inspect.getattr_static(p.owner, p.attribute, None) for p in rows]
+print(len(rows), sum(a is not b for a, b in zip(after, before)), len(applied()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "touched"),
+    [
+        (["vllm", "serve", "model"], False),
+        (["vllm", "serve", "model", f"--scheduler-cls={SCHEDULER}"], True),
+    ],
+)
+def test_the_plugin_touches_a_process_only_if_its_engine_is_guided(argv, touched):
+    """The plugin is installed in this environment, so every vLLM here loads it."""
+    program = UNTOUCHED.format(argv=argv)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    rows, replaced, applied = map(int, run.stdout.split()[-3:])
+    assert rows == 5
+    assert (replaced, applied) == ((rows, rows) if touched else (0, 0))
+
+
+def test_the_scheduler_may_be_named_in_a_file(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"model: m\nscheduler-cls: {SCHEDULER}\n")
+    assert asks_for_guidance(["vllm", "serve", "--config", str(file)])
+    assert asks_for_guidance(["vllm", "serve", f"--config={file}"])
+    file.write_text("model: m\n")
+    assert not asks_for_guidance(["vllm", "serve", "--config", str(file)])
+    assert not asks_for_guidance(["vllm", "serve", "--config"])

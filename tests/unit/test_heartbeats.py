@@ -1,0 +1,125 @@
+"""Heartbeats between the items of an answer."""
+
+import asyncio
+import time
+
+import pytest
+
+from deployments.generator.heartbeats import with_heartbeats
+from deployments.http.events import DONE
+from deployments.messages import Chunk, Heartbeat
+from deployments.requests.usage import Meter, Usage
+
+IDLE = Heartbeat(Usage())
+
+
+async def slowly(items, pause_s=0.0, log=None):
+    try:
+        for item in items:
+            await asyncio.sleep(pause_s)
+            if isinstance(item, Exception):
+                raise item
+            yield Chunk(item)
+    finally:
+        if log is not None:
+            log.append("closed")
+
+
+def all_of(texts, every_s, meter=None):
+    async def main():
+        return [
+            item async for item in with_heartbeats(texts, lambda: (meter or Meter()).usage, every_s)
+        ]
+
+    return asyncio.run(main())
+
+
+def test_texts_pass_in_order_and_usage_is_told_at_the_end():
+    assert all_of(slowly("abc"), 1.0) == [*map(Chunk, "abc"), IDLE]
+
+
+def test_usage_is_told_before_done():
+    items = all_of(slowly(["a", DONE]), 1.0)
+    assert items == [Chunk("a"), IDLE, Chunk(DONE), IDLE]
+
+
+def test_usage_is_told_while_nothing_is_sent():
+    items = all_of(slowly("a", 0.13), 0.05)
+    assert 2 <= items.index(Chunk("a")) <= 3
+
+
+def test_the_first_sign_comes_soon():
+    assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a"), IDLE]
+
+
+def test_usage_is_told_between_texts_once_in_a_while():
+    items = all_of(slowly("abcdef", 0.03), 0.05)
+    assert 3 <= items.count(IDLE) <= 5
+
+
+def test_what_is_told_is_what_was_counted_by_then():
+    meter = Meter()
+
+    async def texts():
+        meter.prompt_tokens, meter.output_tokens = 7, 1
+        yield Chunk("a")
+        meter.output_tokens = 9
+        yield Chunk(DONE)
+
+    told = [i.usage for i in all_of(texts(), 5.0, meter) if isinstance(i, Heartbeat)]
+    assert told[0] == Usage(prompt_tokens=7, output_tokens=9)
+    assert told[0].tokens == 16
+
+
+def test_nothing_at_all_is_told_too():
+    assert all_of(slowly(""), 1.0) == [IDLE]
+
+
+@pytest.mark.parametrize("script", [[ValueError("broken")], ["a", ValueError("broken")]])
+def test_errors_pass(script):
+    with pytest.raises(ValueError, match="broken"):
+        all_of(slowly(script), 1.0)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_closing_closes_what_is_behind(taken):
+    log = []
+
+    async def main():
+        items = with_heartbeats(slowly("abc", 0.01, log), lambda: Usage(), 0.001)
+        for _ in range(taken):
+            await anext(items)
+        await items.aclose()
+
+    asyncio.run(main())
+    assert log == ["closed"]
+
+
+@pytest.mark.parametrize("first", ["", "a"])
+def test_cancelling_whoever_waits_stops_what_is_behind(first):
+    log = []
+
+    async def texts():
+        try:
+            for text in first:
+                yield Chunk(text)
+            await asyncio.sleep(10)
+            yield Chunk("never")
+        finally:
+            log.append("closed")
+
+    async def main():
+        async def wait():
+            async for _ in with_heartbeats(texts(), lambda: Usage(), 10):
+                pass
+
+        task = asyncio.ensure_future(wait())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        start = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - start < 1
+
+    asyncio.run(main())
+    assert log == ["closed"]

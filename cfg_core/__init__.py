@@ -1,6 +1,7 @@
 """cfg_core: classifier-free guidance for any autoregressive model that vLLM runs.
 
-Importing it imports neither torch, vllm nor ray; `cfg_core.vllm_plugin` is the part that does.
+Importing this package imports neither torch, vllm nor ray. Some of its modules import torch, and
+those of `cfg_core.vllm_plugin` import vllm. None imports ray.
 """
 
 from cfg_core.errors import (

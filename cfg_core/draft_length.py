@@ -1,10 +1,10 @@
-"""How many drafts are worth verifying, from how many were kept: the policy by which speculation
-backs off.
+"""The policy by which speculation backs off: how many drafts are worth verifying in a step.
 
-With a chance `c` that a draft is kept if those before it were, k drafts give (1 - c^(k+1)) / (1 -
-c) tokens a step (Leviathan et al., arXiv 2211.17192, eq. 1), and the step costs 1 + k times what
-one more draft costs. Under guidance `c` differs from request to request, with the scale: each group
-has its own estimate, and the length that pays.
+Let `c` be the probability that a draft is accepted if all drafts before it were accepted. Then k
+drafts give (1 - c^(k+1)) / (1 - c) tokens per step (Leviathan et al., arXiv 2211.17192, eq. 1).
+Such a step costs 1 + k * cost, where 1 is a step without drafts and `cost` is that of one more
+draft. Under guidance `c` depends on the request and its scale. So each group has its own estimate
+of `c`, and gets the number of drafts with the most tokens for the cost.
 """
 
 from __future__ import annotations
@@ -12,40 +12,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DRAFT_COST = 0.2
-"""What one more draft costs, drafted and verified, in steps without drafts. With it, a chance below
-0.2 means none."""
+"""Cost of drafting and verifying one more draft, in steps without drafts.
+
+At this cost, no draft is worth making if its probability of being accepted is below 0.2.
+"""
 
 MEMORY = 0.9
-"""What a step's evidence is worth a step later: some ten steps count."""
+"""Earlier evidence is multiplied by this in each step with drafts, so about ten steps count."""
 
 HOPE = 0.8
 HOPE_WEIGHT = 2.0
-"""Before anything is known, the chance is taken to be HOPE, as if seen with HOPE_WEIGHT drafts."""
+"""The first estimate of the probability is HOPE, as if HOPE_WEIGHT drafts had been observed."""
 
 PROBE_EVERY = 32
-"""Of steps without drafts, each such one tries a single draft: a text may become easier."""
+"""One in this many steps without drafts tries a single draft: the text may have become easier."""
 
 
 def tokens_per_step(chance: float, drafts: int) -> float:
-    """Expected tokens of a step, the one that needs no draft included."""
+    """Return the expected tokens of a step, including the one that needs no draft."""
     return sum(chance**i for i in range(drafts + 1))
 
 
 def best_length(chance: float, most: int, cost: float = DRAFT_COST) -> int:
-    """The number of drafts, at most `most`, with the most tokens for the cost; the larger of two
-    equals."""
+    """Return the number of drafts, from 0 to `most`, that gives the most tokens for the cost.
+
+    If two numbers are equally good, it returns the larger one.
+    cost: that of one more draft, in steps without drafts.
+    """
     return max(range(most, -1, -1), key=lambda k: tokens_per_step(chance, k) / (1 + cost * k))
 
 
 def never_pays(most: int, cost: float) -> bool:
-    """Whether drafts cost so much that even hoped-for ones are not worth making: no text gets
-    any."""
+    """Return whether drafts cost so much that no text ever gets any.
+
+    This is so if no draft is worth making even at the probability HOPE.
+    """
     return best_length(HOPE, most, cost) == 0
 
 
 @dataclass(slots=True)
 class DraftLength:
-    """One sequence's estimate, and its next length. cost: of one more draft; 0 never backs off."""
+    """One sequence's estimate of the probability, and its next number of drafts.
+
+    cost: cost of one more draft, in steps without drafts. 0 never backs off.
+    kept, tried: weighted counts of accepted drafts, and of drafts up to the first wrong one.
+    without: number of steps without drafts in a row.
+    """
 
     cost: float = DRAFT_COST
     kept: float = HOPE * HOPE_WEIGHT
@@ -54,18 +66,23 @@ class DraftLength:
 
     @property
     def chance(self) -> float:
-        """That a draft is kept, if those before it were."""
+        """Estimated probability that a draft is accepted if all drafts before it were."""
         return self.kept / self.tried
 
     def observe(self, drafted: int, kept: int) -> None:
-        """A step verified `drafted` drafts and kept the first `kept`; nothing is learnt of those
-        behind a wrong one."""
+        """Record that a step verified `drafted` drafts and accepted the first `kept` of them.
+
+        Drafts after the first wrong one are not counted, because nothing is learnt about them.
+        """
         if drafted:
             self.kept = self.kept * MEMORY + kept
             self.tried = self.tried * MEMORY + min(kept + 1, drafted)
 
     def next(self, most: int) -> int:
-        """How many drafts the next step should verify, at most `most`. Call it once a step."""
+        """Return how many drafts the next step should verify, at most `most`.
+
+        Call it once per step.
+        """
         if never_pays(most, self.cost):
             return 0
         length = best_length(self.chance, most, self.cost)

@@ -1,36 +1,39 @@
-"""Every exception that cfg-serve raises on purpose, with its HTTP status.
+"""The exceptions that cfg-serve raises to its callers, with their HTTP status.
 
     CfgServeError
-    ├── RequestError              400  the caller can mend the request; also a ValueError
+    ├── RequestError              400  the caller can correct the request; also a ValueError
     │   ├── GuidanceError         400  a guidance field is wrong, contradictory or not supported
     │   ├── CapacityError         400  the request can never fit this engine, however long it waits
     │   ├── UnknownModelError     404  the request names a model that is not served here
     │   ├── BodyTimeoutError      408  the request's body did not arrive in time
     │   └── BodyTooLargeError     413  the request's body is larger than this server reads
-    ├── AuthenticationError       401  the request brings no API key, or an unknown one
-    ├── PermissionDeniedError     403  the API key is known, and may not do this
-    ├── OverloadedError           429  the request is fine, there is no room now
+    ├── AuthenticationError       401  the request has no API key, or an unknown one
+    ├── PermissionDeniedError     403  the API key is known, but it may not do this
+    ├── OverloadedError           429  the request is valid, but there is no room for it now
     ├── DeadlineError             504  the request's own `timeout` has passed
     ├── EngineError               500  the engine failed while it served the request
-    │   └── EngineDeadError       503  ... and will not come back in this process
-    └── ConfigError                    a deployment or engine cannot start so; also a ValueError
+    │   └── EngineDeadError       503  the engine failed and cannot recover in this process
+    └── ConfigError                    wrong deployment or engine configuration; also a ValueError
         └── CompatibilityError         this vLLM, model or option cannot run guidance exactly
 
-Raise the most specific one. A message says what is wrong *and* what to do instead. All of them
-survive pickling, so that they cross process boundaries whole.
+Raise the most specific one. A message says what is wrong *and* what to do instead. All of them can
+be pickled without loss, so that they can cross process boundaries.
 """
 
 from __future__ import annotations
 
 REQUEST_FAULT = "The request cannot go on: "
-"""Begins the reason of a request that failed in the engine because of what it asked for.
+"""Prefix of the reason if a request failed in the engine because of what it asked for.
 
-It is told as 400, not as 500.
+Such a failure gets status 400 instead of 500.
 """
 
 
 class CfgServeError(Exception):
-    """Base of all errors below. Never raised itself. `param`: the field at fault, if any."""
+    """Base class of all errors below, which is never raised itself.
+
+    param: the field at fault, if any.
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param)
@@ -42,9 +45,9 @@ class CfgServeError(Exception):
 
 
 class RequestError(CfgServeError, ValueError):
-    """The caller can mend the request.
+    """The caller can correct the request.
 
-    It is a ValueError, so that callers of a plain Python API meet what they expect.
+    It is a ValueError, because that is what callers of a plain Python API expect.
     """
 
 
@@ -69,19 +72,22 @@ class BodyTooLargeError(RequestError):
 
 
 class AuthenticationError(CfgServeError):
-    """The request brings no API key, or one that is not known here."""
+    """The request has no API key, or one that is not known here."""
 
 
 class PermissionDeniedError(CfgServeError):
-    """The API key is known, and may not do this."""
+    """The API key is known, but it may not do this."""
 
 
 class OverloadedError(CfgServeError):
-    """There is no room for the request now. `retry_after_s`: seconds after which to try again."""
+    """There is no room for the request now.
+
+    retry_after_s: seconds after which the client should try again.
+    """
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
-        self.args = (message, retry_after_s)  # what pickle makes it from
+        self.args = (message, retry_after_s)  # pickle calls __init__ with these
         self.retry_after_s = retry_after_s
 
 
@@ -94,7 +100,7 @@ class EngineError(CfgServeError):
 
 
 class EngineDeadError(EngineError):
-    """The engine failed and will not come back in this process."""
+    """The engine failed and cannot recover in this process."""
 
 
 class ConfigError(CfgServeError, ValueError):

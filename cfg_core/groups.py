@@ -2,8 +2,8 @@
 
 A *stream* is one token sequence with its own KV block table. The *leader* is the conditional
 stream, the request that the user made; its *followers* are negative streams that receive the
-leader's tokens. A *group* is a leader with its followers; classifier-free guidance is the group of
-two (design: "words").
+leader's tokens. A *group* is a leader with its followers. Classifier-free guidance uses a group of
+two streams.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FOLLOWER_SUFFIX = "#negative"
-"""Follower i of request R has the id `R#negative<i>`. Request ids that end so are refused at
-admission."""
+"""Follower i of request R has the id `R#negative<i>`.
+
+Admission refuses request ids that contain this text.
+"""
 
 
 def follower_id(leader: str, index: int) -> str:
-    """The id of follower `index` (from 0) of the request `leader`."""
+    """Return the id of follower `index` (from 0) of the request `leader`."""
     return f"{leader}{FOLLOWER_SUFFIX}{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A leader, its followers, and one weight per stream (leader first); the weights sum to 1.
+    """A leader, its followers, and one weight per stream (leader first).
 
+    weights: they sum to 1.
     logprobs: whether the request asked for the log-probabilities of each stream.
     """
 
@@ -36,7 +39,7 @@ class Group:
 
     @classmethod
     def pair(cls, leader: str, scale: float, logprobs: bool = False) -> Group:
-        """Classifier-free guidance with `scale`: weights `(scale, 1 - scale)`."""
+        """Return the group of classifier-free guidance, with weights `(scale, 1 - scale)`."""
         return cls(leader, (follower_id(leader, 0),), (scale, 1.0 - scale), logprobs)
 
     @property
@@ -48,8 +51,8 @@ class Group:
 class GroupTable:
     """All live groups, found by the id of any of their streams.
 
-    Owned and mutated by the scheduler alone: a group is added at admission, and removed as a whole
-    when its leader finishes or is aborted.
+    Only the scheduler changes it. A group is added at admission, and removed as a whole when its
+    leader finishes or is aborted.
     """
 
     def __init__(self) -> None:
@@ -66,22 +69,22 @@ class GroupTable:
         return stream in self._by_stream
 
     def of(self, stream: str) -> Group | None:
-        """The group that `stream` belongs to; None for a plain request."""
+        """Return the group that `stream` belongs to, or None for a plain request."""
         return self._by_stream.get(stream)
 
     def is_follower(self, stream: str) -> bool:
-        """True if `stream` is a follower of a live group."""
+        """Return whether `stream` is a follower of a live group."""
         group = self._by_stream.get(stream)
         return group is not None and group.leader != stream
 
     def add(self, group: Group) -> None:
-        """Add a group, none of whose streams may be known yet."""
+        """Add a group, whose streams must not be in the table yet."""
         assert not any(stream in self._by_stream for stream in group.streams), group
         self._leaders[group.leader] = None
         self._by_stream.update(dict.fromkeys(group.streams, group))
 
     def remove(self, stream: str) -> Group | None:
-        """Forget the whole group of `stream` and return it; None if there is none."""
+        """Remove the whole group of `stream` and return it, or return None if there is none."""
         group = self._by_stream.get(stream)
         if group is not None:
             del self._leaders[group.leader]
@@ -90,7 +93,7 @@ class GroupTable:
         return group
 
     def check_integrity(self) -> None:
-        """Assert what must hold between any two calls. For tests and debugging."""
+        """Assert what must hold between any two calls, for tests and debugging."""
         assert set(self._leaders) == {g.leader for g in self._by_stream.values()}
         for stream, group in self._by_stream.items():
             assert stream in group.streams

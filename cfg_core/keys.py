@@ -1,5 +1,7 @@
-"""Unknown keys in configurations: an error that names the nearest known one. Standard library
-only."""
+"""Errors for unknown keys in configurations, with the nearest known key as a hint.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,18 @@ _MAX_LISTED = 20
 
 
 def check_keys(given: Collection[str], known: Collection[str], where: str) -> None:
-    """Raise ConfigError on the first key of `given` that is not in `known`, naming the nearest
-    one."""
+    """Raise ConfigError for the first key of `given` that is not in `known`.
+
+    The message names the nearest known key.
+    where: the part of the configuration that has the keys, for the message.
+    """
     for key in given:
         if key not in known:
             raise ConfigError(f"unknown key `{key}` in `{where}`: {nearest(key, known)}")
 
 
 def nearest(name: object, known: Collection[str]) -> str:
-    """The hint for an unknown name: the known one nearest to it, or all of them."""
+    """Return the hint for an unknown name: the nearest known one, or else a list of known ones."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return (
         f"did you mean `{near[0]}`?"

@@ -1,9 +1,9 @@
-"""Threads for work on texts: a short text never waits behind a long one, and one long text is
-worked on at a time.
+"""Thread pools for work on texts: a short text never waits behind a long one.
 
-Tokenizing takes one to two microseconds for each character, beside the event loop as long as the
-tokenizer lets go of Python's lock. Two megabytes take seconds; whoever sends twenty of them at once
-has them one after another, and leaves the other lane, and the other cores, to the rest.
+Long texts have a single thread, so only one of them is worked on at a time. Tokenizing takes one to
+two microseconds per character. It does not block the event loop as long as the tokenizer releases
+the GIL. A text of two megabytes takes seconds. If a client sends twenty such texts at once, they
+are tokenized one after another. The other lane and the other CPU cores stay free for other clients.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from cfg_core.memory import Rest
 T = TypeVar("T")
 
 LONG_TEXT = 50_000
-"""Characters. More go to the lane of long texts."""
+"""A text with more characters than this goes to the lane for long texts."""
 
 LARGE_TEXT = 500_000
-"""Characters. What work on more leaves in the C library's hands is given back to the system."""
+"""After work on more characters than this, freed memory is returned to the system (memory.py)."""
 
 
 class Lanes:
-    """Two pools of threads."""
+    """Two thread pools: a lane for short texts, and a lane with one thread for long texts.
+
+    num_short: number of threads in the lane for short texts.
+    """
 
     def __init__(self, name: str, num_short: int = 1) -> None:
         self._short = ThreadPoolExecutor(num_short, f"{name}-short")
@@ -35,7 +38,10 @@ class Lanes:
     def submit(
         self, num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any
     ) -> Future[T]:
-        """`function` in the lane for work on so many characters. For any thread."""
+        """Submit `function(*args, **kwargs)` to the lane for work on `num_chars` characters.
+
+        It may be called from any thread.
+        """
         lane = self._long if num_chars > LONG_TEXT else self._short
         future = lane.submit(function, *args, **kwargs)
         if num_chars > LARGE_TEXT:
@@ -43,19 +49,25 @@ class Lanes:
         return future
 
     async def run(self, num_chars: int, function: Callable[..., T], *args: Any) -> T:
-        """As `submit`, awaited. Cancelling it before the job begins drops the job."""
+        """Submit a job as `submit` does, and await its result.
+
+        Cancelling the call before the job begins drops the job.
+        """
         return await asyncio.wrap_future(self.submit(num_chars, function, *args))
 
     def close(self) -> None:
-        """Jobs that wait are dropped; those that run end by themselves."""
+        """Drop the jobs that wait, and do not interrupt those that run."""
         self._rest.close()
         for pool in (self._short, self._long):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def num_chars(value: object) -> int:
-    """Characters of all texts inside lists and objects; a number counts as four, about the text of
-    a token."""
+    """Return the number of characters of all texts inside lists and objects.
+
+    Each entry of a list that begins with an integer counts four characters, about the text of a
+    token. Other numbers do not count.
+    """
     total, rest = 0, [value]
     while rest:
         item = rest.pop()

@@ -1,23 +1,25 @@
 """Lockstep: the policy that decides which streams run, wait or are preempted in the next step.
 
 A group may sample only in a *joint step*: one in which all its streams compute the logits of the
-same next token. `plan(snapshot, needs)` is the whole decision. It is pure: no vLLM, no clock, no
-mutation. The scheduler adapter takes the snapshot, carries the plan out, and takes back whatever
-went differently.
+same next token. `plan(snapshot, needs)` is the whole decision. It is a pure function: it uses
+neither vLLM nor a clock, and mutates nothing. The scheduler adapter takes the snapshot and carries
+out the plan. If only some streams of a group sample after all, the adapter takes their samples
+back.
 
 The policy:
 1. The streams of a group are scheduled next to each other.
 2. A group samples in a step only if all its streams can finish their prompts (or decode) within the
-   step's budget. Otherwise each stream computes at most up to the token before its last one, and
-   waits there, so no logits are computed that would have to be thrown away.
-3. The KV blocks of everything planned are reserved beforehand. If they do not suffice, whole units
-   are preempted from the tail. The unit at the head is never preempted, so it finishes, so there is
-   no deadlock.
-4. At most one group is half admitted (some streams running, some waiting). Others in that state are
-   preempted; the missing stream of the remaining one goes to the head of the queue.
-5. A waiting group may sample in the step that admits it if all its streams fit what is left.
+   step's budget. Otherwise each stream computes at most up to the token before its last one and
+   waits there, so that no logits are computed that would have to be thrown away.
+3. The free KV blocks must suffice for everything that is planned. If they do not, whole units are
+   preempted: the last one first or, under the priority policy, the one with the greatest rank
+   first. One unit always remains. It can finish, so there is no deadlock.
+4. At most one group is half admitted (some of its streams run, and some wait). Other groups in that
+   state are preempted. The missing streams of the remaining one go to the head of the queue.
+5. A waiting group may sample in the step that admits it if all its streams fit into the budget, the
+   slots and the KV blocks that are left.
 
-A *unit* is what is planned together: a plain request, a group, or the admitted part of a group.
+A *unit* is planned as a whole: a plain request, a group, or the admitted part of a group.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from typing import Protocol
 class StreamState:
     """One running stream.
 
-    remaining: tokens still to compute until its next token can be sampled, that last one included.
-    1 for a stream in decode; 0 or less if there is nothing to compute now.
+    remaining: tokens that it must compute before its next token can be sampled. It is 1 for a
+        stream that decodes without drafts, and 0 or less if there is nothing to compute now.
     """
 
     id: str
@@ -44,8 +46,10 @@ class StreamState:
 class Unit:
     """A plain request, a group, or the admitted part of a group.
 
-    rank: sorts units for preemption under the priority policy, the greatest goes first; unused
-    under FCFS. missing: the streams of the group that still wait for admission.
+    guided: whether it is a group, or a part of one.
+    missing: the streams of the group that still wait for admission.
+    rank: under the priority policy, the unit with the greatest rank is preempted first. FCFS does
+        not use it.
     """
 
     streams: tuple[StreamState, ...]
@@ -60,8 +64,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class WaitingUnit:
-    """A unit at the front of the waiting queue, in queue order. `lengths`: tokens of each stream in
-    all."""
+    """A unit at the front of the waiting queue.
+
+    ids: its streams, in queue order.
+    lengths: total number of tokens of each stream.
+    guided: whether it is a whole group.
+    """
 
     ids: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -70,8 +78,11 @@ class WaitingUnit:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Free KV blocks: in all, and what each role may still take (both equal `total` where the split
-    is elastic)."""
+    """Free KV blocks: the total, and the number that each role may still take.
+
+    leaders: for leaders and plain requests.
+    followers: for followers. Both numbers equal `total` if the split of the pool is elastic.
+    """
 
     total: int
     leaders: int
@@ -82,10 +93,12 @@ class Headroom:
 class Snapshot:
     """The engine as the policy sees it, just before a step.
 
-    token_budget: tokens that the step may compute. chunk_limit: tokens that one stream may compute
-    in the step, 0 for no limit. free_slots: further streams that may be admitted. drafting_slots:
-    what each scheduled stream takes of the budget beside its tokens (a drafter's own rows, under
-    speculation).
+    token_budget: tokens that the step may compute.
+    chunk_limit: tokens that one stream may compute in the step. 0 means no limit.
+    free_slots: number of further streams that may be admitted.
+    drafting_slots: tokens of the budget that each scheduled stream takes besides its own. Under
+        speculation a drafter needs them for its own rows.
+    by_rank: whether units are preempted by rank (the priority policy).
     """
 
     running: tuple[Unit, ...]
@@ -102,9 +115,10 @@ class Snapshot:
 class StepPlan:
     """What to do in the step.
 
-    order: running streams in scheduling order. sampling: guided streams that may compute their last
-    token, so that their logits are used. preempt: units to preempt, whole, first to last. promote:
-    waiting streams that belong at the head of the queue.
+    order: running streams, in scheduling order.
+    sampling: guided streams, running or waiting, that may compute their last token and sample.
+    preempt: units to preempt as a whole, in this order.
+    promote: waiting streams to move to the head of the queue.
     """
 
     order: tuple[str, ...]
@@ -114,18 +128,22 @@ class StepPlan:
 
 
 class BlockNeeds(Protocol):
-    """How many new KV blocks a stream needs to compute further tokens."""
+    """Counts the new KV blocks that a stream needs to compute further tokens."""
 
     def at_most(self, num_tokens: int) -> int:
-        """A cheap upper bound, for any stream."""
+        """Return an upper bound that is cheap to compute and holds for any stream."""
 
     def exactly(self, stream: str, num_tokens: int) -> int:
-        """The exact number for this stream."""
+        """Return the exact number for this stream."""
 
 
 @dataclass(slots=True)
 class _Allotment:
-    """Tokens granted to each stream, and the groups that may sample."""
+    """Tokens granted to each stream, and the streams of the groups that may sample.
+
+    budget: tokens of the step that are not granted yet.
+    drafting_slots: see `Snapshot`.
+    """
 
     grants: list[tuple[StreamState, int]]
     sampling: set[str]
@@ -134,8 +152,10 @@ class _Allotment:
 
 
 def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
-    """Decide the next step. Terminates: each round preempts a unit, and one unit is never
-    preempted."""
+    """Decide the next step.
+
+    The loop terminates, because each round preempts a unit, until only one is left.
+    """
     evicted = [u for u in snapshot.running if u.half_admitted][1:]  # rule 4
     units = [u for u in snapshot.running if u not in evicted] if evicted else list(snapshot.running)
     allotment = _allot(units, snapshot)
@@ -154,23 +174,27 @@ def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
 
 
 def all_may_decode(num_tokens: int, num_blocks: int, token_budget: int, headroom: Headroom) -> bool:
-    """Whether streams in decode that need at most so many tokens and blocks go on for certain, as
-    `plan` would say."""
+    """Return whether it is certain that `plan` would let all decoding streams go on.
+
+    num_tokens, num_blocks: upper bounds of what these streams need together.
+    """
     return num_tokens <= token_budget and num_blocks <= min(
         headroom.total, headroom.leaders, headroom.followers
     )
 
 
 def _victim(units: Sequence[Unit], by_rank: bool) -> int:
-    """Index of the unit to preempt next: the last one, or under the priority policy the greatest
-    rank."""
+    """Return the index of the unit to preempt next.
+
+    That is the last one or, under the priority policy, the one with the greatest rank.
+    """
     if not by_rank:
         return len(units) - 1
     return max(range(len(units)), key=lambda i: (units[i].rank, i))
 
 
 def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
-    """Deal the token budget out in order (rules 1 and 2)."""
+    """Distribute the token budget over the units in order (rules 1 and 2)."""
     out = _Allotment([], set(), snapshot.token_budget, snapshot.drafting_slots)
     limit = snapshot.chunk_limit or snapshot.token_budget
     for unit in units:
@@ -182,8 +206,10 @@ def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
 
 
 def _allot_guided(unit: Unit, limit: int, out: _Allotment) -> None:
-    """A joint step if the whole unit is there and fits; else everything but each stream's last
-    token."""
+    """Grant a joint step if the whole group is running and fits.
+
+    Otherwise grant each stream everything but its last token.
+    """
     remaining = [s.remaining for s in unit.streams]
     needed = sum(remaining) + out.drafting_slots * len(remaining)
     joint = (
@@ -206,7 +232,10 @@ def _grant(stream: StreamState, wanted: int, limit: int, out: _Allotment) -> Non
 
 
 def _fits(grants: Sequence[tuple[StreamState, int]], headroom: Headroom, needs: BlockNeeds) -> bool:
-    """Whether the free blocks cover all grants (rule 3): by the cheap bound, else exactly."""
+    """Return whether the free blocks suffice for all grants (rule 3).
+
+    Exact numbers are computed only if the cheap upper bound does not fit.
+    """
     bound = sum(needs.at_most(n) for _, n in grants)
     if bound <= min(headroom.total, headroom.leaders, headroom.followers):
         return True
@@ -220,10 +249,11 @@ def _fits(grants: Sequence[tuple[StreamState, int]], headroom: Headroom, needs: 
 
 
 def _admissible(snapshot: Snapshot, allotment: _Allotment, needs: BlockNeeds) -> set[str]:
-    """Streams at the front of the queue that may sample in the step that admits them (rule 5).
+    """Return the waiting streams that may sample in the step that admits them (rule 5).
 
-    A guess on the safe side: prefix-cache hits are ignored and blocks bounded from above. The
-    scheduler's net catches the rest.
+    This is a conservative estimate: it ignores prefix-cache hits, and uses the upper bound of
+    blocks. If only a part of a group samples after all, the scheduler adapter takes these samples
+    back.
     """
     budget, slots = allotment.budget, snapshot.free_slots
     free = min(snapshot.headroom.total, snapshot.headroom.leaders, snapshot.headroom.followers)

@@ -1,7 +1,7 @@
-"""Give memory back to the system that was freed and that the C library keeps.
+"""Return freed memory that the C library keeps to the operating system.
 
-A text of some megabytes takes hundreds of megabytes while it is tokenized, in many small pieces.
-glibc keeps them when they are freed, for each thread apart.
+Tokenizing a text of some megabytes takes hundreds of megabytes, in many small pieces. glibc keeps
+the pieces after they are freed, separately for each thread.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import ctypes
 import threading
 
 REST_S = 1.0
-"""After the last large piece of work: what it made is in use for a while."""
+"""Seconds to wait after the last large piece of work, whose results are still in use."""
 
-_malloc_trim = getattr(
-    ctypes.CDLL(None), "malloc_trim", None
-)  # glibc's; other C libraries have none
+# None if the C library is not glibc.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def give_back() -> None:
-    """Do it now. Other threads of the process may run Python meanwhile."""
+    """Return the memory now, without the GIL, so that other threads can run Python meanwhile."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 class Rest:
-    """Gives memory back once nothing large was done for REST_S. For any thread."""
+    """Returns memory once no large work was done for REST_S seconds; usable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,6 +37,6 @@ class Rest:
             self._timer.start()
 
     def close(self) -> None:
-        """Drop what is still to be done."""
+        """Cancel the return of memory that is still to come."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,8 +1,8 @@
-"""GuidanceParams: what a request says about guidance, checked once and immutable afterwards.
+"""GuidanceParams: what a request says about guidance, checked once and then immutable.
 
 The same fields arrive as `SamplingParams.extra_args` offline and as JSON over HTTP, so both are
-parsed here, by `GuidanceParams.from_fields`. Anything that looks like guidance but is not
-understood is refused: a typo must never turn into silently unguided text.
+parsed here, by `GuidanceParams.from_fields`. Anything that looks like guidance but is not known is
+refused, because a typo must never turn guidance off silently.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ STREAM_LOGPROBS = "guidance_logprobs"
 FIELDS = (SCALE, NEGATIVE_TEXT, NEGATIVE_IDS, STREAM_LOGPROBS)
 
 SYNONYMS = {"cfg_scale": SCALE, "negative_prompt_ids": NEGATIVE_IDS}
-"""Names of other systems that mean exactly the same: accepted."""
+"""Accepted names that other systems use with exactly the same meaning."""
 
 AMBIGUOUS = ("cfg_weight", "cfg_coef")
-"""Names under which two conventions are in use (off at 0, off at 1): refused with advice."""
+"""Names that are refused with advice, because two conventions are in use (off at 0, off at 1)."""
 
 GUIDANCE_PREFIXES = ("guidance", "cfg", "negative")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuidanceParams:
-    """Classifier-free guidance of one request: `guided = negative + scale * (conditional -
-    negative)`.
+    """Classifier-free guidance of one request.
 
-    The blend is taken on log-softmax (arXiv 2306.17806; same convention as `guidance_scale` of
-    Hugging Face transformers: 1 is off). `scale` is any finite real, 0 and negative values
-    included. At most one negative may be given; with none, the negative stream starts at the
-    prompt's last token. logprobs: with each token's log-probability also those that the conditional
-    and the negative stream gave it.
+        guided = negative + scale * (conditional - negative)
 
-    Raises GuidanceError from the constructor if a value cannot be used.
+    The blend is taken on log-softmax (arXiv 2306.17806). The convention is that of `guidance_scale`
+    in Hugging Face transformers: 1 is off.
+
+    scale: any finite real number, 0 and negative values included.
+    negative_prompt, negative_prompt_token_ids: the negative, as text or as token ids. At most one
+        of them may be given. With none, the negative stream starts at the prompt's last token.
+    logprobs: whether to return, with the log-probability of each token, also those that the
+        conditional and the negative stream gave it.
+
+    The constructor raises GuidanceError if a value cannot be used.
     """
 
     scale: float = 1.0
@@ -78,22 +82,25 @@ class GuidanceParams:
 
     @property
     def enabled(self) -> bool:
-        """False at scale 1: the guided distribution is the conditional one, and no follower is
-        made."""
+        """Whether guidance is on.
+
+        At scale 1 the guided distribution is the conditional one, so no follower is made.
+        """
         return self.scale != 1.0
 
     @property
     def has_negative(self) -> bool:
-        """True if the request brought its own negative; otherwise it is the prompt's last token."""
+        """Whether the request has its own negative, so that the prompt's last token is not used."""
         return self.negative_prompt is not None or self.negative_prompt_token_ids is not None
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None) -> GuidanceParams | None:
         """Read the guidance fields of a request body or of `SamplingParams.extra_args`.
 
-        Fields of others are ignored; synonyms are understood; a field that looks like guidance and
-        is not known raises GuidanceError. None as a value means "not given". Returns None if the
-        request says nothing about guidance.
+        Returns None if the request says nothing about guidance. Fields that do not look like
+        guidance are ignored. Synonyms are accepted. None as a value means "not given". Raises
+        GuidanceError for an unknown field that looks like guidance, and for a value that cannot be
+        used.
         """
         given = _canonical(fields or {})
         if not given:
@@ -107,8 +114,10 @@ class GuidanceParams:
         )
 
     def to_extra_args(self) -> dict[str, Any]:
-        """The entries of `SamplingParams.extra_args` that say the same; the inverse of
-        `from_fields`."""
+        """Return these values as entries of `SamplingParams.extra_args`.
+
+        This is the inverse of `from_fields`.
+        """
         out: dict[str, Any] = {SCALE: self.scale}
         if self.negative_prompt is not None:
             out[NEGATIVE_TEXT] = self.negative_prompt
@@ -120,13 +129,15 @@ class GuidanceParams:
 
 
 def looks_like_guidance(name: str) -> bool:
-    """True for field names that a user could only mean as guidance (contract 5.2: refuse if
-    unknown)."""
+    """Return whether a user who sends a field of this name can only mean guidance.
+
+    Such a field is refused if it is unknown.
+    """
     return name.lower().startswith(GUIDANCE_PREFIXES)
 
 
 def check_scale(value: object) -> float:
-    """Return `value` as a finite float or raise GuidanceError. Booleans are not numbers here."""
+    """Return `value` as a finite float, or raise GuidanceError (for booleans, too)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise GuidanceError(f"{SCALE} must be a number, not {type(value).__name__}.", SCALE)
     try:
@@ -156,8 +167,11 @@ def check_negative_text(value: object, param: str = NEGATIVE_TEXT) -> str:
 def check_token_ids(
     value: object, vocab_size: int | None = None, param: str = NEGATIVE_IDS
 ) -> tuple[int, ...]:
-    """Return `value` as a tuple of token ids, each in [0, vocab_size) if that is given, or raise
-    GuidanceError."""
+    """Return `value` as a tuple of token ids, or raise GuidanceError.
+
+    vocab_size: if given, each id must be in [0, vocab_size).
+    param: the field that the error names.
+    """
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise GuidanceError(
             f"{param} must be a list of token ids, not {type(value).__name__}.", param
@@ -183,8 +197,10 @@ def check_token_ids(
 
 
 def _canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Guidance fields under their own names; GuidanceError on unknown, ambiguous or doubled
-    ones."""
+    """Return the guidance fields that are given, with synonyms replaced by our names.
+
+    Raises GuidanceError for unknown, ambiguous and duplicate fields.
+    """
     out: dict[str, Any] = {}
     for name, value in fields.items():
         if not looks_like_guidance(name):
@@ -203,7 +219,7 @@ def _canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_field(name: str, known: Sequence[str]) -> GuidanceError:
-    """The refusal for a field that looks like guidance but is not one of `known`."""
+    """Return the error for a field that looks like guidance but is not one of `known`."""
     if name in AMBIGUOUS:
         return GuidanceError(
             f"{name} is ambiguous, two conventions are in use. Send {SCALE} instead: "

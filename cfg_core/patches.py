@@ -1,8 +1,8 @@
 """Patch: one replacement inside another package, as a row of a table.
 
-The tables are `cfg_core/vllm_plugin/patches.py` and `deployments/patches.py`. Each row says what is
-replaced, in which process, why, what upstream has, and which test fails when it is no longer
-needed. Standard library only.
+The tables are in `cfg_core/vllm_plugin/patches.py`, `cfg_core/prefill_only/patches.py` and
+`deployments/patches.py`. Each row says what is replaced, in which process, why, what upstream has,
+and which test fails when the patch is no longer needed. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Patch:
     """One row.
 
     target: what is replaced, as `package.module:Class.attribute` or `package.module:attribute`.
-    by: a function of ours, as `package.module:function`. Of an attribute of a class or module
-        (`per_object` is false) it takes the original and returns what stands in its place; `apply`
-        calls it. Otherwise it replaces the attribute of one object of ours, and is called where
-        that object is made.
-    process: where the replacement happens.
+    by: a function or class of ours, as `package.module:name`. If `per_object` is false, `apply`
+        calls it with the original, and puts what it returns in the original's place. If
+        `per_object` is true, our code uses it where the object is made, and `apply` skips the row.
+    process: the process in which the replacement happens.
     reason: why it is needed.
-    upstream: what vLLM, transformers or Python has today.
+    upstream: what the other package has today.
     test: the test that fails when the patch is no longer needed, or no longer works.
+    per_object: whether the attribute is replaced on single objects, not on its class or module.
     """
 
     target: str
@@ -40,7 +40,7 @@ class Patch:
 
     @property
     def owner(self) -> Any:
-        """The class or module whose attribute is replaced. Imports its module."""
+        """The class or module whose attribute is replaced, after an import of its module."""
         module, _, path = self.target.partition(":")
         owner: Any = importlib.import_module(module)
         for name in path.split(".")[:-1]:
@@ -53,11 +53,14 @@ class Patch:
 
 
 _originals: dict[str, Any] = {}
-"""What `apply` has replaced in this process, by target."""
+"""The originals that `apply` has replaced in this process, by target."""
 
 
 def apply(patches: Iterable[Patch]) -> None:
-    """Apply the patches of classes and modules, each once per process."""
+    """Apply the patches of classes and modules, each once per process.
+
+    Patches of single objects are skipped.
+    """
     for patch in patches:
         if patch.per_object or patch.target in _originals:
             continue
@@ -67,24 +70,24 @@ def apply(patches: Iterable[Patch]) -> None:
 
 
 def stock(patch: Patch) -> Any:
-    """What stood at the patch's target before `apply`, or stands there if it was not applied."""
+    """Return the original at the patch's target, whether or not `apply` has replaced it."""
     current = inspect.getattr_static(patch.owner, patch.attribute, None)
     return _originals.get(patch.target, current)
 
 
 def applied() -> list[str]:
-    """The targets that `apply` has replaced in this process."""
+    """Return the targets that `apply` has replaced in this process."""
     return list(_originals)
 
 
 def load(path: str) -> Any:
-    """What `package.module:name` names."""
+    """Import the object that `path` (`package.module:name`) names, and return it."""
     module, _, name = path.partition(":")
     return attrgetter(name)(importlib.import_module(module))
 
 
 def as_markdown(patches: Iterable[Patch]) -> str:
-    """The table, for docs/patches.md (scripts/patches.py)."""
+    """Return the table as Markdown. scripts/patches.py writes it to docs/patches.md."""
     rows = ["| replaced | in | why | upstream | test |", "|---|---|---|---|---|"]
     for patch in patches:
         target = patch.target.replace(":", ".") + (" of one object" if patch.per_object else "")

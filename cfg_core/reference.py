@@ -1,16 +1,17 @@
-"""The executable specification of guided decoding: two plain forwards a token, no cache, no batch.
+"""The executable specification of guided decoding, without a cache and without batching.
 
-Everything faster in this project must give the tokens that this loop gives. It is written to be
-read, and it shares no code with what it checks: it does not import `cfg_core.blend`.
+It runs two plain forward passes per token. All faster code in this project must give the same
+tokens as this loop. It is written to be read. It shares no code with what it checks, so it does not
+import `cfg_core.blend`.
 
     conditional stream  c = prompt            + the tokens generated so far
     negative stream     n = negative prompt   + the same tokens
     guided              g = log p(. | n) + scale * (log p(. | c) - log p(. | n))
 
 Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7.
-The same numbers come out of `UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face
-transformers, that is of `generate(guidance_scale=..., negative_prompt_ids=...)`: the unit tests
-hold the two together.
+`UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face transformers, which
+`generate(guidance_scale=..., negative_prompt_ids=...)` uses, gives the same numbers. The unit tests
+compare the two.
 
 Shapes: T tokens in a stream, V token ids in the vocabulary, N generated tokens.
 """
@@ -28,24 +29,29 @@ from torch import Tensor
 FORBIDDEN = -math.inf
 
 Processor = Callable[[Tensor, list[int], list[int]], Tensor]
-"""(guided scores [V], prompt ids, output ids so far) -> scores [V]. It sees a model, never the
-streams."""
+"""A function (guided scores [V], prompt ids, output ids so far) -> scores [V].
+
+It gets the guided scores only, never those of the streams.
+"""
 
 
 class CausalLM(Protocol):
-    """Anything that is called like a Hugging Face causal language model without a cache."""
+    """Anything that can be called like a Hugging Face causal language model without a cache."""
 
     def __call__(self, input_ids: Tensor) -> Any:
-        """`input_ids` [1, T] int64 -> an object whose `logits` are [1, T, V], row t for the token
-        after t."""
+        """Return an object whose `logits` are [1, T, V], for `input_ids` [1, T] int64.
+
+        Row t of the logits predicts the token after token t.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is taken from the scores. Without `uniforms`: the most likely one (greedy).
+    """How a token is chosen from the scores.
 
-    `uniforms` are N numbers in [0, 1), one for each token: the same numbers give the same text.
-    `temperature` divides the scores after the processors; greedy decoding ignores it.
+    uniforms: N numbers in [0, 1), one for each token. The same numbers give the same text. Without
+        them the most likely token is chosen (greedy decoding).
+    temperature: divides the scores after the processors. Greedy decoding ignores it.
     """
 
     uniforms: Sequence[float] | None = None
@@ -57,15 +63,20 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What came out. `gaps` tell how far each choice was from another one: the least of them bounds
-    the rounding error under which a different implementation still gives the same greedy tokens."""
+    """The generated tokens, and how clear each choice was.
+
+    The smallest of `gaps` bounds the rounding error under which a different implementation still
+    gives the same greedy tokens.
+    """
 
     token_ids: list[int]
     log_probs: list[Tensor] = field(repr=False)
-    """N rows [V], the guided distribution before processors and temperature; empty unless asked
-    for."""
+    """N rows [V]: the guided distribution before processors and temperature.
+
+    It is empty unless `keep_log_probs` was set.
+    """
     gaps: list[float] = field(repr=False)
-    """N differences between the two highest scores, after the processors."""
+    """N differences between the two highest scores after the processors."""
 
     @property
     def min_gap(self) -> float:
@@ -88,8 +99,12 @@ def guided_generate(
 ) -> Generation:
     """Continue `prompt` under guidance away from `negative` (by default the prompt's last token).
 
-    The blend is computed in `dtype` (float32 or float64). The loop ends after `max_new_tokens`, or
-    after `eos_token_id`, which is then the last token of the result. `scale` 1 is plain decoding.
+    dtype: the blend is computed in it (float32 or float64).
+    scale: 1 is plain decoding.
+    keep_log_probs: whether to fill `Generation.log_probs`.
+
+    The loop ends after `max_new_tokens`, or after `eos_token_id`, which is then the last token of
+    the result.
     """
     prompt = list(prompt)
     negative = prompt[-1:] if negative is None else list(negative)
@@ -111,8 +126,10 @@ def guided_generate(
 
 @torch.inference_mode()
 def plain_generate(model: CausalLM, prompt: Sequence[int], *, max_new_tokens: int) -> Generation:
-    """Greedy decoding without guidance: one stream, so that `scale` 1 has something to be equal
-    to."""
+    """Continue `prompt` greedily without guidance, with one stream.
+
+    Tests compare `guided_generate` at `scale` 1 with it.
+    """
     output: list[int] = []
     gaps: list[float] = []
     for _ in range(max_new_tokens):
@@ -123,17 +140,20 @@ def plain_generate(model: CausalLM, prompt: Sequence[int], *, max_new_tokens: in
 
 
 def next_log_probs(model: CausalLM, token_ids: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """log p(next token | token_ids): [V] in `dtype`. The whole stream is read again each time."""
+    """Return log p(next token | token_ids), [V] in `dtype`.
+
+    The model reads the whole stream again in each call.
+    """
     logits: Tensor = model(torch.tensor([list(token_ids)])).logits
     return torch.log_softmax(logits[0, -1].to(dtype), dim=-1)
 
 
 def guide(conditional: Tensor, negative: Tensor, scale: float) -> Tensor:
-    """`negative + scale * (conditional - negative)`, [V] each; unnormalised log-probabilities.
+    """Return `negative + scale * (conditional - negative)`, [V] each.
 
-    A token that the conditional stream forbids (-inf) stays forbidden whatever the scale. One that
-    only the negative stream forbids has no defined difference: it keeps the conditional's
-    log-probability.
+    The result is unnormalised log-probabilities. A token that the conditional stream forbids (-inf)
+    stays forbidden whatever the scale. A token that only the negative stream forbids has no defined
+    difference, so it keeps the conditional's log-probability.
     """
     guided = negative + scale * (conditional - negative)
     guided = torch.where(negative == FORBIDDEN, conditional, guided)
@@ -141,8 +161,11 @@ def guide(conditional: Tensor, negative: Tensor, scale: float) -> Tensor:
 
 
 def choose(scores: Tensor, sampling: Sampling, step: int) -> int:
-    """One token id from `scores` [V]: the highest (the first of equals), or by inverting the
-    distribution."""
+    """Choose one token id from `scores` [V].
+
+    Greedy decoding takes the highest score, and the first of equal ones. Otherwise the cumulative
+    distribution is inverted at the uniform number of this step.
+    """
     if sampling.uniforms is None:
         return int(scores.argmax())
     probs = torch.softmax(scores.double() / sampling.temperature, dim=-1)
@@ -150,21 +173,23 @@ def choose(scores: Tensor, sampling: Sampling, step: int) -> int:
 
 
 def invert(probs: Tensor, uniform: float) -> int:
-    """The first token whose cumulated probability exceeds `uniform` in [0, 1). `probs` [V]
-    float64."""
+    """Return the first token whose cumulative probability exceeds `uniform` in [0, 1).
+
+    probs: [V] float64.
+    """
     cumulated = probs.cumsum(dim=-1)
     exceeding = (cumulated > uniform * cumulated[-1]).nonzero()
-    last_possible = probs.nonzero()[-1]  # where rounding lifts the product to the whole sum
+    last_possible = probs.nonzero()[-1]  # if rounding makes the product equal to the sum
     return int(exceeding[0] if len(exceeding) else last_possible)
 
 
 def draw_uniforms(num_tokens: int, generator: torch.Generator) -> list[float]:
-    """`num_tokens` numbers in [0, 1), float64, from `generator` and nothing else."""
+    """Draw `num_tokens` float64 numbers in [0, 1), which depend on `generator` alone."""
     drawn: list[float] = torch.rand(num_tokens, generator=generator, dtype=torch.float64).tolist()
     return drawn
 
 
 def top_gap(scores: Tensor) -> float:
-    """Highest minus second highest of `scores` [V]; inf if only one token is allowed."""
+    """Return the highest minus the second highest of `scores` [V]; inf if one token is allowed."""
     first, second = scores.topk(2).values.tolist()
     return float(first - second)

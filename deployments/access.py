@@ -1,8 +1,8 @@
-"""Who may call, and how much: API keys, their tenants, and the limits of each. Imports neither ray,
-vllm nor torch.
+"""The command `python -m deployments.access`: make an API key, or print the digest of one.
 
-A key itself is never stored, sent to a replica or logged: configurations hold its SHA-256 digest,
-or name the environment variable that holds it. `python -m deployments.access` makes a key.
+A key itself is never stored, sent to a replica or logged. Configurations hold its SHA-256 digest,
+or name the environment variable that holds the key. The limits of a key are in config/access.py.
+Imports neither ray, vllm nor torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from deployments.config.access import _SENDABLE, digest_of
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a new key on stderr, and its entry for the YAML on stdout; so a redirected stdout never
-    holds a key."""
+    """Print a new key on stderr, and its entry for the YAML file on stdout.
+
+    So a redirected stdout never holds a key. With `--hash`: read a key from stdin, and print its
+    SHA-256 digest.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m deployments.access", description="Make an API key."
     )

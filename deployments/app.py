@@ -18,8 +18,10 @@ logger = logging.getLogger("ray.serve")
 
 
 def build(args: AppArgs) -> Application:
-    """CfgRouter in front of ModelReplica and of an Embedder for each encoder. A mistake in `args`
-    is raised here, before anything starts."""
+    """Put CfgRouter in front of ModelReplica and of one Embedder for each encoder.
+
+    Raises ConfigError for a mistake in `args`, before anything starts.
+    """
     args = args.resolved()
     largest_answer = max((encoder.options.max_answer_bytes for encoder in args.encoders), default=0)
     check_message_sizes(args.access.max_body_bytes, largest_answer, os.environ)

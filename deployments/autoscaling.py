@@ -1,16 +1,17 @@
-"""How many ModelReplicas there should be: by streams and by use of the KV pool.
+"""Autoscaling policy for ModelReplica, by the number of streams and the use of the KV pool.
 
-Serve's own policy counts requests. A guided request is two streams, `n` and lists of prompts are
-more, and a few long texts can fill a KV pool that hundreds of short ones would not. Public API of
-Ray Serve 2.60: in a Serve config,
+Serve's own policy counts requests. But a guided request is two streams, `n` and lists of prompts
+make more, and a few long texts can fill a KV pool that hundreds of short ones would not fill. This
+module uses only the public API of Ray Serve 2.60. In a Serve config:
 
     autoscaling_config:
       policy:
         policy_function: deployments.autoscaling:GuidedLoad
         policy_kwargs: {target_streams: 96, target_kv_use: 0.8}
 
-Delays, bounds and smoothing stay Serve's (`upscale_delay_s`, `max_replicas`, ...). Replicas report
-through `record_autoscaling_stats`; what waits in front of them is counted at two streams a request.
+Serve still applies its own delays, bounds and smoothing (`upscale_delay_s`, `max_replicas`, ...).
+Replicas report through `record_autoscaling_stats`. A request that still waits in front of the
+replicas is counted as two streams.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 STREAMS = "streams"
-"""Of what a replica reports: its streams, running and waiting."""
+"""Key in a replica's report: the number of its streams, running and waiting."""
 KV_USE = "kv_use"
-"""Of what a replica reports: the share of its KV blocks that is held, 0 to 1."""
+"""Key in a replica's report: the share of its KV blocks that is in use, 0 to 1."""
 
 STREAMS_OF_A_QUEUED_REQUEST = 2
 
 
 class GuidedLoad:
-    """target_streams: that a replica should have, running and waiting; what `max_num_seqs` is, or a
-    little less.
+    """An autoscaling policy for Serve: keeps replicas near a number of streams and a KV use.
 
-    target_kv_use: the share of its KV blocks that should be held, 0 to 1.
+    target_streams: streams that one replica should have, running and waiting. Set it to
+    `max_num_seqs` or a little less.
+
+    target_kv_use: share of a replica's KV blocks that should be in use, 0 to 1.
     """
 
     def __init__(self, target_streams: float = 64, target_kv_use: float = 0.8) -> None:
@@ -42,8 +45,10 @@ class GuidedLoad:
         self.target_streams, self.target_kv_use = target_streams, target_kv_use
 
     def __call__(self, ctx: Any) -> tuple[float, dict[str, Any]]:
-        """Called by Serve's controller with an AutoscalingContext; returns replicas, and the state
-        it keeps."""
+        """Return the wanted number of replicas, and an empty dict: the policy keeps no state.
+
+        Serve's controller calls this with an AutoscalingContext.
+        """
         reported = ctx.aggregated_metrics or {}
         running = set(ctx.running_replicas)
         streams, kv_use = (
@@ -54,8 +59,11 @@ class GuidedLoad:
     def desired(
         self, streams: Iterable[float], kv_use: Iterable[float], queued_requests: float
     ) -> float:
-        """Replicas, not yet rounded, for what the present ones report and for what waits in front
-        of them."""
+        """The wanted number of replicas, not rounded.
+
+        streams, kv_use: the reports of the running replicas. queued_requests: requests that wait in
+        front of them.
+        """
         by_streams = (
             sum(streams) + STREAMS_OF_A_QUEUED_REQUEST * queued_requests
         ) / self.target_streams
@@ -68,7 +76,7 @@ def _of_running(reported: Mapping[Any, float], running: set[Any]) -> list[float]
 
 
 def report(stats: Mapping[str, int]) -> dict[str, float]:
-    """A replica's report, from its engine's `guidance_stats`."""
+    """A replica's report to Serve, made from its engine's `guidance_stats`."""
     total = stats.get("total_blocks", 0)
     held = total - stats.get("free_blocks", total)
     return {

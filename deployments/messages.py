@@ -1,13 +1,14 @@
-"""What the ingress and the replicas send each other. Imports neither Ray, vLLM nor torch.
+"""The messages between the ingress and the replicas.
 
 A call to a generator carries one `GenerateCall`, and yields:
 
     Heartbeat*  (Chunk | Heartbeat)*  Heartbeat     a stream: the last Chunk is `[DONE]`
-    Heartbeat*  Whole+  Heartbeat                   an answer in one piece, cut to fit messages
+    Heartbeat*  Whole+  Heartbeat                   an answer that is not streamed, in pieces
     ...  Heartbeat  Failed                          a failure, at any point
 
-A failure crosses as a value, not as an exception: Serve logs a traceback for what is raised, and a
-refused request is no event. Calls that answer once return their answer, or `Failed`.
+A failure is sent as a value and not raised, because Serve logs a traceback for every exception,
+and a refused request is not worth one. Calls with a single answer return it, or `Failed`. Imports
+neither Ray, vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from deployments.requests.usage import Usage
 class GenerateCall:
     """One request for generated text, with its whole group.
 
-    body: without the guidance fields' meaning taken out of it; `guidance` says what they mean.
-    group: for the placement policy. headers: the client's, as far as vLLM reads them.
-    client: who asks, a tenant or an address, for whatever is fair between clients.
-    tenant: whose KV is found by nobody else; None where prefixes are shared.
-    call_id: by which the ingress finds out which replica has it (routing/shared.py); a new one for
-    each try.
+    body: the client's JSON body, without `timeout` but with its guidance fields.
+    guidance: these fields, read and checked; None if there are none.
+    group: what the placement policy needs to know.
+    headers: those of the client's headers that vLLM reads.
+    client: the tenant or the address that sent the request. Fair sharing goes by it.
+    tenant: the tenant whose KV cache no other tenant may reuse; None if prefixes are shared.
+    call_id: by this the ingress learns which replica has the call (routing/shared.py). Each try has
+    a new one.
     """
 
     endpoint: Endpoint
@@ -46,28 +49,37 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One server-sent event of a stream, as vLLM words it."""
+    """One server-sent event of a stream, in vLLM's format."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A piece of an answer that is not streamed; the pieces joined are its JSON text."""
+    """One piece of an answer that is not streamed.
+
+    The joined pieces are its JSON text.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The replica is at work. usage: what the engine has done for the call so far."""
+    """A sign that the replica works on the call.
+
+    usage: the tokens that the engine has processed for the call so far.
+    """
 
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The call failed; nothing follows."""
+    """The call failed with `error`.
+
+    No item follows.
+    """
 
     error: CfgServeError
 

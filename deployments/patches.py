@@ -1,7 +1,7 @@
-"""Everything that the application replaces inside vLLM, Python's logging and uvicorn, as a table.
+"""The table of all patches of the application: inside vLLM, Python's logging and uvicorn.
 
-docs/patches.md shows it. The plugin has a table of its own: cfg_core/vllm_plugin/patches.py. A
-replica applies what is here to itself alone.
+docs/patches.md shows it. The plugin has a table of its own: cfg_core/vllm_plugin/patches.py. Each
+patch is applied only in the process that its row names.
 """
 
 from __future__ import annotations
@@ -138,5 +138,5 @@ PATCHES = (
 
 
 def apply(process: str) -> None:
-    """Apply the patches of this process. Again, it does nothing."""
+    """Apply the patches whose `process` this is; a second call does nothing."""
     patches.apply(patch for patch in PATCHES if patch.process == process)

@@ -1,12 +1,13 @@
-"""Check that .venv holds what requirements/*.txt pins, no more and no less, and that nothing asked
-for is unpinned.
+"""Check that .venv holds what requirements/*.txt pins, no more and no less.
+
+It also checks that the lists pin every package that the project asks for.
 
     .venv/bin/python scripts/audit.py             without network, in a second
-    .venv/bin/python scripts/audit.py --online    asks pip-audit, too, if it is on the PATH
+    .venv/bin/python scripts/audit.py --online    also asks pip-audit, if it is on the PATH
 
-It compares names and versions. Hashes it cannot compare: the lists have none, and pip keeps none of
-the wheels that it installed. Vulnerabilities need the network, because their databases are
-elsewhere.
+It compares names and versions. It cannot compare hashes: the lists have none, and pip keeps no
+hashes of the wheels that it installed. A check for vulnerabilities needs the network, because their
+databases are online.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ REQUIREMENTS = ROOT / "requirements"
 LISTS = ("cpu", "cuda", "dev")
 
 NOT_FROM_A_LIST = frozenset({"cfg-serve", "pip", "uv"})
-"""This project; what comes with a virtual environment; what `make lock` installs."""
+"""Packages that no list names.
+
+They are this project, pip (part of a virtual environment), and uv (`make lock` installs it).
+"""
 
 Pins = dict[str, list[Requirement]]
-"""Canonical name -> its lines in a list: several where markers choose between versions."""
+"""Canonical name -> its lines in a list. Several lines, if markers choose between versions."""
 
 
 # ---- the lists -----------------------------------------------------------------------------------
 
 
 def read_list(text: str, name: str) -> tuple[Pins, list[str]]:
-    """The pins of a list that apply to any machine, and what is wrong with its lines."""
+    """The pins of a list, whatever their markers say, and a sentence for each wrong line."""
     pins: Pins = {}
     found = []
     for line in text.replace("\\\n", " ").splitlines():
@@ -60,7 +64,7 @@ def read_list(text: str, name: str) -> tuple[Pins, list[str]]:
 
 
 def parsed(line: str) -> Requirement | None:
-    """None for a line that names no package from an index: an option, a path."""
+    """The requirement of a line; None for an option or a path, which names no package."""
     try:
         return Requirement(line)
     except InvalidRequirement:
@@ -95,8 +99,7 @@ def here(pins: Pins) -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Canonical name -> version, of every distribution that this interpreter finds in its own
-    site-packages."""
+    """Canonical name -> version, of every distribution in this interpreter's site-packages."""
     paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
@@ -114,11 +117,10 @@ def device_of(packages: Mapping[str, str]) -> str:
 def wanted(
     packages: Mapping[str, str], lists: Mapping[str, Pins]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What must be installed, and what may be. The tools of tests are optional, as a whole or in
-    part.
+    """What must be installed, and what may be: canonical name -> version.
 
-    Where pip found no CPU build of torch, the set-up took the CUDA build, with the libraries that
-    cuda.txt pins.
+    The tools of tests (dev.txt) are optional, as a whole or in part. If pip found no CPU build of
+    torch, scripts/setup.py installed the CUDA build, with the libraries that cuda.txt pins.
     """
     device = device_of(packages)
     must, may = here(lists[device]), here(lists["dev"])
@@ -150,11 +152,14 @@ def compare(
     return found
 
 
-# ---- what is asked for ---------------------------------------------------------------------------
+# ---- direct requirements -------------------------------------------------------------------------
 
 
 def direct_requirements() -> dict[str, list[str]]:
-    """Requirements by the place that asks for them: a part of pyproject.toml, or an .in file."""
+    """Direct requirements, by the place that asks for them.
+
+    A place is a part of pyproject.toml, or an .in file.
+    """
     whole: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = whole["project"]
     asked = {
@@ -172,8 +177,7 @@ def direct_requirements() -> dict[str, list[str]]:
 
 
 def unpinned(asked: Mapping[str, Iterable[str]], lists: Mapping[str, Pins]) -> list[str]:
-    """A sentence for each direct requirement that no list pins, or that a list pins outside of what
-    is asked."""
+    """A sentence for each direct requirement that no list pins or that a pin does not satisfy."""
     found = []
     for place, lines in asked.items():
         for requirement in map(Requirement, lines):
@@ -195,11 +199,11 @@ def unpinned(asked: Mapping[str, Iterable[str]], lists: Mapping[str, Pins]) -> l
     return found
 
 
-# ---- the whole -----------------------------------------------------------------------------------
+# ---- all checks ----------------------------------------------------------------------------------
 
 
 def audit() -> list[str]:
-    """Everything that is wrong, a sentence each; empty if nothing is."""
+    """A sentence for each problem that is found without network."""
     lists: dict[str, Pins] = {}
     found = []
     for name in LISTS:
@@ -212,9 +216,10 @@ def audit() -> list[str]:
 
 
 def ask_pip_audit() -> int:
-    """Run pip-audit on what is installed. Its exit status is not 0 if it knows of a vulnerability.
+    """Run pip-audit on what is installed, and return its exit status.
 
-    It asks for versions as an index knows them: without the local part of `2.13.0+cpu`.
+    The status is not 0 if pip-audit knows of a vulnerability; it is 2 if there is no pip-audit.
+    pip-audit gets the versions that an index knows, so `2.13.0+cpu` loses its local part.
     """
     program = shutil.which("pip-audit")
     if program is None:

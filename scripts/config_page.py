@@ -1,8 +1,8 @@
-"""Write the tables of docs/configuration.md from the models that read the YAML.
+"""Write the tables of docs/configuration.md from the pydantic models that read the YAML.
 
     python scripts/config_page.py
 
-The text around the tables is in docs/configuration.md itself; each table stands between two
+The text around the tables is in docs/configuration.md itself. There, each table stands between two
 comments.
 """
 
@@ -48,7 +48,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def page(text: str) -> str:
-    """`text` of the page with all tables up to date."""
+    """The page with all tables up to date, made from its present `text`."""
     for section in SECTIONS:
         mark = re.compile(rf"(<!-- {section.section} -->\n).*?(<!-- end -->)", re.DOTALL)
         assert mark.search(text), f"docs/configuration.md has no table for {section.section}"

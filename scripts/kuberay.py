@@ -3,8 +3,9 @@
     python scripts/kuberay.py configs/llama-8b-tp2.yaml --image cfg-serve:VERSION >
     deploy/kuberay/rayservice.yaml
 
-The configuration goes into the manifest word for word. How many GPUs a pod has, how many pods there
-are, and how long they may take to stop is read from it; everything else is in
+The configuration goes into the manifest word for word. The GPUs of a pod, the number of pods and
+the time that they may take to stop are computed from it. The environment variables come from
+configs/serve.env, the version of Ray from requirements/cuda.txt, and everything else from
 deploy/kuberay/rayservice.template.yaml.
 """
 
@@ -27,22 +28,24 @@ ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "deploy" / "kuberay" / "rayservice.template.yaml"
 
 CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
-"""Of a GPU pod. Enough for 8B models; a first guess for others."""
+"""Resources of a GPU pod for each of its GPUs. Enough for 8B models; a first guess for others."""
 
 SERVE_DEFAULT_DRAIN_S = 20
-"""graceful_shutdown_timeout_s of a deployment that does not set it."""
+"""Serve's default for graceful_shutdown_timeout_s, in seconds."""
 
 RAY_MARGIN_S = 30
-"""What a pod gets beyond the last stream, for Ray to leave the cluster."""
+"""Seconds that a pod gets after its last stream, so that Ray can leave the cluster."""
 
 
 class RenderError(Exception):
-    """This configuration cannot run on Kubernetes as it is. The message says why, and what to
-    do."""
+    """The configuration cannot run on Kubernetes as it is. The message says what to do."""
 
 
 def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
-    """The manifest as text. Raises RenderError."""
+    """The manifest as text. Raises RenderError.
+
+    gpus_per_pod: None takes the GPUs of the largest replica.
+    """
     text = path.read_text(encoding="utf-8")
     config: dict[str, Any] = yaml.safe_load(text)
     check_http(config)
@@ -80,8 +83,7 @@ def serve_env() -> str:
 
 
 def check_http(config: Mapping[str, Any]) -> None:
-    """Raise RenderError if other pods could not reach Serve's proxies, or if pods with replicas had
-    none."""
+    """Raise RenderError if other pods could not reach Serve's proxies, or a pod had no proxy."""
     host = config["http_options"].get("host")
     if host not in ("0.0.0.0", "::"):
         raise RenderError(
@@ -94,8 +96,11 @@ def check_http(config: Mapping[str, Any]) -> None:
 
 
 def gpus_of_a_pod(deployments: list[dict[str, Any]]) -> int:
-    """The fewest GPUs that hold any one replica. Raises RenderError if that is for the owner to
-    say."""
+    """The smallest number of GPUs that holds any one replica.
+
+    Raises RenderError if a replica may span several pods, because the user must then give the
+    number. Raises RenderError, too, if no replica needs a GPU.
+    """
     for deployment in deployments:
         if gpus_of(deployment) > 1 and deployment.get("placement_group_strategy") != "STRICT_PACK":
             name = deployment["name"]
@@ -112,7 +117,7 @@ def gpus_of_a_pod(deployments: list[dict[str, Any]]) -> int:
 
 
 def gpus_of(deployment: Mapping[str, Any]) -> float:
-    """GPUs of one replica, of its workers included."""
+    """GPUs of one replica, including those of its workers."""
     if bundles := deployment.get("placement_group_bundles"):
         return float(sum(bundle.get("GPU", 0) for bundle in bundles))
     return float(deployment.get("ray_actor_options", {}).get("num_gpus", 0))
@@ -130,7 +135,7 @@ def pods(deployments: list[dict[str, Any]], gpus_per_pod: int) -> tuple[int, int
 
 
 def pinned_ray() -> str:
-    """The version of Ray in the image."""
+    """The version of Ray in the image, which requirements/cuda.txt pins."""
     found = re.search(
         r"^ray==(\S+)", (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8"), re.M
     )

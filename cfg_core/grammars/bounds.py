@@ -1,9 +1,11 @@
-"""How large a grammar may be that a request brings, by kind. Standard library only, so the ingress
-can ask too.
+"""Bounds on the size of a request's grammar, for each kind of grammar.
 
-A grammar is whatever constrains the text of an answer: a choice, a JSON schema, an expression, a
-grammar, a structural tag, or the parameters of a tool. vLLM compiles it, which takes more time than
-reading it. Each check here takes time proportional to the size of what it reads, and none recurses.
+Standard library only, so that the ingress can check them too.
+
+A grammar is whatever constrains the text of an answer: a choice, a JSON schema, a regular
+expression, a context-free grammar, a structural tag, or the parameters of a tool. vLLM compiles it,
+which takes more time than reading it. Each check here takes time proportional to the size of what
+it reads, and none is recursive.
 """
 
 from __future__ import annotations
@@ -19,16 +21,23 @@ STRUCTURED_OUTPUTS = "structured_outputs"
 RESPONSE_FORMAT = "response_format"
 TOOLS = "tools"
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Fields of `structured_outputs` of which a request sets one."""
+"""Fields of `structured_outputs`, of which a request sets one."""
 
 WRAPPING = 8
-"""Levels around a schema in a `response_format`, a tool, or a structural tag."""
+"""Levels of nesting around a schema in a `response_format`, a tool, or a structural tag."""
 
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
 class _Sizes(NamedTuple):
-    """nodes: objects, lists and other values. depth: of objects and lists alone, as vLLM counts."""
+    """Sizes of parsed JSON.
+
+    nodes: number of objects, lists and other values.
+    depth: levels of objects and lists alone, as vLLM counts them.
+    chars: characters of all keys and strings.
+    properties: entries of all objects whose key is `properties`.
+    entries: length of the longest list.
+    """
 
     nodes: int
     depth: int
@@ -39,8 +48,10 @@ class _Sizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarBounds:
-    """The most that one request may bring. All counts are at least 1; characters are Unicode
-    characters."""
+    """Upper bounds on the grammars of one request.
+
+    All bounds are at least 1. Characters are Unicode characters.
+    """
 
     choices: int = 4_000
     choice_chars: int = 200_000
@@ -59,8 +70,8 @@ class GrammarBounds:
     def check_body(self, body: Mapping[str, Any]) -> None:
         """Check the fields of a completion or chat body that become grammars.
 
-        Raises RequestError naming field and bound. What is of a wrong type is left to who parses
-        the body.
+        Raises RequestError, which names the field and the bound. Values of a wrong type are ignored
+        here, because the code that parses the body refuses them.
         """
         outputs = body.get(STRUCTURED_OUTPUTS)
         if isinstance(outputs, Mapping):
@@ -74,8 +85,10 @@ class GrammarBounds:
             self._json(TOOLS, tools)
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the fields of `structured_outputs`: of a body, or of vLLM's object of that name as
-        a mapping."""
+        """Check the fields of `structured_outputs`.
+
+        outputs: the object in a body, or vLLM's StructuredOutputsParams as a mapping.
+        """
         where = STRUCTURED_OUTPUTS
         self._choice(f"{where}.choice", outputs.get("choice"))
         self._text(f"{where}.regex", outputs.get("regex"), self.regex_chars)
@@ -110,7 +123,7 @@ class GrammarBounds:
             )
 
     def _json(self, field: str, value: object) -> None:
-        """A schema, or a list or object with schemas in it; as text, or parsed."""
+        """Check a schema, or a list or object that contains schemas, as text or parsed."""
         if isinstance(value, str):
             _at_most(field, len(value), "characters", self.schema_chars)
             _at_most(
@@ -129,8 +142,11 @@ class GrammarBounds:
 
 
 def bracket_depth(text: str, quoted: bool = False) -> int:
-    """How deep brackets of any kind nest. A backslash hides what follows it; `quoted`: so do double
-    quotes."""
+    """Return how deeply brackets of any kind are nested.
+
+    A bracket after a backslash is not counted.
+    quoted: whether to skip brackets inside double quotes, too.
+    """
     depth = deepest = 0
     hidden = inside = False
     for char in text:
@@ -149,7 +165,7 @@ def bracket_depth(text: str, quoted: bool = False) -> int:
 
 
 def _parsed(text: str) -> object:
-    """The JSON in `text`; None if it is none, which vLLM will tell."""
+    """Return the parsed JSON of `text`, or None if it is not JSON, which vLLM reports later."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -157,8 +173,11 @@ def _parsed(text: str) -> object:
 
 
 def _measured(value: dict[str, Any] | list[Any], bounds: GrammarBounds) -> _Sizes:
-    """The sizes of parsed JSON. Ends early, with what it has, once there is too much of
-    anything."""
+    """Return the sizes of parsed JSON.
+
+    It stops once the nodes, depth, entries or properties exceed their bound. It then returns what
+    it has counted so far.
+    """
     nodes = depth = chars = properties = entries = 0
     for at, inner, key in _walk(value):
         nodes, chars = nodes + 1, chars + len(key) + (len(inner) if isinstance(inner, str) else 0)
@@ -179,8 +198,10 @@ def _measured(value: dict[str, Any] | list[Any], bounds: GrammarBounds) -> _Size
 
 
 def _walk(value: object) -> Iterator[tuple[int, object, str]]:
-    """Every value inside parsed JSON with its level (1 at the top) and its key; lists before their
-    entries."""
+    """Yield every value inside parsed JSON, with its level (1 at the top) and its key.
+
+    Lists and objects come before their entries. The entries of a list have an empty key.
+    """
     rest: list[tuple[int, object, str]] = [(1, value, "")]
     while rest:
         at, inner, key = rest.pop()

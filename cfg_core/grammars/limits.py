@@ -1,4 +1,7 @@
-"""What one trial of a grammar may cost, and how many run. Standard library only."""
+"""Limits on what the trial of a grammar may cost.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarLimits:
-    """cpu_s, wall_s: seconds for validation, compilation and the first masks. memory_mb: MiB beyond
-    what the helper has. mask_ms: CPU milliseconds for the mask of one token, or for accepting one.
-    places: trials at once. max_waiting: of one tenant. remembered: verdicts that are kept. start_s:
-    for the helper to load. at_start: load it with the engine, and keep it; else with the first
-    grammar. idle_s: after how long without a grammar such a helper ends."""
+    """Limits on trials of grammars, which run in forks of a helper process.
+
+    cpu_s, wall_s: seconds of CPU time and of wall-clock time for one trial, which is validation,
+        compilation and the first masks.
+    memory_mb: MiB that a trial may use beyond what the helper has.
+    mask_ms: CPU milliseconds for the mask of one token in a trial. For a running request the engine
+        core allows twice as much, for a mask and for accepting a token.
+    places: number of trials that may run at once.
+    max_waiting: number of trials that may wait, for each tenant.
+    remembered: number of verdicts that are cached.
+    start_s: seconds that the helper has to load.
+    at_start: whether the helper is loaded with the engine, and kept. Otherwise the first grammar
+        loads it.
+    idle_s: seconds without a grammar after which the helper ends, if `at_start` is false.
+    """
 
     cpu_s: float = 4.0
     wall_s: float = 10.0

@@ -1,4 +1,4 @@
-"""Places for trials of grammars, given out fairly between tenants. Pure asyncio."""
+"""Places for trials of grammars, shared fairly between tenants, in pure asyncio."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cfg_core.errors import OverloadedError
 
 
 class FairPlaces:
-    """A fixed number of places. Whoever holds the fewest gets the next; one tenant never holds all,
-    if there are two.
+    """A fixed number of places, shared fairly between tenants.
 
-    Between tenants that hold equally many, who was served longest ago; within one, first come,
-    first served.
+    The tenant that holds the fewest places gets the next one. Between tenants that hold equally
+    many, it goes to the one that was served longest ago. Within a tenant, the order is first come,
+    first served. If there are at least two places, one tenant never holds all of them.
     """
 
     def __init__(self, places: int, max_waiting: int) -> None:
-        """max_waiting: of one tenant; beyond, OverloadedError."""
+        """max_waiting: how many of each tenant may wait; further ones get OverloadedError."""
         self._free, self._most, self._max_waiting = places, max(1, places - 1), max_waiting
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -31,7 +31,11 @@ class FairPlaces:
 
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
-        """A place for `tenant`, while the block runs. A cancelled wait leaves nothing behind."""
+        """Hold a place for `tenant` while the block runs.
+
+        Raises OverloadedError if too many of this tenant wait. A cancelled wait leaves nothing
+        behind.
+        """
         await self._take(tenant)
         try:
             yield
@@ -86,8 +90,10 @@ class FairPlaces:
             self._forget_if_idle(tenant)
 
     def _forget_if_idle(self, tenant: str) -> None:
-        """Keep nothing of a tenant who has nothing here: there may be as many as there are
-        addresses."""
+        """Forget a tenant that holds no place and waits for none.
+
+        Otherwise memory would grow with the number of client addresses, which may be tenants.
+        """
         if not self._waiting.get(tenant):
             self._waiting.pop(tenant, None)
             if tenant not in self._held:

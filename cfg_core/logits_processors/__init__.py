@@ -1,8 +1,8 @@
-"""Logits processors with a state, one for each sequence, made by named factories.
+"""Stateful logits processors, one for each sequence, made by named factories.
 
-Write a processor with the names below; registry.py says how it gets its name. Importing this
-package does not import torch, so that a YAML file can be checked without it (config.py); the first
-use of a name does.
+Use the names below to write a processor. registry.py describes how it gets its name. Importing this
+package does not import torch, so that config.py can check a YAML file without it. The first use of
+one of the names imports torch.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Logits processors with a state, one for each sequence, made by named factories.
+"""Stateful logits processors, one for each sequence, made by named factories.
 
-vLLM's old processors were one object for all sequences of a request: stateful ones mixed the
+vLLM's old processors were one object for all sequences of a request. Stateful ones mixed the
 sequences up, and were wrong after a preemption (vLLM pull request #5329 proposed factories). Here a
-factory has a name, a request names it with arguments, and each sequence (n > 1: each of them) has a
-processor of its own:
+factory has a name, and a request names it with arguments. Each sequence has its own processor, also
+where a request has several sequences (n > 1):
 
     logits_processors: [{"name": "no_repeat_ngram", "n": 3}]   in a body, or in extra_args
 
-A processor sees the guided scores, after grammar, bias and penalties and before temperature. It is
-fed each token that its sequence keeps, once and in order. Where vLLM takes tokens back (drafts,
-output dropped by a reset), it is set back, or made anew and fed again: what it has been fed is
-always a prefix of the sequence.
+A processor gets the guided scores after grammar masks, bias and penalties and before temperature.
+It is fed each token that its sequence keeps, once and in order. Where vLLM takes tokens back
+(rejected drafts, or output dropped by a reset), the processor is restored to an earlier state, or a
+new one is made and fed again. So the tokens that it has been fed are always a prefix of the
+sequence.
 
-With tensor parallelism each rank has its own copy of each, so a processor must be deterministic.
-Reading the tokens waits for the device: batches with such a request lose the overlap of async
-scheduling, others nothing.
+With tensor parallelism each rank has its own copy of each processor, so a processor must be
+deterministic. Reading the tokens waits for the device, so batches with such a request lose the
+overlap of async scheduling. Other batches lose nothing.
 """
 
 from __future__ import annotations
@@ -29,38 +30,51 @@ from torch import Tensor
 
 
 class LogitsProcessor(ABC):
-    """The processor of one sequence. Whatever it raises fails this sequence's request, and no
-    other."""
+    """The processor of one sequence.
+
+    If it raises an exception, the request of this sequence fails, and no other.
+    """
 
     @abstractmethod
     def __call__(self, scores: Tensor) -> Tensor:
-        """New scores of the next token, from `scores` [vocabulary] float32, which may be changed in
-        place.
+        """Return the new scores of the next token.
 
-        Must not change the state: with drafts a row may be computed and never be used. What is -inf
-        stays -inf.
+        scores: [vocabulary] float32. It may be changed in place.
+
+        The call must not change the processor's state, because with drafts a row may be computed
+        and never used. A token whose score is -inf stays at -inf, whatever the call returns.
         """
 
     def accept(self, token: int) -> None:  # noqa: B027
-        """The sequence goes on with `token`."""
+        """Take note that the sequence goes on with `token`."""
 
     def snapshot(self) -> Any:
-        """The state, for one `restore`. By default a deep copy of all attributes: override where
-        that is slow."""
+        """Return the state, for one call of `restore`.
+
+        By default it is a deep copy of all attributes. Override `snapshot` and `restore` if that is
+        slow.
+        """
         return copy.deepcopy(self.__dict__)
 
     def restore(self, state: Any) -> None:
-        """Return to what `snapshot` returned."""
+        """Go back to a state that `snapshot` returned."""
         self.__dict__ = state
 
     def close(self) -> None:  # noqa: B027
-        """Called exactly once, when the sequence is finished, aborted, failed, or its processor
-        made anew."""
+        """Release what the processor holds.
+
+        It is called exactly once: when the sequence finishes, is aborted or fails, or when its
+        processor is made anew.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a factory may know of the engine. tokenizer: loads it on the first call."""
+    """What a factory may know about the engine.
+
+    tokenizer: returns the tokenizer, which is loaded in the first call.
+    end_token_ids: the end-of-sequence tokens.
+    """
 
     vocab_size: int
     tokenizer: Callable[[], Any]
@@ -69,36 +83,40 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """What a processor may know of its sequence."""
+    """What a processor may know about its sequence."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
 
 
 class LogitsProcessorFactory(ABC):
-    """Makes processors. One instance in each process; its options come from the configuration, as
-    keywords."""
+    """Makes processors; each process that uses it has one instance.
+
+    The constructor gets its options from the configuration, as keyword arguments.
+    """
 
     def __init__(self, engine: EngineInfo) -> None:
         self.engine = engine
 
     def check(self, *args: Any, **arguments: Any) -> None:  # noqa: B027
-        """Raise ValueError, with a sentence for the user, if `make` cannot use these arguments of a
-        request.
+        """Raise ValueError if `make` cannot use these arguments of a request.
 
-        Called when the request arrives; arguments that `make` does not take, or lacks, are refused
-        before. Both get the arguments as keywords, so name them in the signature.
+        The message is a sentence for the user. `check` is called when the request arrives. Before
+        that, the request is refused if its arguments do not match the signature of `make`. Both
+        methods get the arguments as keywords, so name them in the signatures.
         """
 
     def forces(self, *args: Any, **arguments: Any) -> Sequence[int]:
-        """The tokens that `make`'s processor may forbid all others for. A request in which
-        something else may forbid these (a grammar, allowed_token_ids) is refused when it arrives.
+        """Return the tokens that the processor may force, by forbidding all others.
+
+        A request in which something else (a grammar, allowed_token_ids) may forbid these tokens is
+        refused when it arrives.
         """
         return ()
 
     @abstractmethod
     def make(self, sequence: SequenceInfo, *args: Any, **arguments: Any) -> LogitsProcessor:
-        """The processor of one sequence."""
+        """Return a new processor for one sequence."""
 
 
 Named = tuple[str, LogitsProcessor]

@@ -1,5 +1,7 @@
-"""What a configuration may say about logits processors. Standard library only: a YAML is checked
-without torch."""
+"""Checks what a configuration says about logits processors.
+
+Standard library only, so that a YAML file can be checked without torch.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from typing import Any
 from cfg_core.errors import ConfigError
 
 FIELD = "logits_processors"
-"""Of a configuration: factories by name. Of a request: which of them, with arguments."""
+"""Field of a configuration (factories by name) and of a request (names, with arguments)."""
 
 
 def check_config(config: object) -> dict[str, Any]:
-    """The configuration of `logits_processors`, if it is well-formed; ConfigError otherwise.
-    Imports nothing."""
+    """Return the configuration of `logits_processors` as a dict if it is well-formed.
+
+    Raises ConfigError otherwise. It does not import the factories.
+    """
     if not isinstance(config, Mapping):
         raise ConfigError(
             f"`{FIELD}` must map names to factories, as in `shout:"

@@ -1,11 +1,10 @@
-"""Named factories of logits processors: from the configuration, from installed packages, and our
-own.
+"""Named factories of logits processors: ours, those of installed packages, and configured ones.
 
     logits_processors:                        # under `args:` in the YAML, or in guided_engine_args
       shout: my_package.processors:ShoutFactory
       short_thoughts: {factory: my_package.processors:BudgetFactory, limit: 100}
 
-An installed package registers one under the entry-point group `cfg_serve.logits_processors`.
+An installed package registers a factory under the entry-point group `cfg_serve.logits_processors`.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ SHIPPED = {
 
 
 class Registry:
-    """Factories by name."""
+    """Factories of logits processors, by name."""
 
     def __init__(self, factories: Mapping[str, LogitsProcessorFactory]) -> None:
         self._factories = dict(factories)
 
     @classmethod
     def load(cls, config: Mapping[str, Any], engine: EngineInfo) -> Registry:
-        """Ours, then those of installed packages, then those of `config`; a later one of the same
-        name counts.
+        """Load our factories, then those of installed packages, then those of `config`.
 
-        Raises ConfigError for one that cannot be loaded.
+        If two have the same name, the later one is used. Raises ConfigError if a factory cannot be
+        loaded.
         """
         installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
         return cls(
@@ -62,8 +61,11 @@ class Registry:
         )
 
     def read(self, asked: object) -> Sequence[Mapping[str, Any]]:
-        """The field of a request, if all of it can be made; RequestError otherwise. JSON text is
-        understood, too: `vllm_xargs` of vLLM's own server carry no objects."""
+        """Return the entries of a request's field if a processor can be made for each of them.
+
+        Raises RequestError otherwise. The field may also be JSON text, because `vllm_xargs` of
+        vLLM's own server cannot carry objects.
+        """
         if isinstance(asked, str):
             with contextlib.suppress(ValueError, RecursionError):
                 asked = json.loads(asked)
@@ -105,7 +107,7 @@ class Registry:
             inspect.signature(factory.make).bind(None, **arguments)
             factory.check(**arguments)
         except Exception as error:
-            # Whatever a factory raises at bad arguments is no failure of the server.
+            # Whatever a factory raises for bad arguments, the fault is the client's.
             reason = (
                 str(error)
                 if isinstance(error, (TypeError, ValueError))
@@ -116,8 +118,10 @@ class Registry:
             ) from None
 
     def forced(self, asked: Sequence[Mapping[str, Any]]) -> dict[str, Collection[int]]:
-        """The tokens that each processor of a request that `read` let pass may force, by its name;
-        only those that force any."""
+        """Return the tokens that each processor of a request may force, by its name.
+
+        asked: what `read` returned. Processors that force no token are left out.
+        """
         given = (
             (name, self._factories[name].forces(**arguments))
             for name, arguments in map(_split, asked)
@@ -125,7 +129,7 @@ class Registry:
         return {name: tokens for name, tokens in given if tokens}
 
     def make(self, asked: Sequence[Mapping[str, Any]], sequence: SequenceInfo) -> list[Named]:
-        """One processor for each entry of a request that `read` let pass. Raises ProcessorError."""
+        """Make one processor for each entry that `read` returned, or raise ProcessorError."""
         made: list[Named] = []
         for entry in asked:
             name, arguments = _split(entry)
@@ -140,8 +144,11 @@ class Registry:
 
 
 def _is_plain(value: object, depth: int) -> bool:
-    """Whether `value` can travel to the engine as it is: what JSON can say, with numbers that
-    msgpack can."""
+    """Return whether `value` can be sent to the engine unchanged.
+
+    JSON must be able to express it, and msgpack its numbers.
+    depth: how many levels of lists and objects it may have.
+    """
     if isinstance(value, str):
         return not _LONE_SURROGATE.search(value)
     if isinstance(value, float):

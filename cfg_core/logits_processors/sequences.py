@@ -1,5 +1,7 @@
-"""The processors of each sequence: fed with its tokens, applied to its scores, closed at its
-end."""
+"""The logits processors of each sequence.
+
+They are fed the sequence's tokens, applied to its scores, and closed when the sequence ends.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,21 @@ Make = Callable[[], list[Named]]
 
 
 class Failure(NamedTuple):
-    """row: which of the rows of its step a request's processor failed on, by the number of drafts
-    before it."""
+    """Why a request's processors failed in a step, and at which of its rows.
+
+    row: the number of drafts that precede the row.
+    """
 
     row: int
     reason: str
 
 
 class ProcessorError(Exception):
-    """A processor did what it must not; the message names it."""
+    """A processor failed; the message names it."""
 
 
 class SequenceProcessors:
-    """The processors of one sequence. `make` makes all of them, as (name, processor)."""
+    """The processors of one sequence, which `make` makes as (name, processor) pairs."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -38,7 +42,10 @@ class SequenceProcessors:
         self._fed: list[int] = []
 
     def catch_up(self, output: Sequence[int]) -> None:
-        """Bring the processors to the state behind `output`, the sequence's tokens so far."""
+        """Bring the processors to the state after `output`, the sequence's tokens so far.
+
+        If vLLM has taken tokens back, the processors are made anew and fed all of `output`.
+        """
         if list(output[: len(self._fed)]) != self._fed:
             self.close()
             self._named, self._fed = self._make(), []
@@ -48,11 +55,13 @@ class SequenceProcessors:
     def process(
         self, rows: Sequence[Tensor], drafts: Sequence[int], first: int = 0
     ) -> Failure | None:
-        """Change `rows` [vocabulary] in place: row i is for the token behind the first `first + i`
-        drafts.
+        """Change `rows` [vocabulary] in place.
 
-        Returns the first row behind drafts that could not be processed: whether it matters is not
-        known before the drafts are verified. Raises ProcessorError for the row behind none.
+        Row i is for the token that follows the first `first + i` drafts.
+
+        Returns the failure at the first row after a draft that could not be processed. It matters
+        only if these drafts are accepted, which is not known yet. Raises ProcessorError if the row
+        that follows no draft fails, or if a processor cannot save or restore its state.
         """
         states = [self._guarded(name, p.snapshot) for name, p in self._named] if drafts else []
         failure, behind = None, 0
@@ -91,8 +100,10 @@ class SequenceProcessors:
         row.copy_(scores)
 
     def _nothing_left(self, name: str, processor: LogitsProcessor, row: Tensor) -> str:
-        """Why there is no token. A processor that leaves some where nothing else forbids any is not
-        at fault."""
+        """Return the reason why no token is left.
+
+        The processor is not at fault if it leaves some token where nothing else forbids any.
+        """
         alone = check_scores(name, self._guarded(name, processor, torch.zeros_like(row)), row)
         if bool((alone > -torch.inf).any()):
             return (
@@ -111,7 +122,10 @@ class SequenceProcessors:
 
 
 def check_scores(name: str, given: object, row: Tensor) -> Tensor:
-    """What a processor returned, if it can stand in for `row`; ProcessorError otherwise."""
+    """Return `given`, which a processor returned, in the dtype and on the device of `row`.
+
+    Raises ProcessorError if it cannot replace `row`.
+    """
     if not isinstance(given, Tensor) or given.shape != row.shape or not given.is_floating_point():
         what = (
             f"{tuple(given.shape)} {given.dtype}"
@@ -128,7 +142,7 @@ def check_scores(name: str, given: object, row: Tensor) -> Tensor:
 
 
 def close_all(named: Iterable[Named]) -> None:
-    """Close processors; one that raises does not keep the others open."""
+    """Close all processors, even if one of them raises."""
     for name, processor in named:
         try:
             processor.close()
@@ -142,7 +156,7 @@ class ProcessorTable:
     def __init__(
         self, make: Callable[[Sequence[Mapping[str, Any]], SequenceInfo], list[Named]]
     ) -> None:
-        """make: the processors that a request asks for, for one sequence (`Registry.make`)."""
+        """make: makes the processors that a request names, for one sequence (`Registry.make`)."""
         self._make = make
         self._live: dict[str, SequenceProcessors] = {}
         self._failed: dict[str, Failure] = {}
@@ -157,12 +171,16 @@ class ProcessorTable:
         drafts: Sequence[int] = (),
         first: int = 0,
     ) -> None:
-        """`SequenceProcessors.process` behind `output`. A failure is noted, and the row is left as
-        it is."""
+        """Bring the sequence's processors to the state after `output`, and change `rows` in place.
+
+        The first call for a sequence makes its processors.
+        asked: the entries of the request's `logits_processors`.
+        rows, drafts, first: as in `SequenceProcessors.process`.
+        A failure is recorded for `take_failures`, and the failed row is left as it is.
+        """
         request_id = sequence.request_id
-        if (
-            request_id in self._failed
-        ):  # told again until the request is gone, so that no token of it can pass
+        # Report the failure again until the request is gone, so that none of its tokens can pass.
+        if request_id in self._failed:
             self._untold[request_id] = self._failed[request_id]
             return
         try:
@@ -179,7 +197,7 @@ class ProcessorTable:
             self._untold[request_id] = min(failure, self._untold.get(request_id, failure))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Requests that are finished, for whatever reason."""
+        """Close the processors of requests that have ended, for whatever reason."""
         for request_id in request_ids:
             self._failed.pop(request_id, None)
             processors = self._live.pop(request_id, None)
@@ -187,10 +205,10 @@ class ProcessorTable:
                 processors.close()
 
     def take_failures(self) -> dict[str, Failure]:
-        """Requests that failed since the last call: on which row first, and why."""
+        """Return the first failure of each request that failed since the last call."""
         failures, self._untold = self._untold, {}
         return failures
 
     def close(self) -> None:
-        """The worker ends."""
+        """Close all processors, because the worker ends."""
         self.forget(list(self._live))

@@ -1,4 +1,4 @@
-"""Three factories that are useful as they are, and show how to write one."""
+"""Three factories that are useful as they are, and that show how to write one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ def _check_count(name: str, value: object, least: int = 1) -> None:
 
 
 def _check_text(name: str, value: object) -> str:
-    """`value` if it is text of a length that costs nobody else time."""
+    """Return `value` if it is text, and short enough not to delay other requests."""
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT:
         raise ValueError(f"{name} must be text of 1 to {_MAX_TEXT} characters")
     return value
 
 
 class NoRepeatNgram(LogitsProcessorFactory):
-    """No run of `n` tokens twice in the output (as no_repeat_ngram_size of transformers, but the
-    prompt is free)."""
+    """Allows no run of `n` tokens to occur twice in the output.
+
+    It is like `no_repeat_ngram_size` of transformers, except that the prompt does not count.
+    """
 
     def check(self, *, n: int) -> None:
         _check_count("n", n)
@@ -81,10 +83,10 @@ class _NoRepeatNgram(LogitsProcessor):
 
 
 class SectionBudget(LogitsProcessorFactory):
-    """At most `max_tokens` tokens between `start` and `end`; then `end` is forced, token by token.
+    """Allows at most `max_tokens` tokens between `start` and `end`, and then forces `end`.
 
-    Both are text. Without `start` the section begins with the output. A section that ends by itself
-    may start again.
+    start, end: text. Without `start` the section begins with the output. After a section has ended,
+        `start` begins another one, with a new budget.
     """
 
     def __init__(self, engine: EngineInfo) -> None:
@@ -153,11 +155,13 @@ class _SectionBudget(LogitsProcessor):
 
 
 class VocabularyGate(LogitsProcessorFactory):
-    """Only tokens whose own text has no characters but `characters`, and the end-of-sequence ones.
+    """Allows only tokens whose text consists of `characters`, and end-of-sequence tokens.
 
-    `characters` is the inside of a regular expression's character class, such as `a-zA-Z0-9 .,` or
-    `\\w\\s`. No whole expression: one can be made to match for hours. A token that is a part of a
-    character has none of its own.
+    characters: the inside of a regular expression's character class, such as `a-zA-Z0-9 .,` or
+        `\\w\\s`. A whole expression is not accepted, because some take hours to match.
+
+    A token that holds only a part of a character decodes to U+FFFD, the replacement character, and
+    is allowed only if `characters` includes that.
     """
 
     def __init__(self, engine: EngineInfo) -> None:
@@ -174,7 +178,7 @@ class VocabularyGate(LogitsProcessorFactory):
         return _VocabularyGate(self._masks(characters))
 
     def _forbidden(self, characters: str) -> Tensor:
-        """[vocabulary] bool: the tokens that may not be sampled."""
+        """Return [vocabulary] bool: True for tokens that may not be sampled."""
         try:
             compiled = re.compile(f"[{characters}]+")
         except re.error as error:

@@ -1,10 +1,11 @@
-"""Prefill-only models: encoders, retrievers, rerankers, classifiers, without KV cache or decode
-phase.
+"""Engines for prefill-only models: encoders, retrievers, rerankers and classifiers.
+
+Such models need no KV cache and have no decode phase.
 
     from cfg_core.prefill_only import Engine
     vectors = Engine.load("sentence-transformers/all-MiniLM-L6-v2").embed(texts)
 
-Importing this package imports neither torch nor transformers; loading a model does.
+Importing this package imports neither torch nor transformers. Loading a model imports both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The command line: python -m cfg_core.prefill_only embed MODEL INPUT OUTPUT
+"""The command line, which computes a vector for each line of a file.
 
-INPUT is a .txt file (one text a line) or a .jsonl file (one object a line); OUTPUT a .npy or
-.parquet file with a vector for each line. Interrupted or killed, the same command goes on where it
-was.
+    python -m cfg_core.prefill_only embed MODEL INPUT OUTPUT
+
+INPUT is a .txt file with one text per line, or a .jsonl file with one object per line. OUTPUT is a
+.npy or .parquet file. After an interruption, the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -120,8 +121,11 @@ def embed_file(args: argparse.Namespace) -> int:
 
 
 def check_texts(job: Job, engine: Engine, options: RequestOptions, *, stop: bool) -> int:
-    """The number of texts. With `stop`, raises BulkError for the first bad one: now, and not after
-    hours."""
+    """The number of texts.
+
+    stop: raise BulkError for the first bad text. All texts are checked before any is computed, so
+    that the error does not come after hours.
+    """
     num_lines = 0
     for texts in chunks(read_texts(job), job.lines_per_part):
         for number, problem in enumerate(
@@ -136,7 +140,10 @@ def check_texts(job: Job, engine: Engine, options: RequestOptions, *, stop: bool
 
 
 def embedder(engine: Engine, options: RequestOptions) -> Embed:
-    """Vectors of texts, with NaN where a text is refused or its result is not finite."""
+    """A function that computes vectors of texts.
+
+    The vector of a text is NaN if the text is refused or if it fails in the model.
+    """
 
     def embed(texts: list[str]) -> FloatArray:
         width = options.dimensions or engine.info.dimension or 0

@@ -1,4 +1,4 @@
-"""AsyncEngine: the engine of a server, in which many calls at once share batches."""
+"""AsyncEngine: the engine for servers, in which concurrent calls share batches."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ from cfg_core.prefill_only.types import (
 )
 
 _AT_ONCE = 4_000
-"""Characters. More are tokenized beside the event loop, by so many at a time, so that other
-requests come between."""
+"""Characters. A call with more of them is tokenized in a thread, not on the event loop."""
 _SLICE = 50_000
+"""Characters that the thread tokenizes in one job. Jobs of other requests run between two jobs."""
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A call of `run` that waits."""
+    """A call of `run` that waits for its outputs."""
 
     future: asyncio.Future[list[Output]]
     num_inputs: int
     outputs: dict[int, Output] = field(default_factory=dict)
 
     def add(self, index: int, output: Output) -> None:
-        """The last one wakes the caller."""
+        """Store the output of one input. The last output wakes the caller."""
         self.outputs[index] = output
         if len(self.outputs) == self.num_inputs:
             self.future.set_result([self.outputs[index] for index in range(self.num_inputs)])
 
 
 class AsyncEngine:
-    """For servers: many calls at once share batches. Used from one event loop, which schedules and
-    tokenizes; a device thread computes. A failing input fails its own call only.
+    """The engine for servers: concurrent calls share batches.
+
+    It is used from one event loop, which schedules batches and tokenizes short inputs. Other
+    threads tokenize long inputs, and a device thread computes. An input whose result is not finite
+    fails only its own call.
     """
 
     def __init__(self, model: str, options: EngineOptions) -> None:
@@ -59,17 +62,20 @@ class AsyncEngine:
 
     @classmethod
     def load(cls, model: str, options: EngineOptions | None = None) -> AsyncEngine:
-        """As Engine.load. Blocks for the seconds that loading takes."""
+        """Load a model, as Engine.load does. Blocks for the seconds that loading takes."""
         return cls(str(model), options or EngineOptions())
 
     async def run(
         self, inputs: Sequence[Input], options: RequestOptions, max_values: int | None = None
     ) -> list[Output]:
-        """An output for each input, in order. max_values: how many numbers they may hold together.
+        """An output for each input, in order.
 
-        Raises RequestError (bad input), OverloadedError (the queue is full), EngineError (an input
-        came out as NaN), EngineDeadError (the device thread is gone). Cancelling it takes its
-        sequences out of the queue.
+        max_values: how many numbers the outputs may hold together. Sparse vectors are not counted.
+
+        Raises RequestError (bad input, or more than max_values), OverloadedError (the queue is
+        full), EngineError (the batch failed, or a result is not finite), or EngineDeadError (the
+        device thread had ended before the call). Cancelling the call takes its sequences out of
+        the queue.
         """
         self.check_health()
         pipeline, scheduler = self._pipeline, self._pipeline.scheduler
@@ -85,7 +91,7 @@ class AsyncEngine:
         try:
             return await request.future
         except (asyncio.CancelledError, EngineError):
-            scheduler.cancel(sequences)  # those that still wait
+            scheduler.cancel(sequences)  # no effect on those that run already
             raise
 
     async def _process(
@@ -112,7 +118,10 @@ class AsyncEngine:
     def _check_values(
         self, sequences: list[SequenceState], options: RequestOptions, limit: int | None
     ) -> None:
-        """Of sparse vectors nobody knows before they are there."""
+        """Raise RequestError if the outputs would hold more than `limit` numbers.
+
+        Sparse vectors are not counted: their sizes are known only after they are computed.
+        """
         width = {
             "embed": options.dimensions or self.info.dimension or 0,
             "classify": len(self.info.labels),
@@ -136,14 +145,19 @@ class AsyncEngine:
         self._check_room(1)
 
     def _check_room(self, num_tokens: int) -> None:
-        """A request larger than the whole queue still runs when the queue is empty."""
+        """Raise OverloadedError if so many more tokens exceed the queue's limit.
+
+        If the queue is empty, there is no limit: a request larger than the queue can then run.
+        """
         queued = self._pipeline.scheduler.queued_tokens
         if queued and queued + num_tokens > self._pipeline.max_queued_tokens:
             raise OverloadedError(f"{queued} tokens are waiting to be embedded: try again later.")
 
     def _pump_soon(self) -> None:
-        """Once the callers that are ready in this turn of the loop have queued up, so that they
-        share a batch."""
+        """Schedule `_pump` for the next turn of the event loop, if it is not scheduled yet.
+
+        Callers that are ready in this turn queue their sequences first, and so share a batch.
+        """
         if not self._pump_is_due:
             self._pump_is_due = True
             assert self._loop is not None
@@ -154,31 +168,31 @@ class AsyncEngine:
         self._pipeline.pump()
 
     def _deliver(self, finished: Finished) -> None:
-        """Called by the device thread."""
+        """Hand a finished batch to the event loop. The device thread calls this."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._on_finished, finished)
         except RuntimeError:
-            """The loop is closed: nobody waits any more."""
+            """The loop is closed, so no caller waits for the batch."""
 
     def _on_finished(self, finished: Finished) -> None:
         outputs = self._pipeline.outputs_of(finished)
-        self._pipeline.pump()  # first: the device must not wait for the callers
+        self._pipeline.pump()  # before the callers wake, so that the device does not wait for them
         for sequence, output in outputs:
             _settle(sequence, output)
 
     @property
     def alive(self) -> bool:
-        """False once the device thread is gone; it does not come back."""
+        """Whether the device thread runs. Once it has ended, it is not restarted."""
         return self._pipeline.alive
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if it is not alive."""
+        """Raise EngineDeadError if the device thread has ended."""
         if not self.alive:
             raise EngineDeadError("the embedding engine is gone: send the request again.")
 
     async def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises RequestError if the text is longer than `max_text_chars`."""
+        """The token ids of `text`. Raises RequestError if it is longer than `max_text_chars`."""
         size = self._checked_size(text, 0)
         ids: list[int] = await self._lanes.run(
             size, self._pipeline.tokenizer.token_ids, text, add_special_tokens
@@ -192,7 +206,10 @@ class AsyncEngine:
         return tokens
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
-        """Raises RequestError if there are more than a quarter of `max_text_chars`."""
+        """The text of `token_ids`.
+
+        Raises RequestError if there are more ids than a quarter of `max_text_chars`.
+        """
         limit = self._pipeline.options.max_text_chars // 4
         if len(token_ids) > limit:
             raise RequestError(
@@ -204,7 +221,7 @@ class AsyncEngine:
         return text
 
     def stats(self) -> dict[str, int]:
-        """What waits and what runs, at this moment."""
+        """How many sequences and tokens wait now, and how many batches are in flight."""
         return {
             "queued_sequences": self._pipeline.scheduler.queued_sequences,
             "queued_tokens": self._pipeline.scheduler.queued_tokens,
@@ -217,8 +234,10 @@ class AsyncEngine:
 
 
 def _slices(inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
-    """Consecutive inputs of about `_SLICE` characters, or one longer input, with the place of the
-    first."""
+    """Slices of consecutive inputs, each with the index of its first input.
+
+    A slice has at most `_SLICE` characters, or it is one longer input.
+    """
     first = size = 0
     for place, item in enumerate(inputs):
         if size and size + _size(item) > _SLICE:
@@ -233,7 +252,7 @@ def _size(item: Input) -> int:
 
 
 def _settle(sequence: SequenceState, output: Output | EngineError) -> None:
-    """Give an output to the call that waits for it, if it still does."""
+    """Give an output or an error to the call that waits for it, if it still waits."""
     request: _Request = sequence.request
     if request.future.done():
         return

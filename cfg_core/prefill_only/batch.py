@@ -1,8 +1,9 @@
-"""What goes to the device and what comes back. Everything is *packed*: sequences one behind the
-other, no padding.
+"""Types of the batches that go to the device, and of what comes back.
 
-Shapes: T tokens in the batch, N sequences, D components, V vocabulary. Sequence i owns the rows
-`cu_seq_lens[i]:cu_seq_lens[i + 1]` of everything that has T rows.
+A batch is *packed*: its sequences follow one another without padding.
+
+Shapes: T tokens in the batch, N sequences. Sequence i owns the rows
+`cu_seq_lens[i]:cu_seq_lens[i + 1]` of every tensor that has T rows.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Who attends to whom: each sequence to itself. Passed through the model's forward to the
-    attention function.
+    """Where the sequences of a batch begin and end, so that each attends only to itself.
 
-    It must always be passed: encoders do not notice packing by themselves and mix neighbours
-    silently.
+    The model's forward passes it on to the attention function. A model does not know that its
+    input is packed: without the plan, tokens would attend to neighbouring sequences. The attention
+    function therefore refuses a call without a plan.
     """
 
     runs: tuple[Run, ...]
@@ -48,9 +49,9 @@ class PackedBatch:
     token_ids: torch.Tensor
     """int64 [1, T]."""
     position_ids: torch.Tensor
-    """int64 [1, T], each sequence from its first position."""
+    """int64 [1, T]. Each sequence begins at the model's first position."""
     token_type_ids: torch.Tensor | None
-    """int64 [1, T]; None if all are 0 or the model has none."""
+    """int64 [1, T]; None if all are 0 or if the model has no token types."""
     plan: AttentionPlan
     lengths: torch.Tensor
     """int64 [N]."""
@@ -78,13 +79,12 @@ class PackedBatch:
 
 
 Values = Mapping[Task, Sequence[FloatArray | SparseVector | None]]
-"""For each task a value for each sequence of the batch; None for a sequence that did not ask for
-it."""
+"""For each task, one value per sequence of the batch: None if the sequence did not ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the executor delivers for a batch: values, or why there are none."""
+    """What the executor delivers for a batch: its values, or the error that prevented them."""
 
     sequences: Sequence[SequenceState]
     values: Values

@@ -1,13 +1,14 @@
-"""A file of texts in, a file of vectors out; killed at any moment, the same command goes on where
-it was.
+"""Computes a file of vectors from a file of texts, and can be resumed at any point.
+
+If the process is killed at any moment, the same command continues where it stopped.
 
     OUTPUT.parts/manifest.json   what is computed: fingerprint of the input, the model, the options
     OUTPUT.parts/00000000.npy    vectors of the first `lines_per_part` lines; then 00000001.npy ...
     OUTPUT                       assembled from the parts when all are there
 
-Each file is written beside its place, flushed to the disk, and renamed into it: it is there whole
-or not at all. Parts are cut by line number alone, so a run with interruptions ends with the same
-bytes as one without.
+Each file is written under a temporary name, flushed to the disk, and renamed: it is either complete
+or absent. Parts are cut by line number alone, so a run with interruptions writes the same bytes as
+one without.
 """
 
 from __future__ import annotations
@@ -37,21 +38,25 @@ Embed = Callable[[Sequence[str]], FloatArray]
 
 
 class BulkError(CfgServeError):
-    """The job cannot run or go on. The message says what to do."""
+    """The job cannot start or cannot continue. The message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is computed. Everything but `output` decides the result, and is compared on
-    resumption."""
+    """What is computed.
+
+    Every field but `output` affects the result. These fields are compared when a job is resumed.
+    """
 
     input: Path
-    """.txt, one text a line, or .jsonl, one object a line."""
+    """A .txt file with one text per line, or a .jsonl file with one object per line."""
     output: Path
-    """.npy (float32 [lines, dimensions]) or .parquet (index, id if the lines have one,
-    embedding)."""
+    """A .npy file (float32 [lines, dimensions]) or a .parquet file.
+
+    The columns of a .parquet file are index, id (if the first line has one) and embedding.
+    """
     text_field: str = "text"
-    """Where a .jsonl line keeps its text."""
+    """The field of a .jsonl line that holds its text."""
     lines_per_part: int = 4096
     settings: dict[str, Any] = field(default_factory=dict)
     """The model and its options, as they are recorded in the manifest."""
@@ -61,7 +66,7 @@ class Job:
         return self.output.with_name(self.output.name + ".parts")
 
     def check(self) -> None:
-        """Raise BulkError for paths that cannot work."""
+        """Raise BulkError if a path is wrong, or if pyarrow is needed and not installed."""
         if self.input.suffix not in (".txt", ".jsonl"):
             raise BulkError(f"{self.input} must be a .txt or .jsonl file.")
         if not self.input.is_file():
@@ -78,8 +83,10 @@ class Job:
 
 
 def read_texts(job: Job) -> Iterator[str]:
-    """The texts, in order; an empty line is an empty text. Raises BulkError with the line number
-    for bad JSON."""
+    """The texts, in order. An empty line of a .txt file is an empty text.
+
+    Raises BulkError, with the line number, for bad JSON or a line without the text field.
+    """
     for number, line in enumerate(_lines(job.input), 1):
         yield line if job.input.suffix == ".txt" else _object(job, line, number)[job.text_field]
 
@@ -127,12 +134,15 @@ def run(
     restart: bool = False,
     progress: Callable[[int], None],
 ) -> list[int]:
-    """Compute what is missing and assemble the output; returns the numbers (from 1) of the lines
-    without a vector.
+    """Compute the missing parts and assemble the output.
 
-    `progress` is called with the number of lines of each part that is there. Raises BulkError if
-    the output exists, if another process works on it, or if the parts belong to another job;
-    `restart` removes both.
+    restart: first remove an output and parts that exist.
+
+    progress: called with the number of lines of each part when the part is complete.
+
+    Returns the numbers (from 1) of the lines without a vector. Raises BulkError if the input is
+    empty, if the output exists, if another process works on it, or if the parts belong to another
+    job.
     """
     job.check()
     with _locked(job):
@@ -163,7 +173,10 @@ def _vectors(embed: Embed, texts: Sequence[str], dimension: int) -> FloatArray:
 
 @contextmanager
 def _locked(job: Job) -> Iterator[None]:
-    """Only one process works on an output. The lock goes with the process, however it ends."""
+    """Let only one process work on an output.
+
+    The system releases the lock when the process ends, for whatever reason.
+    """
     path = job.output.with_name(job.output.name + ".lock")
     with path.open("w") as file:
         try:
@@ -179,7 +192,7 @@ def _locked(job: Job) -> Iterator[None]:
 
 
 def _prepare(job: Job, restart: bool) -> None:
-    """Make the folder of parts, or make sure that the one which is there belongs to this job."""
+    """Make the folder of parts, or check that an existing one belongs to this job."""
     manifest = {
         **{
             name: str(value)
@@ -219,7 +232,7 @@ def _recorded(job: Job) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
-    """Put a file in its place, whole, or not at all."""
+    """Write a file so that it is either complete or absent."""
     draft = path.with_name(path.name + ".draft")
     with draft.open("wb") as file:
         content(file)
@@ -237,8 +250,10 @@ def _write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
 
 
 def _assemble(job: Job, num_lines: int, dimension: int) -> list[int]:
-    """Write the output from the parts, one at a time in memory; returns the lines whose vectors are
-    NaN."""
+    """Write the output from the parts, with one part at a time in memory.
+
+    Returns the numbers (from 1) of the lines whose vectors are NaN.
+    """
     missing: list[int] = []
 
     def parts() -> Iterator[FloatArray]:
@@ -266,7 +281,7 @@ def _write_npy(
 def _write_parquet(
     file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int
 ) -> None:
-    """A row group for each part."""
+    """Write one row group for each part."""
     pa, parquet = _pyarrow()
     has_ids = job.input.suffix == ".jsonl" and "id" in _object(job, next(_lines(job.input)), 1)
     columns = [("index", pa.int64()), *([("id", pa.string())] if has_ids else [])]

@@ -1,4 +1,4 @@
-"""Engine: embeddings, scores and classes for programs and files."""
+"""Engine: computes embeddings, scores and classes for programs and files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _CHUNK = 256  # inputs that are tokenized in one call
 
 
 class Engine:
-    """For programs: blocks until all inputs are computed. Use from one thread at a time.
+    """The engine for programs: its methods block until all inputs are computed.
 
-    engine = Engine.load("sentence-transformers/all-MiniLM-L6-v2")
-    vectors = engine.embed(["a text", "another"])          # float32 [2, 384]
+    Only one thread at a time may use it.
+
+        engine = Engine.load("sentence-transformers/all-MiniLM-L6-v2")
+        vectors = engine.embed(["a text", "another"])          # float32 [2, 384]
     """
 
     def __init__(self, model: str, options: EngineOptions) -> None:
@@ -32,14 +34,18 @@ class Engine:
 
     @classmethod
     def load(cls, model: str, **options: Any) -> Engine:
-        """`model`: a directory, or a name on the hub. `options`: fields of EngineOptions.
+        """Load a model.
 
-        Raises ConfigError for a wrong option or checkpoint, CompatibilityError for a model that
+        model: a directory, or a name on the Hugging Face hub.
+
+        options: fields of EngineOptions.
+
+        Raises ConfigError for a wrong option or checkpoint, and CompatibilityError for a model that
         cannot be computed exactly.
         """
         return cls(str(model), EngineOptions.from_mapping(options))
 
-    # -- what people call --
+    # -- tasks --
 
     def embed(
         self,
@@ -55,9 +61,18 @@ class Engine:
     ) -> FloatArray:
         """float32 [n, dimensions], in the order of `texts`; [dimensions] for a single text.
 
-        `prompt_name` names one of the checkpoint's prompts. Inputs that are too long raise
-        RequestError unless `truncate`. on_error="nan" gives a row of NaN for an input whose result
-        is not finite, instead of EngineError.
+        prompt_name: name of one of the checkpoint's prompts.
+
+        prompt: text to put in front of each text, instead of a named prompt.
+
+        dimensions, normalize: see RequestOptions.
+
+        truncate: cut inputs that are too long. Without it they raise RequestError.
+
+        show_progress: show a progress bar. None: for more than 1000 texts, on a terminal only.
+
+        on_error: "raise" raises EngineError if an input fails in the model. "nan" makes its row
+        NaN.
         """
         options = self.options(
             "embed",
@@ -83,8 +98,10 @@ class Engine:
         return [output.sparse for output in outputs]
 
     def embed_tokens(self, texts: Sequence[Input], *, truncate: bool = False) -> list[FloatArray]:
-        """A vector for each token of each text: float32 [tokens, width]. With bge-m3's head,
-        ColBERT vectors."""
+        """A vector for each token of each text: float32 [tokens, width] per text.
+
+        With bge-m3's head, these are ColBERT vectors.
+        """
         outputs = self.run(texts, self.options("token_embed", truncate=truncate))
         return [output.array("token_embed") for output in outputs]
 
@@ -96,7 +113,7 @@ class Engine:
         truncate: bool = False,
         show_progress: bool | None = None,
     ) -> FloatArray:
-        """float32 [n, labels]; the columns are `info.labels`."""
+        """Scores as float32 [n, labels]; the columns are `info.labels`."""
         options = self.options("classify", truncate=truncate, raw_scores=raw_scores)
         outputs = self.run(texts, options, show_progress)
         return np.stack([output.array("classify") for output in outputs])
@@ -109,7 +126,7 @@ class Engine:
         raw_scores: bool = False,
         truncate: bool = False,
     ) -> FloatArray:
-        """float32 [n]: how well each document answers the query, by a cross-encoder."""
+        """float32 [n]: a cross-encoder's score of how well each document answers the query."""
         if not self.info.takes_pairs:
             raise RequestError(
                 "this model scores no pairs: load a reranker (a classifier with one label), or"
@@ -137,7 +154,7 @@ class Engine:
     def problems(
         self, inputs: Sequence[Input], options: RequestOptions
     ) -> list[RequestError | None]:
-        """What is wrong with each input, if anything: costs tokenization, computes nothing."""
+        """The error of each input that would be refused, else None. Tokenizes, computes nothing."""
         process = self._pipeline.input_processor.process
         try:
             process(inputs, options)
@@ -152,8 +169,8 @@ class Engine:
     ) -> list[Output]:
         """An output for each input, in order.
 
-        Raises RequestError at the first bad input, and EngineError for the first one whose result
-        is not finite.
+        Raises RequestError for a bad input, and EngineError for the first input whose batch failed
+        or whose result is not finite.
         """
         outputs = []
         for output in self.run_each(inputs, options, show_progress):
@@ -165,8 +182,10 @@ class Engine:
     def run_each(
         self, inputs: Sequence[Input], options: RequestOptions, show_progress: bool | None = None
     ) -> list[Output | EngineError]:
-        """As `run`, with the error of an input that failed in its place. Tokenizes ahead while
-        batches are computed."""
+        """As `run`, but returns the EngineError of an input that failed in place of its output.
+
+        The next inputs are tokenized while batches are computed.
+        """
         self._pipeline.input_processor.check_options(options)
         outputs: dict[int, Output | EngineError] = {}
         chunks = _chunks(inputs)
@@ -182,7 +201,7 @@ class Engine:
         return [outputs[index] for index in range(len(inputs))]
 
     def _refill(self, chunks: Iterator[tuple[int, list[Input]]], options: RequestOptions) -> bool:
-        """Keep the sort window full and the executor busy; False when nothing is left in flight."""
+        """Keep the sort window full and the executor busy; False if no batch is in flight."""
         scheduler, processor = self._pipeline.scheduler, self._pipeline.input_processor
         while scheduler.queued_sequences < self._pipeline.options.sort_window:
             self._pipeline.pump()
@@ -194,7 +213,7 @@ class Engine:
         return self._pipeline.num_in_flight > 0
 
     def _abandon(self) -> None:
-        """Leave the pipeline empty, so that the next call finds nothing of this one."""
+        """Empty the pipeline, so that the next call finds nothing of this one."""
         scheduler = self._pipeline.scheduler
         while scheduler.queued_sequences:
             scheduler.schedule()
@@ -229,7 +248,7 @@ def _chunks(inputs: Sequence[Input]) -> Iterator[tuple[int, list[Input]]]:
 
 
 def _progress(total: int, show: bool | None) -> Any:
-    """tqdm's bar; by default for long lists and on a terminal only."""
+    """A tqdm bar. `show` None: only for more than 1000 inputs, on a terminal."""
     from tqdm import tqdm
 
     hidden = {None: None if total > 1000 else True, True: False, False: True}[show]

@@ -1,5 +1,7 @@
-"""How an engine is set up. Standard library only: a YAML file is checked before torch is
-imported."""
+"""The options of an engine.
+
+Only the standard library is imported, so that a YAML file can be checked before torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -16,50 +18,71 @@ class EngineOptions:
     """The options of `Engine.load` and of the `engine:` section of an encoder in the YAML."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`; auto takes the first GPU if there is one."""
+    """For example `cpu`, `cuda` or `cuda:1`. auto takes the first GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """auto: float32 on the CPU, bfloat16 on a GPU (whatever the checkpoint is stored in)."""
+    """auto: float32 on the CPU, bfloat16 on a GPU, whatever the dtype of the checkpoint is."""
     max_input_tokens: int | None = None
-    """Longest input, special tokens included. None: what the checkpoint says. Never more than its
-    positions."""
+    """Tokens of the longest input, special tokens included.
+
+    None: the checkpoint's limit, or the number of its positions if that is smaller. A number above
+    the positions is refused with ConfigError.
+    """
     max_batch_tokens: int | None = None
-    """Token budget of one batch. None: 512 on the CPU (1024 were no faster for MiniLM), 16384 on a
-    GPU, and never less than max_input_tokens."""
+    """Token budget of one batch.
+
+    None: 512 on the CPU (1024 were no faster for MiniLM), 16384 on a GPU, or max_input_tokens if
+    that is larger. A number below max_input_tokens is refused with ConfigError.
+    """
     max_batch_sequences: int = 256
-    """Sequences in one batch."""
+    """Maximum number of sequences in one batch."""
     max_queued_tokens: int | None = None
-    """Beyond this a request is refused with OverloadedError (HTTP 429) rather than queued; a larger
-    one still runs if nothing waits. None: 128 full batches, about a quarter of a minute on one CPU
-    core. Online only."""
+    """Maximum number of waiting tokens. Online only.
+
+    A request that would exceed it is refused with OverloadedError (HTTP 429). If nothing waits, a
+    request of any size is accepted. None: 128 full batches, about 15 seconds on one CPU core.
+    """
     max_request_inputs: int = 2048
-    """Inputs in one online request."""
+    """Maximum number of inputs in one request. Online only."""
     max_text_chars: int = 4_000_000
-    """Characters of one input. Beyond, a request is refused (HTTP 400). Online only."""
+    """Maximum characters of one input. A longer input is refused (HTTP 400). Online only."""
     max_answer_bytes: int = 64 * 2**20
-    """Size of one answer, estimated before anything is computed; beyond, the request is refused
-    (HTTP 400). Vectors for each token of long texts are gigabytes as JSON. Online only."""
+    """Maximum size of one answer, in bytes. Online only.
+
+    A request whose answer would be larger is refused (HTTP 400): vectors for each token of long
+    texts would be gigabytes of JSON. The size is estimated before anything is computed, except that
+    of sparse vectors, which is not known before.
+    """
     sort_window: int = 256
-    """Waiting sequences among which those of similar length are looked for."""
+    """Sequences at the head of the queue, from which those of similar length are chosen."""
     max_skips: int = 8
-    """A sequence that so many batches have passed over goes before those whose length fits
-    better."""
+    """A sequence that so many batches have skipped goes before those whose length fits better."""
     max_batches_in_flight: int = 2
-    """Batches handed to the executor and not yet returned: one runs, the next waits, so the device
-    never does."""
+    """Maximum number of batches handed to the executor and not yet returned.
+
+    With 2, one waits while the other runs, so that the device is never idle.
+    """
     num_threads: int = 1
-    """Threads of torch's operators on the CPU. Replicas of one thread each beat one replica of
-    many."""
+    """Threads of torch's operators on the CPU.
+
+    Several replicas with one thread each are faster than one replica with many threads.
+    """
     is_causal: bool | None = None
-    """Attention of decoders. False: bidirectional (LLM2Vec, gte-Qwen2). None: as the checkpoint
-    says."""
+    """Whether the attention of decoders is causal. None: as the checkpoint says.
+
+    False: it is bidirectional (LLM2Vec, gte-Qwen2).
+    """
     pooling: str | None = None
-    """cls, mean, last, max, weightedmean, mean_sqrt_len_tokens or splade. None: as the checkpoint
-    says."""
+    """cls, mean, last, max, weightedmean, mean_sqrt_len_tokens or splade.
+
+    None: as the checkpoint says.
+    """
     workflow: Mapping[str, str] = field(default_factory=dict)
-    """Modules in place of the default ones, see workflow.py: role -> name or dotted path
-    `package.module:Class`."""
+    """Modules in place of the default ones: role -> name, or dotted path `package.module:Class`.
+
+    See workflow.py.
+    """
     vllm: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of vLLM's engine (tensor_parallel_size...), for the executor `vllm` only."""
+    """Arguments of vLLM's engine, such as tensor_parallel_size. For the executor `vllm` only."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -80,8 +103,10 @@ class EngineOptions:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineOptions:
-        """Options from a YAML section. Raises ConfigError on an unknown key, naming the nearest
-        one."""
+        """Options from a YAML section.
+
+        Raises ConfigError on an unknown key; the message suggests the nearest known one.
+        """
         check_keys(values, [option.name for option in fields(cls)], "engine")
         return cls(**values)
 

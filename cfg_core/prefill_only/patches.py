@@ -1,6 +1,6 @@
 """Everything that the prefill-only engine replaces inside transformers' models, as a table.
 
-docs/patches.md shows it. All of it happens to one loaded model.
+docs/patches.md shows the table. Each patch changes one loaded model, never a class.
 """
 
 from __future__ import annotations

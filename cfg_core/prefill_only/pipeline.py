@@ -1,10 +1,12 @@
-"""The modules of a loaded model, and the batches in flight between them. Both engines are loops
-around this.
+"""The modules of a loaded model, and the batches in flight between them.
 
-    inputs -> InputProcessor -> Scheduler -> ModelInputBuilder -> Executor(Runner) ->
-    OutputProcessor -> outputs
+Engine and AsyncEngine are loops around a Pipeline:
 
-There is no KV cache and no decode phase: a sequence is computed once, whole, and is then forgotten.
+    inputs -> InputProcessor -> Scheduler -> ModelInputBuilder
+           -> Executor(Runner) -> OutputProcessor -> outputs
+
+There is no KV cache and no decode phase: a sequence is computed whole, in one forward, and is then
+forgotten.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ _QUEUED_BATCHES = 128
 
 
 class Pipeline:
-    """The modules of one loaded model, and the batches in flight between them. Owned by one thread.
+    """The modules of one loaded model, and the batches in flight. Owned by one thread.
 
-    `deliver` gets each finished batch, from the device thread if the executor has one; the owner
-    then calls `outputs_of`.
+    deliver: called with each finished batch, by the device thread if the executor has one. The
+    owner must then pass the batch to `outputs_of`.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Pipeline:
         self.token_width = int(
             config.get("hidden_size") or config.get("dim") or self.info.dimension or 0
         )
-        """Numbers for each token, of the task `token_embed`."""
+        """Width of the vectors of the task `token_embed`."""
 
     def pump(self) -> None:
         """Schedule and submit batches while the executor has room for them."""
@@ -74,7 +76,7 @@ class Pipeline:
             self._executor.submit(batch)
 
     def outputs_of(self, finished: Finished) -> list[tuple[SequenceState, Output | EngineError]]:
-        """What came out of a delivered batch, sequence by sequence."""
+        """The output or the error of each sequence of a delivered batch."""
         self.num_in_flight -= 1
         outputs = self._output_processor.process(finished)
         return list(zip(finished.sequences, outputs, strict=True))
@@ -110,8 +112,11 @@ def _max_input_tokens(
     tokenizer_limit: int | None,
     positions: int | None,
 ) -> int:
-    """What the options say, else the checkpoint, else its tokenizer; never more than its
-    positions."""
+    """The limit of the options, else of the checkpoint, else of its tokenizer.
+
+    It is at most the number of the model's positions. Raises ConfigError if the options ask for
+    more.
+    """
     wanted = (
         options.max_input_tokens or checkpoint.max_seq_length or tokenizer_limit or positions or 512
     )

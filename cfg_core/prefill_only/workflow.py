@@ -1,23 +1,24 @@
-"""Which module plays which role: the seams of the engine, and what stands in them by default.
+"""The replaceable modules of the engine, by role, and the default for each role.
 
 The idea is that of vLLM pull request 9124, "workflow defined engine": an engine for prefill-only
-models is a pipeline whose parts are named, so that a family, an attention kernel or an executor is
-replaced by a line of YAML (`workflow: {scheduler: mypackage.mymodule:MyScheduler}`) instead of by a
-fork.
+models is a pipeline whose parts have names. One line of YAML then replaces a model family, an
+attention kernel or an executor (`workflow: {scheduler: mypackage.mymodule:MyScheduler}`), and no
+fork is needed.
 
     role              called as                                              default
     tokenizer         (checkpoint)                                           Tokenizer
     input_processor   (tokenizer, info, skips_prompt)                        InputProcessor
     scheduler         (options, max_batch_tokens)                            Scheduler
     model_input       (first_position, uses_token_types, pin_memory)         ModelInputBuilder
-    attention         a function, see attention.Backend                      sdpa_runs or varlen
+    attention         a function of the type attention.Backend               sdpa_runs or varlen
     runner            (checkpoint, options, special_ids)                     transformers or vllm
     pooler            (checkpoint, model, special_ids) -> task -> Pooler     make_poolers
     executor          (compute, deliver)                                     thread
     output_processor  (checkpoint)                                           OutputProcessor
 
-The default attention is sdpa_runs on a CPU, varlen on a GPU. The default runner is `vllm` where the
-executor is `vllm`. The other executors are `inline` and `vllm`.
+The default attention is sdpa_runs on a CPU and varlen on a GPU. The default runner is `vllm` if the
+executor is `vllm`, and `transformers` otherwise. The other executors are `inline`, and `vllm`: the
+thread executor, which selects the runner `vllm`.
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "output_processor": {"default": f"{_HERE}.output_processor:OutputProcessor"},
 }
-"""Names by role; a dotted path `package.module:Name` may stand wherever a name may."""
+"""Modules by role and name. A dotted path `package.module:Name` may be given instead of a name."""
 
 
 def check_workflow(workflow: Mapping[str, str]) -> None:
-    """Raise ConfigError on an unknown role or name, with the nearest one. Imports nothing."""
+    """Raise ConfigError on an unknown role or name. Imports no module.
+
+    The message suggests the nearest known name.
+    """
     check_keys(workflow, MODULES, "workflow")
     for role, name in workflow.items():
         if ":" not in name and name not in MODULES[role]:
@@ -67,8 +71,10 @@ def check_workflow(workflow: Mapping[str, str]) -> None:
 
 
 def resolve(role: str, workflow: Mapping[str, str]) -> Any:
-    """The class or function that plays `role`. Raises ConfigError if a dotted path leads
-    nowhere."""
+    """The class or function that plays `role`.
+
+    Raises ConfigError if it cannot be loaded.
+    """
     name = workflow.get(role, "default")
     if role == "runner" and "runner" not in workflow and workflow.get("executor") == "vllm":
         name = "vllm"
@@ -76,7 +82,7 @@ def resolve(role: str, workflow: Mapping[str, str]) -> Any:
 
 
 def load(path: str) -> Any:
-    """What `package.module:Name` names."""
+    """The object that `package.module:Name` names. Raises ConfigError if it cannot be loaded."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

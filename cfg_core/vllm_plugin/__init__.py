@@ -3,11 +3,13 @@
     from vllm import LLM, SamplingParams
     from cfg_core.vllm_plugin import guided_engine_args
 
-    llm = LLM(model, **guided_engine_args()) llm.generate(prompt,
-    SamplingParams(extra_args={"guidance_scale": 1.5, "negative_prompt": ".."}))
+    llm = LLM(model, **guided_engine_args())
+    fields = {"guidance_scale": 1.5, "negative_prompt": ".."}
+    llm.generate(prompt, SamplingParams(extra_args=fields))
 
-`python -m cfg_core.vllm_plugin` prints the same as flags for `vllm serve`. What is replaced inside
-vLLM is in patches.py; frontend/, core/ and worker/ hold what runs in each kind of process.
+`python -m cfg_core.vllm_plugin` prints the same arguments as flags for `vllm serve`. The table in
+patches.py lists what is replaced inside vLLM. The packages frontend/, core/ and worker/ hold the
+code of each kind of process.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ def guided_engine_args(
 
     kv_split: `elastic` lets the boundary between the leaders' and the followers' share of the KV
         pool move with demand; `even` gives each exactly half (vLLM RFC #5825).
-    logits_processors: factories of logits processors by name, beside those that we ship (see
-        `cfg_core.logits_processors.registry`): `package.module:Class`, or `{"factory": that,
-        **options}`.
-    draft_cost: under speculation, what one more draft costs, in steps without drafts. Groups whose
-        drafts are accepted too rarely to pay for that get fewer, down to none; 0 never backs off.
-        Default: `cfg_core.draft_length.DRAFT_COST`.
+    logits_processors: factories of logits processors by name, in addition to those that we ship
+        (see `cfg_core.logits_processors.registry`). A factory is `package.module:Class`, or
+        `{"factory": that, **options}`.
+    draft_cost: under speculation, the cost of one more draft, in steps without drafts. Groups whose
+        drafts are accepted too rarely to be worth that cost get fewer drafts, down to none. With 0,
+        speculation never backs off. Default: `cfg_core.draft_length.DRAFT_COST`.
     grammars: bounds on the size of grammars, and limits of their trial: fields of
         `cfg_core.grammars.bounds.GrammarBounds` and `cfg_core.grammars.limits.GrammarLimits`.
-        Default: theirs.
+        Default: the defaults of these two classes.
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an
-    unknown kv_split, a bad draft_cost or an unsupported vLLM, ConfigError for malformed
-    logits_processors.
+    unknown kv_split, a bad draft_cost or an unsupported vLLM, and ConfigError for malformed
+    logits_processors or grammars.
     """
     from cfg_core.logits_processors.config import check_config
     from cfg_core.vllm_plugin import config, patches
@@ -67,9 +69,9 @@ def guided_engine_args(
 def register() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes.
 
-    It patches the frontend where the command line asks for a guided engine (`vllm serve` with our
-    flags), and does nothing anywhere else. Programs call `guided_engine_args`, which patches their
-    process; schedulers and workers patch theirs when vLLM makes them.
+    It patches the frontend if the command line asks for a guided engine (`vllm serve` with our
+    flags). Otherwise it does nothing. Programs call `guided_engine_args`, which patches their
+    process. Schedulers and workers patch their own process when vLLM makes them.
     """
     if asks_for_guidance(sys.argv):
         from cfg_core.vllm_plugin import patches
@@ -78,7 +80,7 @@ def register() -> None:
 
 
 def asks_for_guidance(command_line: Sequence[str]) -> bool:
-    """Whether a command line names our scheduler, itself or in the file of its `--config`."""
+    """Whether a command line, or the file of its `--config`, names our scheduler."""
     if any(SCHEDULER in argument for argument in command_line):
         return True
     for flag, value in zip(command_line, [*command_line[1:], ""], strict=True):

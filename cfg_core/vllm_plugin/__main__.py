@@ -1,5 +1,7 @@
-"""Print the flags that make `vllm serve` guided: `vllm serve MODEL $(python -m
-cfg_core.vllm_plugin)`."""
+"""Print the flags that make `vllm serve` guided.
+
+Use them like this: `vllm serve MODEL $(python -m cfg_core.vllm_plugin)`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from cfg_core.vllm_plugin.config import KV_SPLITS
 def flags(
     kv_split: str, logits_processors: dict[str, str] | None = None, draft_cost: float | None = None
 ) -> list[str]:
-    """The engine arguments of `guided_engine_args` as command-line flags, without spaces inside a
-    flag."""
+    """The engine arguments of `guided_engine_args` as command-line flags.
+
+    No flag contains a space.
+    """
     args = guided_engine_args(kv_split, logits_processors, draft_cost)
     return [
         f"--scheduler-cls={args['scheduler_cls']}",

@@ -1,6 +1,6 @@
-"""The plugin's own options in a vLLM engine's configuration, and what is refused at start.
+"""The plugin's own options in a vLLM engine's configuration, and the checks at engine start.
 
-The options stand in vLLM's `additional_config`, under ADDITIONAL_CONFIG; `guided_engine_args`
+The options are in vLLM's `additional_config`, under the key ADDITIONAL_CONFIG. `guided_engine_args`
 writes them, and each process of the engine reads them with the functions below.
 """
 
@@ -26,23 +26,28 @@ if TYPE_CHECKING:
 
 SUPPORTED_VLLM = "0.32."
 ADDITIONAL_CONFIG = "cfg_serve"
-"""Our corner of vLLM's `additional_config`."""
+"""Key of our options in vLLM's `additional_config`."""
 
 _Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
 
 KV_SPLITS = ("elastic", "even")
 METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
-"""Of speculation."""
+"""The methods of speculation that are supported."""
 
 
 def kv_split_of(config: VllmConfig) -> str:
-    """`elastic` or `even`, from `additional_config`; CompatibilityError for anything else."""
+    """`elastic` or `even`, from `additional_config`.
+
+    Raises CompatibilityError for anything else.
+    """
     return check_kv_split(ours(config).get("kv_split", KV_SPLITS[0]))
 
 
 def draft_cost_of(config: VllmConfig) -> float:
-    """What one more draft costs, in steps (see `cfg_core.draft_length`), from
-    `additional_config`."""
+    """The cost of one more draft, in steps without drafts, from `additional_config`.
+
+    See `cfg_core.draft_length`. Raises CompatibilityError for a bad value.
+    """
     return check_draft_cost(ours(config).get("draft_cost", DRAFT_COST))
 
 
@@ -55,13 +60,15 @@ def check_draft_cost(value: object) -> float:
 
 
 def processors_of(config: VllmConfig) -> dict[str, Any]:
-    """The factories of logits processors by name, from `additional_config`; ConfigError if
-    malformed."""
+    """The factories of logits processors by name, from `additional_config`.
+
+    Raises ConfigError if they are malformed.
+    """
     return processor_config.check_config(ours(config).get(processor_config.FIELD, {}))
 
 
 GRAMMARS = "grammars"
-"""Bounds and limits of grammars, in our corner: fields of GrammarBounds and of GrammarLimits."""
+"""Key, in our options, of the fields of GrammarBounds and GrammarLimits."""
 
 
 def grammar_bounds_of(config: VllmConfig) -> GrammarBounds:
@@ -70,12 +77,12 @@ def grammar_bounds_of(config: VllmConfig) -> GrammarBounds:
 
 
 def grammar_limits_of(config: VllmConfig) -> GrammarLimits:
-    """What a trial of a grammar may cost, from `additional_config`."""
+    """What the trial of a grammar may cost, from `additional_config`."""
     return _built(GrammarLimits, ours(config).get(GRAMMARS) or {})
 
 
 def check_grammars(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` if they are known, and positive numbers; ConfigError otherwise."""
+    """Return `fields` if all are known and are positive numbers. Raises ConfigError otherwise."""
     known = {f.name for cls in (GrammarBounds, GrammarLimits) for f in dataclasses.fields(cls)}
     check_keys(fields, known, GRAMMARS)
     for name, value in fields.items():
@@ -107,7 +114,10 @@ def check_kv_split(value: object) -> str:
 
 
 def check_version() -> None:
-    """Refuse a vLLM that this plugin was not written for."""
+    """Refuse a vLLM version that this plugin was not written for.
+
+    Raises CompatibilityError.
+    """
     if not vllm.__version__.startswith(SUPPORTED_VLLM):
         raise CompatibilityError(
             f"cfg-serve guides vLLM {SUPPORTED_VLLM}x, this is {vllm.__version__}: install"
@@ -118,7 +128,7 @@ def check_version() -> None:
 def check_overrides(cls: type) -> None:
     """Refuse a vLLM that lacks a method which `cls` or a base of it overrides (`@override`).
 
-    vLLM would never call the override. Raises CompatibilityError.
+    vLLM would never call such an override. Raises CompatibilityError.
     """
     for ours in cls.__mro__:
         above = ours.__mro__[1:]
@@ -174,13 +184,13 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 
 def step_budget(scheduler: Scheduler) -> int:
-    """Tokens, drafting slots included, that a step may compute."""
+    """Number of tokens that a step may compute, drafting slots included."""
     return int(
         min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
     )
 
 
 def drafting_slots(config: VllmConfig) -> int:
-    """What each scheduled stream takes of a step's budget beside its own tokens."""
+    """Tokens of a step's budget that each scheduled stream takes beside its own, for drafting."""
     speculative = config.speculative_config
     return 0 if speculative is None else int(speculative.max_num_new_slots_for_drafting)

@@ -1,8 +1,8 @@
-"""vLLM's compilers of grammars, one object for each name.
+"""vLLM's compilers of grammars (its "backends"), one object for each name.
 
-Under `backend: auto` vLLM decides for each request who compiles its grammar, but its engine core
-keeps the compiler of its first request for all later ones, whatever was decided for them. Here a
-request gets the one that was chosen for it.
+Under `backend: auto` vLLM chooses a compiler for each request. But its engine core keeps the
+compiler of its first request and uses it for all later ones. Here each request gets the compiler
+that was chosen for it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ def _backend_class(name: str) -> Any:
 
 
 class Backends:
-    """The compilers of one engine, made when they are first asked for. Used by one thread at a
-    time."""
+    """The compilers of one engine. Each is made when it is first asked for.
+
+    There is no lock: a compiler must have been made before other threads ask for it.
+    """
 
     def __init__(self, config: Any, tokenizer: Any) -> None:
-        """config: vLLM's VllmConfig, or what of it the compilers read."""
+        """config: vLLM's VllmConfig, or an object with the fields of it that the compilers read."""
         self._config, self._tokenizer = config, tokenizer
         self._made: dict[str, StructuredOutputBackend] = {}
 
     def get(self, name: str) -> StructuredOutputBackend:
-        """The compiler of this name; ValueError if there is none."""
+        """The compiler of this name. Raises ValueError if there is none."""
         if name not in self._made:
             vocab_size = self._config.model_config.get_vocab_size()
             self._made[name] = _backend_class(name)(

@@ -1,14 +1,14 @@
 """The engine does not run ahead of its frontend.
 
-vLLM's engine process sends outputs as fast as it makes them; the frontend puts them into words in
-one event loop. Where that loop is the slower one (20 logprobs for each of 64 streams), outputs pile
-up in between without a bound, and a new request's first token waits behind all of them. So the
-frontend tells how far it is, and the scheduler schedules nothing while the oldest outputs that the
-frontend has not processed are older than BEHIND_S.
+vLLM's engine process sends outputs as fast as it makes them. The frontend turns them into text in
+one event loop. If that loop is slower than the engine (for example with 20 logprobs for each of 64
+streams), outputs pile up between the two without a bound, and the first token of a new request
+waits behind all of them. Therefore the frontend reports its progress, and the scheduler schedules
+nothing while the oldest outputs that the frontend has not processed are older than BEHIND_S.
 
-It is told through eight bytes of a file that both processes map: the timestamp of the newest
-outputs processed, by time.monotonic, which is the same clock for all processes of a machine.
-Without a file, nothing is held back.
+The progress is eight bytes of a file that both processes map: the timestamp of the newest outputs
+that were processed. It is a value of time.monotonic, which is the same clock for all processes of a
+machine. Without a file, the scheduler never holds back.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 
 
 FILE = "pace_file"
-"""Its path, in our corner of `additional_config`."""
+"""Key of the file's path in our options."""
 
 BEHIND_S = 0.25
+"""Seconds that the frontend may be behind before steps are held."""
 WAIT_S = 0.01
-"""How long a held step waits at most; the engine process reads its input between steps."""
+"""Seconds that a held step waits. The engine process reads its input between steps."""
 
 _STAMP = struct.Struct("d")
 
 
 def new_file(path: Path) -> None:
-    """Make the file. It may be deleted as soon as both sides have opened it."""
+    """Make the file. It may be deleted as soon as both processes have opened it."""
     path.write_bytes(_STAMP.pack(0.0))
 
 
@@ -48,24 +49,27 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 class Progress:
-    """The frontend's side."""
+    """The frontend's side: reports which outputs have been processed."""
 
     def __init__(self, path: Path) -> None:
         self._shared = _mapped(path)
 
     def processed(self, timestamp: float) -> None:
-        """The outputs of this timestamp have been processed, and with them all that came before."""
+        """Report that the outputs of this timestamp, and all before them, have been processed."""
         _STAMP.pack_into(self._shared, 0, timestamp)
 
 
 class Pace:
-    """The scheduler's side. path: None: nobody tells how far the frontend is."""
+    """The scheduler's side: decides whether to hold a step.
+
+    path: the file; None if the frontend does not report its progress. Then no step is held.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._shared = None if path is None else _mapped(path)
         self._sent: deque[float] = deque()  # timestamps of outputs that may not be processed yet
         self.held_s = 0.0
-        """For how long steps were held, since the start."""
+        """Seconds that steps were held, since the start."""
 
     @classmethod
     def of(cls, config: VllmConfig) -> Pace:
@@ -73,14 +77,17 @@ class Pace:
         return cls(None if path is None else Path(path))
 
     def sent(self, outputs: Mapping[int, Any]) -> None:
-        """These go to the frontend now: EngineCoreOutputs by client."""
+        """Note the outputs that now go to the frontend: EngineCoreOutputs by client."""
         if self._shared is not None:
             self._sent.extend(
                 per_client.timestamp for per_client in outputs.values() if per_client.outputs
             )
 
     def holds(self) -> bool:
-        """Whether nothing should be scheduled now. Waits a moment before it says so."""
+        """Whether nothing should be scheduled now.
+
+        If the frontend is behind, this waits for WAIT_S and then looks again.
+        """
         if not self._is_behind():
             return False
         began = time.monotonic()

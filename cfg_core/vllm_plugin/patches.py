@@ -1,8 +1,9 @@
 """Everything that the plugin replaces inside vLLM, as a table (shown in docs/patches.md).
 
-`apply` is called in processes that run a guided engine, and in no others: an unguided vLLM in the
-same environment stays as it is (tests/contract/test_patches.py). What vLLM lets its users replace
-by name or by subclassing (the scheduler, the worker, the GPU model runner) is no patch.
+`apply` is called only in processes that run a guided engine. An unguided vLLM in the same
+environment stays as it is (tests/contract/test_patches.py). vLLM lets its users replace some
+classes by name or by subclassing (the scheduler, the worker, the GPU model runner). These are not
+patches.
 """
 
 from __future__ import annotations
@@ -218,5 +219,5 @@ PATCHES = (
 
 
 def apply(process: str) -> None:
-    """Apply the patches of this process. Again, it does nothing."""
+    """Apply the patches of this process. A second call does nothing."""
     patches.apply(patch for patch in PATCHES if patch.process == process)

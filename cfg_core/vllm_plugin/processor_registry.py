@@ -1,4 +1,4 @@
-"""The factories of logits processors of one engine, for its frontend and for its workers."""
+"""The factories of one engine's logits processors, for its frontend and for its workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def registry_of(config: VllmConfig) -> Registry:
 
 
 def engine_info(model: ModelConfig) -> EngineInfo:
-    """What factories may know of the engine that runs this model."""
+    """What factories are told about the engine that runs this model."""
 
     def tokenizer() -> Any:
         from vllm.tokenizers import cached_tokenizer_from_config

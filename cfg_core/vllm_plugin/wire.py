@@ -1,13 +1,14 @@
-"""What the processes of an engine send each other about guidance, beside what vLLM sends.
+"""What the processes of an engine send each other about guidance, in addition to vLLM's data.
 
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
     workers -> frontend     the streams' own logprobs, as columns of vLLM's         split_logprobs
 
-The first two travel as an extra attribute of vLLM's SchedulerOutput and ModelRunnerOutput, through
-pickle. The third travels in `kv_transfer_params` of vLLM's EngineCoreOutput, which has no room for
-extensions: engines with KV connectors are refused at start, so the field is free.
+The first two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are pickled
+with them. The third is in the field `kv_transfer_params` of vLLM's EngineCoreOutput, because that
+class has no field for extensions. The field is free: engines with KV connectors are refused at
+start.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _GUIDED_TOKENS = "cfg_serve_guided_tokens"
 class JointRow:
     """One group of a joint step.
 
-    streams: ids, the leader's first. weights: one for each stream; they sum to 1.
+    streams: ids, the leader's first.
+    weights: one for each stream; they sum to 1.
     logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
     """
 
@@ -47,8 +49,10 @@ class JointRow:
 
 @dataclass(frozen=True, slots=True)
 class StepGuidance:
-    """joint: the groups that sample in this step. solo: streams whose sample is taken back.
+    """What the workers must know about the groups of one step.
 
+    joint: the groups that sample in this step.
+    solo: streams whose sample is taken back.
     drafter_rests: whether the drafter need not read this step's tokens.
     """
 
@@ -58,7 +62,7 @@ class StepGuidance:
 
     @staticmethod
     def of(scheduler_output: SchedulerOutput) -> StepGuidance | None:
-        """The guidance of a step; None if no group samples in it."""
+        """The guidance of a step; None if no stream of a group samples in it."""
         return getattr(scheduler_output, _GUIDANCE, None)
 
 
@@ -71,14 +75,14 @@ def attach(scheduler_output: SchedulerOutput, guidance: StepGuidance) -> None:
 
 
 def attach_failures(model_runner_output: ModelRunnerOutput, failures: dict[str, Failure]) -> None:
-    """Send `failures`, by request id, along with the outcome of a step."""
+    """Send `failures`, by request id, along with the output of a step."""
     setattr(model_runner_output, _FAILURES, failures)
 
 
 def failures_of(model_runner_output: ModelRunnerOutput) -> dict[str, str]:
     """The requests that failed in a step, each with the reason.
 
-    A request failed if a token was sampled from the row that could not be processed.
+    A processor's failure on a row counts only if a token was sampled from that row.
     """
     failures: dict[str, Failure] = getattr(model_runner_output, _FAILURES, {})
     place_of, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
@@ -94,7 +98,7 @@ def failures_of(model_runner_output: ModelRunnerOutput) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def _marked(num_tokens: int) -> dict[str, int]:
-    """Shared between outputs: nobody changes it."""
+    """The mark for `num_tokens`. Outputs share the dict, so it must not be changed."""
     return {_GUIDED_TOKENS: num_tokens}
 
 
@@ -115,7 +119,7 @@ def guided_tokens(output: EngineCoreOutput) -> int:
 
 
 def take_guided_tokens(output: EngineCoreOutput) -> None:
-    """Take the count out of `output`."""
+    """Remove the count from `output`."""
     if output.kv_transfer_params is not None and _GUIDED_TOKENS in output.kv_transfer_params:
         output.kv_transfer_params = None
 
@@ -123,11 +127,11 @@ def take_guided_tokens(output: EngineCoreOutput) -> None:
 # --- workers to frontend --------------------------------------------------------------------------
 
 NUM_STREAMS = 2
-"""Streams of a group, and columns that the workers add to vLLM's logprobs."""
+"""Number of streams of a group, and of columns that the workers add to vLLM's logprobs."""
 
 
 def split_logprobs(lists: LogprobsLists) -> tuple[LogprobsLists, Any]:
-    """vLLM's own columns, and ours [tokens, streams]."""
+    """Split the columns of logprobs into vLLM's own, and ours [tokens, streams]."""
     ids, values = lists.logprob_token_ids, lists.logprobs
     own = lists._replace(logprob_token_ids=ids[:, :-NUM_STREAMS], logprobs=values[:, :-NUM_STREAMS])
     return own, values[:, -NUM_STREAMS:]

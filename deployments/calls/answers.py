@@ -1,4 +1,4 @@
-"""The answer of a replica to one call, item by item, with its deadline and its signs of life."""
+"""A replica's answer to one call: its items, its deadline and its signs of life."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from deployments.routing.shared import Dispatch
 class Answer:
     """The items of a replica's answer to one call.
 
-    deadline: of the event loop's clock; None: none. dispatch: which replica has the call.
-    on_sign: called with the first item, maybe again. usage: what the engine had done for the call
-    when the replica last told.
+    deadline: by the event loop's clock; None: no deadline.
+    dispatch: which replica has the call.
+    on_sign: called, without arguments, each time an item arrives.
+    usage: what the engine had done for the call according to the last heartbeat.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class Answer:
         self.usage = Usage()
 
     async def next(self) -> Chunk | Whole:
-        """The next chunk of a stream, or piece of a whole answer. StopAsyncIteration at the end.
+        """Return the next chunk of a stream, or the next piece of a whole answer.
 
-        Raises CfgServeError: what the replica sent as `Failed`, what Serve raised, EngineDeadError
-        if the replica fell silent, DeadlineError if time is up. The call is cancelled then.
+        Raises StopAsyncIteration at the end. Raises CfgServeError: what the replica sent as
+        `Failed`, what Serve raised, EngineDeadError if the replica fell silent, DeadlineError if
+        the deadline has passed. The call is cancelled if this wait ends by silence or by the
+        deadline.
         """
         while True:
             try:
@@ -62,7 +65,7 @@ class Answer:
             self.usage = item.usage
 
     async def rest(self, first: Whole) -> str:
-        """The text of a whole answer, of which `first` has come."""
+        """Return the text of a whole answer whose first piece is `first`."""
         pieces = [first.text]
         with suppress(StopAsyncIteration):
             while True:
@@ -70,14 +73,14 @@ class Answer:
         return "".join(pieces)
 
     def cancel(self) -> None:
-        """Abort the call: its group leaves the engine."""
+        """Cancel the call, so that its group leaves the engine."""
         self._items.cancel()  # type: ignore[no-untyped-call]
 
     def give_up_if_silent(self, for_s: float) -> None:
-        """Let `next` raise EngineDeadError if the replica fell silent.
+        """Make `next` raise EngineDeadError if the replica has been silent for more than `for_s`.
 
-        That is, if the replica has this call, and neither its beacon nor the call itself gave a
-        sign for so long. A call that still waits for a replica is not given up.
+        It is silent if it has this call, and neither its beacon nor the call itself gave a sign in
+        so many seconds. A call that still waits for a replica is not given up.
         """
         replica, now = self._dispatch.replica, time.monotonic()
         if replica is None or self._is_lost:
@@ -112,7 +115,7 @@ def out_of_time() -> DeadlineError:
 
 @asynccontextmanager
 async def in_time(timeout_s: float | None) -> AsyncIterator[None]:
-    """Cancel what is inside after `timeout_s` seconds, and raise DeadlineError. None: never."""
+    """Cancel the code inside after `timeout_s` seconds (None: never), and raise DeadlineError."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             yield

@@ -1,5 +1,7 @@
-"""The encoders as CfgRouter sees them: which one a request means, and a call that survives the loss
-of a replica."""
+"""The encoders as CfgRouter sees them.
+
+This module chooses the encoder that a request means, and sends a call again if its replica is lost.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,20 @@ from deployments.requests.encode.jobs import (
 from deployments.routing import shared
 
 RETRY_DELAY_S = 1.0
-"""Longer than a replica survives its engine (watchdog.py), so that a retry does not meet it
-again."""
+"""Seconds before a retry: more than a replica survives its engine (lifecycle/watchdog.py).
+
+A retry therefore does not reach the same replica.
+"""
 
 GENERATOR_PATHS = "/v1/completions or /v1/chat/completions"
 
 
 class Encoders:
-    """Handles of the encoders' deployments, by served name. Used from one event loop.
+    """Handles of the encoders' deployments, by served name.
 
-    args: names all that is served here, and says how long to wait for an encoder's answer. An
-    encoder is asked once what its model can do.
+    Used from one event loop. Each encoder is asked only once what its model can do.
+
+    args: names all models that are served, and says how long to wait for an encoder's answer.
     """
 
     def __init__(self, handles: Mapping[str, DeploymentHandle[Any]], args: AppArgs) -> None:
@@ -53,8 +58,10 @@ class Encoders:
     # --- choosing ---------------------------------------------------------------------------------
 
     async def choose(self, endpoint: EncodeEndpoint, name: object) -> tuple[str, ModelInfo]:
-        """The encoder that a request means by `name`, the body's `model`; without one, the only
-        that can serve it.
+        """Return the name and the info of the encoder that a request means.
+
+        name: the body's `model`. If it is None, the only encoder that can serve the endpoint is
+        chosen.
 
         Raises UnknownModelError, or RequestError that says which model or endpoint to use.
         """
@@ -92,8 +99,10 @@ class Encoders:
         ]
 
     def known(self, name: object) -> str:
-        """`name` if it is served here. Raises UnknownModelError, or RequestError if it is no name
-        at all."""
+        """Return `name` if a model of this name is served here.
+
+        Raises UnknownModelError if none is, and RequestError if `name` is not a string.
+        """
         if not isinstance(name, str):
             raise RequestError(f"model is {json_type(name)}: send the name of a model.", "model")
         if name not in self._args.served_names:
@@ -126,8 +135,11 @@ class Encoders:
         return self._infos[name]
 
     async def call(self, name: str, method: str, *args: Any) -> Any:
-        """What a replica of encoder `name` answers. A lost replica is tried again elsewhere:
-        nothing changes by computing twice. Raises CfgServeError."""
+        """Return what a replica of encoder `name` answers.
+
+        If the replica is lost, the call is sent again to another one; computing twice does no harm.
+        Raises CfgServeError.
+        """
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
                 return await value_of(getattr(self._handles[name], method).remote(*args))
@@ -137,8 +149,10 @@ class Encoders:
                 await asyncio.sleep(RETRY_DELAY_S)
 
     async def states(self) -> dict[str, dict[str, int]]:
-        """What a replica of each encoder reports of its engine. Raises EngineDeadError if one does
-        not answer."""
+        """Return what a replica of each encoder reports of its engine.
+
+        Raises EngineDeadError if one does not answer.
+        """
         states = await asyncio.gather(*map(self._state, self.names))
         return dict(zip(self.names, states, strict=True))
 
@@ -152,11 +166,14 @@ class Encoders:
         )
 
     async def cards(self, created: int) -> list[dict[str, Any]]:
-        """The encoders in /v1/models, with the endpoints that each serves."""
+        """The entries of the encoders in /v1/models, with the endpoints that each one serves."""
         return [_card(name, await self._known_info(name), created) for name in self.names]
 
     async def _known_info(self, name: str) -> ModelInfo | None:
-        """None of an encoder that is asleep and has never been asked."""
+        """Return what the model can do; None if the encoder is asleep and has never been asked.
+
+        An encoder is asleep if it is scaled to zero replicas.
+        """
         return None if self._asleep(name) and name not in self._infos else await self.info(name)
 
     async def _in_time(self, name: str, method: str) -> Any:

@@ -1,4 +1,4 @@
-"""A stream of server-sent events to a client, from the answer of a replica."""
+"""A stream of server-sent events to a client, made from a replica's answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from deployments.messages import Chunk
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. A client that leaves is no failure, in whichever of two ways Serve tells.
+    """A response of server-sent events.
 
-    `on_end` is called once, however the answer ends; also if it never begins, because the client
-    left just before.
+    A client that leaves is not a failure. Serve reports it in one of two ways: by a disconnect
+    message, or by TaskCancelledError.
+
+    on_end: called once, however the answer ends. It is also called if the answer never begins,
+    because the client left just before.
     """
 
     media_type = "text/event-stream"
@@ -49,10 +52,11 @@ class EventStream(StreamingResponse):
 
 
 async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
-    """The events of a stream, to `[DONE]`.
+    """Yield the events of a stream, up to and including `[DONE]`.
 
-    A failure before `[DONE]` ends it with an error event. A replica that is lost after `[DONE]` has
-    still answered. A client that leaves cancels the call.
+    A failure before `[DONE]` ends the stream with an error event. A replica that is lost after
+    `[DONE]` is not a failure, because its answer is complete. A client that leaves cancels the
+    call.
     """
     ended, text = False, first.text
     try:

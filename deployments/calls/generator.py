@@ -1,5 +1,7 @@
-"""The generator as CfgRouter sees it: a queue, then a call that survives the loss of a replica
-once, then the bill."""
+"""The generator as CfgRouter sees it: a queue, a call to a replica, and the charge for it.
+
+A call whose replica is lost before the first byte is sent again to another one.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,16 @@ from deployments.requests.usage import Usage
 from deployments.routing import shared
 
 DEFAULT_MAX_NUM_SEQS = 256
-"""Of an engine that has not reported, and whose configuration does not say."""
+"""max_num_seqs of an engine that has not reported and whose configuration does not say."""
 
 SPARE = 1.25
-"""Streams that are sent to a replica, for each that it can run: the engine has the next ones at
-hand."""
+"""Streams sent to a replica for each one that it can run, so that the engine has the next ready."""
 
 STARTING_AT_ONCE = 8
-"""Requests of one client that a replica begins with at once, while other clients are here."""
+"""Requests of one client that each replica may be starting while other clients are active."""
 
 LOOK_EVERY_S = 0.5
-"""How often the ingress looks whether the capacity has grown, and whether replicas have fallen
-silent."""
+"""Seconds between two checks for grown capacity and for replicas that have fallen silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,10 @@ class GenerateJob:
 
 
 class GeneratorClient:
-    """Handle of the ModelReplica deployment, and the queue in front of it. Used from one event
-    loop."""
+    """Handle of the ModelReplica deployment, and the queue in front of it.
+
+    Used from one event loop.
+    """
 
     def __init__(self, handle: DeploymentHandle[Any], args: AppArgs) -> None:
         self.handle = handle
@@ -76,8 +78,10 @@ class GeneratorClient:
         self.num_retried = 0
 
     def capacity(self) -> int:
-        """Streams that may be with the engines now. Before a replica has reported, as if there were
-        one."""
+        """Streams that may be with the engines now.
+
+        Until a replica has reported, one replica is assumed.
+        """
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
         return max(1, per_replica * self._replicas())
 
@@ -91,8 +95,10 @@ class GeneratorClient:
         return int(reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
 
     def context_tokens(self) -> int:
-        """The model's maximum context length; 0 before a replica has reported it, unless it is
-        configured."""
+        """The model's maximum context length in tokens; 0 if it is not known yet.
+
+        It is known if it is configured, or once a replica has reported it.
+        """
         configured = self._args.engine.get("max_model_len")
         return (
             configured
@@ -101,7 +107,7 @@ class GeneratorClient:
         )
 
     def gauges(self) -> dict[str, float]:
-        """For /metrics: the queue, and the sums over the replicas as this ingress sees them."""
+        """Values for /metrics: the queue, and sums over the replicas as this ingress sees them."""
         view = shared.fleet(self._deployment)
         return {
             **{f"admission_{name}": value for name, value in self.queue.stats.items()},
@@ -120,7 +126,7 @@ class GeneratorClient:
     async def answer(self, job: GenerateJob) -> Response:
         """Wait for a place, send the job to one replica, and answer when the first item is there.
 
-        So an error before the first byte has its own HTTP status, in streams too. Raises
+        An error before the first byte therefore has its own HTTP status, in streams too. Raises
         CfgServeError.
         """
         if self._looking is None or self._looking.done():
@@ -140,8 +146,11 @@ class GeneratorClient:
         return json_answer(first)
 
     async def _enter(self, job: GenerateJob) -> _Visit:
-        """Wait for a place. A request holds at most so many streams at once; its other choices wait
-        in the replica."""
+        """Wait for a place with the engines.
+
+        The place has a maximum number of streams. Further choices of the request wait in the
+        replica.
+        """
         at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
         demand = replace(job.demand, streams=min(job.demand.streams, at_once))
         try:
@@ -155,7 +164,7 @@ class GeneratorClient:
         return visit
 
     def forget(self, visit: _Visit) -> None:
-        """Called by a visit at its end."""
+        """Called by a visit when it ends."""
         self._visits.discard(visit)
 
     async def _look_around(self) -> None:
@@ -166,17 +175,19 @@ class GeneratorClient:
                 visit.give_up_if_silent(self._args.silence_timeout_s)
 
     async def _open(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
-        """A replica's answer, and the first event of it or all of its text. A lost engine is tried
-        again elsewhere: the client has seen nothing of it. Any other error is raised."""
+        """Return a replica's answer, with its first event or all of its text.
+
+        If the engine is lost, the call is sent again to another replica, because the client has
+        seen nothing yet. Any other error is raised.
+        """
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
                 return await self._call(visit, deadline)
             except EngineDeadError:
                 if not retries_left:
                     raise
-                self.num_retried += (
-                    1  # at once: the replica that failed gets nothing now (dispatches.py)
-                )
+                # No delay: the router sends nothing to the failed replica now (routing/shared.py).
+                self.num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
@@ -194,8 +205,7 @@ class GeneratorClient:
 
 
 class _Visit:
-    """One request's stay with the engines: its place in the queue, its answer, its charge. Ended
-    once."""
+    """One request's stay with the engines: its place in the queue, its answer and its charge."""
 
     def __init__(self, generator: GeneratorClient, job: GenerateJob, place: Place) -> None:
         self.job, self.place = job, place
@@ -208,14 +218,18 @@ class _Visit:
             self.answer.give_up_if_silent(for_s)
 
     def abort(self, failed: bool) -> None:
-        """End before the answer did. What the server failed at costs nothing."""
+        """End before the answer is complete; if the server failed, the request costs nothing."""
         if self.answer is not None:
             self.answer.cancel()
         self.end(free=failed)
 
     def end(self, free: bool = False) -> None:
-        """Give the place back, and settle the charge with what the engine did. Again, it does
-        nothing."""
+        """Give the place back, and settle the charge with what the engine did.
+
+        A second call does nothing.
+
+        free: charge nothing.
+        """
         if not self._ended:
             self._ended = True
             self._generator.forget(self)

@@ -1,13 +1,13 @@
-"""Who may go to an engine, and who waits: a bounded queue in front of the engines, fair between
-tenants.
+"""The admission queue: a bounded queue in front of the engines, fair between tenants.
 
-It is measured in streams (a guided request is two) and tokens. Lower `priority` goes first, as in
-vLLM. Between requests of equal priority, tenants share by weight: start-time fair queueing (Goyal,
-Vin and Cheng, SIGCOMM 1996), in tokens. A full queue takes room from the tenant that fills it most
-(longest queue drop), so that nobody is kept out by another's burst. Whoever does not fit gets 429,
-with the time in which the queue is expected to have room.
+It decides which requests go to an engine and which wait. It counts streams (a guided request is
+two) and tokens. A lower `priority` goes first, as in vLLM. Among requests of equal priority,
+tenants share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), in tokens. A
+full queue takes room from the tenant that fills it most (longest queue drop), so that one tenant's
+burst keeps nobody else out. A request that does not fit gets 429, with the time in which the queue
+is expected to have room.
 
-Used from one event loop. Knows nothing of Ray or HTTP.
+Used from one event loop. It depends on neither Ray nor HTTP.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from cfg_core.errors import OverloadedError, RequestError
 from deployments.requests.demand import Demand
 
 RATE_WINDOW_S = 30.0
-"""Over which it is measured how fast requests come to an end."""
+"""Seconds over which the rate of ending requests is measured."""
 
 OTHERS_S = 60.0
-"""For how long after its last request a tenant counts as being here."""
+"""Seconds for which a tenant counts as active after its last request."""
 
 RETRY_AT_LEAST_S, RETRY_AT_MOST_S = 1.0, 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A tenant, as the queue knows it. max_streams: running and waiting, at most; None: no bound of
-    its own."""
+    """A tenant, as the queue sees it.
+
+    max_streams: running and waiting, at most; None: no limit of its own.
+    """
 
     tenant: str = "anonymous"
     weight: float = 1.0
@@ -61,7 +63,7 @@ class _Entry:
 
     @property
     def cost(self) -> float:
-        """Of virtual time."""
+        """Virtual time that the request takes."""
         return self.demand.tokens / self.share.weight
 
 
@@ -70,38 +72,40 @@ class _Tenant:
     finish: float = 0.0  # virtual time at which its last request ends
     streams: int = 0  # waiting and running
     running: int = 0  # streams
-    starting: int = 0  # requests that have a place, and of whose answer nothing is here
+    starting: int = 0  # requests with a place, of whose answer nothing has arrived
     waiting: list[_Entry] = field(default_factory=list)
 
 
 class Place:
-    """What one request holds of the engines. The caller must `leave` it."""
+    """One request's place with the engines, which the caller must `leave`."""
 
     def __init__(self, queue: AdmissionQueue, entry: _Entry) -> None:
         self._queue, self._entry = queue, entry
         self._is_starting = True
 
     def begun(self) -> None:
-        """The engines are at work on it. Again, it does nothing."""
+        """Note that the engines have begun with the request; a second call does nothing."""
         if self._is_starting:
             self._is_starting = False
             self._queue._begun(self._entry)
 
     def leave(self) -> None:
-        """The request has ended, well or not: its place is free. Again, it does nothing."""
+        """Free the place, because the request has ended; a second call does nothing."""
         if self._entry.state is _State.RUNNING:
             self.begun()
             self._queue._leave(self._entry)
 
 
 class Company:
-    """Whether more than one tenant was here within OTHERS_S. Remembers the last two, which is
-    enough to tell."""
+    """Whether more than one tenant was active within OTHERS_S.
+
+    It remembers only the last two tenants, which is enough.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._last: tuple[str, float] | None = None
-        self._other_at = -math.inf  # when one that is not the last was seen
+        self._other_at = -math.inf  # when a tenant other than the last was last seen
 
     def seen(self, tenant: str) -> None:
         if self._last is not None and self._last[0] != tenant:
@@ -113,13 +117,19 @@ class Company:
 
 
 class AdmissionQueue:
-    """capacity: asked each time, how many streams may be with the engines now.
+    """The requests that wait for the engines, and those that have a place there.
 
-    max_streams, max_tokens: that may wait. A request goes as soon as it fits, or if nothing else is
-    running. While another tenant is here, or was within OTHERS_S, one tenant may have `most_of_one`
-    streams there, so that who comes next finds a place; and `most_starting` requests of whose
-    answer there is no sign, because a replica takes some time to begin with each. Both are asked
-    each time. Default: as many as fit.
+    A request is admitted as soon as it fits, or if nothing else is running.
+
+    capacity: returns how many streams may be with the engines now.
+    max_streams, max_tokens: how many may wait.
+    most_of_one: returns how many streams one tenant may have with the engines while another tenant
+    is active. This keeps room for the other tenant's next request. Default: no limit.
+    most_starting: returns how many requests of one tenant may be with the engines without a sign of
+    an answer while another tenant is active. The reason is that a replica takes some time to begin
+    with each request. Default: no limit.
+
+    The three functions are called anew whenever requests are admitted.
     """
 
     def __init__(
@@ -134,9 +144,8 @@ class AdmissionQueue:
         self._capacity, self._max_streams, self._max_tokens = capacity, max_streams, max_tokens
         self._most_of_one, self._most_starting = most_of_one, most_starting
         self._company = Company(now)
-        self._line: list[
-            tuple[int, float, int, _Entry]
-        ] = []  # a heap; those who left it are skipped
+        # A heap. Entries that are no longer waiting stay in it until they are popped.
+        self._line: list[tuple[int, float, int, _Entry]] = []
         self._tie = itertools.count()
         self._virtual = 0.0
         self._tenants: dict[str, _Tenant] = {}
@@ -146,10 +155,10 @@ class AdmissionQueue:
         self._refused = 0
 
     async def enter(self, share: Share, demand: Demand, priority: int = 0) -> Place:
-        """Wait for a place with the engines. Cancelling leaves the queue.
+        """Wait for a place with the engines.
 
-        Raises OverloadedError if there is no room to wait, RequestError if the tenant may never
-        have that much.
+        Cancelling leaves the queue. Raises OverloadedError if there is no room to wait. Raises
+        RequestError if the tenant may never have that many streams.
         """
         self._company.seen(share.tenant)
         self._check_share(share, demand)
@@ -181,14 +190,16 @@ class AdmissionQueue:
         self._forget_idle()
 
     def admit(self) -> None:
-        """Let go whoever fits now. Called whenever a place is freed; call it when the capacity may
-        have grown."""
+        """Admit every request that fits now.
+
+        Called whenever a place is freed. Call it also when the capacity may have grown.
+        """
         passed_over = []
         capacity, is_mixed = self._capacity(), self._company.is_mixed()
         while self._line:
             *_, entry = self._line[0]
             if entry.admitted.cancelled() and entry.state is _State.WAITING:
-                self._drop(entry)  # its caller has left, and has not had its turn to say so
+                self._drop(entry)  # its caller was cancelled, but has not run since
             if entry.state is _State.WAITING:
                 if (
                     self._running.streams
@@ -204,15 +215,17 @@ class AdmissionQueue:
             heapq.heappush(self._line, item)
 
     def retry_after_s(self) -> float:
-        """In how many seconds half of what now waits will have gone, at the rate at which requests
-        end."""
+        """Seconds until half of the waiting tokens will have gone.
+
+        The estimate uses the rate at which requests end.
+        """
         rate = self._rate.per_second()
         expected = self._queued.tokens / 2 / rate if rate else 0.0
         return min(RETRY_AT_MOST_S, max(RETRY_AT_LEAST_S, expected))
 
     @property
     def stats(self) -> dict[str, int]:
-        """What waits, what runs, and how many were refused since start."""
+        """What waits, what runs, and how many requests were refused since the start."""
         return {
             "queued_requests": self._queued.requests,
             "queued_streams": self._queued.streams,
@@ -223,7 +236,7 @@ class AdmissionQueue:
         }
 
     def check_integrity(self) -> None:
-        """Assert what must hold between events. For tests."""
+        """For tests: assert what must hold between events."""
         waiting = [entry for *_, entry in self._line if entry.state is _State.WAITING]
         assert {id(e) for t in self._tenants.values() for e in t.waiting} == {
             id(e) for e in waiting
@@ -258,7 +271,10 @@ class AdmissionQueue:
             )
 
     def _has_its_share(self, entry: _Entry) -> bool:
-        """Whether its tenant has all that one may have beside others. With nothing, it may go."""
+        """Whether the tenant has all that one tenant may have while others are active.
+
+        A tenant with nothing running may always start a request.
+        """
         tenant = self._tenants[entry.share.tenant]
         if not tenant.running:
             return False
@@ -288,7 +304,7 @@ class AdmissionQueue:
         entry.admitted.set_result(None)
 
     def _make_room(self) -> None:
-        """Refuse the last comers of whoever fills the queue most, until the rest fits."""
+        """Refuse the last requests of the tenant that fills the queue most, until the rest fits."""
         while self._queued.streams > self._max_streams or self._queued.tokens > self._max_tokens:
             fullest = max(
                 (tenant for tenant in self._tenants.values() if tenant.waiting),
@@ -303,7 +319,7 @@ class AdmissionQueue:
                 entry.admitted.set_exception(OverloadedError(message, wait_s))
 
     def _drop(self, entry: _Entry) -> None:
-        """Take out one that waits. Its tenant is not charged for it."""
+        """Remove a request that waits, for which its tenant is then not charged."""
         self._leave_line(entry, _State.GONE)
         tenant = self._tenants[entry.share.tenant]
         tenant.finish -= entry.cost
@@ -325,7 +341,7 @@ class AdmissionQueue:
 
 @dataclass(slots=True)
 class _Sum:
-    """Of demands."""
+    """A sum of demands."""
 
     requests: int = 0
     streams: int = 0
@@ -345,7 +361,7 @@ class _Sum:
 
 
 class _DrainRate:
-    """Tokens of the requests that ended, per second, over the last RATE_WINDOW_S."""
+    """Tokens per second of the requests that ended within the last RATE_WINDOW_S."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._start = now, now()
@@ -356,7 +372,7 @@ class _DrainRate:
         self._forget_old()
 
     def per_second(self) -> float:
-        """0 if nothing has ended lately."""
+        """The rate; 0 if no request has ended lately."""
         self._forget_old()
         span_s = min(RATE_WINDOW_S, max(1.0, self._now() - self._start))
         return sum(tokens for _, tokens in self._ended) / span_s

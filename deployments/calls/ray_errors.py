@@ -1,4 +1,4 @@
-"""Results of calls to replicas, with whatever Serve and Ray raise as one of our own errors."""
+"""Results of calls to replicas, with errors of Serve and Ray turned into our own errors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LOST = "The engine was lost: send the request again."
 
 
 async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
-    """The next item of a replica's answer. StopAsyncIteration at the end.
+    """The next item of a replica's answer.
 
-    Raises CfgServeError, also for an item that is `Failed`.
+    Raises StopAsyncIteration at the end. Raises CfgServeError, also for an item that is `Failed`.
     """
     try:
         item: Item = await anext(items)
@@ -40,9 +40,9 @@ async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
 
 
 async def value_of(response: Any) -> Any:
-    """The value of a DeploymentResponse. Cancelling the caller cancels the call.
+    """The value of a DeploymentResponse.
 
-    Raises CfgServeError, also for a value that is `Failed`.
+    Cancelling the caller cancels the call. Raises CfgServeError, also for a value that is `Failed`.
     """
     try:
         value = await response

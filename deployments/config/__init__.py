@@ -1,1 +1,1 @@
-"""What a YAML file may say under `args:`, checked before anything starts."""
+"""The options that a YAML file may have under `args:`, checked before anything starts."""

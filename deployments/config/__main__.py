@@ -18,8 +18,7 @@ from deployments.config.args import AppArgs
 
 
 def complaints(path: Path) -> list[str]:
-    """What is wrong with the `args:` in a Serve config file, a sentence each; empty if nothing
-    is."""
+    """The mistakes in the `args:` of a Serve config file, one sentence each."""
     found = []
     for application in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]:
         try:

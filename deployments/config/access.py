@@ -1,7 +1,7 @@
-"""The `access:` of `args:`: API keys, and limits on what requests may bring.
+"""The section `access:` of `args:`: API keys, the size of bodies, and the logging of prompts.
 
 A key itself is never stored, sent to a replica or logged. A YAML file holds its SHA-256 digest, or
-names the environment variable that holds it. `python -m deployments.access` makes a key.
+names the environment variable that holds the key. `python -m deployments.access` makes a key.
 """
 
 from __future__ import annotations
@@ -32,58 +32,82 @@ _COUNTED = "Each replica of CfgRouter counts for itself."
 
 
 class KeyArgs(YamlArgs):
-    """One entry of `access.keys`: an API key, and what it may do. The holder of a key is called a
-    tenant."""
+    """One entry of `access.keys`: an API key, and what it may do.
+
+    The holder of a key is called a tenant.
+    """
 
     section = "access.keys"
 
     name: str = Field(
         description=(
-            "The tenant, as logs and metrics show it: up to 64 letters, digits, `.`, `_`, `-`."
+            "Name of the tenant, who is the holder of the key. Logs and metrics show it. 1 to 64"
+            " letters, digits, `.`, `_` and `-`."
         )
     )
     sha256: str | None = Field(
         default=None,
-        description="SHA-256 digest of the key, 64 hexadecimal digits. Either this or `env`.",
+        description=(
+            "SHA-256 digest of the key, as 64 hexadecimal digits. Each entry needs either `sha256`"
+            " or `env`."
+        ),
     )
     env: str | None = Field(
         default=None,
         description=(
-            "Name of the environment variable that holds the key, where the application is built."
+            "Name of an environment variable that holds the key itself. It is read when the"
+            " application is built: set it in `runtime_env` of the YAML file, or on every node"
+            " before `ray start`."
         ),
     )
     models: tuple[str, ...] | None = Field(
-        default=None, min_length=1, description="Served names that the key may use. Default: all."
+        default=None,
+        min_length=1,
+        description=(
+            "Names of the models that the key may use, as clients send them. Default: all models."
+        ),
     )
     requests_per_minute: int | None = Field(
         default=None,
         ge=1,
-        description=f"Requests, of which a minute's worth may come at once. {_COUNTED}",
+        description=(
+            "Maximum number of requests per minute. All requests of a minute may come at once."
+            f" Default: no limit. {_COUNTED}"
+        ),
     )
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,
         description=(
-            "Tokens of prompts and outputs, of all streams, of which a minute's worth may come at"
-            " once. A request is let in by an estimate, and charged what the engine did."
-            f" {_COUNTED}"
+            "Maximum number of tokens per minute: prompts and outputs, of all streams. All tokens"
+            " of a minute may be used at once. A request is admitted by an estimate, and then"
+            " charged for the tokens that the engine processed. A request whose estimate is more"
+            f" than a minute's tokens gets 400. Default: no limit. {_COUNTED}"
         ),
     )
     max_streams: int | None = Field(
         default=None,
         ge=1,
-        description=f"Streams that run or wait at once; a guided request has two. {_COUNTED}",
+        description=(
+            "Maximum number of streams of the tenant that run or wait at the same time. A guided"
+            f" request has two streams. Default: no limit. {_COUNTED}"
+        ),
     )
     weight: float = Field(
         default=1.0,
         gt=0,
         allow_inf_nan=False,
-        description="Share of the engine when tenants compete for it.",
+        description=(
+            "Weight of the tenant when tenants compete for the generator. A tenant with weight 2"
+            " gets twice as many tokens as one with weight 1."
+        ),
     )
     min_priority: int = Field(
         default=0,
         description=(
-            "The most urgent `priority` that a request may ask for; a lower number is sooner."
+            "Lowest number that a request may send as `priority`. Requests with lower numbers are"
+            " served sooner. A request that sends no `priority` gets 0, or this number if it is"
+            " higher."
         ),
     )
 
@@ -112,8 +136,10 @@ class KeyArgs(YamlArgs):
         return self
 
     def resolved(self) -> KeyArgs:
-        """The same entry with `sha256`, read from the environment now if it has `env`. Raises
-        ConfigError."""
+        """The same entry with `sha256`; an entry with `env` is read from the environment now.
+
+        Raises ConfigError if the environment variable is not set, or no client can send its value.
+        """
         if self.env is None:
             return self
         key = os.environ.get(self.env, "")
@@ -135,22 +161,28 @@ class KeyArgs(YamlArgs):
 
 
 class AccessArgs(YamlArgs):
-    """The `access:` of a deployment's `args:`. Without keys everybody may call."""
+    """The section `access:` of `args:`.
+
+    Without keys everybody may call.
+    """
 
     section = "access"
 
     keys: tuple[KeyArgs, ...] = Field(
         default=(),
-        description="API keys. Default: none, everybody may call, and is the tenant `anonymous`.",
+        description=(
+            "API keys, one entry each. Default: none. Then everybody may call, and all callers are"
+            " the tenant `anonymous`."
+        ),
     )
     max_body_bytes: int = Field(
         default=8 * 2**20,
         ge=1,
-        description="The largest request body that is read; above it clients get 413.",
+        description="Maximum size of a request body, in bytes. A larger one is refused with 413.",
     )
     log_prompts: bool = Field(
         default=False,
-        description="Log the first 500 characters of each request's body, prompts included.",
+        description="Log the first 500 characters of each request's body, including prompts.",
     )
 
     @field_validator("keys")
@@ -160,15 +192,17 @@ class AccessArgs(YamlArgs):
         return keys
 
     def resolved(self) -> AccessArgs:
-        """The same arguments with every key as its digest: what may travel to another process.
-        Raises ConfigError."""
+        """The same arguments with a digest in place of each key, to be sent to other processes.
+
+        Raises ConfigError.
+        """
         keys = tuple(key.resolved() for key in self.keys)
         check_distinct(keys)
         return self.model_copy(update={"keys": keys})
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError if a tenant cannot be called `name`."""
+    """Raise ConfigError if `name` is not allowed as the name of a tenant."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name[:100]!r} is no name for a key: use 1 to 64 letters, digits, `.`, `_` and `-`."
@@ -180,7 +214,7 @@ def check_name(name: str) -> None:
 
 
 def check_distinct(keys: Sequence[KeyArgs]) -> None:
-    """Raise ConfigError if two entries have the same name, or are the same key."""
+    """Raise ConfigError if two entries have the same name or the same key."""
     owners: dict[str, str] = {}
     for at, key in enumerate(keys):
         if key.name in {other.name for other in keys[:at]}:
@@ -197,5 +231,8 @@ def check_distinct(keys: Sequence[KeyArgs]) -> None:
 
 
 def digest_of(key: str) -> bytes:
-    """SHA-256 of a key, given as ASGI servers decode headers: one character for each byte."""
+    """SHA-256 digest of a key.
+
+    key: decoded as ASGI servers decode headers, one character for each byte.
+    """
     return hashlib.sha256(key.encode("latin-1", "backslashreplace")).digest()

@@ -1,4 +1,4 @@
-"""The `admission:` of `args:`: who waits in front of the generator, and for how long."""
+"""The section `admission:` of `args:`: the queue in front of the generator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from deployments.config.base import YamlArgs
 
 
 class AdmissionArgs(YamlArgs):
-    """The `admission:` of `args:`: who waits in front of the generator's replicas, and for how
-    long.
+    """The section `admission:` of `args:`: the queue in front of the generator's replicas.
 
     Each replica of CfgRouter has a queue of its own.
     """
@@ -20,33 +19,43 @@ class AdmissionArgs(YamlArgs):
         default=None,
         ge=1,
         description=(
-            "Streams that may be with one replica at once, a guided request has two; the rest"
-            " waits. Default: 1.25 times the engine's max_num_seqs, so that it has the next at"
-            " hand."
+            "Maximum number of streams that are sent to the generator at the same time, for each"
+            " of its replicas. Further streams wait in the queue. A guided request has two streams."
+            " Default: 1.25 times the engine's `max_num_seqs`, so that the engine always has the"
+            " next streams at hand."
         ),
     )
     max_queued_streams: int = Field(
-        default=512, ge=0, description="Streams that may wait; beyond, clients get 429."
+        default=512,
+        ge=0,
+        description=(
+            "Maximum number of streams that wait in the queue. If there are more, the newest"
+            " requests of the tenant that fills the queue most get 429."
+        ),
     )
     max_queued_tokens: int = Field(
         default=2_000_000,
         ge=0,
         description=(
-            "Tokens that may wait, prompts and outputs of all streams, estimated; beyond, clients"
-            " get 429."
+            "Maximum number of tokens that wait in the queue: prompts and expected outputs of all"
+            " streams, estimated. If there are more, the newest requests of the tenant that fills"
+            " the queue most get 429."
         ),
     )
     max_streams_per_request: int = Field(
         default=256,
         ge=2,
-        description="Streams of one request, choices times prompts, twice if guided; beyond, 400.",
+        description=(
+            "Maximum number of streams of one request: its choices (`n`) times its prompts, and"
+            " twice that if it is guided. A request with more gets 400."
+        ),
     )
     streams_at_once_per_request: int | None = Field(
         default=None,
         ge=2,
         description=(
-            "Streams that one request has in an engine at once; its other choices follow as these"
-            " end. Default: half of the engine's max_num_seqs."
+            "Maximum number of streams that one request has in an engine at the same time. Its"
+            " other choices start as these end. Default: half of the engine's `max_num_seqs`."
         ),
     )
     max_share: float = Field(
@@ -54,14 +63,17 @@ class AdmissionArgs(YamlArgs):
         gt=0,
         le=1,
         description=(
-            "Share of the engines' max_num_seqs that one tenant may have while another one is here;"
-            " a tenant is an API key, or an address where there are no keys."
+            "Maximum share of the engines' `max_num_seqs` (summed over all engines) that the"
+            " streams of one tenant may take while another tenant sends requests, or has sent one"
+            " within the last minute. A tenant is an API key, or a client address if there are no"
+            " keys."
         ),
     )
     default_timeout_s: float | None = Field(
         default=None,
         gt=0,
         description=(
-            "The `timeout` of requests that bring none, to encoders too. Default: no limit."
+            "Timeout, in seconds, of requests that set none themselves (field `timeout` or header"
+            " `X-Request-Timeout`). It also applies to requests to encoders. Default: no limit."
         ),
     )

@@ -1,8 +1,8 @@
-"""What a deployment may say under `args:` in its YAML, checked before any engine starts.
+"""The options of a deployment, under `args:` in its YAML file, checked before any engine starts.
 
-Neither vllm nor ray is imported here: a mistake in a YAML file is reported in milliseconds, on any
-machine. Serve's own options (replicas, autoscaling, resources) stay where Serve users look for
-them, under `deployments:`, and are no business of this module.
+This module imports neither vllm nor ray, so a mistake in a YAML file is reported in milliseconds,
+on any machine. Serve's own options (replicas, autoscaling, resources) stay under `deployments:`,
+where Serve users look for them. This module does not read them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from deployments.lifecycle.beacon import ASK_EVERY_S
 
 
 class AppArgs(YamlArgs):
-    """The `args:` of `import_path: deployments.app:build`. Immutable; an unknown key is an
-    error."""
+    """The `args:` of `import_path: deployments.app:build`.
+
+    Immutable. An unknown key is an error.
+    """
 
     section = "args"
 
@@ -36,8 +38,9 @@ class AppArgs(YamlArgs):
         default=None,
         description=(
             "The model that generates text: its directory (relative to where you start Serve, or to"
-            " this repository), a name on the Hugging Face hub, or `package:NAME/PATH`. Leave it"
-            " out to serve encoders only."
+            " this repository), a name on the Hugging Face hub, or `package:NAME/PATH`, the"
+            " directory PATH inside the installed Python package NAME. Leave it out to serve"
+            " encoders only."
         ),
     )
     served_model_name: str | None = Field(
@@ -47,36 +50,39 @@ class AppArgs(YamlArgs):
     kv_split: Literal["elastic", "even"] = Field(
         default="elastic",
         description=(
-            "How leaders and followers share the KV pool: `elastic` moves the boundary with demand,"
-            " `even` gives each half of it."
+            "How the KV cache is shared between leaders (the conditional streams, and requests"
+            " without guidance) and followers (the negative streams). `elastic` moves the boundary"
+            " with demand, `even` gives half of the blocks to each."
         ),
     )
     draft_cost: float | None = Field(
         default=None,
         ge=0,
         description=(
-            "Under speculation (`engine.speculative_config`): what one more draft costs, in steps"
-            " without drafts. A guided request whose drafts are kept too rarely for that gets"
-            " fewer; 0 never backs off. Default: 0.2."
+            "For speculative decoding (`engine.speculative_config`): the cost of one more draft"
+            " token, where the cost of a step without drafts is 1. A guided request whose drafts"
+            " are accepted too rarely to be worth this cost gets fewer drafts. 0 turns this"
+            " reduction off. Default: 0.2."
         ),
     )
     logits_processors: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Factories of logits processors that requests may name: `name: package.module:Class`,"
-            " or `name: {factory: package.module:Class, ...}` with its options."
+            "Logits processors that requests may ask for by name. Each entry names the factory that"
+            " makes one: `name: package.module:Class`, or, with options for the factory,"
+            " `name: {factory: package.module:Class, option: value}`."
         ),
     )
     engine: dict[str, Any] = Field(
         default_factory=dict,
-        description="Options of the vLLM engine: the field names of vLLM's AsyncEngineArgs.",
+        description="Options of the vLLM engine, by the field names of vLLM's AsyncEngineArgs.",
     )
     frontend: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Options of vLLM's OpenAI frontend, by the names of its FrontendArgs: `chat_template`,"
-            " `tool_call_parser`, and so on. `lora_modules` is a list of `{name: NAME, path:"
-            " DIRECTORY}`; clients send the name as `model`."
+            "Options of vLLM's OpenAI frontend, by the field names of vLLM's FrontendArgs:"
+            " `chat_template`, `tool_call_parser`, and so on. `lora_modules` is a list of"
+            " `{name: NAME, path: DIRECTORY}`; clients send an adapter's name as `model`."
         ),
     )
     encoders: tuple[EncoderArgs, ...] = Field(
@@ -86,61 +92,73 @@ class AppArgs(YamlArgs):
     ready_timeout_s: float = Field(
         default=5.0,
         gt=0,
-        description="How long /ready waits for the engines' answers before it says 503.",
+        description=(
+            "Seconds that /ready waits for the engines' answers. If one is still missing, /ready"
+            " answers 503."
+        ),
     )
     num_retries: int = Field(
         default=1,
         ge=0,
         description=(
-            "How often a request is sent to another replica when its engine is lost before the"
-            " first byte."
+            "How many times a request is sent to another replica if its engine is lost before the"
+            " first byte of the answer."
         ),
     )
     silence_timeout_s: float = Field(
         default=5.0,
         gt=2 * ASK_EVERY_S,
         description=(
-            "After how long a replica is given up whose process does not answer, not even from a"
-            " thread of its own: it was stopped, its node died, or the link is cut. A replica that"
-            " is only busy answers."
+            "Seconds without a sign of life after which a replica of the generator is treated as"
+            " lost: its process hangs, its node died, or the network link is cut. Its requests are"
+            " then sent to another replica, or end with an error. A replica that is only busy is"
+            " not treated as lost, because a separate thread gives its signs of life."
         ),
     )
     hang_timeout_s: float = Field(
         default=120.0,
         gt=0,
         description=(
-            "After how long an engine that does not answer its own replica is given up, and a"
-            " replica whose event loop does not run. Longer than the longest step: compilation at"
-            " the first requests counts."
+            "Seconds after which a replica of the generator exits because its engine does not"
+            " answer it, or because its own event loop does not run. Serve then starts another"
+            " replica. Set this to more than the longest step of the engine takes. At the first"
+            " requests a step may include compilation."
         ),
     )
     share_prefixes: bool = Field(
         default=False,
         description=(
-            "Let a tenant's requests use the KV of equal prompts of other tenants. It saves work,"
-            " and lets tenants measure which prompts others send."
+            "Let requests reuse the KV cache of equal prompt prefixes of other tenants. This saves"
+            " computation, but tenants can then find out from response times which prompts others"
+            " have sent."
         ),
     )
     max_text_chars: int = Field(
         default=4_000_000,
         ge=1,
         description=(
-            "Characters that /tokenize takes, of the generator; a token of /detokenize counts as"
-            " four."
+            "Maximum number of characters in a request to /tokenize for the generator. The limit"
+            " also applies to /detokenize, where each token counts as four characters. A longer"
+            " request gets 400."
         ),
     )
     admission: AdmissionArgs = Field(
         default=AdmissionArgs(), description="The queue in front of the generator."
     )
     access: AccessArgs = Field(
-        default=AccessArgs(), description="API keys, and limits on what requests may bring."
+        default=AccessArgs(),
+        description="API keys and their limits, the size of bodies, and the logging of prompts.",
     )
     grammars: GrammarArgs = Field(
         default=GrammarArgs(),
-        description="How large the grammars of requests may be, and what they may cost.",
+        description="Maximum size of the grammars of requests, and maximum cost to compile them.",
     )
     limits: LimitsArgs = Field(
-        default=LimitsArgs(), description="What clients may hold of an ingress at once."
+        default=LimitsArgs(),
+        description=(
+            "Limits on the requests and bodies that clients have in an ingress at the same time, on"
+            " how slowly they may send and read, and on the size of answers."
+        ),
     )
 
     @field_validator("logits_processors")
@@ -163,14 +181,12 @@ class AppArgs(YamlArgs):
 
     @property
     def model_name(self) -> str | None:
-        """The name that clients send as `model` for generated text; None if there are only
-        encoders."""
+        """The name that clients send as `model` for generated text; None without a generator."""
         return None if self.model is None else self.served_model_name or last_part(self.model)
 
     @property
     def served_names(self) -> list[str]:
-        """Every name that clients may send as `model`: the generator's first, then its
-        adapters'."""
+        """Every name that clients may send as `model`: generator, adapters, then encoders."""
         adapters = (adapter["name"] for adapter in self.frontend.get("lora_modules", ()))
         return [
             n
@@ -184,15 +200,16 @@ class AppArgs(YamlArgs):
 
     @property
     def num_workers(self) -> int:
-        """Worker processes of one engine: tensor parallel times pipeline parallel."""
+        """Worker processes of one engine: tensor parallel size times pipeline parallel size."""
         return int(self.engine.get("tensor_parallel_size", 1)) * int(
             self.engine.get("pipeline_parallel_size", 1)
         )
 
     def resolved(self) -> AppArgs:
-        """The same arguments with models as absolute paths, for replicas may run in another
-        directory, and API keys as digests. Raises ConfigError if a model's directory or a key does
-        not exist.
+        """The same arguments with models as absolute paths, and API keys as digests.
+
+        Paths are absolute because replicas may run in another directory. Raises ConfigError if a
+        model's directory or a key does not exist.
         """
         fields: dict[str, Any] = {
             "encoders": tuple(encoder.resolved() for encoder in self.encoders),
@@ -210,7 +227,7 @@ class AppArgs(YamlArgs):
 
     @property
     def engine_orders_by_priority(self) -> bool:
-        """Whether vLLM's scheduler reads `priority`; else it refuses requests that have one."""
+        """Whether vLLM's scheduler orders by `priority`; else it refuses requests that have one."""
         return self.engine.get("scheduling_policy") == "priority"
 
     @property
@@ -224,10 +241,10 @@ class AppArgs(YamlArgs):
         }
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments of vLLM's AsyncEngineArgs, still without those of the guided plugin.
+        """Keyword arguments of vLLM's AsyncEngineArgs, without those of the guided plugin.
 
-        Several workers run as Ray actors in the replica's placement group, unless the YAML names
-        another executor.
+        If an engine has several workers, they run as Ray actors in the replica's placement group,
+        unless the YAML names another executor.
         """
         base: dict[str, Any] = {"model": self.model, "served_model_name": [self.model_name]}
         if self.num_workers > 1:
@@ -236,8 +253,10 @@ class AppArgs(YamlArgs):
 
 
 def resolved_frontend(frontend: Mapping[str, Any]) -> dict[str, Any]:
-    """With absolute paths of adapters, and of a chat template that is a file; it may be the
-    template itself."""
+    """`frontend` with absolute paths of adapters and of the chat template's file.
+
+    A chat template that is not the path of a file is the template's text, and stays as it is.
+    """
     fields = dict(frontend)
     if adapters := fields.get("lora_modules"):
         fields["lora_modules"] = [

@@ -1,4 +1,4 @@
-"""What every section of a YAML's `args:` has in common."""
+"""The base class of all sections of `args:`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from cfg_core.keys import check_keys
 
 
 class YamlArgs(BaseModel):
-    """A section: immutable; an unknown key is an error that names the nearest known one. Errors
-    never show what was given, in case it was a key: pydantic asks the outermost model about that,
-    so all of them say so."""
+    """An immutable section of the YAML file.
+
+    An unknown key is an error that names the nearest known one. Errors never show the given value,
+    which may be an API key. Pydantic reads that setting from the outermost model, so every section
+    has it.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
     )
 
     section: ClassVar[str]
-    """What it is called in the YAML."""
+    """The section's name in the YAML file."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Checks on `args:` as a whole, which no single key can make."""
+"""Checks on `args:` that involve several keys."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
 
 
 def check_generator(args: AppArgs) -> None:
-    """Raise ConfigError if nothing is served, or if options of the generator stand there without
-    it."""
+    """Raise ConfigError if nothing is served, or if options of the generator lack their `model`."""
     if args.model is None and not args.encoders:
         raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
     for key in ("engine", "frontend", "served_model_name", "logits_processors", "draft_cost"):
@@ -24,7 +23,7 @@ def check_generator(args: AppArgs) -> None:
 
 
 def check_unique(args: AppArgs) -> None:
-    """Raise ConfigError if clients or Serve could not tell two models apart."""
+    """Raise ConfigError if two models have the same served name or the same deployment name."""
     names = [encoder.deployment for encoder in args.encoders]
     for name in names:
         if name in RESERVED_DEPLOYMENTS:

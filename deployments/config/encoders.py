@@ -1,4 +1,4 @@
-"""The entries of `encoders:` in `args:`."""
+"""The section `encoders:` of `args:`: one entry for each encoder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from deployments.config.model_paths import last_part, resolve_model
 
 
 class EncoderArgs(YamlArgs):
-    """One entry of `encoders:`. A model that is computed once per input: embedding, reranking,
-    classification."""
+    """One entry of `encoders:`: a model for embedding, reranking or classification.
+
+    An encoder computes each input in one forward pass, and generates no text.
+    """
 
     section = "encoders"
 
     model: str = Field(
         description=(
-            "Directory of the model, a name on the Hugging Face hub, or `package:NAME/PATH`: a"
-            " directory inside an installed Python package."
+            "The model: its directory, a name on the Hugging Face hub, or `package:NAME/PATH`, the"
+            " directory PATH inside the installed Python package NAME."
         ),
     )
     served_model_name: str | None = Field(
@@ -31,21 +33,22 @@ class EncoderArgs(YamlArgs):
         default="Embedder",
         min_length=1,
         description=(
-            "Its name under `deployments:`, where its replicas and resources are set. One for each"
-            " encoder."
+            "Name of the encoder's Serve deployment. Use it under `deployments:` to set the"
+            " encoder's replicas and resources. Each encoder needs a name of its own."
         ),
     )
     scales_to_zero: bool = Field(
         default=False,
         description=(
-            "Its deployment has `min_replicas: 0`: without a replica it is asleep, not broken, and"
-            " /ready and /v1/models do not wake it."
+            "Set this to true if the encoder's deployment has `min_replicas: 0`. An encoder without"
+            " replicas then counts as asleep, not as broken: /ready and /v1/models do not start a"
+            " replica of it."
         ),
     )
     engine: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Options of the prefill-only engine: the field names of"
+            "Options of the encoder's engine, by the field names of"
             " cfg_core.prefill_only.EngineOptions."
         ),
     )
@@ -66,7 +69,10 @@ class EncoderArgs(YamlArgs):
         return EngineOptions.from_mapping(self.engine)
 
     def resolved(self) -> EncoderArgs:
-        """As AppArgs.resolved."""
+        """The same entry with the model as an absolute path.
+
+        Raises ConfigError.
+        """
         return self.model_copy(
             update={"model": resolve_model(self.model), "served_model_name": self.model_name}
         )

@@ -1,4 +1,7 @@
-"""Which options the vLLM engine takes, told without importing vllm, which takes ten seconds."""
+"""Checks on the keys of `engine:` and `frontend:`.
+
+vllm is not imported, because that takes ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ RESERVED_ENGINE_KEYS = {
     "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
     "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
 }
-"""Engine options that the application sets itself, each with what to do instead."""
+"""Engine options that the application sets itself, each with what the user should do instead."""
 
 
 FRONTEND_KEYS = frozenset(
@@ -41,13 +44,17 @@ FRONTEND_KEYS = frozenset(
         "trust_request_chat_template",
     }
 )
-"""Options of vLLM's FrontendArgs that its serving classes read; the others are of its own HTTP
-server."""
+"""Options of vLLM's FrontendArgs that its serving classes read.
+
+The other options belong to vLLM's own HTTP server, which is not used here.
+"""
 
 
 def check_frontend(frontend: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
-    """Raise ConfigError on an option that is not one of FRONTEND_KEYS, or that lacks what it
-    needs."""
+    """Raise ConfigError for an unknown option, or for one that needs another that is missing.
+
+    Known are FRONTEND_KEYS.
+    """
     check_keys(frontend, FRONTEND_KEYS, "frontend")
     if frontend.get("enable_auto_tool_choice") and not frontend.get("tool_call_parser"):
         raise ConfigError(
@@ -69,8 +76,7 @@ def _is_adapter(entry: object) -> bool:
 
 
 def check_engine_keys(engine: Collection[str]) -> None:
-    """Raise ConfigError on an option that this vLLM does not have, or that the application sets
-    itself."""
+    """Raise ConfigError for an option that the application sets, or that vLLM does not know."""
     for key, instead in RESERVED_ENGINE_KEYS.items():
         if key in engine:
             raise ConfigError(f"`{key}` in `engine` is set by the application: {instead}.")
@@ -81,10 +87,10 @@ def check_engine_keys(engine: Collection[str]) -> None:
 
 @cache
 def vllm_engine_fields() -> frozenset[str] | None:
-    """Field names of vLLM's AsyncEngineArgs, read from its source: importing vllm takes ten
-    seconds.
+    """Field names of vLLM's AsyncEngineArgs, read from its source code.
 
-    None if vllm is not installed here, as on the head node of a cluster; the replica then checks.
+    None if vllm is not installed here, for example on the head node of a cluster. The replica then
+    checks the options.
     """
     spec = importlib.util.find_spec("vllm")
     roots = (spec.submodule_search_locations if spec else None) or []

@@ -1,4 +1,4 @@
-"""The `limits:` of `args:`: what clients may hold of an ingress at once."""
+"""The section `limits:` of `args:`: what clients may use of an ingress at the same time."""
 
 from __future__ import annotations
 
@@ -8,44 +8,64 @@ from deployments.config.base import YamlArgs
 
 
 class LimitsArgs(YamlArgs):
-    """The `limits:` of `args:`: what clients may hold of each replica of CfgRouter."""
+    """The section `limits:` of `args:`.
+
+    Each replica of CfgRouter counts for itself.
+    """
 
     section = "limits"
 
     max_requests: int = Field(
-        default=2000, ge=1, description="Requests at once; beyond, clients get 429."
+        default=2000,
+        ge=1,
+        description=(
+            "Maximum number of requests at the same time. A further request gets 429. Each replica"
+            " of CfgRouter counts for itself; this holds for all keys of this section."
+        ),
     )
     max_requests_per_client: int = Field(
         default=512,
         ge=1,
         description=(
-            "Requests at once of one API key, or of one address where there are no keys. Behind a"
-            " load balancer on another machine, set FORWARDED_ALLOW_IPS, or all clients have its"
-            " address."
+            "Maximum number of requests of one client at the same time. A further request gets 429."
+            " A client is an API key, or an address if there are no keys. Behind a load balancer on"
+            " another machine, set `FORWARDED_ALLOW_IPS` in the environment before `ray start`;"
+            " otherwise all clients have the load balancer's address."
         ),
     )
     max_body_bytes_at_once: int = Field(
         default=256 * 2**20,
         ge=1,
-        description="Bytes of request bodies that are held at once; beyond, 429.",
+        description=(
+            "Maximum size, in bytes, of the bodies of all requests that are in progress, together."
+            " A request whose body would exceed it gets 429."
+        ),
     )
     max_body_bytes_per_client: int = Field(
-        default=64 * 2**20, ge=1, description="The same, of one client."
+        default=64 * 2**20,
+        ge=1,
+        description="The same for the requests of one client.",
     )
     body_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="How long a body may take to arrive; then 408, and the connection is closed.",
+        description=(
+            "Seconds that a request body may take to arrive. After that the client gets 408, and"
+            " the connection is closed."
+        ),
     )
     stall_timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="After how long a client is given up that does not read its answer.",
+        description=(
+            "Seconds after which a request is aborted because its client does not read the answer."
+        ),
     )
     max_answer_bytes: int = Field(
         default=64 * 2**20,
         ge=2**20,
         description=(
-            "The largest answer that is not a stream, estimated before it is computed; beyond, 400."
+            "Maximum size, in bytes, of an answer of generated text that is not streamed. It is"
+            " estimated before the answer is computed. A request for more gets 400."
         ),
     )

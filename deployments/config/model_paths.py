@@ -1,4 +1,7 @@
-"""Where a model is: names from a YAML file as absolute paths. Imports neither vllm nor ray."""
+"""Turn the names of models in a YAML file into absolute paths.
+
+Imports neither vllm nor ray.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ PACKAGE = "package:"
 
 
 def last_part(model: str) -> str:
-    """What a model is called if nobody gave it a name."""
+    """The default served name of a model: the last part of its path or of its name on the hub."""
     return model.removeprefix(PACKAGE).rstrip("/").rsplit("/", 1)[-1]
 
 
 def resolve_model(name: str, cwd: Path | None = None) -> str:
     """The absolute path of a model directory, or `name` itself if it can only be a name on the hub.
 
-    Relative names are looked for in `cwd` (default: the current directory), then in this
-    repository; those that begin with `package:` in an installed Python package. Raises ConfigError
-    if `name` is meant as a path (`/`, `.`, `~`, or inside a directory that exists) and there is no
-    such directory.
+    A relative name is looked for in `cwd` (default: the current directory), then in this
+    repository. A name that begins with `package:` is looked for in an installed Python package.
+
+    Raises ConfigError if `name` must be a path, and there is no such directory. It must be a path
+    if it begins with `/`, `.` or `~`, or if its first part is a directory that exists.
     """
     if name.startswith(PACKAGE):
         return str(package_directory(name.removeprefix(PACKAGE)))
@@ -43,8 +47,10 @@ def resolve_model(name: str, cwd: Path | None = None) -> str:
 
 
 def package_directory(name: str) -> Path:
-    """The directory `PACKAGE/PATH`, without importing the package. ConfigError if either is not
-    there."""
+    """The directory PATH of the Python package NAME, for `name` = `NAME/PATH`.
+
+    The package is not imported. Raises ConfigError if the package or the directory does not exist.
+    """
     package, _, path = name.partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None:

@@ -1,4 +1,4 @@
-"""JSON text of an answer that may be many megabytes. Imports neither vllm, ray nor torch."""
+"""JSON text of an answer that may be many megabytes, without vllm, ray or torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 _PIECE = 2000
-"""Values turned into text at a time: Python's encoder lets no other thread run while it is at
-work."""
+"""Values turned into text at a time.
+
+Python's encoder lets no other thread run while it works.
+"""
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON, without spaces, the same text as `json.dumps` would give."""
+    """`value` as JSON without spaces: the same text as `json.dumps` would give."""
     pieces: list[str] = []
     _write(value, pieces)
     return "".join(pieces)

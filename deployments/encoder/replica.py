@@ -1,7 +1,7 @@
-"""Embedder: a Serve replica that owns one prefill-only engine. Replicas are data parallel: each has
-the whole model.
+"""Embedder: a Serve replica that owns one prefill-only engine.
 
-Importing this module is cheap: torch is imported when a replica starts.
+Replicas are data parallel: each has the whole model. Importing this module is cheap: torch is
+imported when a replica starts.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 ROUTER = RequestRouterConfig(
-    request_router_class=QueuedTokensRouter,  # type: ignore[arg-type] # its validators are not typed
+    request_router_class=QueuedTokensRouter,  # type: ignore[arg-type] # untyped validators
     request_routing_stats_period_s=0.5,  # type: ignore[arg-type]
 )
 
 _LONG_ANSWER = 4_000
-"""Numbers. More than these are turned into text beside the event loop."""
+"""Answers with more numbers than this are turned into text in a thread, not on the event loop."""
 
 
 @serve.deployment(
@@ -44,10 +44,10 @@ _LONG_ANSWER = 4_000
     request_router_config=ROUTER,
 )
 class Embedder:
-    """Called by CfgRouter: one call for each HTTP request.
+    """A prefill-only engine, called by CfgRouter: one call for each HTTP request.
 
     Errors are returned, as values of `cfg_core.errors`, not raised: Serve logs a traceback for what
-    is raised, and a refused request is no event.
+    is raised, and a refused request needs none.
     """
 
     async def __init__(self, args: EncoderArgs) -> None:  # type: ignore[misc] # Serve awaits it
@@ -59,12 +59,14 @@ class Embedder:
         self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.alive))
 
     async def info(self) -> ModelInfo:
-        """What the model can do. It does not change."""
+        """What the model can do, which does not change."""
         return self._engine.info
 
     async def compute(self, job: EncodeJob) -> Computed | Failed:
-        """The answer of a job. Cancelling the call takes its sequences out of the engine's
-        queue."""
+        """The answer of a job.
+
+        Cancelling the call removes its sequences from the engine's queue.
+        """
         return await self._value(self._compute(job))
 
     async def _compute(self, job: EncodeJob) -> Computed:
@@ -121,11 +123,11 @@ class Embedder:
         return self._engine.stats()
 
     async def record_routing_stats(self) -> dict[str, int]:
-        """Called by Serve each `request_routing_stats_period_s`; QueuedTokensRouter reads it."""
+        """Called by Serve every `request_routing_stats_period_s`, for QueuedTokensRouter."""
         return {QUEUED_TOKENS: self._engine.stats()["queued_tokens"]}
 
     async def check_health(self) -> None:
-        """Called by Serve at each health check period: raises if the engine is dead."""
+        """Called by Serve at each health check: raises if the engine is dead."""
         self._engine.check_health()
 
     async def _value(self, answer: Awaitable[T]) -> T | Failed:

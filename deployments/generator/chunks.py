@@ -1,11 +1,10 @@
-"""How often the tokens of a stream are sent: each on its own while streams are few, several at once
-while they are many.
+"""How often the tokens of a stream are sent: one by one with few streams, in groups with many.
 
-A chunk costs replica, ingress and proxy about a millisecond together, nearly whatever it holds. 64
-streams that send each token on its own leave the engine no CPU on a small machine, and no Python
-process sends the 25,000 tokens a second of a GPU one by one. So each stream waits a little between
-two chunks. What the engine makes meanwhile goes into the next chunk: vLLM's RequestOutputCollector
-joins what was not read yet. The first token of an answer never waits.
+A chunk costs the replica, the ingress and the proxy about a millisecond together, nearly
+independent of its size. On a small machine, 64 streams that send each token on its own leave the
+engine no CPU. No Python process can send the 25,000 tokens a second of a GPU one by one. So each
+stream waits a little between two chunks. The tokens of that time go into the next chunk: vLLM's
+RequestOutputCollector joins what was not read yet. The first token of an answer never waits.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sized
 from typing import Protocol, TypeVar
 
 CHUNKS_PER_S = 250
-"""Of all streams of a replica together: 16 streams send every 60 ms, one alone each token."""
+"""Chunks per second of all streams of a replica together.
+
+With 16 streams, each sends every 60 ms. A single stream sends each token on its own.
+"""
 
 LONGEST_S = 0.1
-"""Between two chunks of a stream, however many streams there are."""
+"""Maximum seconds between two chunks of a stream, however many streams there are."""
 
 
 class Output(Protocol):
@@ -33,20 +35,24 @@ OutputT = TypeVar("OutputT", bound=Output)
 
 
 class Chunks:
-    """Spaces the chunks of one replica's streams. A choice of `n` is a stream. Used from the
-    replica's event loop."""
+    """Spaces the chunks of one replica's streams.
+
+    Each choice of `n` is a stream. Used from the replica's event loop.
+    """
 
     def __init__(self) -> None:
         self.streams = 0
 
     @property
     def interval_s(self) -> float:
-        """Between two chunks of a stream."""
+        """Seconds between two chunks of a stream."""
         return min(LONGEST_S, max(0, self.streams - 1) / CHUNKS_PER_S)
 
     async def spaced(self, outputs: AsyncIterator[OutputT]) -> AsyncGenerator[OutputT]:
-        """The same outputs, the next asked for `interval_s` after the last. An answer in one piece
-        is no stream: it has no second output."""
+        """Yield the same outputs, and ask for the next one `interval_s` after the last.
+
+        An answer in one piece has no second output, and is not counted as a stream.
+        """
         streams = 0
         try:
             async for output in outputs:

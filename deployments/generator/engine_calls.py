@@ -1,13 +1,13 @@
-"""Between vLLM's frontend and its engine process: what each HTTP request has there, how much, and
-since when.
+"""Between vLLM's frontend and its engine process: what each HTTP request has in the engine.
 
-`EngineCalls` stands at the places that every request passes, whatever its endpoint: a list of
-prompts, `n`, a beam search. It counts tokens into the request's Meter, lets no request have more
-streams in the engine at once than its share, and tells why a request failed. vLLM's own code does
-all the rest: it makes the choices of `n`, orders and joins their outputs; a choice that waits is
-only handed to the engine process later.
+`EngineCalls` wraps the methods that every request passes, whatever its endpoint: a list of prompts,
+`n`, a beam search. It counts tokens into the request's Meter, lets no request have more streams in
+the engine at once than its share, and reports why a request failed. vLLM's own code does all the
+rest: it makes the choices of `n`, and orders and joins their outputs. A choice that waits is only
+handed to the engine process later.
 
-Importing it imports vllm: only a replica does.
+
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from deployments.requests.usage import Meter
 
 
 class Run:
-    """One HTTP request while it runs. `share`: streams that it may have in the engine at once."""
+    """One HTTP request while it runs.
+
+    share: streams that it may have in the engine at once.
+    """
 
     def __init__(self, meter: Meter, share: int) -> None:
         self.meter = meter
@@ -48,11 +51,14 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of it has been in the engine."""
+        """Whether any part of the request has been in the engine."""
         return bool(self.prompts) or self.searches_beams
 
     def has_room(self, streams: int) -> bool:
-        """A choice of more streams than the share still runs, alone."""
+        """Whether a choice with this many streams may enter the engine now.
+
+        A choice with more streams than the share still runs, alone.
+        """
         return not self.streams or self.streams + streams <= self.share
 
 
@@ -69,8 +75,8 @@ class _Entry:
     def __post_init__(self) -> None:
         params = self.request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
-        # Admission (vllm_plugin) leaves a scale only if it is not 1, and the negative as token ids
-        # beside it.
+        # Admission (cfg_core/vllm_plugin/frontend/admission.py) keeps a scale only if it is not 1,
+        # together with the token ids of the negative.
         self.streams = 2 if SCALE in extra else 1
         self.negative_tokens = len(extra.get(NEGATIVE_IDS) or ())
 
@@ -79,7 +85,7 @@ _run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
 
 
 class EngineCalls:
-    """Wraps the methods of one AsyncLLM in place. Used from its event loop."""
+    """Wraps the methods of one AsyncLLM in place; used from its event loop."""
 
     def __init__(self, engine: AsyncLLM, progress: Progress) -> None:
         self._progress = progress
@@ -99,12 +105,15 @@ class EngineCalls:
         engine.output_processor.process_outputs = self.process_outputs
 
     def begin(self, run: Run) -> None:
-        """What this task, and those it starts, call `generate` for from now on belongs to `run`."""
+        """Assign later `generate` calls of this task, and of tasks that it starts, to `run`."""
         _run.set(run)
 
     def watch_beams(self, serving: Any) -> None:
-        """Let a serving class say when it searches beams: each of their tokens is a request of the
-        engine, whose prompt is the beam so far."""
+        """Make a serving class report when it begins a beam search.
+
+        Each token of a beam is a request of the engine whose prompt is the beam so far. The prompt
+        is therefore counted here, once.
+        """
         search = serving.beam_search
 
         def beam_search(prompt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,13 +128,15 @@ class EngineCalls:
     # --- in place of AsyncLLM.generate ------------------------------------------------------------
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """As AsyncLLM.generate. A request that failed in the engine fails with the reason, such as
-        what its logits processor raised: the scheduler leaves it in `stop_reason`, and vLLM's
-        serving classes would not tell."""
+        """As AsyncLLM.generate, but a request that failed in the engine fails with the reason.
+
+        The reason is, for example, what its logits processor raised. The scheduler leaves it in
+        `stop_reason`, and vLLM's serving classes would not report it.
+        """
         return self._outputs(_run.get(), self._generate(*args, **kwargs))
 
     async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
-        _run.set(run)  # vLLM may iterate in a task that does not descend from the one that called
+        _run.set(run)  # vLLM may iterate in a task that the caller's task did not start
         async with aclosing(outputs), aclosing(self._chunks.spaced(outputs)) as spaced:
             async for output in spaced:
                 for sample in output.outputs:
@@ -134,8 +145,10 @@ class EngineCalls:
                 yield output
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
-        """As AsyncLLM.add_request, which reads the request's fields, and takes their types for
-        granted."""
+        """As AsyncLLM.add_request, but an error caused by a field of a wrong type is the client's.
+
+        vLLM reads the request's fields there without a check of their types.
+        """
         try:
             return await self._admit(*args, **kwargs)
         except Exception as error:
@@ -177,7 +190,7 @@ class EngineCalls:
             )
 
     def _prompt_of(self, request_id: str) -> str:
-        """The same for all choices of a prompt."""
+        """An id that is the same for all choices of a prompt."""
         state = self._states.get(request_id)
         parent = state.parent_req if state is not None else None
         return request_id if parent is None else str(parent.request_id)
@@ -197,8 +210,11 @@ class EngineCalls:
     def process_outputs(
         self, outputs: Sequence[Any], timestamp: float, *args: Any, **kwargs: Any
     ) -> Any:
-        """As OutputProcessor.process_outputs, which also cuts tokens off behind a stop string. The
-        engine waits for it (pace.py)."""
+        """As OutputProcessor.process_outputs, but counts tokens and reports progress to the engine.
+
+        vLLM's method also removes tokens behind a stop string, so output tokens are counted after
+        it. The engine waits if the frontend is behind (cfg_core/vllm_plugin/pace.py).
+        """
         known = [
             (self._entries.get(output.request_id), output, guided_tokens(output))
             for output in outputs
@@ -218,7 +234,10 @@ class EngineCalls:
     # --- places in the engine ---------------------------------------------------------------------
 
     def _leave(self, entry: _Entry) -> None:
-        """A choice has finished, failed or been aborted: the next ones of its run may enter."""
+        """Remove a choice that has finished, failed or been aborted.
+
+        The next choices of its run may then enter.
+        """
         self._entries.pop(entry.request.request_id, None)
         run = entry.run
         if entry.is_sent:
@@ -240,7 +259,10 @@ class EngineCalls:
         task.add_done_callback(self._sending.discard)
 
     async def _send_late(self, entry: _Entry) -> None:
-        """It queues up behind all that came while it waited."""
+        """Send a choice that waited.
+
+        Its arrival time is now, so that it queues behind all requests that came while it waited.
+        """
         if self._is_gone(entry):
             return
         entry.request.arrival_time = time.time()
@@ -253,8 +275,10 @@ class EngineCalls:
 
 
 def failure(reason: str) -> GenerationError:
-    """vLLM's error for a request that failed in the engine; 400 where what it asked for made it
-    fail."""
+    """vLLM's error for a request that failed in the engine.
+
+    Its status is 400 if the request failed because of what it asked for.
+    """
     error = GenerationError(reason)
     if reason.startswith(REQUEST_FAULT):
         error.status_code = HTTPStatus.BAD_REQUEST
@@ -262,6 +286,8 @@ def failure(reason: str) -> GenerationError:
 
 
 def share_of(max_num_seqs: int, streams_at_once: int | None = None) -> int:
-    """Streams that one HTTP request may have in the engine at once: by default half of all, and a
-    guided choice at least."""
+    """Streams that one HTTP request may have in the engine at once.
+
+    Default: half of all, but at least the two of a guided choice.
+    """
     return streams_at_once or max(2, max_num_seqs // 2)

@@ -1,12 +1,11 @@
-"""Whose fault it is: whatever comes out of vLLM, as one of our own errors, which are small and
-cross processes.
+"""Turns whatever vLLM raises into one of our own errors, which are small and cross processes.
 
-vLLM takes the types of many fields for granted, so a client's mistake comes out of it as an
-AttributeError or a KeyError, which a server must not call its own. The rule here: what fails in
-this way *before* the request is in the engine was caused by what the client sent; what fails later
-was not.
+vLLM does not check the types of many fields, so a client's mistake causes an AttributeError or a
+KeyError in vLLM, which must not be reported as a server error. The rule is: an error of this kind
+*before* the request is in the engine was caused by what the client sent; a later one was not.
 
-Importing it imports vllm: only a replica does.
+
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -37,11 +36,14 @@ WRONG_SHAPE = (
     AssertionError,
     RecursionError,
 )
-"""What code raises that meets a value of another type, size or shape than it expects."""
+"""What code raises when it meets a value of another type, size or shape than it expects."""
 
 
 def parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
-    """`body` as vLLM's request object, or RequestError that names the field at fault."""
+    """Return `body` as vLLM's request object.
+
+    Raises RequestError that names the field at fault.
+    """
     try:
         return model.model_validate(body)
     except pydantic.ValidationError as error:
@@ -49,7 +51,7 @@ def parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
 
 
 def _invalid(error: pydantic.ValidationError) -> RequestError:
-    """One sentence from pydantic's list, which has an entry for each member of a union."""
+    """Make one sentence of pydantic's list, which has an entry for each member of a union."""
     errors = error.errors(include_url=False, include_input=False)
     field, *path = errors[0]["loc"] or ("body",)
     index = f"[{path[0]}]" if path and isinstance(path[0], int) else ""
@@ -60,16 +62,20 @@ def _invalid(error: pydantic.ValidationError) -> RequestError:
 
 
 def checked(answer: Any) -> Any:
-    """`answer` of a serving class, unless it is vLLM's error object, which is raised as one of
-    ours."""
+    """Return the `answer` of a serving class.
+
+    If it is vLLM's error object, it is raised as one of our own errors.
+    """
     if isinstance(answer, ErrorResponse):
         raise _from_response(answer)
     return answer
 
 
 def client_error(error: Exception) -> VLLMClientError | None:
-    """vLLM's error for what the client sent, if `error` is that; it was raised before the request
-    was in the engine."""
+    """Return vLLM's error for a bad request if the client caused `error`, else None.
+
+    `error` must have been raised before the request was in the engine.
+    """
     if isinstance(error, VLLMClientError):
         return error
     if isinstance(error, VLLMServerError) or not isinstance(error, WRONG_SHAPE):
@@ -85,7 +91,7 @@ def client_error(error: Exception) -> VLLMClientError | None:
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Whatever is raised inside comes out as one of our own errors."""
+    """Turn whatever is raised inside into one of our own errors."""
     try:
         yield
     except Exception as error:
@@ -94,8 +100,7 @@ def own_errors() -> Iterator[None]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """As own_errors, around what reads a request and does nothing else: what meets a wrong shape is
-    a RequestError."""
+    """As own_errors, for code that only reads a request: WRONG_SHAPE becomes a RequestError."""
     try:
         yield
     except CfgServeError:
@@ -105,8 +110,10 @@ def reading() -> Iterator[None]:
 
 
 def own_error(error: Exception) -> CfgServeError:
-    """Any exception that comes out of vLLM, as one of our own: small, and understood by the
-    router."""
+    """Turn any exception of vLLM into one of our own, which is small.
+
+    CfgRouter can unpickle it without vllm.
+    """
     if isinstance(error, CfgServeError):
         return error
     if isinstance(error, VllmEngineDeadError):

@@ -1,10 +1,12 @@
-"""In front of vLLM's frontend in a replica: every grammar stands its trial before vLLM reads it.
+"""Tries every grammar in a sandbox before vLLM's frontend in a replica reads it.
 
-Two places read grammars. vLLM's request classes parse structural tags while they validate a body,
-and its renderer those that stand beside tools: `read_body` comes before both. All others, and what
-vLLM makes of tools, pass `AsyncLLM.add_request`.
+vLLM reads some grammars early, in two places. Its request classes parse structural tags while they
+validate a body, and its renderer parses grammars that are sent together with tools. `read_body`
+runs before both. All other grammars, and those that vLLM makes from tools, pass
+`AsyncLLM.add_request`.
 
-Importing it imports vllm: only a replica does.
+
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ class GrammarGate:
         engine.add_request = self.add_request
 
     def begin(self) -> None:
-        """Start to load what compiles grammars."""
+        """Start to load the process that compiles grammars."""
         self._sandbox.begin()
 
     async def read_body(self, body: Mapping[str, Any], tenant: str) -> None:
-        """Try what vLLM would read of `body` while it parses it. What this task starts from now on
-        is `tenant`'s.
+        """Try the grammars of `body` that vLLM would read while it parses the body.
 
-        Raises RequestError or OverloadedError. What is of a wrong type is left to who parses.
+        What this task starts from now on counts for `tenant`. Raises RequestError or
+        OverloadedError. Values of a wrong type are left to the parser.
         """
         _tenant.set(tenant)
         for params in _read_early(body):
@@ -54,8 +56,10 @@ class GrammarGate:
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """As AsyncLLM.add_request, for grammars that pass; vLLM's own errors of 400 and 429 for
-        others."""
+        """As AsyncLLM.add_request, for grammars that pass.
+
+        Others raise vLLM's own errors, with status 400 or 429.
+        """
         if isinstance(params, SamplingParams):
             try:
                 await self._sandbox.check(params, _tenant.get())

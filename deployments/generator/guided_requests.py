@@ -1,9 +1,10 @@
-"""From a call to the request object of vLLM's serving classes, with the guidance in it.
+"""Turns a call into the request object of vLLM's serving classes, with the guidance in it.
 
 The guidance travels in the request's extra arguments (`vllm_xargs`), in the form of
 `GuidanceParams.to_extra_args`. The negative is rendered here, exactly as vLLM renders a prompt.
 
-Importing it imports vllm: only a replica does.
+
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from deployments.requests.guidance import Endpoint, Guidance
 from deployments.requests.negative import negative_body
 
 RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
-"""What vLLM reads out of `vllm_xargs` for itself, and takes for an object that the server made."""
+"""Keys of `vllm_xargs` that vLLM reads for itself, as objects that the server made."""
 
 
 class GuidedRequests:
-    """Makes vLLM's request objects for one engine. state: vLLM's state of its API server."""
+    """Makes vLLM's request objects for one engine.
+
+    state: the state of vLLM's API server.
+    """
 
     def __init__(self, engine: AsyncLLM, state: State) -> None:
         self._engine = engine
@@ -81,7 +85,7 @@ class GuidedRequests:
                 ids = await self._render(endpoint, negative_body(body, guidance))
         except (RequestError, VLLMValidationError) as error:
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
-        limit = self._engine.model_config.max_model_len - 1  # one output token at least
+        limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token
         if not 0 < len(ids) <= limit:
             raise GuidanceError(
                 f"{field} has {len(ids)} tokens: this model takes 1 to {limit}.", field
@@ -102,9 +106,11 @@ class GuidedRequests:
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:
-    """The cache salt of a request, so that a tenant finds the KV of its own requests alone.
+    """The cache salt of a request, with which a tenant finds the KV of its own requests alone.
 
-    Else it could tell from timings what others have sent. None: prefixes are shared.
+    Otherwise it could tell from timings what others have sent.
+
+    tenant: None if prefixes are shared.
     """
     if tenant is None:
         return salt

@@ -1,9 +1,9 @@
-"""Heartbeats between the items of a replica's answer: that it is at work, and how far it is.
+"""Heartbeats between the items of a replica's answer: the replica is at work, and how far it is.
 
-The ingress charges a key for what the engine did. Heartbeats come at least every HEARTBEAT_S while
-the engine computes and nothing is sent, and before the end; so a client that leaves in the middle
-is charged for what was done until then. The first one comes sooner: it tells that the replica has
-begun with the request (calls/queue.py, Place.begun).
+The ingress charges an API key for what the engine did. Heartbeats report this: at least every
+HEARTBEAT_S before the first item, later together with items, and before the end. So a client that
+leaves in the middle is charged for what was done until then. The first heartbeat comes sooner: it
+tells the ingress that the replica has begun with the request (calls/queue.py, Place.begun).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ FIRST_S, HEARTBEAT_S = 0.05, 0.5
 async def with_heartbeats(
     items: AsyncIterator[Chunk | Whole], usage: Callable[[], Usage], every_s: float = HEARTBEAT_S
 ) -> AsyncGenerator[Chunk | Whole | Heartbeat]:
-    """`items` with heartbeats between them.
+    """Yield `items` with heartbeats between them.
 
-    They come after FIRST_S and then each `every_s` before the first item; with an item if the last
-    heartbeat is older than that; before `[DONE]`; and at the end. Closing this iterator, or
-    cancelling whoever waits for it, does the same to `items` first.
+    Before the first item, heartbeats come after FIRST_S and then every `every_s` seconds. After it,
+    one comes with an item if the last one is older than `every_s`. One comes before `[DONE]`, and
+    one at the end. Closing this iterator, or cancelling the task that waits for it, first does the
+    same to `items`.
     """
     first = asyncio.ensure_future(_next(items))
     wait_s = min(FIRST_S, every_s)
@@ -62,5 +63,5 @@ async def _with_reports(
 
 
 async def _next(items: AsyncIterator[Chunk | Whole]) -> Chunk | Whole | None:
-    """None at the end: a task cannot end with StopAsyncIteration."""
+    """The next item; None at the end, because a task cannot end with StopAsyncIteration."""
     return await anext(items, None)

@@ -1,7 +1,8 @@
-"""`guidance_logprobs` in answers over HTTP: what each stream says of a token, beside vLLM's own
-logprobs.
+"""`guidance_logprobs` in answers over HTTP: each stream's logprob of a token.
 
-Importing it imports vllm: only a replica does.
+They stand beside vLLM's own logprobs.
+
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from cfg_core.vllm_plugin.frontend.logprobs import GuidedLogprob
 
 
 def show_stream_logprobs(state: State) -> None:
-    """Let vLLM's serving classes tell what `guidance_logprobs` asked for, beside their own
-    logprobs."""
+    """Make vLLM's serving classes add what `guidance_logprobs` asked for to their own logprobs."""
     completion, chat = state.openai_serving_completion, state.openai_serving_chat
     completion_logprobs, chat_logprobs = (
         completion._create_completion_logprobs,
@@ -44,8 +44,7 @@ def show_stream_logprobs(state: State) -> None:
 
 
 def _guided_logprobs(fields: Mapping[str, Any]) -> list[GuidedLogprob | None]:
-    """Of each token, what the streams say; None for one that was not sampled under guidance
-    (`echo`)."""
+    """The streams' logprobs of each token; None for a token not sampled under guidance (`echo`)."""
     found = (
         row and row.get(token)
         for token, row in zip(fields["token_ids"], fields["top_logprobs"], strict=False)
@@ -54,5 +53,5 @@ def _guided_logprobs(fields: Mapping[str, Any]) -> list[GuidedLogprob | None]:
 
 
 def _finite(logprob: float) -> float:
-    """As vLLM: JSON has no infinity."""
+    """Bound a logprob as vLLM does, because JSON has no infinity."""
     return max(logprob, -9999.0)

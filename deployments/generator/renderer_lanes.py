@@ -1,10 +1,11 @@
-"""vLLM's renderer (templates, tokenizing, decoding) with a lane for long texts: short ones never
-wait behind them.
+"""vLLM's renderer (templates, tokenizing, decoding) with a lane for long texts.
 
-vLLM renders in one thread, first come first served, so six texts of two megabytes hold it for ten
-seconds. Its tokenizer is a pool of copies, and may be used from any number of threads.
+Short texts never wait behind long ones. vLLM renders in one thread, first come, first served, so
+six texts of two megabytes block it for ten seconds. Its tokenizer is a pool of copies, and may be
+used from any number of threads.
 
-Importing it imports vllm: only a replica does.
+
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from cfg_core.lanes import Lanes, num_chars
 
 
 class LanesExecutor(Executor):
-    """Stands in for vLLM's pool of rendering threads. A job's lane is chosen by the texts that it
-    was given."""
+    """Stands in for vLLM's pool of rendering threads.
+
+    A job's lane is chosen by the length of the texts that it was given.
+    """
 
     def __init__(self, num_short: int) -> None:
         self._lanes = Lanes("renderer", num_short)
@@ -37,8 +40,10 @@ class LanesExecutor(Executor):
 
 
 def use_lanes(renderer: BaseRenderer) -> None:
-    """Let `renderer` work in lanes. vLLM replaces its pool when a template hangs: with lanes
-    again."""
+    """Make `renderer` work in lanes.
+
+    vLLM replaces its pool when a template hangs. The new pool has lanes, too.
+    """
     executor = renderer._executor
     num_short = executor._max_workers
 
@@ -51,8 +56,10 @@ def use_lanes(renderer: BaseRenderer) -> None:
 
 
 def check_text(value: object, field: str, limit: int) -> None:
-    """Raise RequestError if the texts in `value` have more than `limit` characters; a token counts
-    as four."""
+    """Raise RequestError if the texts in `value` have more than `limit` characters.
+
+    A token counts as four characters.
+    """
     size = num_chars(value)
     if size > limit:
         raise RequestError(

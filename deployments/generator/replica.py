@@ -40,8 +40,8 @@ ROUTER = RequestRouterConfig(
 def _workers_placement() -> PlacementGroup | None:
     """Where the engine puts its workers: the bundles of this replica, in this cluster.
 
-    The engine runs in a process of its own, which would start another Ray if no address told it
-    better.
+    The engine runs in a process of its own. Without the address in RAY_ADDRESS, that process would
+    start another Ray cluster.
     """
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     return get_current_placement_group()
@@ -53,11 +53,11 @@ def _workers_placement() -> PlacementGroup | None:
     request_router_config=ROUTER,
 )
 class ModelReplica:
-    """Called by CfgRouter. One call of `generate` carries a whole group: the leader and its
-    negative.
+    """A guided vLLM engine, called by CfgRouter.
 
-    Errors are yielded or returned, as values of `cfg_core.errors`, not raised: Serve logs a
-    traceback for what is raised, and a refused request is no event.
+    One call of `generate` carries a whole group: the leader and its negative. Errors are yielded or
+    returned, as values of `cfg_core.errors`, not raised: Serve logs a traceback for what is raised,
+    and a refused request needs none.
     """
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc] # Serve awaits it
@@ -82,8 +82,11 @@ class ModelReplica:
         ]
 
     def _engine_is_dead(self) -> bool:
-        """Called several times a second by the event loop, so it also tells the beacon that the
-        loop runs."""
+        """Whether the engine is dead or hangs.
+
+        The event loop calls this several times a second, so this also tells the beacon that the
+        loop runs.
+        """
         self._beacon.tick()
         return self._server.errored or self._pulse.has_stopped
 
@@ -123,7 +126,7 @@ class ModelReplica:
     def _failed(self, error: CfgServeError) -> Failed:
         """`error` for the ingress, with a log line if it is the server's fault.
 
-        Whatever fails on a dead engine, fails because the engine died.
+        On a dead engine, every failure counts as caused by its death.
         """
         if self._server.errored:
             return Failed(EngineDeadError("The engine was lost: send the request again."))
@@ -136,7 +139,7 @@ class ModelReplica:
         return await self._value(self._server.stats())
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Called by Serve every PULSE_S; GroupRouter reads it."""
+        """Called by Serve every PULSE_S, for GroupRouter."""
         return self._pulse.stats | self._beacon.address
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -144,7 +147,7 @@ class ModelReplica:
         return report(self._pulse.stats)
 
     async def check_health(self) -> None:
-        """Called by Serve at each health check period: raises if the engine is dead."""
+        """Called by Serve at each health check: raises if the engine is dead."""
         await self._server.check_health()
 
     def __del__(self) -> None:

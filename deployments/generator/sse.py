@@ -1,8 +1,8 @@
-"""The JSON texts and server-sent events that vLLM produces: what is read from them, what is added.
+"""What is read from, and added to, the JSON texts and server-sent events that vLLM produces.
 
-They pass through as the strings they are. Of a guided stream, only a chunk that may be the last
-one before `[DONE]` is held back: one with a finish reason, or the usage chunk. It is let go when
-another chunk follows, and gets the `guidance` object when none does.
+They pass through as strings. In a guided stream, only a chunk that may be the last one before
+`[DONE]` is held back: one with a finish reason, or the usage chunk. It is sent when another chunk
+follows. If `[DONE]` follows, it gets the `guidance` object first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_PIECE_CHARS = 2**19
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces that fit a message between processes, whatever its size."""
+    """Cut a text, whatever its size, into pieces that fit a message between processes."""
     yield text[:MAX_PIECE_CHARS]
     for start in range(MAX_PIECE_CHARS, len(text), MAX_PIECE_CHARS):
         yield text[start : start + MAX_PIECE_CHARS]
@@ -38,11 +38,10 @@ def may_be_last(chunk: str) -> bool:
 
 
 def check_complete(text: str) -> None:
-    """Raise a CfgServeError if a chunk or a response tells of one: an error object, or output cut
-    off by an abort.
+    """Raise a CfgServeError if a chunk or a response reports a failure.
 
-    Nobody reads an output that was aborted for its client's sake, so an abort that is seen is a
-    failure.
+    That is an error object, or output that was cut off by an abort. When a request is aborted
+    because its client left, nobody reads its output. So an abort that is seen here is a failure.
     """
     if text.startswith(_ERROR_PREFIX):
         error = json.loads(text[6:])["error"]
@@ -54,8 +53,7 @@ def check_complete(text: str) -> None:
 
 
 def with_guidance(text: str, report: dict[str, Any] | None) -> str:
-    """A JSON object, bare or as the data of an event, with the `guidance` object added at its
-    end."""
+    """Add the `guidance` object at the end of a JSON object, bare or as the data of an event."""
     end = text.rindex("}")
     return f'{text[:end]},"guidance":{json.dumps(report)}{text[end:]}'
 
@@ -67,7 +65,10 @@ def complete(text: str, report: dict[str, Any] | None) -> str:
 
 
 async def checked_chunks(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
-    """`chunks` as they are; CfgServeError at the first one that tells of a failure."""
+    """Yield `chunks` as they are.
+
+    Raises CfgServeError at the first one that reports a failure.
+    """
     async for chunk in chunks:
         check_complete(chunk)
         yield chunk
@@ -76,8 +77,10 @@ async def checked_chunks(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
 async def guided_chunks(
     chunks: AsyncIterator[str], report: Callable[[], dict[str, Any] | None]
 ) -> AsyncIterator[str]:
-    """`chunks` with the guidance object in the last one before `[DONE]`; `report` is called when
-    that is reached."""
+    """Yield `chunks`, with the guidance object in the last one before `[DONE]`.
+
+    report: called when that chunk is reached.
+    """
     held = ""
     async for chunk in checked_chunks(chunks):
         if held:

@@ -1,10 +1,8 @@
 """Texts of single tokens, for logprobs: each token is decoded once.
 
-vLLM decodes every candidate of every token anew, one by one: with 20 logprobs 0.35 ms a token, on
-the event loop of the replica. What a token's text is depends on the tokenizer alone; bytes that are
-no whole character vLLM corrects afterwards, by what stands before.
-
-Importing it imports vllm: only a replica does.
+vLLM decodes every candidate of every token anew, one by one. With 20 logprobs this takes 0.35 ms a
+token, on the event loop of the replica. A token's text depends on the tokenizer alone. Where its
+bytes are not a whole character, vLLM corrects the text afterwards, by the tokens before it.
 """
 
 from __future__ import annotations
@@ -17,8 +15,10 @@ Decode = Callable[[Any, list[int]], list[str]]
 
 
 class TokenTexts:
-    """Stands in for `convert_ids_list_to_tokens`. Holds each text that was ever asked for: a
-    vocabulary at most."""
+    """Stands in for `convert_ids_list_to_tokens`.
+
+    It keeps each text that was ever asked for, which is one vocabulary at most.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self.decode = decode
@@ -31,4 +31,4 @@ class TokenTexts:
         missing = [token for token in token_ids if token not in texts]
         if missing:
             texts.update(zip(missing, self.decode(tokenizer, missing), strict=True))
-        return [texts[token] for token in token_ids]  # vLLM changes the list
+        return [texts[token] for token in token_ids]  # a new list, because vLLM changes it

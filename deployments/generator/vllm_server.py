@@ -1,6 +1,6 @@
 """VllmServer: a guided vLLM engine behind vLLM's own OpenAI serving classes.
 
-Importing it imports vllm: only a replica does.
+Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ from deployments.requests.usage import Meter
 
 
 class HttpContext:
-    """Stands in for the `raw_request` of vLLM's serving classes: the client's headers, and a place
-    where vLLM leaves what it knows of the request."""
+    """Stands in for the `raw_request` of vLLM's serving classes.
+
+    It has the client's headers, and `state`, where vLLM leaves what it knows of the request.
+    """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = Headers(headers)
@@ -56,7 +58,7 @@ class VllmServer:
     """One guided vLLM engine behind vLLM's OpenAI serving classes, without HTTP.
 
     Its methods take JSON bodies and return JSON text. Whatever they raise is a CfgServeError: no
-    class of vLLM leaves the replica, where unpickling it would import vllm.
+    class of vLLM may leave the replica, because unpickling it elsewhere would import vllm.
     """
 
     def __init__(
@@ -87,13 +89,17 @@ class VllmServer:
         streams_at_once: int | None = None,
         max_text_chars: int = 4_000_000,
     ) -> VllmServer:
-        """Start the engine in a process of its own; return when it can answer. Takes minutes on a
-        big model.
+        """Start the engine in a process of its own, and return when it can answer.
 
-        plugin: keyword arguments of `guided_engine_args`. frontend: the `frontend` of AppArgs. With
-        a `placement_group`, the workers of Ray's executor take its bundles. streams_at_once:
-        streams that one HTTP request has in the engine at most; default: half of `max_num_seqs`.
-        max_text_chars: of /tokenize; a token of /detokenize counts as four.
+        This takes minutes with a big model.
+
+        plugin: keyword arguments of `guided_engine_args`.
+        frontend: the `frontend` of AppArgs.
+        placement_group: the workers of Ray's executor take its bundles.
+        streams_at_once: streams that one HTTP request has in the engine at most; default: half of
+        `max_num_seqs`.
+        max_text_chars: maximum characters in a body of /tokenize or /detokenize; a token of
+        /detokenize counts as four.
         """
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
@@ -123,16 +129,19 @@ class VllmServer:
 
     @property
     def errored(self) -> bool:
-        """True once the engine is dead; it does not come back."""
+        """True once the engine is dead, for good."""
         return bool(self._engine.errored)
 
     async def check_health(self) -> None:
-        """Raises if the engine process is dead. Cheap: asks only this process."""
+        """Raise if the engine process is dead; this is cheap, because it asks only this process."""
         with own_errors():
             await self._engine.check_health()
 
     async def stats(self) -> dict[str, int]:
-        """Requests and blocks as the scheduler holds them now: asks the engine process itself."""
+        """Requests and blocks as the scheduler holds them now.
+
+        This asks the engine process itself.
+        """
         with own_errors():
             stats: dict[str, int] = await self._engine.engine_core.call_utility_async(
                 "guidance_stats"
@@ -146,12 +155,13 @@ class VllmServer:
     # --- generation ---------------------------------------------------------------------------
 
     async def generate(self, call: GenerateCall, meter: Meter) -> AsyncIterator[Chunk | Whole]:
-        """Serve one request, leader and negative: yields the chunks of a stream as vLLM words them,
-        or the pieces of one JSON text.
+        """Serve one request, leader and negative.
 
-        meter: fresh; holds at any moment what the engine has done for this request.
-        Raises RequestError before the first item if the request can never be served. Closing the
-        iterator, or cancelling whoever waits for it, aborts the group in the engine.
+        Yields the chunks of a stream as vLLM words them, or the pieces of one JSON text. Raises
+        RequestError before the first item if the request can never be served. Closing the iterator,
+        or cancelling the task that waits for it, aborts the group in the engine.
+
+        meter: must be new; holds at any moment what the engine has done for this request.
         """
         run = Run(meter, self._share)
         with own_errors():
@@ -200,11 +210,11 @@ class VllmServer:
         with own_errors():
             models = await self._state.openai_serving_models.show_available_models()
             for card in models.data:
-                card.root = card.id  # vLLM tells the directory
+                card.root = card.id  # vLLM puts the model's directory here
             return str(models.model_dump_json())
 
     async def tokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The answer of /tokenize, as JSON text; its `count` is the number of tokens."""
+        """The answer of /tokenize, as JSON text whose `count` is the number of tokens."""
         with reading():
             field = "messages" if "messages" in body else "prompt"
             check_text(body.get(field), field, self._max_text_chars)
@@ -215,8 +225,10 @@ class VllmServer:
             return await _json_of(checked(await create(request, HttpContext(headers))))
 
     async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The answer of /detokenize, as JSON text. The number of tokens is that of the body's
-        `tokens`."""
+        """The answer of /detokenize, as JSON text.
+
+        The number of tokens is that of the body's `tokens`.
+        """
         with reading():
             check_text(body.get("tokens"), "tokens", self._max_text_chars)
             create = self._state.serving_tokenization.create_detokenize
@@ -242,8 +254,11 @@ def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _json_of(answer: pydantic.BaseModel) -> str:
-    """As JSON text. Of many choices one at a time: one with logprobs may be megabytes, and others
-    wait meanwhile."""
+    """Return `answer` as JSON text.
+
+    Several choices are dumped one at a time, because one with logprobs may be megabytes, and other
+    tasks wait meanwhile.
+    """
     choices = getattr(answer, "choices", ())
     if len(choices) < 2:
         return answer.model_dump_json()

@@ -1,1 +1,1 @@
-"""What every HTTP side shares: errors, headers, events, and bounds on clients."""
+"""Parts that all HTTP code shares: errors, answers, events, and bounds on clients."""

@@ -1,6 +1,7 @@
-"""How many requests and body bytes an ingress holds at once, in all and of each client.
+"""Bounds on the requests and body bytes that are here at the same time, in total and per client.
 
-A client is a tenant where API keys are configured, else an address. Pure; used from one event loop.
+A client is a tenant if API keys are configured, and an address otherwise. The proxy counts by
+address. Pure; used from one event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from deployments.config.limits import LimitsArgs
 
 
 class Crowd:
-    """Who is here, and with how much. Used by `Stay`."""
+    """Counts the requests and body bytes that are here, in total and of each client."""
 
     def __init__(self, args: LimitsArgs) -> None:
         self.args = args
@@ -23,7 +24,11 @@ class Crowd:
         self._num_requests = self._num_bytes = 0
 
     def stay(self, client: str) -> Stay:
-        """A request has come; the caller ends its stay. Raises OverloadedError."""
+        """Count a new request of `client`.
+
+        The caller must call `end` of the Stay. Raises OverloadedError if there are too many
+        requests.
+        """
         if self._num_requests >= self.args.max_requests:
             raise _too_many(f"{self._num_requests} requests are here at once")
         if self._requests[client] >= self.args.max_requests_per_client:
@@ -32,7 +37,10 @@ class Crowd:
         return Stay(self, client)
 
     def hold(self, client: str, num_bytes: int) -> None:
-        """So many bytes more of a body. Raises OverloadedError."""
+        """Count more bytes of a body.
+
+        Raises OverloadedError if there are too many.
+        """
         if self._num_bytes + num_bytes > self.args.max_body_bytes_at_once:
             raise _too_many(f"Bodies of {self._num_bytes} bytes are here at once")
         if self._bytes[client] + num_bytes > self.args.max_body_bytes_per_client:
@@ -40,7 +48,7 @@ class Crowd:
         self.add(client, num_bytes=num_bytes)
 
     def add(self, client: str, requests: int = 0, num_bytes: int = 0) -> None:
-        """Count more, or less."""
+        """Add to the counts of `client`; negative numbers subtract."""
         self._num_requests += requests
         self._num_bytes += num_bytes
         for counts, more in ((self._requests, requests), (self._bytes, num_bytes)):
@@ -49,7 +57,7 @@ class Crowd:
                 del counts[client]
 
     def check_integrity(self) -> None:
-        """Assert what must hold between events. For tests."""
+        """Assert the invariants that hold between events; for tests."""
         for counts, total in ((self._requests, self._num_requests), (self._bytes, self._num_bytes)):
             assert sum(counts.values()) == total
             assert all(count > 0 for count in counts.values())
@@ -64,28 +72,33 @@ class Stay:
         self._ended = False
 
     def hold(self, num_bytes: int) -> None:
-        """So many bytes more of its body. Raises OverloadedError."""
+        """Count more bytes of its body.
+
+        Raises OverloadedError if there are too many.
+        """
         if num_bytes:
             self._crowd.hold(self._client, num_bytes)
             self._num_bytes += num_bytes
 
     def end(self) -> None:
-        """It has gone. Again, it does nothing."""
+        """Take the request and its bytes out of the counts; a second call does nothing."""
         if not self._ended:
             self._ended = True
             self._crowd.add(self._client, requests=-1, num_bytes=-self._num_bytes)
 
 
 class Turns:
-    """Of each client so many requests at once; its others wait, first come, first served. Used from
-    one event loop."""
+    """Limits how many requests of each client run at the same time.
+
+    Further requests of a client wait, first come, first served. Used from one event loop.
+    """
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, client: str) -> asyncio.Semaphore:
-        """To be held while a request of this client runs."""
+        """The semaphore to hold while a request of this client runs."""
         turn = self._turns.get(client)
         if turn is None:
             turn = self._turns[client] = asyncio.Semaphore(self._at_once)

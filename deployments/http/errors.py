@@ -1,5 +1,4 @@
-"""Our errors as HTTP answers, and vLLM's answers as our errors: one table for the whole
-application."""
+"""Translate our errors to HTTP answers, and vLLM's HTTP statuses to our errors."""
 
 from __future__ import annotations
 
@@ -28,8 +27,11 @@ _UNSAID = "The engine failed to serve this request, and did not say why: see the
 
 @dataclass(frozen=True, kw_only=True)
 class HttpError:
-    """An error as the client sees it: OpenAI's shape, Retry-After where trying again helps, and
-    with 401 the WWW-Authenticate that HTTP wants."""
+    """An error as the client gets it.
+
+    body: in OpenAI's format.
+    headers: Retry-After if trying again can help; WWW-Authenticate with 401, as HTTP demands.
+    """
 
     status: int
     body: dict[str, Any]
@@ -49,17 +51,19 @@ STATUS = (
     (EngineError, 500, "server_error"),
     (CfgServeError, 500, "server_error"),
 )
-"""The one table from our errors to HTTP; the first matching row counts."""
+"""Status and type for each of our errors.
+
+The first row that matches counts.
+"""
 
 
 def http_error(error: CfgServeError) -> HttpError:
-    """How `error` is told to a client."""
+    """The HTTP answer for `error`."""
     status, kind = next((status, kind) for cls, status, kind in STATUS if isinstance(error, cls))
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 504:
-        headers["x-should-retry"] = (
-            "false"  # OpenAI's clients would: who sets a deadline knows better
-        )
+        # OpenAI's clients would retry. That is of no use after a deadline that the caller has set.
+        headers["x-should-retry"] = "false"
     if status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
     body = error_body(str(error), status, kind, getattr(error, "param", None))
@@ -67,7 +71,7 @@ def http_error(error: CfgServeError) -> HttpError:
 
 
 def error_of(status: int, message: str, param: str | None = None) -> CfgServeError:
-    """The other way round: our error for a status that vLLM would have answered with."""
+    """Our error for a status that vLLM would have answered with."""
     if status == 404:
         return UnknownModelError(message, param)
     if status in (429, 503):
@@ -80,8 +84,11 @@ def error_of(status: int, message: str, param: str | None = None) -> CfgServeErr
 
 
 def error_body(message: str, status: int, kind: str, param: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object. Characters that JSON text cannot carry are replaced. What a message or
-    a parameter quotes of the request may be of any size: both are cut."""
+    """OpenAI's error object.
+
+    Characters that cannot be encoded as UTF-8 are replaced. Message and parameter may quote long
+    parts of the request, so both are cut to a maximum length.
+    """
     text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
     param = param and param[:MAX_PARAM_CHARS].encode("utf-8", "replace").decode()
     return {"error": {"message": text, "type": kind, "param": param, "code": status}}

@@ -1,4 +1,4 @@
-"""Server-sent events, as this server words them itself."""
+"""Server-sent events that this application makes itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cfg_core.errors import CfgServeError
 from deployments.http.errors import http_error
 
 DONE = "data: [DONE]\n\n"
-"""The last event of a stream that is complete."""
+"""The last event of a complete stream."""
 
 
 def error_event(error: CfgServeError) -> str:
-    """How a stream ends when the engine fails after the first byte; no `[DONE]` follows."""
+    """The last event of a stream that fails after the first byte; no `[DONE]` follows it."""
     return f"event: error\ndata: {json.dumps(http_error(error).body)}\n\n"

@@ -1,4 +1,4 @@
-"""An HTTP answer whose JSON text is at hand."""
+"""HTTP answers made from JSON text."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from fastapi.responses import Response
 
 
 def json_answer(text: str) -> Response:
-    """`text`, as application/json."""
+    """The answer with `text` as its body, as application/json."""
     return Response(text, media_type="application/json")

@@ -1,4 +1,7 @@
-"""A value that is expensive to ask for, asked a few times a second however many want it."""
+"""A cache for one value that is expensive to ask for.
+
+The value is asked for a few times a second at most, however many callers want it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,11 @@ OLD_S = 5.0
 
 
 class Recent(Generic[T]):
-    """Used from one event loop. One question is under way at most, and all who wait get its answer
-    or its error."""
+    """Caches what `ask` returns.
+
+    At most one call of `ask` runs at a time. All callers that wait get its result or its error.
+    Used from one event loop.
+    """
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
@@ -26,18 +32,17 @@ class Recent(Generic[T]):
         self._since = -math.inf
 
     async def value(self) -> T:
-        """An answer at most FRESH_S old; one at most OLD_S old, if the next takes longer than
-        PATIENCE_S.
+        """A value that is at most FRESH_S old.
 
-        Raises what `ask` raises.
+        If a new one takes longer than PATIENCE_S, the last value is returned, provided that it is
+        at most OLD_S old. Raises what `ask` raises.
         """
         if self._is_younger(FRESH_S):
             return cast(T, self._value)
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(self._ask_anew())
-            self._asked.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # all may have left
+            # Read the error, because all callers may have left: asyncio would log it as never read.
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())
         asked = self._asked
         await asyncio.wait({asked}, timeout=PATIENCE_S)
         if not asked.done() and self._is_younger(OLD_S):

@@ -1,5 +1,4 @@
-"""The FastAPI application that CfgRouter's routes hang on: how errors are told, what is read of a
-request."""
+"""The FastAPI application of CfgRouter: error responses, and what routes read from a request."""
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of the handlers.
 
@@ -13,7 +12,10 @@ from deployments.ingress.guard import install
 from deployments.ingress.tenants import Tenant
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
-"""Headers that vLLM's serving classes read; nothing else of the client's leaves the ingress."""
+"""Headers that vLLM's serving classes read.
+
+No other header of the client leaves the ingress.
+"""
 
 app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
 install(app)
@@ -27,7 +29,7 @@ async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
 
 @app.exception_handler(HTTPException)
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
-    """Unknown paths and wrong methods, in OpenAI's shape."""
+    """Answer unknown paths and wrong methods in the shape of OpenAI's errors."""
     body = error_body(
         f"{request.method} {request.url.path}: {error.detail}.",
         error.status_code,
@@ -43,12 +45,15 @@ def forwarded_headers(request: Request) -> dict[str, str]:
 
 
 def tenant_of(request: Request) -> Tenant:
-    """Whom the request is counted for (exchange.py)."""
+    """The tenant that the request is counted for, as set by ingress/exchange.py."""
     tenant: Tenant = request.state.tenant
     return tenant
 
 
 def client_of(request: Request) -> str:
-    """The tenant's name where keys are configured, else the client's address (exchange.py)."""
+    """The tenant's name where API keys are configured, else the client's address.
+
+    It is set by ingress/exchange.py.
+    """
     client: str = request.state.client
     return client

@@ -1,7 +1,6 @@
-"""Bodies of requests, read and decoded so that a large one holds up nobody but other large ones."""
+"""Request bodies, read and decoded so that a large body delays only other large bodies."""
 
-# No `from __future__ import annotations` here: Serve pickles what CfgRouter uses by value where it
-# must.
+# No `from __future__ import annotations` here: Serve may pickle by value what CfgRouter uses.
 
 import asyncio
 from collections.abc import Callable
@@ -13,27 +12,33 @@ from cfg_core.memory import Rest
 from deployments.requests.body import decode_body
 
 LARGE_BYTES = 2**16
-"""Decoding takes some 50 ns a byte, so the event loop decodes a smaller body within 4 ms."""
+"""Bodies up to this size are decoded on the event loop.
+
+Decoding takes about 50 ns a byte, so it blocks the event loop for at most 4 ms.
+"""
 
 T = TypeVar("T")
 
 
 class Bodies:
-    """Decodes small bodies at once, and large ones in a thread, one at a time. Used from one event
-    loop."""
+    """Decodes small bodies at once, and large ones in a thread, one at a time.
+
+    Used from one event loop.
+    """
 
     def __init__(self) -> None:
         self._large = asyncio.Lock()
         self._rest = Rest()
 
     async def read(self, request: Request) -> dict[str, Any]:
-        """The JSON object that is the body. Raises RequestError."""
+        """Return the request's body, or raise RequestError if it is not a JSON object."""
         return await self.read_as(request, lambda body: body)
 
     async def read_as(self, request: Request, make: Callable[[dict[str, Any]], T]) -> T:
-        """What `make` makes of the JSON object that is the body. `make` may run in a thread.
+        """Return what `make` returns for the request's body, a JSON object.
 
-        Raises RequestError, of the body or of `make`.
+        `make` may run in a thread. Raises RequestError if the body is not a JSON object, or if
+        `make` raises it.
         """
         raw = await request.body()
         if len(raw) <= LARGE_BYTES:

@@ -1,8 +1,11 @@
-"""The routes of the encoders. CfgRouter inherits them; Serve binds a route to the class that
-inherits its method."""
+"""The HTTP routes of the encoders.
+
+CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
+"""
 
 # No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when the class is made: what they call must be defined above it.
+# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
+# the class.
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -19,7 +22,10 @@ from deployments.requests.terms import take_timeout
 
 
 class EncodeRoutes:
-    """Embedding, reranking, classification. Needs `_args`, `_bodies`, `_encoders` and `_gate`."""
+    """Routes for embedding, reranking and classification.
+
+    The subclass must set `_args`, `_bodies`, `_encoders` and `_gate`.
+    """
 
     _args: AppArgs
     _bodies: Bodies
@@ -28,40 +34,40 @@ class EncodeRoutes:
 
     @app.post("/v1/embeddings")
     async def embeddings(self, request: Request) -> Response:
-        """OpenAI embeddings."""
+        """Compute embeddings, in OpenAI's format."""
         return await self._compute("embeddings", request)
 
     @app.post("/v1/rerank")
     @app.post("/v2/rerank")
     @app.post("/rerank")
     async def rerank(self, request: Request) -> Response:
-        """Documents by relevance to a query, as Cohere and Jina (documents) or TEI (texts)."""
+        """Rank documents for a query, in Cohere's or Jina's format (documents) or TEI's (texts)."""
         return await self._compute("rerank", request)
 
     @app.post("/v1/score")
     @app.post("/score")
     async def score(self, request: Request) -> Response:
-        """A score for each pair of texts, as vLLM."""
+        """Compute a score for each pair of texts, in vLLM's format."""
         return await self._compute("score", request)
 
     @app.post("/pooling")
     async def pooling(self, request: Request) -> Response:
-        """Whatever the model computes, as vLLM."""
+        """Return whatever the model computes, in vLLM's format."""
         return await self._compute("pooling", request)
 
     @app.post("/v1/classify")
     @app.post("/classify")
     async def classify(self, request: Request) -> Response:
-        """A label for each input, as vLLM."""
+        """Compute a label for each input, in vLLM's format."""
         return await self._compute("classify", request)
 
     @app.post("/embed_sparse")
     async def embed_sparse(self, request: Request) -> Response:
-        """Weights of vocabulary tokens, as TEI."""
+        """Compute weights of vocabulary tokens, in TEI's format."""
         return await self._compute("embed_sparse", request)
 
     async def _compute(self, endpoint: EncodeEndpoint, request: Request) -> Response:
-        """Check the request, and send it whole to one replica of the encoder that it names."""
+        """Check the request, and send all of it to one replica of the encoder that it names."""
         body = await self._bodies.read(request)
         async with in_time(
             take_timeout(body, request.headers, self._args.admission.default_timeout_s)

@@ -1,4 +1,4 @@
-"""One request and its answer, on their way through the guard."""
+"""One HTTP request and its answer, as they pass through the guard."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.tenants import ANONYMOUS, Tenant
 
 OPEN_PATHS = ("/health", "/ready")
-"""Answered without a key, and however many requests are here: load balancers and orchestrators ask
-them."""
+"""Paths that are answered without an API key, and however many requests are in progress.
+
+Load balancers and orchestrators poll them.
+"""
 
 DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
-"""Of a body that is refused as too large: read and dropped, or its client would meet a reset before
-the answer."""
+"""How much of a body that is too large is read and dropped, in bytes and in seconds.
+
+Without this, the client would get a connection reset before it gets the answer.
+"""
 
 REQUEST_ID = b"x-request-id"
 MAX_LOGGED_CHARS = 500
@@ -46,7 +50,10 @@ class ClientStalledError(Exception):
 
 
 class Exchange:
-    """One request and its answer, on their way through Guard, whose arguments these are."""
+    """One HTTP request and its answer, as they pass through Guard.
+
+    `behind_serve` and `now` are Guard's arguments.
+    """
 
     def __init__(
         self,
@@ -70,17 +77,20 @@ class Exchange:
         self._client = scope["client"][0] if scope.get("client") else "unknown"
         self._stay: Stay | None = None
         self._body_is_whole = False
-        self._body_deadline = 0.0  # of the event loop's clock
+        self._body_deadline = 0.0  # by the event loop's clock
         self._queue = queue_behind(send)
-        self._status: int | None = None  # of the answer, once it has begun
+        self._status: int | None = None  # of the answer; None until it begins
         self._began_s = now()
         self._first_byte_s: float | None = None
         self._bytes_in = self._bytes_out = 0
-        self._head = b""  # of the body, for log_prompts
+        self._head = b""  # the first bytes of the body, for log_prompts
 
     async def run(self, app: ASGIApp) -> None:
-        """Let the request in, or refuse it. An error after the answer began is raised: the server
-        ends it."""
+        """Pass the request to `app`, or answer it with an error.
+
+        An error that occurs after the answer has begun is raised, so that the server ends the
+        connection.
+        """
         try:
             self._tenant = self._authenticate()
             self._come_in()
@@ -113,7 +123,10 @@ class Exchange:
         )
 
     def _come_in(self) -> None:
-        """Raises OverloadedError if this client, or all together, have too many requests here."""
+        """Set the client and the body's deadline, and count the request as in progress.
+
+        Raises OverloadedError if this client, or all clients together, have too many requests here.
+        """
         policy = self._policy
         self._body_deadline = asyncio.get_running_loop().time() + policy.crowd.args.body_timeout_s
         if policy.gate.has_keys and self._tenant is not None:
@@ -122,7 +135,10 @@ class Exchange:
             self._stay = policy.crowd.stay(self._client)
 
     def _check_declared_size(self) -> None:
-        """A length that is no number is left to be counted as the body arrives."""
+        """Check Content-Length.
+
+        If it is not a number, the size is checked only as the body arrives.
+        """
         declared = self._headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and len(declared) < 20:
             self._check_size(int(declared))
@@ -142,8 +158,11 @@ class Exchange:
         return {**self._scope, "headers": headers, "state": state}
 
     async def _receive_counted(self) -> Message:
-        """Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads
-        the body."""
+        """Receive a message, and count the bytes of its body.
+
+        Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads the
+        body.
+        """
         message = await self._receive_in_time()
         if message["type"] == "http.request":
             body = message.get("body", b"")
@@ -157,7 +176,10 @@ class Exchange:
         return message
 
     async def _receive_in_time(self) -> Message:
-        """What comes after the body, the client's leaving, may take any time."""
+        """Receive a message, before the body's deadline if the body is not complete.
+
+        The only message after the body is the client's disconnect, which has no deadline.
+        """
         if self._body_is_whole:
             return await self._receive()
         try:
@@ -170,8 +192,10 @@ class Exchange:
             ) from None
 
     async def _drain(self, error: CfgServeError) -> None:
-        """Read and drop what is left of a body that is too large, unless its client waits for leave
-        to send it."""
+        """Read and drop the rest of a body that is too large.
+
+        A client that waits for `100 Continue` has not sent its body, so nothing is read from it.
+        """
         if (
             not isinstance(error, BodyTooLargeError)
             or self._headers.get("expect", "").lower() == "100-continue"
@@ -219,8 +243,11 @@ class Exchange:
     # --- the log ----------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        """One line. Of what the client wrote it shows the path alone, and that quoted, so nobody
-        can forge a line."""
+        """Write one line to the log, and a second one with the start of the body for log_prompts.
+
+        The path is quoted, and a request id is the client's only if it is well-formed, so that a
+        client cannot forge a line.
+        """
         logger.info(
             "request_id=%s tenant=%s method=%s path=%s status=%s first_byte_ms=%s end_ms=%s"
             " bytes_in=%d bytes_out=%d",

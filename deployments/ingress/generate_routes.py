@@ -1,8 +1,11 @@
-"""The routes that generate text. CfgRouter inherits them; Serve binds a route to the class that
-inherits its method."""
+"""The HTTP routes that generate text.
+
+CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
+"""
 
 # No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when the class is made: what they call must be defined above it.
+# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
+# the class.
 
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +47,10 @@ class Asked:
 
 
 class GenerateRoutes:
-    """Completions and chat. Needs `_args`, `_bodies`, `_encoders`, `_gate` and `_generator`."""
+    """Routes for completions and chat.
+
+    The subclass must set `_args`, `_bodies`, `_encoders`, `_gate` and `_generator`.
+    """
 
     _args: AppArgs
     _bodies: Bodies
@@ -54,16 +60,16 @@ class GenerateRoutes:
 
     @app.post("/v1/completions")
     async def completions(self, request: Request) -> Response:
-        """OpenAI completions, with the guidance fields beside OpenAI's."""
+        """Generate completions, in OpenAI's format with additional fields for guidance."""
         return await self._generate("completion", request)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(self, request: Request) -> Response:
-        """OpenAI chat completions, with the guidance fields beside OpenAI's."""
+        """Generate chat completions, in OpenAI's format with additional fields for guidance."""
         return await self._generate("chat", request)
 
     async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
-        """Check all that needs no engine, and let the generator answer."""
+        """Check what can be checked without an engine, and let the generator answer."""
         asked = await self._bodies.read_as(request, partial(self._read, endpoint))
         name = asked.body.get("model")
         if self._generator is None or name in self._encoders:
@@ -75,7 +81,7 @@ class GenerateRoutes:
             raise self._encoders.unknown(str(name)) from None
 
     def _read(self, endpoint: Endpoint, body: dict[str, Any]) -> Asked:
-        """What can be told of a body alone. May run in a thread."""
+        """Read and check what depends on the body alone; may run in a thread."""
         self._args.grammars.bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         check_answer_size(endpoint, body, self._args.limits.max_answer_bytes)

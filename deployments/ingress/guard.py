@@ -1,15 +1,16 @@
-"""What every HTTP request passes before the routes: its id, its key, its bounds, and one line in
-the log.
+"""The ASGI middleware that every HTTP request passes before it reaches the routes.
 
-Bounds: the size of its body and the time in which it arrives (limits.py), how much its client holds
-at once, and for how long the client may leave its answer unread.
+It gives the request an id, checks its API key and its limits, and writes one line to the log. The
+limits are the size of the body (config/access.py), the time in which the body must arrive, how much
+a client may hold at once, and for how long a client may leave its answer unread (config/limits.py).
 
-Serve pickles the FastAPI app when CfgRouter's class is made, and each replica unpickles a copy that
-CfgRouter.__init__ cannot reach. So the app holds a function, `current_policy`, which pickles by its
-name and reads this module in the replica's own process; `enforce` sets what it returns. To wire:
+Serve pickles the FastAPI app when it makes CfgRouter's class. Each replica unpickles a copy of the
+app, which CfgRouter.__init__ cannot reach. The app therefore holds a function, `current_policy`
+(ingress/policy.py). It is pickled by name, and returns what `shared.enforce` (routing/shared.py)
+has set in the replica's own process. To wire:
 
-    install(app)                           http_app.py, where the app is made
-    enforce(Policy.of(args.access))        CfgRouter.__init__; args.access is resolved
+    install(app)                             ingress/app.py, where the app is made
+    shared.enforce(Policy.of(args.access))   CfgRouter.__init__; args.access is resolved
 
 Imports neither ray, vllm nor torch.
 """
@@ -27,23 +28,26 @@ from deployments.ingress.policy import Policy, current_policy
 
 
 def install(app: FastAPI) -> None:
-    """Put Guard in front of `app`, for Ray Serve. Call it after other middlewares are added: the
-    last is outermost."""
+    """Add Guard to `app`, for Ray Serve.
+
+    Call it after all other middlewares are added, because the last one added is the outermost.
+    """
     app.add_middleware(Guard, policy=current_policy, behind_serve=True)
 
 
 class Guard:
-    """ASGI middleware. Bodies and answers pass chunk by chunk, and the client's disconnect arrives
-    as it was sent.
+    """ASGI middleware that identifies, limits and logs each request.
 
-    For the app it sets `state.request_id`, `state.tenant` (ANONYMOUS on open paths) and
-    `state.client` (see limits.py), and makes the request's `x-request-id` header that id. What it
-    refuses itself is told in OpenAI's shape. Websockets are refused: no route here is one, and they
-    would pass without a key.
+    Bodies and answers pass chunk by chunk, and the client's disconnect reaches the app unchanged.
 
-    `behind_serve`: Serve's proxy adds to each response the `x-request-id` that it sent here, so
-    that one is not added a second time. (If it was ill-formed the response carries both, the
-    proxy's and the one that counts.)
+    Guard sets `state.request_id`, `state.tenant` (ANONYMOUS on open paths) and `state.client` (the
+    tenant's name where API keys are configured, else the client's address). It replaces the
+    request's `x-request-id` header by that id. Its own errors have the shape of OpenAI's. It
+    refuses websockets, because no route is one, and they would pass without an API key.
+
+    behind_serve: Serve's proxy adds to each response the `x-request-id` that it sent here, so Guard
+    does not add it again. If that id was ill-formed, the response carries two ids: the proxy's, and
+    Guard's, which is the one that counts.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""What /metrics tells, in Prometheus' text format: this ingress, its queue, and the replicas as it
-sees them.
+"""The metrics of /metrics, in Prometheus' text format.
 
-Each replica of CfgRouter answers for itself, under its own `ingress` label. vLLM's own metrics
-(`ray_vllm_*`), Serve's and Ray's are on the metrics port of each Ray node. No metric holds anything
-a client wrote.
+They describe this ingress, its queue, and the replicas as this ingress sees them. Each replica of
+CfgRouter answers for itself, under its own `ingress` label. vLLM's own metrics (`ray_vllm_*`),
+Serve's and Ray's are on the metrics port of each Ray node. No metric contains anything that a
+client wrote.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNKNOWN = "other"
 
 
 class _Gauges(Collector):
-    """Values that are asked for when they are told."""
+    """Gauges whose values are read at each scrape."""
 
     def __init__(self, read: Callable[[], Mapping[str, float]], ingress: str) -> None:
         self._read, self._ingress = read, ingress
@@ -53,8 +53,11 @@ class _Gauges(Collector):
 
 
 class Metrics:
-    """paths: those that are told apart; others count as `other`. gauges: names and present values,
-    without a prefix."""
+    """The metrics of one ingress.
+
+    paths: paths that have a label of their own. All others are labelled `other`.
+    gauges: returns names, without a prefix, and current values.
+    """
 
     def __init__(
         self, ingress: str, paths: Iterable[str], gauges: Callable[[], Mapping[str, float]]
@@ -98,8 +101,12 @@ class Metrics:
         first_byte_s: float | None,
         duration_s: float,
     ) -> None:
-        """A request has ended. status: None if its client left before there was an answer. tenant:
-        None if unknown."""
+        """Count a request that has ended.
+
+        status: None if the client left before there was an answer.
+        tenant: None if unknown.
+        first_byte_s: None if there was no first byte.
+        """
         path = path if path in self._paths else UNKNOWN
         self._requests.labels(self._ingress, path, str(status or "left"), tenant or "-").inc()
         if first_byte_s is not None:
@@ -107,7 +114,10 @@ class Metrics:
         self._duration.labels(self._ingress, path).observe(duration_s)
 
     def charged(self, tenant: str, num_tokens: int) -> None:
-        """A request was charged so many tokens: what the engine did for it (usage.py)."""
+        """Count the tokens charged for a request: what the engine did for it.
+
+        The count is that of requests/usage.py.
+        """
         self._charged.labels(self._ingress, tenant).inc(num_tokens)
 
     def text(self) -> bytes:

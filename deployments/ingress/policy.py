@@ -14,7 +14,10 @@ from deployments.routing import shared
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What Guard enforces. One object, so that it is replaced whole or not at all."""
+    """What Guard enforces.
+
+    It is one object so that it is always replaced as a whole.
+    """
 
     gate: Gate
     crowd: Crowd
@@ -26,7 +29,10 @@ class Policy:
     def of(
         cls, access: AccessArgs, metrics: Metrics | None = None, limits: LimitsArgs | None = None
     ) -> Policy:
-        """`access` is resolved. Makes new, full buckets for the rates, and an empty crowd."""
+        """Build a policy with full buckets for the rates and nobody in the crowd.
+
+        access: must be resolved.
+        """
         return cls(
             gate=Gate(access, charged=metrics.charged) if metrics else Gate(access),
             crowd=Crowd(limits or LimitsArgs()),
@@ -40,6 +46,9 @@ _OPEN = Policy.of(AccessArgs())
 
 
 def current_policy() -> Policy:
-    """What this process enforces. Until `shared.enforce` is called, everybody may call."""
+    """The policy that this process enforces.
+
+    Until `shared.enforce` is called, no API key is needed.
+    """
     policy: Policy = shared.enforced() or _OPEN
     return policy

@@ -1,5 +1,7 @@
-"""How many requests and tokens a minute one tenant may send. Standard library only; the caller
-brings the time."""
+"""Rate limits of one tenant, in requests and tokens per minute.
+
+The caller passes the time.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +11,43 @@ from cfg_core.errors import OverloadedError, RequestError
 
 MINUTE_S = 60.0
 ROUNDING_S = 1e-6
-"""Times and waits are floats: who waits exactly as long as told may seem to come this much too
-soon."""
+"""Tolerance in seconds, because times and waits are floats.
+
+A client that waits exactly as long as it was told may seem to come this much too soon.
+"""
 
 
 class Bucket:
-    """A token bucket: `per_minute` units refill it evenly in a minute, and it never holds more than
-    these.
+    """A token bucket that holds at most `per_minute` units and is refilled evenly within a minute.
 
-    Kept as the time at which it will be full again, so nothing has to refill it.
+    Its state is the time at which it will be full again, so nothing has to refill it.
     """
 
     def __init__(self, per_minute: int) -> None:
         self.per_minute = per_minute
         self.full_at_s = -math.inf
-        self.corrected_s = 0.0  # refill time of all that was corrected upwards
+        self.corrected_s = 0.0  # refill time of all upward corrections
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Seconds until it holds `amount`, which is at most `per_minute`; 0 if it does now."""
+        """Seconds until the bucket holds `amount`; 0 if it does now.
+
+        amount: at most `per_minute`.
+        """
         wait_s = self.full_at_s - now_s + self._refill_s(amount) - MINUTE_S
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def take(self, amount: int, now_s: float) -> None:
-        """Without asking whether it holds that much: `wait_s` tells."""
+        """Take `amount` without a check that the bucket holds it.
+
+        `wait_s` is the check.
+        """
         self.full_at_s = max(self.full_at_s, now_s) + self._refill_s(amount)
 
     def correct(self, amount: int, now_s: float) -> None:
-        """So much more was used than was taken; less, if negative. The bucket may owe."""
+        """Take `amount` more after the fact, or give it back if negative.
+
+        The bucket may owe.
+        """
         self.take(amount, now_s)
         self.corrected_s += max(0.0, self._refill_s(amount))
 
@@ -49,18 +61,22 @@ class Bucket:
 
 
 class Rates:
-    """The rates of one tenant. None: no limit. `now_s` is of one clock that never goes back."""
+    """The rates of one tenant.
+
+    requests_per_minute, tokens_per_minute: None means no limit.
+    now_s: seconds, always by the same clock, which never goes back.
+    """
 
     def __init__(self, requests_per_minute: int | None, tokens_per_minute: int | None) -> None:
         rates = {"requests": requests_per_minute, "tokens": tokens_per_minute}
         self._buckets = {unit: Bucket(rate) for unit, rate in rates.items() if rate is not None}
 
     def charge(self, num_tokens: int, now_s: float) -> None:
-        """Count one request of `num_tokens` tokens: all of it, or nothing if it raises.
+        """Count one request of `num_tokens` tokens.
 
-        Raises OverloadedError with the time after which exactly this request would pass, if no
-        other comes between; RequestError if it asks for more than a minute's tokens, and so would
-        never pass.
+        If it raises, nothing is counted. Raises OverloadedError with the seconds after which this
+        request would pass if no other comes in between. Raises RequestError if the request needs
+        more tokens than a minute has, so that it would never pass.
         """
         assert num_tokens >= 0
         amounts = {"requests": 1, "tokens": num_tokens}
@@ -72,8 +88,10 @@ class Rates:
             bucket.take(amounts[unit], now_s)
 
     def correct(self, more_tokens: int, now_s: float) -> None:
-        """A request took so many tokens more than it was charged for; less, if negative. A tenant
-        may owe tokens."""
+        """Charge `more_tokens` after the fact, or give them back if negative.
+
+        A tenant may owe tokens.
+        """
         if (bucket := self._buckets.get("tokens")) is not None:
             bucket.correct(more_tokens, now_s)
 
@@ -86,13 +104,16 @@ class Rates:
             raise _later(slowest, self._buckets[slowest].per_minute, waits_s[slowest])
 
     def check_integrity(self, now_s: float) -> None:
-        """Assert what must always hold. For tests; after each call."""
+        """For tests: assert what must hold after each call."""
         for bucket in self._buckets.values():
             bucket.check_integrity(now_s)
 
 
 def _never(num_tokens: int, per_minute: int) -> RequestError:
-    """One request is never more than a minute's, so it is the tokens that are too many."""
+    """The error for a request that can never pass.
+
+    One request never exceeds a limit on requests, so the limit must be the one on tokens.
+    """
     asked = f"This request asks for {num_tokens} tokens (prompt and max_tokens, of all streams)"
     hint = "lower max_tokens, or send a shorter prompt"
     return RequestError(
@@ -101,6 +122,9 @@ def _never(num_tokens: int, per_minute: int) -> RequestError:
 
 
 def _later(unit: str, per_minute: int, wait_s: float) -> OverloadedError:
-    """The text rounds up, as Retry-After does."""
+    """The error for a request that comes too soon.
+
+    Its text rounds the seconds up, as Retry-After does.
+    """
     rate = f"This API key has {per_minute} {unit} a minute"
     return OverloadedError(f"{rate}: try again in {math.ceil(wait_s)} s.", wait_s)

@@ -1,11 +1,12 @@
-"""CfgRouter: the HTTP ingress. Validates requests, sends each whole to one replica of its model.
+"""CfgRouter: the HTTP ingress, which checks requests and sends each to one replica of its model.
 
-It imports neither vllm nor torch: it is small, starts fast, and answers bad requests without
-bothering an engine. Its routes are here, in generate_routes.py and in encode_routes.py.
+It imports neither vllm nor torch, so it is small, starts fast, and refuses bad requests without
+involving an engine. Its routes are in this module, in generate_routes.py and in encode_routes.py.
 """
 
 # No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when the class is made: what they call must be defined above it.
+# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
+# the class.
 
 import asyncio
 import json
@@ -41,9 +42,9 @@ _COUNT = re.compile(r'"count":\s*(\d+)')
 
 
 def count_of(tokenize_answer: str) -> int:
-    """The `count` in an answer of /tokenize, which may hold a million tokens.
+    """Find the `count` in an answer of /tokenize, which may hold a million tokens.
 
-    Quotes inside its texts are escaped, so none of them can look like it.
+    The answer is not parsed. Quotes inside its texts are escaped, so no text can match the pattern.
     """
     found = _COUNT.search(tokenize_answer)
     assert found is not None, "every answer of /tokenize has a count"
@@ -52,15 +53,15 @@ def count_of(tokenize_answer: str) -> int:
 
 @serve.deployment(
     max_ongoing_requests=100_000,
-    health_check_period_s=1.0,  # until then nobody knows that an ingress died
+    health_check_period_s=1.0,  # only this check finds out that an ingress died
     ray_actor_options={"num_cpus": 0.1},
 )
 @serve.ingress(app)
 class CfgRouter(GenerateRoutes, EncodeRoutes):
     """The public HTTP API.
 
-    generator: the handle of the ModelReplica deployment, if there is one. encoders: the handles of
-    the Embedder deployments, by served name.
+    generator: the handle of the ModelReplica deployment, if there is one.
+    encoders: the handles of the Embedder deployments, by served name.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
 
     @app.get("/v1/models")
     async def models(self, request: Request) -> JSONResponse:
-        """The served models that the caller may use: the generator, its adapters, the encoders."""
+        """List the served models that the caller may use: generator, adapters and encoders."""
         listed: dict[str, Any] = {"object": "list", "data": []}
         if self._generator:
             listed = json.loads(await value_of(self._generator.handle.models.remote()))
@@ -98,7 +99,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
 
     @app.post("/tokenize")
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of a prompt or of a conversation, as the engine would see them."""
+        """Return the token ids of a prompt or of a conversation, as the engine would see them."""
         body = await self._bodies.read(request)
         encoder = self._encoder_of(body, request)
         content = body.get("messages", body.get("prompt"))
@@ -112,7 +113,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
 
     @app.post("/detokenize")
     async def detokenize(self, request: Request) -> Response:
-        """The text of token ids."""
+        """Return the text of token ids."""
         body = await self._bodies.read(request)
         encoder = self._encoder_of(body, request)
         tokens = num_tokens(body.get("tokens"))
@@ -127,7 +128,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
 
     @app.get("/metrics")
     async def metrics(self) -> Response:
-        """Prometheus' text format."""
+        """Return the metrics, in Prometheus' text format."""
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     def _gauges(self) -> dict[str, float]:
@@ -135,14 +136,17 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
 
     @app.get("/health")
     async def health(self) -> JSONResponse:
-        """Live: this process answers. It says nothing about the engines, see /ready."""
+        """Say that this process is live.
+
+        The answer says nothing about the engines; /ready does.
+        """
         return JSONResponse({"status": "live"})
 
     @app.get("/ready")
     async def ready(self) -> JSONResponse:
-        """200 when every deployment can answer, with what each engine itself reports; else 503.
+        """Answer 200 if every deployment can answer, with what each engine reports; else 503.
 
-        However many ask, the engines are asked a few times a second (http/recent.py).
+        However many clients ask, the engines are asked only a few times a second (http/recent.py).
         """
         return JSONResponse(await self._state.value())
 
@@ -169,7 +173,10 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
         return text
 
     def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
-        """The encoder that a request means, where every model can serve it; None: the generator."""
+        """Return the encoder that a request means; None if it means the generator.
+
+        This is for endpoints that every model can serve.
+        """
         name = body.get("model")
         if self._generator and name not in self._encoders:
             self._gate.allow_model(tenant_of(request), str(name or self._args.model_name))

@@ -1,11 +1,12 @@
-"""How much of an answer its client has not taken yet: what Serve knows of that, and does not tell.
+"""How much of an answer the client has not taken yet, read from Ray Serve's internal queue.
 
-Behind Serve's own proxy, `send` of an ASGI application puts messages on a queue without a bound,
-from which the proxy takes them as fast as the client reads. An application that does not look at
-that queue holds the whole answer of a client that does not read. Behind HAProxy, `send` is
-uvicorn's, which waits by itself.
+Behind Serve's own proxy, `send` of an ASGI application puts messages on a queue without a bound.
+The proxy takes them from there as fast as the client reads. If the client does not read and the
+application does not look at that queue, the queue grows to the whole answer. Behind HAProxy, `send`
+is uvicorn's, which waits by itself.
 
-The one module that looks inside Ray Serve 2.60 for it; tests/contract checks that the names exist.
+This is the only module that looks inside Ray Serve 2.60 for this purpose. tests/contract checks
+that the names exist.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from starlette.types import Send
 PRIVATE = {"ray.serve._private.http_util:MessageQueue": ("put_nowait", "get_messages_nowait")}
 
 QUEUE, MESSAGES = "result_queue", "_message_queue"
-"""The variable that Serve's `send` closes over, and the queue's own deque."""
+"""The variable that Serve's `send` closes over, and the attribute that is the queue's deque."""
 
 FULL, ROOM = 64, 16
-"""Messages after which the application waits, and down to which it does."""
+"""At FULL messages in the queue the application waits, until no more than ROOM are left."""
 
 LOOK_EVERY_S = 0.05
 MAX_WRAPPERS = 4
@@ -32,8 +33,8 @@ MAX_WRAPPERS = 4
 def queue_behind(send: Send) -> Sized | None:
     """The messages that Serve's proxy has not taken yet; None where `send` itself waits.
 
-    Starlette's own middleware wraps `send` in functions that close over the one they wrap, as
-    `send`.
+    Starlette's own middleware wraps `send` in functions. Each of them closes over the function that
+    it wraps, under the name `send`.
     """
     inner: Any = send
     for _ in range(MAX_WRAPPERS):
@@ -47,7 +48,10 @@ def queue_behind(send: Send) -> Sized | None:
 
 
 async def room(queue: Sized | None) -> None:
-    """Return when the queue has room. None has."""
+    """Wait until the queue has room.
+
+    Returns at once if `queue` is None.
+    """
     if queue is not None and len(queue) >= FULL:
-        while len(queue) > ROOM:  # noqa: ASYNC110 - Serve's queue tells nobody that it was emptied
+        while len(queue) > ROOM:  # noqa: ASYNC110 - Serve's queue has no event for this
             await asyncio.sleep(LOOK_EVERY_S)

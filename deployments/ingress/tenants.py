@@ -15,15 +15,15 @@ from cfg_core.errors import AuthenticationError, PermissionDeniedError
 from deployments.config.access import ANONYMOUS_NAME, AccessArgs, KeyArgs, digest_of
 from deployments.ingress.rates import Rates
 
-# --- what a request meets -------------------------------------------------------------------------
+# --- tenants and the gate -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a tenant may use; the fields of KeyArgs. None: no limit.
+    """What a tenant may use; the fields are those of KeyArgs.
 
-    Gate keeps the two rates. `max_streams`, `weight` and `min_priority` are for whoever queues the
-    streams.
+    None means no limit. Gate enforces the two rates. The admission queue enforces `max_streams` and
+    `weight`, and requests/terms.py checks `min_priority`.
     """
 
     requests_per_minute: int | None = None
@@ -35,7 +35,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """Whom a request is counted for. `models`: the served names that it may use, None for all."""
+    """The party that a request is counted for.
+
+    models: the served names that it may use; None for all.
+    """
 
     name: str
     models: tuple[str, ...] | None = None
@@ -43,14 +46,17 @@ class Tenant:
 
 
 ANONYMOUS = Tenant(name=ANONYMOUS_NAME)
-"""Every caller where no keys are configured, and whoever asks for a path that is open to all. Has
-no limits."""
+"""Every caller where no API keys are configured, and every caller of an open path.
+
+It has no limits.
+"""
 
 
 class Charge:
-    """What a request was charged before it was served, to be settled with what the engine did.
+    """What a request was charged before it was served.
 
-    As a context manager: a request that fails inside, before it is settled, costs nothing.
+    It is settled later with what the engine did. As a context manager: a request that fails inside,
+    before it is settled, costs nothing.
     """
 
     def __init__(self, gate: Gate, tenant: str, estimated: int) -> None:
@@ -58,7 +64,7 @@ class Charge:
         self._is_settled = False
 
     def settle(self, num_tokens: int) -> None:
-        """It took so many tokens. Only the first call counts."""
+        """Correct the charge to `num_tokens`; only the first call counts."""
         if not self._is_settled:
             self._is_settled = True
             self._gate.settle(self._tenant, self._estimated, num_tokens)
@@ -71,11 +77,13 @@ class Charge:
 
 
 class Gate:
-    """Tells tenants by their keys, and holds them to their models and rates. Used from one event
-    loop.
+    """Identifies tenants by their API keys, and enforces their models and rates.
 
-    `access` is resolved: every key has its digest. `now`: a clock in seconds that never goes back.
-    `charged`: told of each settled charge, with the tenant's name and the tokens.
+    Used from one event loop.
+
+    access: must be resolved, so that every key has its digest.
+    now: a clock in seconds that never goes back.
+    charged: called for each settled charge, with the tenant's name and the tokens.
     """
 
     def __init__(
@@ -93,20 +101,21 @@ class Gate:
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers need one."""
+        """Whether callers need an API key."""
         return bool(self._keys)
 
     def authenticate(self, authorization: str | None, x_api_key: str | None = None) -> Tenant:
-        """The tenant of these two request headers; `authorization` counts if both are there.
+        """The tenant of these two request headers.
 
-        Where no keys are configured everybody is ANONYMOUS, whatever the headers say: OpenAI's
-        clients always send some key. Raises AuthenticationError.
+        `authorization` counts if both are there. Where no keys are configured, every caller is
+        ANONYMOUS, whatever the headers say, because OpenAI's clients always send some key. Raises
+        AuthenticationError.
         """
         if not self._keys:
             return ANONYMOUS
         digest = digest_of(_key_in(authorization, x_api_key))
         found = None
-        for expected, tenant in self._keys:  # to the end, so that the time taken tells nothing
+        for expected, tenant in self._keys:  # no early exit: the time taken must reveal nothing
             if hmac.compare_digest(expected, digest):
                 found = tenant
         if found is None:
@@ -116,8 +125,10 @@ class Gate:
         return found
 
     def allow_model(self, tenant: Tenant, served_name: str) -> None:
-        """Raise PermissionDeniedError, which names the models to use, if `tenant` may not use this
-        one."""
+        """Raise PermissionDeniedError if `tenant` may not use this model.
+
+        The error names the models that it may use.
+        """
         if tenant.models is not None and served_name not in tenant.models:
             instead = f"use {', '.join(tenant.models)}"
             raise PermissionDeniedError(
@@ -125,21 +136,24 @@ class Gate:
             )
 
     def charge(self, tenant: Tenant, num_tokens: int) -> Charge:
-        """Count one request against the tenant's rates, of `num_tokens` tokens until its charge is
-        settled; all of it, or nothing if it raises.
+        """Count one request against the tenant's rates, and charge it `num_tokens` tokens.
 
-        Raises OverloadedError or RequestError, as Rates.charge.
+        The number holds until the charge is settled. If it raises, nothing is counted. Raises
+        OverloadedError or RequestError, as Rates.charge.
         """
         self._rates[tenant.name].charge(num_tokens, self._now())
         return Charge(self, tenant.name, num_tokens)
 
     def settle(self, tenant: str, estimated: int, num_tokens: int) -> None:
-        """Called by Charge."""
+        """Correct an estimated charge to `num_tokens`.
+
+        Called by Charge.
+        """
         self._rates[tenant].correct(num_tokens - estimated, self._now())
         self._charged(tenant, num_tokens)
 
     def check_integrity(self) -> None:
-        """Assert what must always hold. For tests; after each call."""
+        """For tests: assert what must hold after each call."""
         digests = {digest for digest, _ in self._keys}
         assert len(digests) == len(self._keys)
         assert all(len(digest) == hashlib.sha256().digest_size for digest in digests)
@@ -159,7 +173,10 @@ def _tenant(key: KeyArgs) -> Tenant:
 
 
 def _key_in(authorization: str | None, x_api_key: str | None) -> str:
-    """The key that a client presents. Raises AuthenticationError if there is none."""
+    """The API key that a client presents.
+
+    Raises AuthenticationError if there is none.
+    """
     if authorization is None:
         if not x_api_key:
             raise AuthenticationError(

@@ -1,7 +1,7 @@
 """The replica's side of the signs of life: a thread that answers one byte with one byte.
 
-A thread answers, not the event loop: an event loop that is busy with answers is late, and the
-replica is well. Standard library only.
+A thread answers, because an event loop that is busy with answers is late although the replica is
+well. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ MAX_ASKERS = 256
 """Connections that one beacon keeps open; each ingress has one."""
 
 HOST, PORT = "beacon_host", "beacon_port"
-"""Where a beacon listens, as keys of what a replica's `record_routing_stats` returns."""
+"""Keys of a beacon's address in what a replica's `record_routing_stats` returns."""
 
 _ASK = b"?"
 
 
 class Beacon:
-    """A thread that answers for this process, and ends it if the event loop has not run for
-    `hang_s` seconds.
+    """A thread that answers for this process, and ends the process if its event loop hangs.
 
-    host: the address to listen on. `tick` must be called by the event loop more often than
-    `hang_s`.
+    host: the address to listen on.
+    hang_s: seconds without a `tick` after which the event loop hangs. The event loop must call
+    `tick` more often.
+    end: called with the exit status, to end the process.
     """
 
     def __init__(self, host: str, hang_s: float, end: Callable[[int], Any] = os._exit) -> None:
@@ -52,7 +53,7 @@ class Beacon:
         return {} if self._port is None else {HOST: self._host, PORT: self._port}
 
     def tick(self) -> None:
-        """Called by the event loop: it runs."""
+        """Called by the event loop to show that it runs."""
         self._ticked = time.monotonic()
 
     async def _run(self) -> None:
@@ -62,9 +63,8 @@ class Beacon:
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             now = time.monotonic()
-            self._ticked += max(
-                0.0, now - slept - 2 * ASK_EVERY_S
-            )  # this whole process stood still
+            # Time in which the whole process was stopped does not count as a hanging event loop.
+            self._ticked += max(0.0, now - slept - 2 * ASK_EVERY_S)
             slept = now
             if now - self._ticked > self._hang_s:
                 logger.error(
@@ -84,7 +84,7 @@ class Beacon:
 
 
 def beacons(reports: Mapping[R, Mapping[str, Any]]) -> dict[R, tuple[str, int]]:
-    """Where the beacons listen, by replica, as the replicas reported it."""
+    """The addresses of the beacons, by replica, as the replicas reported them."""
     return {
         replica: (told[HOST], told[PORT])
         for replica, told in reports.items()

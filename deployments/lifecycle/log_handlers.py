@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def log_handlers_kept() -> Iterator[None]:
-    """While vllm is imported and started: keep it from closing the log handlers that are there.
+    """Keep vLLM from closing the existing log handlers while it is imported and started.
 
     vLLM 0.32 configures logging by `logging.config.dictConfig`, on import and again for each
-    engine, which first closes every handler of the process, Serve's too. After it a replica's log
-    file stays empty; and when Serve's controller restarts (Ray 2.60), it asks each replica for the
-    path of that file, gets an exception, and replaces them all.
+    engine. dictConfig first closes every handler of the process, Serve's too. Afterwards a
+    replica's log file stays empty. And when Serve's controller restarts (Ray 2.60), it asks each
+    replica for the path of that file, gets an exception, and replaces all replicas.
     """
     kept = logging._handlerList[:]  # type: ignore[attr-defined] # what dictConfig closes
     logging._handlerList.clear()  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
-"""The ingress's side of the signs of life: a thread that asks beacons, and times their silence.
+"""The ingress's side of the signs of life: a thread that asks beacons and times their silence.
 
-A replica that hangs, a node that died and a cut link look alike from the ingress: nothing comes. A
-replica that is busy looks the same to an event loop, and is well; so this asks its beacon instead.
-A replica is never called silent unless its beacon was heard before: where a firewall closes the
-beacon's port, only Ray's own health checks find a hanging node. Time in which the asking process
-itself did not run does not count. Standard library only.
+A replica that hangs, a node that died and a cut link look alike from the ingress: nothing arrives.
+A replica whose event loop is busy looks the same, although it is well. Therefore this thread asks
+the replica's beacon. A replica counts as silent only if its beacon was heard before. Where a
+firewall closes the beacon's port, only Ray's own health checks find a hanging node. Time in which
+the asking process itself did not run does not count. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from deployments.lifecycle.beacon import _ASK, ASK_EVERY_S
 
 
 class Lookout:
-    """A thread that asks beacons, and tells how long each has been silent."""
+    """A thread that asks beacons, and knows how long each has been silent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time = 0.0  # seconds in which this thread ran
-        self._heard: dict[Hashable, float] = {}  # of that time
+        self._heard: dict[Hashable, float] = {}  # when each was last heard, in that time
         self._asking: dict[Hashable, tuple[tuple[str, int], asyncio.Task[None]]] = {}
 
     def watch(self, beacons: Mapping[Any, tuple[str, int]]) -> None:
-        """Ask these from now on, by replica: host and port. From any thread."""
+        """Ask these beacons from now on.
+
+        May be called from any thread.
+
+        beacons: host and port, by replica.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -39,8 +44,10 @@ class Lookout:
         self._loop.call_soon_threadsafe(self._follow, dict(beacons))
 
     def silent_s(self, replica: Hashable) -> float:
-        """How long nothing was heard of this replica; 0 if it was never heard, or is not
-        watched."""
+        """Seconds since this replica was last heard.
+
+        0 if it was never heard, or is not watched.
+        """
         with self._lock:
             heard = self._heard.get(replica)
             return 0.0 if heard is None else self._time - heard
@@ -53,7 +60,10 @@ class Lookout:
         loop.run_forever()
 
     async def _count_time(self) -> None:
-        """A tick that comes late counts as one tick: this process was stopped, or had no CPU."""
+        """Count the time in which this thread runs.
+
+        A tick that comes late counts as one tick, because the process was stopped or had no CPU.
+        """
         while True:
             await asyncio.sleep(ASK_EVERY_S / 2)
             with self._lock:
@@ -85,8 +95,3 @@ class Lookout:
                 await asyncio.sleep(ASK_EVERY_S)
         finally:
             writer.close()
-
-
-lookout = Lookout()
-"""Of this process. Used by the ingress and by its request routers, through these methods only (see
-fleet.py)."""

@@ -1,4 +1,4 @@
-"""The pulse of an engine: its replica asks it twice a second, and sees when it stops answering."""
+"""The pulse of an engine: its replica asks it twice a second, and notices when no answer comes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ logger = logging.getLogger("ray.serve")
 PULSE_S = 0.5
 
 REPORTED_AT = "reported_at_ms"
-"""The key in a replica's report that says when it was true, in milliseconds since 1970."""
+"""Key in a replica's report: when the report was true, in milliseconds since 1970."""
 
 
 class Pulse:
-    """What an engine last said of itself, asked every PULSE_S. An engine that hangs does not
-    answer.
+    """What an engine last reported of itself; it is asked every PULSE_S.
 
-    ask: raises CfgServeError if the engine cannot answer. timeout_s: after which no answer means
-    that it hangs.
+    ask: asks the engine. Raises CfgServeError if the engine cannot answer.
+    timeout_s: seconds without an answer after which the engine counts as hanging.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, int]]], timeout_s: float) -> None:
@@ -35,7 +34,7 @@ class Pulse:
         return time.monotonic() - self._asked_at > self._timeout_s
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Ask forever."""
         while True:
             self._asked_at = time.monotonic()
             try:

@@ -1,4 +1,7 @@
-"""A dead engine does not come back: its replica leaves at once, and Serve starts another."""
+"""Ends a replica whose engine is dead, because a dead engine does not recover.
+
+Serve then starts a new replica.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from collections.abc import Callable
 logger = logging.getLogger("ray.serve")
 
 _WATCH_INTERVAL_S = 0.2
-_FAREWELL_S = 0.5  # with the line above, less than RETRY_DELAY_S (encoders.py)
+_FAREWELL_S = 0.5  # the sum is less than RETRY_DELAY_S (calls/encoders.py)
 
 
 async def exit_with_engine(is_dead: Callable[[], bool]) -> None:
-    """End this process when `is_dead` says so; running calls have a moment to tell their errors.
+    """End this process when `is_dead` says so, after a moment in which running calls report errors.
 
-    Serve alone would notice after three failed health checks, and answer with errors until then.
+    Serve alone would notice only after three failed health checks, and would answer with errors
+    until then.
     """
     while not is_dead():  # noqa: ASYNC110 - engines offer a flag, no event
         await asyncio.sleep(_WATCH_INTERVAL_S)

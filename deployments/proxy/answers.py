@@ -1,7 +1,7 @@
-"""Answers of Serve's proxy itself, in the shape that clients of this API know.
+"""Turn the errors of Serve's own proxy into answers in OpenAI's format.
 
-Serve says in plain text that there is no route or no replica; and says nothing at all where the
-ingress died, so that uvicorn answers with a bare 500, or cuts a stream.
+Serve answers in plain text if there is no route or no replica. If the ingress died, Serve sends
+nothing: uvicorn then answers with a bare 500, or cuts the stream.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _KINDS = {
 
 
 class Answered:
-    """`send`, for Serve's proxy: what passes is as it was, but for errors that Serve worded
-    itself."""
+    """A `send` for Serve's proxy that rewrites the errors that Serve itself made.
+
+    All other messages pass unchanged, except that `on_start` may change the head of an answer.
+    """
 
     def __init__(self, send: Send, on_start: Any = None) -> None:
         self._send, self._on_start = send, on_start
-        self._held: Message | None = None  # the head of an error in plain text
+        self._held: Message | None = None  # the head of an error that is being rewritten
         self._text = b""
         self._began = self._ended = self._is_event_stream = False
 
@@ -46,7 +48,7 @@ class Answered:
             await self._send(message)
 
     async def complete(self) -> None:
-        """Called when Serve is done: what it left open is ended with an error."""
+        """End an answer that Serve left open with an error; call it when Serve is done."""
         if self._ended:
             return
         lost = EngineDeadError(_LOST)
@@ -79,7 +81,7 @@ class Answered:
 
 
 def answer_of(error: CfgServeError) -> list[Message]:
-    """Our error as a whole answer."""
+    """The ASGI messages of a complete answer that tells `error`."""
     answer = http_error(error)
     headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
     return _json_answer(answer.status, answer.body, headers)

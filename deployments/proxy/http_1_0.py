@@ -1,11 +1,10 @@
-"""Streams for clients of HTTP/1.0 (proxies, too, nginx among them): the end of the connection ends
-them.
+"""End streams to HTTP/1.0 clients by closing the connection.
 
-HTTP/1.0 knows no chunks (RFC 9112, section 6.1: no Transfer-Encoding in an answer to it). uvicorn's
-httptools protocol sends them all the same, wherever an answer has no Content-Length. Behind HAProxy
-this is not needed.
+HTTP/1.0 has no chunked encoding (RFC 9112, section 6.1: no Transfer-Encoding in an answer to it).
+But uvicorn's httptools protocol sends chunks whenever an answer has no Content-Length. Proxies such
+as nginx may speak HTTP/1.0, too. Behind HAProxy this module is not needed.
 
-The one module that looks inside uvicorn for it; tests/contract checks that the names exist.
+No other module uses these private names of uvicorn. tests/contract checks that they exist.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ CYCLE_FIELDS = ("chunked_encoding", "expected_content_length")
 
 
 class _Unbounded(int):
-    """A Content-Length that no body exceeds, and that every body reaches."""
+    """A Content-Length for bodies of unknown size: for uvicorn, every body has this length.
+
+    uvicorn compares the size of a body with it, subtracts that size, and compares the rest with 0.
+    """
 
     def __lt__(self, other: Any) -> bool:
         return False
@@ -40,7 +42,10 @@ class _Unbounded(int):
 
 
 def end_by_closing(scope: Scope, send: Send) -> Callable[[Message], Message] | None:
-    """What is to be done with the head of an answer in HTTP/1.0; None for other versions."""
+    """A function that changes the head of an answer to HTTP/1.0; None for other versions.
+
+    send: uvicorn's. The function changes the state of the uvicorn object behind it.
+    """
     cycle = getattr(send, "__self__", None)
     if scope.get("http_version") != "1.0" or not all(hasattr(cycle, name) for name in CYCLE_FIELDS):
         return None
@@ -49,7 +54,10 @@ def end_by_closing(scope: Scope, send: Send) -> Callable[[Message], Message] | N
         headers = list(message.get("headers", ()))
         if any(name.lower() == b"content-length" for name, _ in headers):
             return message
-        cycle.chunked_encoding, cycle.expected_content_length = False, _Unbounded()  # type: ignore[union-attr]
+        cycle.chunked_encoding, cycle.expected_content_length = (  # type: ignore[union-attr]
+            False,
+            _Unbounded(),
+        )
         return {**message, "headers": [*headers, (b"connection", b"close")]}
 
     return on_start

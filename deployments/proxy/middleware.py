@@ -1,20 +1,19 @@
-"""What stands in front of Serve's own HTTP proxy: bounds for each address, and answers in the shape
-that clients know.
+"""Middleware of Serve's own HTTP proxy: bounds for each address, and errors in OpenAI's format.
 
 `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.proxy.middleware:middlewares` in
-configs/serve.env puts it there. The proxy belongs to the cluster, not to an application, so its
-bounds are in the environment, not in a YAML:
+configs/serve.env installs it. The proxy belongs to the cluster and not to an application, so its
+bounds are in the environment and not in a YAML file:
 
-    CFG_SERVE_MAX_REQUESTS=4096                 at once in one proxy; beyond: 429, which the ingress
-    CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     does not notice
+    CFG_SERVE_MAX_REQUESTS=4096                 requests in one proxy at the same time: of all, and
+    CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     of one address; beyond: 429, without an ingress
     CFG_SERVE_BODY_TIMEOUT_S=30                 for a body, or HELD_BYTES of it, to arrive; else 408
 
-A request is passed on when its body is whole, or HELD_BYTES of it are here: a client that does not
-finish its body costs one connection, and nothing behind it.
+A request is passed on when its body is complete, or when HELD_BYTES of it have arrived. So a client
+that does not finish its body costs one connection, and nothing behind the proxy.
 
 An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer
-(FORWARDED_ALLOW_IPS). Nothing here is needed for correctness: without it, and behind HAProxy,
-http_guard.py keeps its own bounds. No Ray, no vLLM here.
+(FORWARDED_ALLOW_IPS). Nothing here is needed for correctness: Guard (ingress/guard.py) has its own
+bounds, which also hold behind HAProxy. Imports neither Ray nor vLLM.
 """
 
 from __future__ import annotations
@@ -36,20 +35,32 @@ from deployments.proxy.answers import Answered, answer_of
 from deployments.proxy.http_1_0 import end_by_closing
 
 SHARED_PATHS = ("/health", "/ready")
-"""Asked by everybody who watches, and answered alike: one question at a time, and its answer for
-all. While the ingress is busy they are told an earlier answer (recent.py)."""
+"""Paths that monitors ask, and whose answer is the same for all of them.
+
+The ingress is asked once at a time, and its answer goes to all. While it is busy, an earlier answer
+is sent (http/recent.py).
+"""
 
 GETS_AT_ONCE = 4
-"""Of one address; others of its wait. A GET takes Serve five milliseconds and none takes long, so
-this many keep it busy; two thousand at once would make everybody else wait for seven seconds."""
+"""Requests other than POST that one address may have in Serve at the same time; others wait.
+
+A GET takes Serve five milliseconds and none takes long, so this many keep it busy. Two thousand at
+the same time would make everybody else wait for seven seconds.
+"""
 
 HELD_BYTES = 2**16
-"""Longer bodies are passed on as they arrive, and http_guard.py has its own deadline and bounds for
-them."""
+"""Bytes of a body that are collected here before its request is passed on.
+
+The rest of a longer body is passed on as it arrives. Guard (ingress/guard.py) has a deadline and
+bounds for it.
+"""
 
 
 def middlewares() -> list[Middleware]:
-    """Called by Serve in each proxy's process."""
+    """The middlewares of the proxy.
+
+    Serve calls this in each proxy's process.
+    """
     most = int(os.environ.get("CFG_SERVE_MAX_REQUESTS", 4096))
     of_one = int(os.environ.get("CFG_SERVE_MAX_REQUESTS_PER_ADDRESS", 1024))
     timeout_s = float(os.environ.get("CFG_SERVE_BODY_TIMEOUT_S", 30))
@@ -58,7 +69,7 @@ def middlewares() -> list[Middleware]:
 
 
 class Porter:
-    """ASGI middleware of Serve's proxy."""
+    """ASGI middleware of Serve's proxy, with the bounds of this module."""
 
     def __init__(self, app: ASGIApp, limits: LimitsArgs) -> None:
         self._app = app
@@ -94,10 +105,12 @@ class Porter:
             stay.end()
 
     async def _beginning(self, scope: Scope, receive: Receive) -> Receive | None:
-        """`receive`, once the body's beginning is here; None: the client left. Raises
-        BodyTimeoutError."""
+        """A `receive` for the application, once the body or HELD_BYTES of it have arrived.
+
+        None if the client has left. Raises BodyTimeoutError.
+        """
         if any(name == b"expect" for name, _ in scope["headers"]):
-            return receive  # whether it should send its body at all is for Guard to say
+            return receive  # the client waits: Guard decides whether it should send its body
         limit_s = self._crowd.args.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -116,7 +129,7 @@ class Porter:
 
 
 class SharedAnswer:
-    """The answer to a GET that does not depend on who asks."""
+    """The answer to a GET that is the same for all clients."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -129,7 +142,7 @@ class SharedAnswer:
             await send(message)
 
     async def _ask(self) -> Sequence[Message]:
-        """Whoever asked last asks for all."""
+        """Send the request that came last to the application; its answer goes to all."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -142,7 +155,7 @@ class SharedAnswer:
 
 
 async def _first(num_bytes: int, receive: Receive) -> deque[Message]:
-    """Messages until a body is whole, has so many bytes, or is given up."""
+    """The messages until the body is complete, has `num_bytes` bytes, or the client has left."""
     messages: deque[Message] = deque()
     while num_bytes > 0:
         message = await receive()
@@ -154,7 +167,10 @@ async def _first(num_bytes: int, receive: Receive) -> deque[Message]:
 
 
 def _nothing_more() -> Receive:
-    """An empty body, whose client stays: those who ask may leave, the answer is for all."""
+    """A `receive` with an empty body, from a client that never leaves.
+
+    The clients that asked may leave, but the answer is for all.
+    """
     told = False
 
     async def receive() -> Message:

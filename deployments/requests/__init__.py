@@ -1,1 +1,1 @@
-"""What HTTP requests say: read and checked without Ray, vLLM or torch."""
+"""Read and check the bodies and headers of HTTP requests, without Ray, vLLM or torch."""

@@ -1,5 +1,7 @@
-"""A request's body: JSON that whoever comes after it may take for granted. Pure; imports neither
-vllm nor ray."""
+"""Decode the JSON body of a request, and check what all later code takes for granted.
+
+Pure. Imports neither vllm nor ray.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,19 @@ from cfg_core.errors import RequestError
 from cfg_core.params import check_scale, looks_like_guidance
 
 MAX_NESTING = 100
-"""Objects and lists inside each other, in a body. vLLM takes JSON schemas of about this depth."""
+"""Maximum nesting depth of objects and lists in a body.
+
+vLLM accepts JSON schemas of about this depth.
+"""
 
 MAX_FIELDS = 256
-"""Of a body, and of an object in it that is searched for misspelt fields. vLLM knows about 100."""
+"""Maximum number of fields of a body, and of an object in it whose field names are checked.
 
-_STRING = re.compile(
-    rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL
-)  # linear also where a string has no end
+vLLM knows about 100 fields.
+"""
+
+# The possessive quantifier keeps the match linear, even if a string is not closed.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STEP = [0] * 256
 for _bracket in b"[{":
     _STEP[_bracket] = 1
@@ -33,10 +40,15 @@ _LONG_INTEGER = re.compile(rb"\d{19}")
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`, or RequestError. Its numbers are finite, its integers fit 64 bits
-    (a scale may be larger), its text is whole characters: vLLM takes all three for granted. It is
-    nested MAX_NESTING deep at most, so that whoever walks it, pickling included, may recurse; and
-    has MAX_FIELDS fields at most."""
+    """The JSON object in `raw`, checked.
+
+    Its numbers are finite, its integers fit 64 bits (guidance fields are checked elsewhere), and
+    its text has no half of a surrogate pair: vLLM takes all three for granted. It is nested at most
+    MAX_NESTING deep, so that code which walks it may recurse, pickling included. It has at most
+    MAX_FIELDS fields.
+
+    Raises RequestError if there is no object, or if it fails a check.
+    """
     non_finite: list[str] = []
     _refuse_deep_nesting(raw)
     try:
@@ -59,8 +71,11 @@ def decode_body(raw: bytes) -> dict[str, Any]:
 
 
 def _refuse_deep_nesting(raw: bytes) -> None:
-    """Before parsing: the parser recurses. Counts brackets outside of strings; malformed JSON is
-    for the parser."""
+    """Raise RequestError if `raw` is nested too deeply.
+
+    Called before parsing, because the parser recurses. Counts the brackets outside of strings.
+    Malformed JSON is left to the parser.
+    """
     if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
         return
     brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
@@ -71,7 +86,7 @@ def _refuse_deep_nesting(raw: bytes) -> None:
 
 
 def _float(non_finite: list[str]) -> Callable[[str], float]:
-    """`float`, which also notes the literals that are not finite (NaN, Infinity, 1e999)."""
+    """A `float` that also collects the literals that are not finite (NaN, Infinity, 1e999)."""
 
     def parse(literal: str) -> float:
         value = float(literal)
@@ -83,7 +98,7 @@ def _float(non_finite: list[str]) -> Callable[[str], float]:
 
 
 def _refuse_non_finite(body: dict[str, Any], literal: str) -> NoReturn:
-    """Name the guidance field at fault, if one is; else the literal."""
+    """Raise an error that names the guidance field at fault, or the literal if no field is."""
     for name, value in body.items():
         if looks_like_guidance(name) and isinstance(value, float):
             check_scale(value)
@@ -111,7 +126,7 @@ def _refuse_lone_surrogates(body: dict[str, Any]) -> None:
 
 
 def json_type(value: object) -> str:
-    """What a value is called in a message."""
+    """The name of the value's JSON type, for an error message."""
     names = {
         dict: "an object",
         list: "a list",

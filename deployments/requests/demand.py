@@ -1,4 +1,4 @@
-"""What a request for generated text asks of the engines: streams and tokens, estimated."""
+"""Estimate how many streams and tokens a request for generated text needs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from deployments.requests.guidance import Endpoint, Guidance
 from deployments.requests.streams import num_prompts, streams_of
 
 USUAL_OUTPUT_TOKENS = 256
-"""Taken for a request that sets no limit: it may go on to the end of the context, and seldom
-does."""
+"""Estimate of a choice's output tokens if the request sets no limit.
+
+Such a choice may run to the end of the context, but seldom does.
+"""
 
 COMPLETION_TOKENS = 16
-"""What OpenAI and vLLM give a completion that does not say."""
+"""Default of `max_tokens` for completions, at OpenAI and in vLLM."""
 
 MOST_OUTPUT_TOKENS = 2**20
-"""More than any context holds: the engine refuses more than its own."""
+"""Upper bound of the estimate.
+
+No context is longer; an engine refuses more than its own.
+"""
 
 TOKEN_BYTES, LOGPROB_BYTES = 8, 80
-"""Of JSON text, for a token and for each of its logprobs."""
+"""Estimated bytes of JSON text for a token, and for each of its logprobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """streams: sequences that the engine holds at once, both streams of each guided one.
+    """The streams and tokens that one request needs.
 
-    tokens: prompts and outputs of all of them, estimated; the engine's own count is in usage.py.
+    streams: all sequences of the request; a guided choice has two.
+    tokens: prompts and outputs of all streams, estimated. The engine's own count is in usage.py.
     """
 
     streams: int
@@ -37,10 +43,10 @@ class Demand:
 
 
 def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
-    """What the body asks for, read as the engine will read it.
+    """The demand of a request, with the body read as the engine will read it.
 
-    Raises RequestError for a count that is no integer: vLLM would take "40", 40.0 and true for
-    numbers.
+    Raises RequestError for a count that is no integer. vLLM itself would accept "40", 40.0 and
+    true as numbers.
     """
     choices = max(1, read_count(body, "n") or 1)
     output = output_tokens(endpoint, body)
@@ -51,7 +57,7 @@ def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | 
 
 
 def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """The most that one choice may have, or what it usually has if the body sets no limit."""
+    """The most output tokens of one choice, or USUAL_OUTPUT_TOKENS if the body sets no limit."""
     limit = read_count(body, "max_tokens")
     if endpoint == "chat":
         newer = read_count(body, "max_completion_tokens")
@@ -62,7 +68,7 @@ def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
 
 
 def check_streams(demand: Demand, most: int) -> None:
-    """Raise RequestError if one request asks for more streams than it may."""
+    """Raise RequestError if one request asks for more than `most` streams."""
     if demand.streams > most:
         raise RequestError(
             f"The request has {demand.streams} streams (a guided choice is two), and one request"
@@ -72,8 +78,13 @@ def check_streams(demand: Demand, most: int) -> None:
 
 
 def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: int) -> None:
-    """Raise RequestError for token ids that do not fit the context, before they are sent to a
-    replica; 0: not known. Of a text vLLM itself tells, before it tokenizes."""
+    """Raise RequestError if a prompt given as token ids is longer than the context.
+
+    Called before the request is sent to a replica. vLLM itself refuses a text that is too long,
+    before it tokenizes it.
+
+    context_tokens: the model's maximum context length. If it is not known, 0: nothing is checked.
+    """
     if not context_tokens or endpoint == "chat" or body.get("truncate_prompt_tokens") is not None:
         return
     prompt = body.get("prompt")
@@ -92,8 +103,10 @@ def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: i
 
 
 def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: int) -> None:
-    """Raise RequestError if an answer that is not streamed would be larger than this, before it is
-    computed."""
+    """Raise RequestError if an answer that is not streamed would be larger than `most_bytes`.
+
+    The size is estimated, so that the check comes before the answer is computed.
+    """
     if body.get("stream"):
         return
     choices = max(1, read_count(body, "n") or 1) * num_prompts(endpoint, body)
@@ -110,16 +123,21 @@ def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: i
 
 
 def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """That the body asks for, of each token; -1: of the whole vocabulary. Raises RequestError, as
-    `read_count`."""
+    """The number of logprobs per token that the body asks for; -1 means the whole vocabulary.
+
+    Raises RequestError, as `read_count`.
+    """
     name = "top_logprobs" if endpoint == "chat" else "logprobs"
-    if body.get(name) is True:  # vLLM takes it for 1
+    if body.get(name) is True:  # vLLM reads true as 1
         return 1
     return read_count(body, name) or 0
 
 
 def read_count(body: Mapping[str, Any], name: str) -> int | None:
-    """A field that counts; None if it is not there. Raises RequestError if it is no integer."""
+    """The value of an integer field; None if it is missing.
+
+    Raises RequestError if it is no integer.
+    """
     value = body.get(name)
     if value is not None and type(value) is not int:
         raise RequestError(f"{name} is {json_type(value)}: send an integer.", name)

@@ -1,4 +1,4 @@
-"""GroupRequest: what the placement policy needs to know of a request."""
+"""GroupRequest: what the placement policy needs to know about a request."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from deployments.requests.prefixes import Prefix
 from deployments.requests.streams import streams_of
 
 MAX_COPIES = 256
-"""Groups of one request that are counted. A request for more than any engine takes must not make
-every replica look full."""
+"""Maximum number of groups that are counted for one request.
+
+Without it, a request for more groups than any engine can hold would make every replica look full.
+"""
 
 OUTPUT_TOKENS = 128
-"""Tokens for which a stream must find room at the start, if it may get that long. Engines preempt
-when more are needed."""
+"""Output tokens for which a replica should have free KV blocks when a stream starts there.
+
+It is less if the request allows fewer output tokens. If a stream later needs more blocks than are
+free, the engine preempts.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """The streams of one request, as the policy sees them.
+    """The streams of one request, as the placement policy sees them.
 
-    prefixes: one for each stream of a group. copies: how many such groups, for `n` and for lists of
-    prompts. output_tokens: of each stream, at most OUTPUT_TOKENS. session: what the client calls
-    its conversation, if it says.
+    prefixes: one for each stream of a group.
+    copies: the number of such groups. `n` and lists of prompts make several.
+    output_tokens: of each stream, at most OUTPUT_TOKENS.
+    session: the name that the client gave its conversation, if any.
     """
 
     prefixes: tuple[Prefix, ...]
@@ -36,7 +42,7 @@ class GroupRequest:
 
     @property
     def tokens(self) -> int:
-        """Of the prompts of all streams of one group."""
+        """Tokens of the prompts of one group, all streams together."""
         return sum(prefix.num_tokens for prefix in self.prefixes)
 
     @property
@@ -44,7 +50,10 @@ class GroupRequest:
         return self.copies * len(self.prefixes)
 
     def blocks(self, block_size: int) -> int:
-        """KV blocks of all streams, as if nothing were shared."""
+        """KV blocks of all streams, if no block is shared.
+
+        block_size: tokens in a block.
+        """
         lengths = (prefix.num_tokens + self.output_tokens for prefix in self.prefixes)
         return self.copies * sum(math.ceil(length / block_size) for length in lengths)
 
@@ -57,12 +66,13 @@ def group_request(
     tenant: str | None = None,
     session: str | None = None,
 ) -> GroupRequest:
-    """What a request asks of a replica. Of a list of prompts, the first stands for all.
+    """The GroupRequest of a request; the first prompt of a list stands for all.
 
-    tenant: whose KV is found by nobody else; None: it is shared. Never raises.
+    tenant: the tenant whose KV cache no other tenant may reuse; None if prefixes are shared.
+    Never raises.
     """
     groups = streams_of(endpoint, body, guidance)
-    # Adapters have KV of their own, and so do salts.
+    # Neither two adapters nor two cache salts share KV.
     salt = f"{body.get('model')} {body.get('cache_salt')} {tenant}"
     longest = body.get("max_completion_tokens") or body.get("max_tokens")
     return GroupRequest(

@@ -1,8 +1,8 @@
-"""HTTP contract, without a server: JSON bodies in, guidance out. Imports neither vllm nor ray.
+"""Read and check the guidance fields of a JSON body.
 
-The guidance fields of contract 5.2 are read here, in the ingress, before an engine is bothered.
-Everything that looks like guidance and is not understood is refused: vLLM ignores fields that it
-does not know, so a typo would turn into silently unguided text.
+The ingress does this before a request is sent to an engine; docs/guidance.md lists the fields. A
+field that looks like guidance and is not known is refused: vLLM ignores unknown fields, so a typo
+would give unguided text without any error. Imports neither vllm nor ray.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ NEGATIVE_MESSAGES = "negative_messages"
 CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
 
 PLANNED = ("guidance_start", "guidance_end", "guidance_top_k", "guidance_streams")
-"""Fields of the contract that this version does not serve yet: refused, never ignored."""
+"""Fields that are planned, but that this version does not have.
+
+They are refused, not ignored.
+"""
 
 CARRIERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
-"""Objects in which guidance fields get lost or pass unchecked: refused there."""
+"""Objects in a body in which guidance fields would be ignored or not checked: refused there."""
 
 MAX_NAME_CHARS = 64
-"""Longer names are like none of ours."""
+"""Longer names cannot be similar to a field of ours, so they are not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
-    """What one HTTP request says about guidance. At most one of the three negatives is set.
+    """The guidance of one HTTP request.
 
-    Made by `read_guidance`, which checks; crosses from the ingress to the replica.
+    `read_guidance` makes it from checked fields, and the ingress sends it to the replica. At most
+    one of the three negatives is set.
     """
 
     params: GuidanceParams
@@ -58,12 +62,15 @@ class Guidance:
 
     @property
     def enabled(self) -> bool:
-        """False at scale 1: the request is served as a plain one, without a follower."""
+        """False at scale 1.
+
+        The request is then served without a follower, as a plain one.
+        """
         return self.params.enabled
 
     @property
     def negative_field(self) -> str | None:
-        """The field that brought the negative; None if it starts at the prompt's last token."""
+        """The field that has the negative; None if it starts at the prompt's last token."""
         if self.negative_messages is not None:
             return NEGATIVE_MESSAGES
         if self.params.negative_prompt is not None:
@@ -75,11 +82,10 @@ class Guidance:
 
 
 def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | None:
-    """The guidance that a request body asks for; None if it says nothing about it.
+    """The guidance that a request body asks for; None if it has no guidance fields.
 
-    Raises GuidanceError for everything that contract 5.2 refuses and that can be told without the
-    model: the length of a negative, and whether the group fits the KV pool, is checked in the
-    replica.
+    Raises GuidanceError for every mistake that can be found without the model. The replica checks
+    the length of the negative, and whether the group fits the KV pool.
     """
     known = CHAT_FIELDS if endpoint == "chat" else FIELDS
     _refuse_hidden_fields(body)
@@ -104,8 +110,10 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
 
 @lru_cache(maxsize=4096)
 def near_miss(name: str) -> bool:
-    """True for a misspelt guidance field, such as `guidence_scale`: vLLM would ignore it in
-    silence."""
+    """Whether `name` is a misspelt guidance field, such as `guidence_scale`.
+
+    vLLM would ignore such a field.
+    """
     return not looks_like_guidance(name) and bool(_near(name, CHAT_FIELDS))
 
 
@@ -141,8 +149,10 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
-    """Guidance or processors inside another object would be ignored by vLLM, or reach the engine
-    unchecked."""
+    """Raise GuidanceError for guidance fields or logits processors inside one of CARRIERS.
+
+    vLLM would ignore them there, or they would reach the engine without a check.
+    """
     for carrier in CARRIERS:
         for name in carried(body, carrier):
             if looks_like_guidance(name) or name == LOGITS_PROCESSORS:
@@ -153,8 +163,10 @@ def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
 
 
 def carried(body: Mapping[str, Any], carrier: str) -> Mapping[str, Any]:
-    """The object of that name in the body; empty if there is none. Raises RequestError if it has
-    too many fields."""
+    """The object called `carrier` in the body; empty if there is none.
+
+    Raises RequestError if it has too many fields.
+    """
     inner = body.get(carrier)
     if not isinstance(inner, Mapping):
         return {}
@@ -166,7 +178,10 @@ def carried(body: Mapping[str, Any], carrier: str) -> Mapping[str, Any]:
 
 
 def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
-    """vLLM would ignore the field, and the request would run without them."""
+    """Raise RequestError for a misspelt `logits_processors`, or for one beside beam search.
+
+    vLLM would ignore the field, and the request would run without its processors.
+    """
     for name in body.keys() - {LOGITS_PROCESSORS}:
         if _near(name, [LOGITS_PROCESSORS]):
             raise RequestError(
@@ -180,7 +195,7 @@ def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
 
 
 def _refuse_unguidable(body: Mapping[str, Any]) -> None:
-    """Request options under which a joint step has no meaning."""
+    """Raise GuidanceError for options of the request under which a joint step has no meaning."""
     if body.get("use_beam_search"):
         raise GuidanceError(
             "Beam search cannot be guided: leave use_beam_search out, or guidance.",
@@ -202,9 +217,11 @@ def _refuse_unguidable(body: Mapping[str, Any]) -> None:
 def guidance_report(
     guidance: Guidance, negative_prompt_tokens: int, output_tokens: int
 ) -> dict[str, Any]:
-    """The `guidance` object beside `usage`. Every output token of a guided request is guided.
+    """The `guidance` object of an answer, beside `usage`.
 
-    A request that sends scale 1 gets the object too, and reads in it that nothing was guided.
+    A request with scale 1 gets the object, too, and it says that nothing was guided.
+
+    output_tokens: output tokens that came from joint steps, as the engine core counted them.
     """
     if not guidance.enabled:
         return {

@@ -1,4 +1,4 @@
-"""The negative stream as a request of its own, for vLLM to render."""
+"""Make a request body whose prompt is the negative stream, so that vLLM can render it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ SYSTEM_ROLES = ("system", "developer")
 
 
 def negative_body(body: Mapping[str, Any], guidance: Guidance) -> dict[str, Any]:
-    """The body of the request whose prompt is the negative stream, for the same endpoint.
+    """The body of a request to the same endpoint whose prompt is the negative stream.
 
     Everything but the prompt or the messages stays, so that vLLM renders the negative exactly as it
-    would render a positive one (template options, tools, special tokens). Only for a negative given
-    as text or as messages. Token ids that another server rendered (`kv_transfer_params`) are the
-    prompt's.
+    renders the conditional prompt (template options, tools, special tokens). But
+    `kv_transfer_params` is left out, because it can hold token ids of the conditional prompt.
+
+    guidance: its negative must be text or messages, not token ids.
     """
     body = {name: value for name, value in body.items() if name != "kv_transfer_params"}
     if guidance.negative_messages is not None:
@@ -34,9 +35,10 @@ def negative_body(body: Mapping[str, Any], guidance: Guidance) -> dict[str, Any]
 
 
 def negative_conversation(messages: object, negative_prompt: str) -> list[Any]:
-    """`messages` with `negative_prompt` as its system message, put in front if there is none.
+    """`messages` with `negative_prompt` as the system message.
 
-    Only the first system (or developer) message is replaced; it keeps its role.
+    It replaces the first system (or developer) message, and keeps that one's role. If there is
+    none, a system message is put in front. Raises RequestError if `messages` is no list.
     """
     if not isinstance(messages, list):
         raise RequestError(f"messages must be a list, not {json_type(messages)}.", "messages")

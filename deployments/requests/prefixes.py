@@ -1,9 +1,9 @@
-"""Prefixes of prompts as chains of hashes, by which replicas that hold their KV are recognised.
+"""Prefixes of prompts as chains of hashes, which tell which replicas hold a prompt's KV cache.
 
-Prefixes are compared as text: chunks of 128 bytes, about 32 tokens, which is two KV blocks. Each
-chunk's hash includes everything before it, as vLLM's block hashes do. The hash is BLAKE2b, not
-Python's `hash`: it is the same in every process and in every run, so decisions can be replayed, and
-clients cannot make chunks collide.
+A prompt is cut into chunks: text into chunks of 128 bytes, which is about 32 tokens or two KV
+blocks, and token ids into chunks of 32. Each chunk's hash includes everything before the chunk, as
+vLLM's block hashes do. The hash is BLAKE2b and not Python's `hash`. So it is the same in every
+process and every run, decisions can be replayed, and clients cannot make chunks collide.
 """
 
 from __future__ import annotations
@@ -18,21 +18,30 @@ from deployments.requests.streams import BYTES_PER_TOKEN, Prompt
 CHUNK_TOKENS = 32
 
 MAX_CHUNKS = 4096
-"""Of one stream. What follows (131,072 tokens) is counted, and not compared."""
+"""Maximum number of chunks that are compared for one stream.
+
+Tokens after them (after 131,072 tokens) are only counted.
+"""
 
 HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """One stream's prompt. chain: a hash for each whole chunk. num_tokens: of the whole prompt."""
+    """The prompt of one stream.
+
+    chain: a hash for each whole chunk. num_tokens: length of the whole prompt.
+    """
 
     chain: tuple[bytes, ...]
     num_tokens: int
 
     @classmethod
     def of(cls, prompt: Prompt, salt: str = "") -> Prefix:
-        """salt: what else must be equal for KV to be shared, such as the adapter's name."""
+        """Make the prefix of a prompt.
+
+        salt: what else must be equal for KV to be shared, such as the adapter's name.
+        """
         if isinstance(prompt, str):
             data = prompt.encode("utf-8", "surrogatepass")
             width, num_tokens = CHUNK_TOKENS * BYTES_PER_TOKEN, ceil(len(data) / BYTES_PER_TOKEN)

@@ -1,7 +1,7 @@
-"""The streams of a request: what each stream's prompt is, and about how long.
+"""The streams of a request, each with its prompt and the prompt's estimated length.
 
-The ingress has no tokenizer, so lengths are estimates: good enough to share a queue by, and to
-compare replicas. Engines count exactly.
+The ingress has no tokenizer, so lengths are estimates. They are good enough to order the queue and
+to compare replicas. Engines count exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deployments.requests.guidance import Endpoint, Guidance
 from deployments.requests.negative import negative_body
 
 BYTES_PER_TOKEN = 4
-"""Of UTF-8 text. English has about 4 bytes a token, Chinese 3 to 4, code 3."""
+"""Estimated bytes of UTF-8 text per token: about 4 for English, 3 to 4 for Chinese, 3 for code."""
 
 Prompt: TypeAlias = str | tuple[int, ...]
 """Text, or token ids."""
@@ -24,7 +24,10 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream of a request. num_tokens: of its prompt, estimated if it is text."""
+    """One stream of a request.
+
+    num_tokens: length of its prompt, estimated if the prompt is text.
+    """
 
     prompt: Prompt
     num_tokens: int
@@ -37,11 +40,11 @@ class Stream:
 def streams_of(
     endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None
 ) -> list[tuple[Stream, ...]]:
-    """For each prompt of a request its streams: the conditional and, if guided, the negative.
+    """The streams of each prompt of a request: the conditional and, if guided, the negative.
 
-    A chat has one prompt, a completion may have a list. A negative that is not given starts at the
-    prompt's last token, so its stream has one token of its own, and nothing to share. A prompt that
-    is not understood is empty: vLLM will refuse it. Never raises.
+    A chat has one prompt, a completion may have a list of prompts. A negative that is not given
+    starts at the prompt's last token: its stream has one token, and no prefix to share. A malformed
+    prompt counts as empty, because vLLM will refuse it. Never raises.
     """
     if guidance is None or not guidance.enabled:
         return [(conditional,) for conditional in _conditionals(endpoint, body)]
@@ -50,7 +53,7 @@ def streams_of(
 
 
 def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """How many prompts a request has: a chat has one, a completion may have a list."""
+    """The number of prompts of a request: a chat has one, a completion may have a list."""
     return 1 if endpoint == "chat" else len(_prompts(body))
 
 
@@ -79,7 +82,7 @@ def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -
         return Stream((), 1)
     try:
         return _conditionals(endpoint, negative_body(body, guidance))[0]
-    except CfgServeError:  # messages that are no list
+    except CfgServeError:  # `messages` is no list
         return Stream.of("")
 
 
@@ -101,10 +104,11 @@ def _token_ids(ids: object) -> tuple[int, ...]:
 
 
 def _conversation(body: Mapping[str, Any]) -> str:
-    """The messages in order, tools first, as templates have them.
+    """The conversation as text: the tools first, as in chat templates, then the messages in order.
 
-    This is not the template's text, but it is equal where that is equal: a shared system prompt is
-    a shared prefix, and a conversation that goes on extends its own.
+    It is not the text that the template makes, but it shares prefixes in the same cases. Two
+    conversations with the same system prompt have a common prefix, and a conversation that goes on
+    extends its own text.
     """
     messages = body.get("messages")
     if not isinstance(messages, list):
@@ -112,7 +116,7 @@ def _conversation(body: Mapping[str, Any]) -> str:
     try:
         tools = body.get("tools")
         return "".join([f"{tools}\n" if tools else "", *map(_message, messages)])
-    except RecursionError:  # tools nested so deeply that they have no text
+    except RecursionError:  # tools are nested too deeply for `str`
         return ""
 
 
@@ -124,7 +128,7 @@ def _message(message: object) -> str:
 
 
 def _content(content: object) -> str:
-    """The text of a message: its content, or the text parts of it."""
+    """The text of a message's content, or of its text parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

@@ -1,9 +1,9 @@
-"""The terms on which a request wants to be served: how urgent it is, and how long it may take.
+"""The terms of a request: its priority and its timeout.
 
-`priority` (an integer, lower is sooner, 0 by default) is vLLM's own field; here it also orders the
-queue in front of the engines. `timeout` (seconds) is ours, as a field of the body or as the header
-X-Request-Timeout: when it has passed, a request ends with an error and its group leaves the engine,
-wherever it is. Encoders take a `timeout`, too.
+`priority` is vLLM's own field: an integer, 0 by default; lower numbers are served sooner. Here it
+also orders the queue in front of the engines. `timeout` is a field of this server, in seconds, in
+the body or as the header X-Request-Timeout. When it has passed, the request ends with an error, and
+its group leaves the queue or the engine. Encoders accept a `timeout`, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ SOONEST, LATEST = -1000, 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """priority: lower is sooner. timeout_s: from the request's arrival; None: no limit."""
+    """The terms of one request.
+
+    priority: lower numbers are served sooner. timeout_s: seconds from the request's arrival; None
+    for no limit.
+    """
 
     priority: int = 0
     timeout_s: float | None = None
@@ -35,9 +39,12 @@ def take_terms(
     default_timeout_s: float | None,
     min_priority: int = SOONEST,
 ) -> Terms:
-    """Read the terms of a request, and take `timeout` out of its body. Raises RequestError.
+    """Read the terms of a request, and remove `timeout` from its body.
 
-    min_priority: the most urgent that the caller may ask for.
+    Raises RequestError if a value is not allowed.
+
+    default_timeout_s: used if the request has no timeout.
+    min_priority: the lowest number, which is the most urgent, that the caller may send.
     """
     timeout_s = take_timeout(body, headers, default_timeout_s)
     priority = body.get(PRIORITY)
@@ -63,8 +70,11 @@ def take_terms(
 def take_timeout(
     body: dict[str, Any], headers: Mapping[str, str], default_timeout_s: float | None
 ) -> float | None:
-    """Take `timeout` out of a request's body. Seconds; the sooner of field and header if both are
-    given, the default if neither. Raises RequestError."""
+    """Remove `timeout` from a request's body, and return the request's timeout in seconds.
+
+    It is the smaller one if both field and header are given, and the default if neither is. Raises
+    RequestError.
+    """
     given = (body.pop(TIMEOUT, None), headers.get(TIMEOUT_HEADER))
     return min((_seconds(value) for value in given if value is not None), default=default_timeout_s)
 

@@ -1,5 +1,7 @@
-"""What the engine has done for one HTTP request, in tokens: what a key's `tokens_per_minute` is
-charged with."""
+"""The tokens that an engine has processed for one HTTP request.
+
+A key's `tokens_per_minute` is charged with them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """prompt_tokens: of each prompt and of each negative prompt, counted once however many choices
-    share it. output_tokens: of all choices and of all streams; each guided token counts once for
-    each stream of its group."""
+    """The tokens that the engine has processed for one request.
+
+    prompt_tokens: tokens of each prompt and of each negative prompt. A prompt counts once, however
+    many choices share it.
+    output_tokens: tokens of all choices and all streams. A guided token counts once for each stream
+    of its group.
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -22,15 +28,16 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """The answer of an encoder, as JSON text, and the tokens that it took."""
+    """The answer of an encoder, as JSON text, and the number of tokens computed for it."""
 
     text: str
     num_tokens: int
 
 
 class Meter:
-    """Counts the usage of one request while it runs. Written where the engine's outputs arrive; one
-    event loop.
+    """Counts the usage of one request while it runs.
+
+    The code that receives the engine's outputs adds to it. Used from one event loop.
 
     guided_tokens: output tokens of the leaders that came from joint steps, as the engine core
     counted them.

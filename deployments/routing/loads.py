@@ -1,4 +1,4 @@
-"""How busy each replica is: what it reported, and what it was sent since."""
+"""How busy each replica is: its last report, and what was sent to it since."""
 
 from __future__ import annotations
 
@@ -12,36 +12,53 @@ from typing import Any
 from deployments.lifecycle.pulse import REPORTED_AT
 
 REPORT_AGE_S = 0.5
-"""How old a report without it is when it comes: half a pulse of the engine (watchdog.PULSE_S), a
-tick or two of Serve's controller, and its way. What was sent to a replica meanwhile is counted
-twice if this is too much, else not at all."""
+"""Assumed age, in seconds, of a report that has no timestamp.
+
+It is half a pulse of the engine (PULSE_S in lifecycle/pulse.py), a tick or two of Serve's
+controller, and the transfer. If the value is too large, requests sent to the replica in that time
+are counted twice; if it is too small, they are not counted at all.
+"""
 
 MAX_REPORT_AGE_S = 5.0
-"""Older ones have an earlier clock."""
+"""Maximum age of a report, in seconds.
+
+If a report seems older, the clock of its machine is behind.
+"""
 
 PLANNED_S = 5.0
-"""How long a choice counts before Serve says that the request was sent. Its client may have left
-instead."""
+"""Seconds for which a choice counts before Serve says that the request was sent.
+
+Serve never says so if the client left.
+"""
 
 ANSWERED_S = 60.0
-"""How long an answered request is remembered, for a report on its way that still counts it."""
+"""Seconds for which an answered request is remembered.
+
+A report that is on its way may still count it.
+"""
 
 PREFILL_TOKENS_PER_S = 10_000
-"""How fast a replica prefills, if it does not say. Too much does little harm; with too little,
-requests that are long computed seem to wait, and others flee from them and from their own prefixes.
+"""Assumed prefill speed of a replica that does not report it.
+
+Too high a value does little harm. With too low a value, requests whose prefill is long done seem to
+wait, and other requests avoid the replica, even if it holds their own prefixes.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaLoad:
-    """A replica as it reported itself, and what this process did to it since. 0 stands for what is
-    not known, too.
+    """A replica's load: what it reported, and what this process did to it since.
 
-    queued_prefill_tokens: of prompts, not computed yet; running, waiting: streams; held_ms: for how
-    long the engine has waited for its frontend since its start. prefill_tokens_per_s may be left
-    out. waiting_tokens: what should be left by now of those queued and of those sent since.
-    sent_blocks: needed by the requests sent since; sent_streams: theirs, less those answered since,
-    so maybe negative. last_sent: seconds.
+    0 also stands for what is not known.
+
+    queued_prefill_tokens: of prompts, not computed yet.
+    running, waiting: streams.
+    held_ms: milliseconds that the engine has waited for its frontend since its start.
+    prefill_tokens_per_s: may be missing in a report.
+    waiting_tokens: how much should be left by now of the queued tokens and of those sent since.
+    sent_blocks: KV blocks that the requests sent since need.
+    sent_streams: streams of the requests sent since, less those answered since. It may be negative.
+    last_sent: when the last request was sent, in seconds.
     """
 
     free_blocks: int = 0
@@ -61,8 +78,12 @@ class ReplicaLoad:
 
     @classmethod
     def of(cls, stats: Mapping[str, Any], **since: Any) -> ReplicaLoad:
-        """stats: what `ModelReplica.record_routing_stats` returned; what is missing or no count is
-        left out."""
+        """Build the load from a report.
+
+        stats: what `ModelReplica.record_routing_stats` returned. Missing keys and invalid counts
+        get the default.
+        since: the fields of SINCE.
+        """
         counts = {
             name: value for name, value in stats.items() if name in REPORTED and type(value) is int
         }
@@ -77,22 +98,28 @@ class ReplicaLoad:
 
     @property
     def headroom_blocks(self) -> int:
-        """Free blocks that nobody needs soon: queued prompts will take theirs, and each running
-        stream one more."""
+        """Free blocks that nobody needs soon.
+
+        Requests sent since the report and queued prompts will take theirs, and each running stream
+        one more.
+        """
         queued = math.ceil(self.queued_prefill_tokens / self.block_size)
         return self.free_blocks - self.sent_blocks - queued - self.running
 
 
 SINCE = ("waiting_tokens", "sent_blocks", "sent_streams", "last_sent")
 REPORTED = tuple(field.name for field in fields(ReplicaLoad) if field.name not in SINCE)
-"""The keys of what a replica reports, all integers."""
+"""The keys of a replica's report, all with integer values."""
 
 LEAST = {"block_size": 1, "prefill_tokens_per_s": 1}
-"""What a reported count must be at least, if not 0."""
+"""Minimum of a reported count, where it is not 0."""
 
 
 def report_age_s(stats: Mapping[str, Any], unix_time_s: float) -> float:
-    """How long ago the report was true; clocks of two machines may differ by a little."""
+    """How many seconds ago the report was true.
+
+    The clocks of two machines may differ by a little.
+    """
     at_ms = stats.get(REPORTED_AT)
     return (
         min(max(0.0, unix_time_s - at_ms / 1000), MAX_REPORT_AGE_S)
@@ -106,8 +133,10 @@ def report_age_s(stats: Mapping[str, Any], unix_time_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one request asks of a replica: prefill tokens, KV blocks, streams. at: when it was
-    sent."""
+    """What one request asks of a replica: prefill tokens, KV blocks, streams.
+
+    at: when it was sent, in seconds.
+    """
 
     tokens: int
     blocks: int = 0
@@ -116,8 +145,10 @@ class Work:
 
 
 class SentLedger:
-    """What this process has sent to each replica and the replica's last report cannot know. One
-    thread, one clock."""
+    """What this process has sent to each replica and the replica's last report cannot include.
+
+    Used from one thread, with one clock.
+    """
 
     def __init__(self) -> None:
         # replica -> request -> work
@@ -130,9 +161,11 @@ class SentLedger:
         self._last_sent: dict[Hashable, float] = {}
 
     def planned(self, replica: Hashable, request: str, work: Work) -> None:
-        """The request is about to be sent there. It counts at once, else requests that come
-        together would all choose the same replica; and it counts only once, however often it is
-        planned."""
+        """Note that the request is about to be sent there.
+
+        It counts at once; otherwise requests that come together would all choose the same replica.
+        It counts only once, however often it is planned.
+        """
         self._planned[request] = replica, work
         for late in [
             name for name, (_, plan) in self._planned.items() if work.at - plan.at > PLANNED_S
@@ -143,14 +176,17 @@ class SentLedger:
         self._planned.pop(request, None)
 
     def sent(self, replica: Hashable, request: str, work: Work) -> None:
-        """The replica has taken the request."""
+        """Note that the replica has taken the request."""
         self._planned.pop(request, None)
         self._sent[replica].pop(request, None)  # so that the newest come last
         self._sent[replica][request] = work
         self._last_sent[replica] = work.at
 
     def answered(self, replica: Hashable, request: str, now: float) -> None:
-        """The request is done, or the replica has refused it. Also for one that was never noted."""
+        """Note that the request is done, or that the replica has refused it.
+
+        The request may be one that was never noted.
+        """
         if self._planned.get(request, (None,))[0] == replica:
             del self._planned[request]
         work = self._sent.get(replica, {}).pop(request, None)
@@ -159,7 +195,7 @@ class SentLedger:
             self._drop_answered(replica, now - ANSWERED_S)
 
     def reported(self, replica: Hashable, until: float) -> None:
-        """A report came: it knows what had happened until then."""
+        """Note that a report came, which includes what had happened by `until`."""
         self._known_until[replica] = until
         self._drop_answered(replica, until)
 
@@ -181,7 +217,7 @@ class SentLedger:
         return sum(work.tokens for work in works), len(works)
 
     def load(self, replica: Hashable, reported: ReplicaLoad, now: float) -> ReplicaLoad:
-        """What `reported`, the last report, has become by now."""
+        """Bring `reported`, the last report, up to date."""
         until = self._known_until.get(replica, -math.inf)
         new = list(
             takewhile(lambda work: work.at > until, reversed(self._sent.get(replica, {}).values()))
@@ -202,8 +238,10 @@ class SentLedger:
 
 
 def waiting_tokens(reported: ReplicaLoad, at: float, new: Iterable[Work], now: float) -> float:
-    """What is left to prefill of what was queued `at` and of what came since, at the replica's
-    speed."""
+    """How many tokens are left to prefill at `now`, at the replica's speed.
+
+    They are what was queued at `at`, and what came since (`new`).
+    """
     left, speed = float(reported.queued_prefill_tokens), reported.prefill_tokens_per_s
     for work in sorted(new, key=lambda work: work.at):
         left = max(0.0, left - speed * (work.at - at)) + work.tokens

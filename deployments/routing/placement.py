@@ -1,18 +1,21 @@
-"""Which replica computes a group: the policy, without Ray. All streams of a group go to one engine.
+"""Which replica computes a group: the placement policy, without Ray.
+
+All streams of a group go to one engine, that of the replica with the least cost:
 
     cost = prefill tokens waiting there
          + the group's own tokens
          - sum over its chunks held there of CHUNK_TOKENS / max(1, expected uses)
          + stream_tokens * streams there
 
-in tokens of prefill; the least wins. What divides a chunk's worth answers the one shared negative
-prompt, which would otherwise pull all traffic onto the replica that saw it first: computing such a
-chunk once more elsewhere is paid once and used many times, so each use bears 1 / uses of it. A
-chunk that would be evicted there before its next use counts in full.
+The unit is one token of prefill. The division by the expected uses is for a negative prompt that
+all requests share. Without the division, such a prompt would pull all traffic onto the replica that
+saw it first. Computing such a chunk once more on another replica is paid once and used many times,
+so each use bears 1 / uses of it. A chunk that would be evicted there before its next use counts in
+full.
 
-Before the cost stand two rules: a replica without KV blocks for all streams comes after those that
-have them, and so does one without slots. A session stays where it was while neither rule nor the
-load speaks against it.
+Two rules come before the cost: a replica without KV blocks for all streams comes after those that
+have them, and so does a replica without slots for all streams. A session stays where it was unless
+one of these rules or the load speaks against it.
 """
 
 from __future__ import annotations
@@ -30,22 +33,25 @@ from deployments.routing.loads import REPORT_AGE_S, ReplicaLoad, SentLedger, Wor
 from deployments.routing.prefixes import PrefixIndex
 
 R = TypeVar("R", bound=Hashable)
-"""A replica, by whatever the caller knows it."""
+"""A replica, identified by whatever the caller uses."""
 
 MAX_SESSIONS = 2**16
 
 TIE = 1 / 16
-"""Costs closer than this share of the group's own tokens are equal: streams decide, then whose turn
-it is."""
+"""Costs that differ by less than this share of the group's own tokens count as equal.
+
+Then the number of streams decides, and then which replica was sent a request least recently.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the policy weighs against each other.
+    """Weights of the policy.
 
-    stream_tokens: tokens of prefill that a stream there is worth, for it slows every step. A
-    session leaves a replica that has more than session_ratio times the least load, and
-    session_slack_tokens on top.
+    stream_tokens: tokens of prefill that one stream on a replica is worth, because it slows every
+    step.
+    session_ratio, session_slack_tokens: a session leaves a replica whose load is more than
+    session_ratio times the least load plus session_slack_tokens.
     """
 
     stream_tokens: float = 16.0
@@ -64,7 +70,10 @@ def choose(
     home: R | None = None,
     costs: Costs | None = None,
 ) -> list[R]:
-    """All candidates, the best first. home: where the request's session was before."""
+    """All candidates, the best first.
+
+    home: where the request's session was before.
+    """
     costs = costs or Costs()
     saved = savings(request, candidates, index, now)
     cost = {
@@ -97,15 +106,19 @@ def choose(
 def blocks_needed(
     request: GroupRequest, replica: Hashable, load: ReplicaLoad, index: PrefixIndex
 ) -> int:
-    """KV blocks that the request takes there: of chunks in use, such as the negative prompt's, it
-    takes none."""
+    """KV blocks that the request takes there.
+
+    Chunks in use, such as those of a shared negative prompt, take none.
+    """
     shared = sum(index.in_use(replica, prefix.chain) for prefix in request.prefixes)
     return request.blocks(load.block_size) - shared * CHUNK_TOKENS // load.block_size
 
 
 def lacks(request: GroupRequest, load: ReplicaLoad, num_blocks: int) -> tuple[bool, bool]:
-    """Whether the replica lacks (KV blocks, slots) for all streams of the request. What is not
-    known is not lacking."""
+    """Whether the replica lacks (KV blocks, slots) for all streams of the request.
+
+    An unknown value does not count as lacking.
+    """
     streams = load.streams + request.streams
     return (
         load.total_blocks > 0 and load.headroom_blocks < num_blocks,
@@ -114,7 +127,7 @@ def lacks(request: GroupRequest, load: ReplicaLoad, num_blocks: int) -> tuple[bo
 
 
 def load_tokens(load: ReplicaLoad, costs: Costs) -> float:
-    """What a request that shares nothing finds before it, in tokens of prefill."""
+    """The load that a request finds there, apart from its own tokens, in tokens of prefill."""
     return load.waiting_tokens + costs.stream_tokens * load.streams
 
 
@@ -137,7 +150,7 @@ def savings(
 
 
 def overloaded(home: ReplicaLoad, candidates: Mapping[R, ReplicaLoad], costs: Costs) -> bool:
-    """Whether a session had better leave, and its prefix with it."""
+    """Whether a session should leave `home`, although its prefix is cached there."""
     least = min(load_tokens(load, costs) for load in candidates.values())
     return load_tokens(home, costs) > costs.session_ratio * least + costs.session_slack_tokens
 
@@ -146,8 +159,10 @@ def overloaded(home: ReplicaLoad, candidates: Mapping[R, ReplicaLoad], costs: Co
 
 
 class Placer:
-    """`choose`, and all that it has to remember. Called from one thread; `now` in seconds, by one
-    clock."""
+    """`choose`, and all that it has to remember.
+
+    Called from one thread. `now` is in seconds, always by the same clock.
+    """
 
     def __init__(self, costs: Costs | None = None) -> None:
         self._costs = costs or Costs()
@@ -155,17 +170,18 @@ class Placer:
         self._ledger = SentLedger()
         self._replicas: set[Hashable] = set()
         self._stats: dict[Hashable, Mapping[str, Any]] = {}
-        self._reported: dict[Hashable, tuple[ReplicaLoad, float]] = {}  # and when it was true
+        self._reported: dict[Hashable, tuple[ReplicaLoad, float]] = {}  # load, and when it was true
         self._ongoing: dict[tuple[Hashable, str], GroupRequest] = {}
-        self._homes: OrderedDict[str, Hashable] = (
-            OrderedDict()
-        )  # session -> replica, least recently used first
+        # session -> replica, least recently used first
+        self._homes: OrderedDict[str, Hashable] = OrderedDict()
 
     def rank(
         self, name: str, request: GroupRequest, replicas: Collection[R], now: float
     ) -> list[R]:
-        """`replicas`, the best first, for the request of this name; at the first it counts at
-        once."""
+        """`replicas`, the best first, for the request of this name.
+
+        From now on, the request counts as load of the first replica.
+        """
         self._ledger.unplan(name)
         home: Any = self._homes.get(request.session) if request.session else None
         ranked = choose(request, self.loads(replicas, now), self._index, now, home, self._costs)
@@ -174,7 +190,7 @@ class Placer:
         return ranked
 
     def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> None:
-        """The replica has taken the request."""
+        """Note that the replica has taken the request."""
         self._ledger.sent(replica, name, self._work(request, replica, now))
         self._ongoing[replica, name] = request
         for prefix in request.prefixes:
@@ -190,7 +206,10 @@ class Placer:
                 self._homes.popitem(last=False)
 
     def answered(self, name: str, replica: Hashable, now: float) -> None:
-        """The request is done, or the replica has refused it; or it was never noted."""
+        """Note that the request is done, or that the replica has refused it.
+
+        The request may be one that was never noted.
+        """
         self._ledger.answered(replica, name, now)
         if request := self._ongoing.pop((replica, name), None):
             for prefix in request.prefixes:
@@ -199,8 +218,10 @@ class Placer:
     def report(
         self, replica: Hashable, stats: Mapping[str, Any], now: float, age_s: float = REPORT_AGE_S
     ) -> None:
-        """What the replica said of itself age_s ago. Said again, it is no news: another replica's
-        report came."""
+        """Note what the replica reported of itself age_s ago.
+
+        An unchanged report is ignored: Serve passes it again whenever another replica reports.
+        """
         if not stats or stats == self._stats.get(replica):
             return
         load = ReplicaLoad.of(stats)
@@ -210,7 +231,7 @@ class Placer:
             self._index.resize(replica, load.total_blocks * load.block_size // CHUNK_TOKENS)
 
     def least_loaded(self, replicas: Collection[R], now: float) -> list[R]:
-        """`replicas`, for a call that computes nothing: fewest streams first."""
+        """`replicas`, fewest streams first, for a call that computes nothing."""
         loads = self.loads(replicas, now)
         return sorted(replicas, key=lambda replica: loads[replica].streams)
 
@@ -218,11 +239,11 @@ class Placer:
         return {r: self._ledger.load(r, self._last_report(r)[0], now) for r in replicas}
 
     def reported_at(self, replicas: Collection[R]) -> float:
-        """When the oldest of their reports was true; -inf if one has none."""
+        """When the oldest of their reports was true; -inf if a replica has none."""
         return min((self._last_report(replica)[1] for replica in replicas), default=-math.inf)
 
     def forget(self, replica: Hashable) -> None:
-        """The replica is gone, its cache and its sessions with it."""
+        """Forget a replica that is gone, with its cache and its sessions."""
         self._index.forget(replica)
         self._ledger.forget(replica)
         self._stats.pop(replica, None)
@@ -235,7 +256,7 @@ class Placer:
         )
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
-        """Forget all others."""
+        """Forget all other replicas."""
         for replica in self._replicas - set(replicas):
             self.forget(replica)
         self._replicas = set(replicas)

@@ -1,10 +1,6 @@
-"""What the two streams of a request begin with, and which replica is believed to hold it: text in,
-chunk hashes out.
+"""Which replica is believed to hold which chunks of prefixes, and how often each is asked for.
 
-The ingress has no tokenizer, so prefixes are compared as text: chunks of 128 bytes, about 32
-tokens, which is two KV blocks. Each chunk's hash includes everything before it, as vLLM's block
-hashes do. The hash is BLAKE2b, not Python's `hash`: it is the same in every process and in every
-run, so decisions can be replayed, and clients cannot make chunks collide.
+A chunk is the hash of a piece of a prompt and of all that comes before it (requests/prefixes.py).
 """
 
 from __future__ import annotations
@@ -24,15 +20,14 @@ Replica: TypeAlias = Hashable
 class Popularity:
     """How often each chunk was asked for lately: counts that decay with exp(-age / window_s).
 
-    The least recently asked are forgotten beyond `capacity` chunks. `now`: seconds, any clock that
-    does not go back.
+    Beyond `capacity` chunks, those that were asked for least recently are forgotten. `now` is in
+    seconds, by any clock that does not go back.
     """
 
     def __init__(self, window_s: float, capacity: int = 2**17) -> None:
         self._window_s, self._capacity = window_s, capacity
-        self._counts: OrderedDict[bytes, tuple[float, float]] = (
-            OrderedDict()
-        )  # chunk -> count, and when
+        # chunk -> count, and when it was true
+        self._counts: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
 
     def asked(self, chain: Sequence[bytes], now: float) -> None:
         for chunk in chain:
@@ -42,39 +37,42 @@ class Popularity:
             self._counts.popitem(last=False)
 
     def count(self, chunk: bytes, now: float) -> float:
-        """Requests for `chunk` in the last window_s, older ones counting less."""
+        """How often `chunk` was asked for in the last window_s; older requests count less."""
         count, at = self._counts.get(chunk, (0.0, now))
         return count * math.exp((at - now) / self._window_s)
 
 
 class PrefixIndex:
-    """The chunks that each replica is believed to hold: an LRU for each, as vLLM keeps its cached
-    blocks.
+    """The chunks that each replica is believed to hold: an LRU list for each replica.
 
-    A chain is touched from its end to its root, so parents are always more recent than their
-    children, and what is evicted first is a leaf. Called from one thread; `now` as for Popularity.
+    vLLM keeps its cached blocks in the same way. A chain is touched from its end to its root, so
+    parents are always more recent than their children, and the chunk that is evicted first is a
+    leaf. Called from one thread. `now` is as for Popularity.
     """
 
     def __init__(self, window_s: float = 120.0, default_capacity: int = 4096) -> None:
-        """window_s: how far back requests count; default_capacity: in chunks, of replicas whose KV
-        is not known."""
+        """Create an empty index.
+
+        window_s: how far back requests count, in seconds.
+        default_capacity: chunks that a replica can hold if its KV cache size is not known.
+        """
         self.window_s = window_s
         self.lifetime_s = window_s
-        """How long a chunk that nobody asks for stays, at most window_s: learnt from what is
-        evicted."""
+        """Seconds for which a chunk that nobody asks for stays cached.
+
+        They are learnt from what is evicted, and are at most window_s.
+        """
         self._default_capacity = default_capacity
         self._capacity: dict[Replica, int] = {}
-        self._held: dict[
-            Replica, OrderedDict[bytes, tuple[bytes, float]]
-        ] = {}  # chunk -> parent, last used
-        self._users: defaultdict[Replica, Counter[bytes]] = defaultdict(
-            Counter
-        )  # chunk -> streams at work with it
+        # replica -> chunk -> parent, last used
+        self._held: dict[Replica, OrderedDict[bytes, tuple[bytes, float]]] = {}
+        # replica -> chunk -> streams that use it
+        self._users: defaultdict[Replica, Counter[bytes]] = defaultdict(Counter)
         self._popularity = Popularity(window_s)
         self._serial = count()
 
     def resize(self, replica: Replica, num_chunks: int) -> None:
-        """Set what a replica can hold; what is too much goes at the next `add`."""
+        """Set how many chunks a replica can hold; the next `add` evicts what is too much."""
         self._capacity[replica] = num_chunks
 
     def matched(self, replica: Replica, chain: Sequence[bytes]) -> int:
@@ -85,9 +83,12 @@ class PrefixIndex:
     def add(
         self, replica: Replica, chain: Sequence[bytes], now: float, own_chunks: int = 0
     ) -> None:
-        """The replica computes `chain`, or has it and uses it again. own_chunks: how much KV the
-        stream takes besides, for its output and for what fills no chunk: cached too, until evicted,
-        but found by nobody."""
+        """Note that the replica computes `chain`, or has it and uses it again.
+
+        own_chunks: how much other KV the stream takes, in chunks: for its output, and for the part
+        of the prompt that fills no chunk. This KV is cached too, until evicted, but no other
+        request can match it.
+        """
         held = self._held.setdefault(replica, OrderedDict())
         capacity = self._capacity.get(replica, self._default_capacity)
         for _ in range(min(own_chunks, capacity - len(chain))):
@@ -101,7 +102,7 @@ class PrefixIndex:
         self._popularity.asked(chain, now)
 
     def hold(self, replica: Replica, chain: Sequence[bytes]) -> None:
-        """A stream there is at work with `chain`, until as many calls of `release`."""
+        """Note that a stream there uses `chain`, until `release` is called as often."""
         self._users[replica].update(chain)
 
     def release(self, replica: Replica, chain: Sequence[bytes]) -> None:
@@ -112,28 +113,32 @@ class PrefixIndex:
                 del users[chunk]
 
     def in_use(self, replica: Replica, chain: Sequence[bytes]) -> int:
-        """How many chunks from the start of `chain` streams are at work with: one more takes no KV
-        for them."""
+        """How many chunks from the start of `chain` are in use by streams there.
+
+        One more stream takes no KV for them.
+        """
         users = self._users.get(replica, Counter())
         return next((i for i, chunk in enumerate(chain) if chunk not in users), len(chain))
 
     def _learn_lifetime(self, idle_s: float) -> None:
-        """A moving average over the last hundred evictions or so."""
+        """Update a moving average over about the last hundred evictions."""
         self.lifetime_s += (min(idle_s, self.window_s) - self.lifetime_s) / 100
 
     def expected_uses(self, chunk: bytes, now: float, num_replicas: int) -> float:
-        """How often one replica would use `chunk` before evicting it, if all replicas shared its
-        requests evenly."""
+        """How often one replica would use `chunk` before evicting it.
+
+        The estimate assumes that all replicas share the chunk's requests evenly.
+        """
         rate = self._popularity.count(chunk, now) / self.window_s
         return rate * self.lifetime_s / num_replicas
 
     def forget(self, replica: Replica) -> None:
-        """The replica is gone, and its cache with it."""
+        """Forget a replica that is gone, with its cache."""
         for table in (self._held, self._users, self._capacity):
             table.pop(replica, None)
 
     def check_integrity(self) -> None:
-        """Parents are held, and more recent than their children."""
+        """For tests: assert that parents are held, and are more recent than their children."""
         for held in self._held.values():
             place = {chunk: i for i, chunk in enumerate(held)}
             for chunk, (parent, last_used) in held.items():

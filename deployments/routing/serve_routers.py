@@ -1,14 +1,14 @@
-"""Serve's request routers of this application.
+"""Ray Serve's request routers of this application.
 
-An encoder replica gets requests by their tokens, a generator replica by prefixes and load. Serve's
-own choice is the shorter of two queues, in requests; but requests differ a thousandfold in size,
-and in what is cached of them where. Public API of Ray Serve 2.60 (`ray.serve.request_router`,
-alpha), but for PRIVATE.
+An encoder replica is chosen by queued tokens, a generator replica by prefixes and load. Serve's own
+policy takes the shorter of two queues, in requests. But requests differ a thousandfold in size, and
+in how much of them each replica has cached. The routers use the public API of Ray Serve 2.60
+(`ray.serve.request_router`, alpha), except for the names in PRIVATE.
 
-A router lives where a handle is used, so in the ingress. Serve makes one for each handle, and calls
-all of its methods from one event loop, which may have a thread of its own. Serve also pickles the
-class by value, and with it every object of this module that it uses: there must be no state here
-outside the instances (see shared.py).
+A router lives in the process that uses a handle, which is the ingress. Serve makes one router for
+each handle, and calls all of its methods from one event loop, which may have a thread of its own.
+Serve also pickles the class by value, with every object of this module that it uses. Therefore this
+module must have no state outside the instances (see routing/shared.py).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ PRIVATE = {
         "_get_pending_request_matching_internal_request_id",
     ),
 }
-"""Names of Ray that are not public."""
+"""Names of Ray that are used here and are not public."""
 
 QUEUED_TOKENS = "queued_tokens"
 """The key in what an encoder replica's `record_routing_stats` returns."""
 
 
 class QueuedTokensRouter(FIFOMixin, RequestRouter):
-    """Ranks replicas by queued tokens: those they report, and between two reports those sent.
+    """Ranks replicas by queued tokens: those they report, and those sent between two reports.
 
-    Replicas that cannot take a request now are skipped by Serve.
+    Serve skips replicas that cannot take a request now.
     """
 
     @override
@@ -62,16 +62,16 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:
-            # All replicas are offered at once.
+            # All replicas are offered at once, so Serve must pause before it asks again.
             pending_request.routing_context.should_backoff = True
         return [[replica] for replica in sorted(candidate_replicas, key=self._load)]
 
     def _load(self, replica: RunningReplica) -> tuple[int, int]:
-        """(tokens, requests) to compare replicas by.
+        """(tokens, requests), by which replicas are compared.
 
-        The report knows of other routers' requests too, and is old; what this router has sent is
-        certain. So the larger counts. The number of ongoing requests, as last heard from the
-        replica, decides between equals.
+        The report includes the requests of other routers, but is old. What this router has sent is
+        certain. So the larger number counts. Between equals, the number of ongoing requests
+        decides, as last heard from the replica.
         """
         reported = int(replica.routing_stats.get(QUEUED_TOKENS, 0))
         tokens, requests = self._ledger.unanswered(replica.replica_id)
@@ -110,15 +110,18 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
 class GroupRouter(FIFOMixin, RequestRouter):
     """Ranks the replicas for a whole group, by `placement.choose`.
 
-    Calls that carry no group go where the fewest streams are. Replicas report the keys
+    Calls that carry no group go to the replica with the fewest streams. Replicas report the keys
     `loads.REPORTED`, and REPORTED_AT, by `record_routing_stats`. Each request goes to the replica
-    that was chosen for it, and not, as FIFOMixin alone would have it, to one that was chosen for a
-    later one.
+    that was chosen for it. With FIFOMixin alone, it could go to a replica that was chosen for a
+    later request.
     """
 
     @override
     def initialize_state(self, **costs: float) -> None:
-        """costs: the fields of `placement.Costs`, from `request_router_kwargs`."""
+        """Called by Serve at the start.
+
+        costs: the fields of `placement.Costs`, from `request_router_kwargs`.
+        """
         self._placer = Placer(Costs(**costs))
         self._deployment: str | None = None
 
@@ -130,7 +133,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Called for each request, and again after a pause while all replicas are full.
 
-        All are ranked: Serve goes on to the next if one cannot take a request now.
+        Returns all replicas, ranked. Serve goes on to the next if one cannot take a request now.
         """
         candidates = {replica.replica_id: replica for replica in candidate_replicas}
         by_id = {replica_id: candidates[replica_id] for replica_id in shared.usable(candidates)}
@@ -143,7 +146,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
             if ranked:
                 shared.dispatched(call.call_id, ranked[0])
         if pending_request is not None:
-            # All replicas are offered at once.
+            # All replicas are offered at once, so Serve must pause before it asks again.
             pending_request.routing_context.should_backoff = True
         return [[by_id[replica_id]] for replica_id in ranked]
 
@@ -153,8 +156,8 @@ class GroupRouter(FIFOMixin, RequestRouter):
     ) -> PendingRequest | None:
         """Called by FIFOMixin when a replica is free for the request of this metadata.
 
-        None: the first in line gets it, which happens only to calls that share their id with
-        another one.
+        If this returns None, the first request in line gets the replica. That happens only to calls
+        that share their id with another call.
         """
         return self._get_pending_request_matching_internal_request_id(request_metadata)
 
@@ -197,7 +200,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
         self._publish()
 
     def _publish(self) -> None:
-        """Tell the ingress. Before the first replica there is nothing to tell."""
+        """Publish the loads to the ingress, once there has been a replica."""
         if self._deployment is not None:
             replicas = self.curr_replicas
             loads = self._placer.loads(replicas, time.monotonic())

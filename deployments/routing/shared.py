@@ -1,8 +1,9 @@
 """The process-wide state of an ingress: all of it, with a reset for tests.
 
 The ingress and its request routers live in one process. Serve may give a router a thread of its
-own, and it pickles the router's class by value, with every object of the router's module. So what
-the two share is here, behind functions and locks. Call the functions; never import the tables.
+own, and it pickles the router's class by value, with every object of the router's module. Therefore
+the state that both use is here, behind functions and locks. Call the functions; never import the
+tables.
 
 - What the replicas of each deployment report (`publish`, `fleet`).
 - Which replica each call went to (`expected`, `dispatched`).
@@ -27,23 +28,29 @@ from deployments.routing.loads import REPORTED, ReplicaLoad
 R = TypeVar("R", bound=Hashable)
 
 SUSPECT_S = 60.0
-"""How long a replica that fell silent gets nothing while there is another. Serve's own health
-checks decide about it meanwhile."""
+"""Seconds for which a replica that fell silent gets nothing while there is another one.
+
+Meanwhile Serve's own health checks decide about it.
+"""
 
 LOST_S = 10.0
-"""How long a replica whose engine is dead gets nothing. It leaves within a second, and answers
-until then."""
+"""Seconds for which a replica whose engine is dead gets nothing.
+
+Its process exits within a second, and answers until then.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetView:
     """Sums over the running replicas of one deployment; fields as in ReplicaLoad.
 
-    They are as of the moment when this process last sent a request or got an answer, or a report
-    came. max_model_len is the same for all, and no sum.
+    The values are those of the last time that this process sent a request, got an answer or got a
+    report.
 
-    replicas: running. reporting: those that have told of their KV blocks. report_age_s: of the
-    oldest report; inf if a replica has not reported.
+    max_model_len: not a sum; it is the same for all replicas.
+    replicas: running.
+    reporting: replicas that have reported their KV blocks.
+    report_age_s: age of the oldest report; inf if a replica has not reported.
     """
 
     replicas: int = 0
@@ -68,7 +75,8 @@ _SUMMED = tuple(
 class Dispatch:
     """Where a call went.
 
-    replica: None while there is none for it. at: when it was sent there, by time.monotonic.
+    replica: None until the call has one.
+    at: when the call was sent there, by time.monotonic.
     """
 
     def __init__(self) -> None:
@@ -93,7 +101,7 @@ _state = _State()
 
 
 def reset() -> None:
-    """Forget everything. For tests."""
+    """For tests: forget everything."""
     global _state
     _state = _State()
 
@@ -102,7 +110,9 @@ def reset() -> None:
 
 
 def publish(deployment: str, loads: Iterable[ReplicaLoad], reported_at: float) -> None:
-    """Called by a request router, in its thread.
+    """Store the loads of a deployment.
+
+    Called by a request router, in its thread.
 
     reported_at: when the oldest report was true, by time.monotonic; -inf if a replica has not
     reported.
@@ -113,7 +123,10 @@ def publish(deployment: str, loads: Iterable[ReplicaLoad], reported_at: float) -
 
 
 def fleet(deployment: str) -> FleetView:
-    """Called by the ingress. A deployment of which nothing is known has no replicas."""
+    """Sum up the loads of a deployment.
+
+    Called by the ingress. A deployment of which nothing is known has no replicas.
+    """
     with _state.lock:
         loads, reported_at = _state.fleets.get(deployment, ((), -math.inf))
     return FleetView(
@@ -130,7 +143,7 @@ def fleet(deployment: str) -> FleetView:
 
 @contextmanager
 def expected(call_id: str) -> Iterator[Dispatch]:
-    """Called by the ingress around a call of this id."""
+    """Called by the ingress around a call of this id, to record where the call goes."""
     dispatch = Dispatch()
     with _state.lock:
         _state.calls[call_id] = dispatch
@@ -142,9 +155,10 @@ def expected(call_id: str) -> Iterator[Dispatch]:
 
 
 def dispatched(call_id: str, replica: Hashable) -> None:
-    """Called by a request router when it sends the call to a replica, and when that has taken it.
+    """Note the replica of a call.
 
-    In between the replica may refuse the call because it is full.
+    Called by a request router when it sends the call to a replica, and when the replica has taken
+    it. In between, the replica may refuse the call because it is full.
     """
     with _state.lock:
         dispatch = _state.calls.get(call_id)
@@ -156,19 +170,20 @@ def dispatched(call_id: str, replica: Hashable) -> None:
 
 
 def suspect(replica: Hashable | None) -> None:
-    """Called by the ingress: the replica fell silent. None: nobody knows which."""
+    """Note that a replica (None: unknown which) fell silent; called by the ingress."""
     _note(_state.suspects, replica, SUSPECT_S)
 
 
 def lost(replica: Hashable | None) -> None:
-    """Called by the ingress: the replica or Ray said that its engine is dead. None: as above."""
+    """Note that the engine of a replica (None: unknown which) is dead; called by the ingress."""
     _note(_state.lost, replica, LOST_S)
 
 
 def usable(replicas: Iterable[R]) -> list[R]:
-    """Those of `replicas` that may get a call now. Called by a request router.
+    """Those of `replicas` that may get a call now.
 
-    None that is lost, for its successor comes; a suspect only if there is no other.
+    Called by a request router. A lost replica is never among them, because another one will replace
+    it. A suspect is among them only if there is no other.
     """
     gone, suspects = _present(_state.lost), _present(_state.suspects)
     alive = [replica for replica in replicas if replica not in gone]
@@ -193,12 +208,12 @@ def _present(table: dict[Hashable, float]) -> frozenset[Hashable]:
 
 
 def lookout() -> Lookout:
-    """The one of this process."""
+    """The Lookout of this process."""
     return _state.lookout
 
 
 def enforce(policy: Any) -> None:
-    """From now on the HTTP guard follows `policy` (ingress/guard.py)."""
+    """Set the policy that the HTTP guard follows from now on (ingress/guard.py)."""
     _state.policy = policy
 
 

@@ -1,10 +1,10 @@
-"""A model directory, read as sentence-transformers reads it: what it computes, and how. No torch
-here.
+"""Reads a model directory as sentence-transformers does: what the model computes, and how.
 
-Understood: `config.json`, `modules.json` (Transformer, Pooling, Dense, Normalize, MLMTransformer,
+It reads `config.json`, `modules.json` (Transformer, Pooling, Dense, Normalize, MLMTransformer,
 SpladePooling), `1_Pooling/config.json`, `sentence_bert_config.json`,
 `config_sentence_transformers.json`, and the head files of bge-m3 (`sparse_linear.pt`,
-`colbert_linear.pt`). Anything else that would change the result is an error.
+`colbert_linear.pt`). Anything else that would change the result is an error. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ Head = Literal["embedding", "classifier", "splade"]
 
 @dataclass(frozen=True, kw_only=True)
 class DenseLayer:
-    """A `Dense` module behind the pooling: the directory of its weights, and its activation
-    (torch.nn class name)."""
+    """A `Dense` module after the pooling.
+
+    path: the directory of its weights.
+
+    activation: the name of a class of torch.nn.
+    """
 
     path: Path
     activation: str
@@ -53,17 +57,17 @@ class ModelInfo:
     max_input_tokens: int
     vocab_size: int
     labels: tuple[str, ...] = ()
-    """Of a classifier, in the order of its scores."""
+    """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     matryoshka: bool = False
-    """Whether `dimensions` may be asked for."""
+    """Whether requests may set `dimensions`."""
     matryoshka_dimensions: tuple[int, ...] = ()
-    """The dimensions it was trained for; empty: any."""
+    """The dimensions that the model was trained for. Empty: any are allowed."""
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether it scores a query with a document: a cross-encoder."""
+        """Whether the model is a cross-encoder, which scores a query with a document."""
         return "classify" in self.tasks and len(self.labels) == 1
 
     def check_dimensions(self, dimensions: int) -> None:
@@ -83,10 +87,10 @@ class ModelInfo:
             raise RequestError(f"{name} is {dimensions}: this model has {self.dimension}.", name)
 
     def prompt_text(self, name: str | None, text: str | None) -> str:
-        """What to put in front of texts: the prompt called `name`, `text` itself, or the
-        checkpoint's default.
+        """The text to put in front of inputs.
 
-        Raises RequestError if both are given, or if there is no such prompt.
+        It is the prompt called `name`, or `text` itself, or the checkpoint's default if both are
+        None. Raises RequestError if both are given, or if there is no such prompt.
         """
         if name is not None and text is not None:
             raise RequestError(
@@ -108,21 +112,21 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """All that the files of a model directory say, defaults filled in."""
+    """Everything that the files of a model directory say, with defaults filled in."""
 
     path: Path
     config: Mapping[str, Any]
     head: Head
     poolings: tuple[str, ...] = ("mean",)
-    """More than one are concatenated."""
+    """The results of several poolings are concatenated."""
     include_prompt: bool = True
-    """Whether the prompt's tokens are pooled, too."""
+    """Whether the tokens of the prompt are pooled, too."""
     dense: tuple[DenseLayer, ...] = ()
     normalize: bool = False
     splade_twice: bool = False
     """Whether the logarithm is applied twice (activation `log1p_relu`)."""
     splade_sum: bool = False
-    """Whether tokens' weights are summed rather than maximised."""
+    """Whether weights are summed over the tokens instead of maximised."""
     has_bge_m3_heads: bool = False
     max_seq_length: int | None = None
     lower_case: bool = False
@@ -130,7 +134,7 @@ class Checkpoint:
     default_prompt_name: str | None = None
     labels: tuple[str, ...] = ()
     activation: Literal["sigmoid", "softmax", "identity"] = "identity"
-    """Of a classifier's logits."""
+    """The activation for the logits of a classifier."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
 
@@ -156,8 +160,10 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, options: EngineOptions) -> Checkpoint:
-    """Read the directory `path`. Raises ConfigError, with a sentence, for what cannot be followed
-    exactly."""
+    """Read the directory `path`.
+
+    Raises ConfigError for settings that cannot be followed exactly.
+    """
     config = _json(path / "config.json")
     if not config:
         raise ConfigError(f"{path} has no config.json: name the directory of a transformers model.")
@@ -175,10 +181,10 @@ def read_checkpoint(path: Path, options: EngineOptions) -> Checkpoint:
 
 
 def locate(model: str) -> Path:
-    """The directory of `model`: a directory, or a name on the Hugging Face hub, which is then
-    downloaded.
+    """The directory of `model`, which is a directory or a name on the Hugging Face hub.
 
-    Raises ConfigError if neither is there.
+    A model on the hub is downloaded. Raises ConfigError if there is no such directory, or if the
+    download fails.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -237,7 +243,10 @@ def _sentence_transformers_settings(path: Path, config: Mapping[str, Any]) -> di
 
 
 def _modules(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
-    """What modules.json says. The order is checked: Transformer, Pooling, Dense..., Normalize."""
+    """The settings of modules.json. The order must be Transformer, Pooling, Dense..., Normalize.
+
+    SPLADE models have MLMTransformer, SpladePooling instead. Raises ConfigError for anything else.
+    """
     kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
     configs = [_json(path / module["path"] / "config.json") for module in modules]
     if kinds == ["MLMTransformer", "SpladePooling"]:
@@ -304,8 +313,10 @@ def _dense(path: Path, config: Mapping[str, Any]) -> DenseLayer:
 
 
 def _without_modules(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """As sentence-transformers: the mean, but the last token of a model that was made to
-    generate."""
+    """The settings of a directory without modules.json, as sentence-transformers has them.
+
+    The pooling is the last token for a causal language model, and the mean for other models.
+    """
     generates = architecture.endswith("ForCausalLM") and config.get("is_causal", True)
     return {"head": "embedding", "poolings": ("last",) if generates else ("mean",)}
 
@@ -323,8 +334,10 @@ def _overrides(options: EngineOptions) -> dict[str, Any]:
 
 
 def _bge_m3(path: Path) -> dict[str, Any]:
-    """Dense vectors of bge-m3 are its normalised CLS states, whether modules.json is there or
-    not."""
+    """The settings of bge-m3, whether modules.json exists or not; empty for other models.
+
+    Its dense vectors are its normalised CLS states.
+    """
     if not (path / "sparse_linear.pt").is_file() or not (path / "colbert_linear.pt").is_file():
         return {}
     return {"has_bge_m3_heads": True, "poolings": ("cls",), "normalize": True}
@@ -345,13 +358,17 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _classifier_activation(
     config: Mapping[str, Any], num_labels: int
 ) -> Literal["sigmoid", "softmax", "identity"]:
-    """What vLLM applies: the checkpoint's own word, else by the kind of problem."""
+    """The activation that vLLM applies: the one that the checkpoint names, else by problem type."""
     saved = (config.get("sentence_transformers") or {}).get("activation_fn")
     saved = str(saved or config.get("sbert_ce_default_activation_function") or "").rsplit(".", 1)[
         -1
     ]
     if saved in ("Identity", "Sigmoid", "Softmax"):
-        return {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}[saved]  # type: ignore[return-value]
+        return {  # type: ignore[return-value]
+            "Identity": "identity",
+            "Sigmoid": "sigmoid",
+            "Softmax": "softmax",
+        }[saved]
     if saved:
         raise ConfigError(
             f"the activation {saved} of this classifier is not known here: Identity, Sigmoid,"

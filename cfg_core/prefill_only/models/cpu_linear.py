@@ -1,8 +1,8 @@
-"""Linear layers whose weights oneDNN has laid out once, at load, for the CPU at hand.
+"""Linear layers whose weights oneDNN lays out once, at load, for the CPU of this machine.
 
-torch's own `nn.Linear` hands oneDNN a plain matrix, which is rearranged at every call. The
-operators used here are those that torch.compile emits for frozen weights; they are not public:
-`PRIVATE` lists them for tests/contract.
+torch's own `nn.Linear` passes a plain matrix to oneDNN, which rearranges it in every call. The
+operators used here are those that torch.compile emits for frozen weights. They are not public;
+`PRIVATE` lists them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ PRIVATE = (
 """Operators of torch.ops.mkldnn that this module calls."""
 
 ROW_MULTIPLE = 32
-"""oneDNN makes, and keeps, a kernel for each number of rows that it meets: rows are rounded up to
-multiples of this, else every batch would pay milliseconds for kernels of its own, and memory would
-grow by hundreds of megabytes."""
+"""The number of rows of a forward is rounded up to a multiple of this.
 
-_MIN_WEIGHTS = 16_384  # below, the call costs more than the layout saves
+oneDNN compiles and keeps a kernel for each number of rows. Without rounding, every batch would
+spend milliseconds on kernels of its own, and memory would grow by hundreds of megabytes.
+"""
+
+_MIN_WEIGHTS = 16_384  # for fewer weights, the call costs more than the layout saves
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference on the CPU, `gelu` (the exact one) applied in the same pass if
-    asked for.
+    """`nn.Linear` for inference on the CPU. Its weights cannot be changed or saved.
 
-    Weights cannot be changed or saved any more.
+    gelu: apply the exact GELU in the same pass.
     """
 
     def __init__(self, linear: nn.Linear, *, gelu: bool = False) -> None:
@@ -69,8 +70,11 @@ def pack_linears(model: nn.Module) -> int:
 
 
 def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether it is a plain linear layer of a type that oneDNN has kernels for on this CPU. torch
-    computes the others without, more slowly: bfloat16 on a CPU with AVX2 alone."""
+    """Whether `module` is a plain linear layer of a dtype that oneDNN supports on this CPU.
+
+    torch computes other layers without oneDNN, more slowly. An example is bfloat16 on a CPU that
+    has only AVX2.
+    """
     if type(module) is not nn.Linear:
         return False
     operators = torch.ops.mkldnn
@@ -82,8 +86,10 @@ def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
 
 
 def _fuse_gelu(module: nn.Module) -> int:
-    """BERT and its kin: `dense`, then `intermediate_act_fn`, are two passes over the widest rows of
-    the model."""
+    """Fuse `dense` and `intermediate_act_fn` of a BERT-like layer; returns how many were fused.
+
+    Separately, they are two passes over the widest rows of the model.
+    """
     dense = getattr(module, "dense", None)
     if not _can_be_packed(dense) or not isinstance(
         getattr(module, "intermediate_act_fn", None), GELUActivation

@@ -1,8 +1,8 @@
-"""Which architectures run here, and why the others do not. No torch here.
+"""Which architectures run here, and why the others do not. Does not import torch.
 
-A family is on the list because tests/encoders compares it, packed, with its own padded forward in
-transformers. What is not on the list is refused: an encoder that ignores a bias or a mask gives
-vectors that look right and are not.
+Each family on the list has a test in tests/encoders, which compares its packed forward with its own
+padded forward in transformers. Other families are refused, because an encoder that ignores a bias
+or a mask gives vectors that look right but are wrong.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ REASONS = {
 
 
 def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
-    """Raise CompatibilityError, with the reason, if this checkpoint cannot be computed exactly
-    here."""
+    """Raise CompatibilityError, with the reason, if this checkpoint cannot be computed exactly."""
     config, kind = checkpoint.config, checkpoint.model_type
     if config.get("position_embedding_type", "absolute") not in ("absolute", "rope", "rotary"):
         _refuse(kind, _ALIBI if "alibi" in str(config["position_embedding_type"]) else _RELATIVE)
@@ -76,7 +75,7 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
 
 
 def is_causal(checkpoint: Checkpoint, options: EngineOptions) -> bool | None:
-    """Whether tokens see only what is before them; None: as the architecture has it."""
+    """Whether attention is causal; None: as the architecture has it."""
     return _is_causal(checkpoint.config, options)
 
 

@@ -1,7 +1,7 @@
-"""Loading a transformers model for packed forwards: device, dtype, attention, and the causal
-switch.
+"""Loads a transformers model for packed forwards: device, dtype, attention and causality.
 
-transformers' models are `Any` here: it is not typed strictly, and what is used of them is little.
+transformers' models are `Any` here, because the library is not typed strictly and little of them is
+used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def choose_device(options: EngineOptions) -> torch.device:
-    """The device of `options`; raises ConfigError if it is not there."""
+    """The device that `options` name. Raises ConfigError if this machine does not have it."""
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,11 +50,14 @@ def load_model(
     dtype: torch.dtype,
     causal: bool | None,
 ) -> Any:
-    """The model of `checkpoint` in evaluation mode, ready for packed forwards with the attention of
-    that name.
+    """Load the model of `checkpoint` in evaluation mode, for packed forwards.
 
-    Raises ConfigError if the checkpoint lacks weights that matter, CompatibilityError if the model
-    cannot be told where sequences begin.
+    attention: name under which attention.install has registered a backend.
+
+    causal: whether attention is causal; None leaves it as the architecture has it.
+
+    Raises ConfigError if the checkpoint lacks weights that the result depends on, and
+    CompatibilityError if the model takes no position_ids, which mark where sequences begin.
     """
     model = _from_files(checkpoint, attention, dtype).eval()
     if causal is not None:
@@ -95,8 +98,10 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
 
 
 def _set_causal(model: Any, causal: bool) -> None:
-    """Set on the modules, not in the forward: transformers writes a forward's `is_causal` into the
-    shared config."""
+    """Set `is_causal` on the modules of the model.
+
+    It is not passed to the forward, because transformers would write it into the shared config.
+    """
     for module in model.modules():
         if isinstance(getattr(module, "is_causal", None), bool):
             module.is_causal = causal
@@ -111,18 +116,20 @@ def _check_forward(model: Any) -> None:
 
 
 def backbone_of(model: Any) -> Any:
-    """The part of `model` that makes token states: the model itself if it has no head."""
+    """The part of `model` that computes token states: the model itself if it has no head."""
     return getattr(model, model.base_model_prefix, model)
 
 
 def parameters_of(module: nn.Module) -> set[str]:
-    """Names of the arguments of a module's forward, seen through transformers' decorators."""
+    """Names of the arguments of a module's forward, also if transformers has decorated it."""
     return set(inspect.signature(module.forward).parameters)
 
 
 def first_position(model: Any) -> int:
-    """The position of a sequence's first token: behind the padding index where position embeddings
-    have one (XLM-R)."""
+    """The position of a sequence's first token.
+
+    It is 0, or the position after the padding index if position embeddings have one (XLM-R).
+    """
     for module in model.modules():
         index = getattr(module, "padding_idx", None)
         if isinstance(index, int) and isinstance(
@@ -133,7 +140,7 @@ def first_position(model: Any) -> int:
 
 
 def max_positions(config: Any, first: int) -> int | None:
-    """Positions that the model has for one sequence; None if it does not say."""
+    """How many positions the model has for one sequence; None if its config does not say."""
     limit = getattr(config, "max_position_embeddings", None)
     return limit - first if isinstance(limit, int) and limit > 0 else None
 

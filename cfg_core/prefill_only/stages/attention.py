@@ -1,14 +1,16 @@
-"""Attention over packed sequences, as transformers' attention functions. Three backends, one
-meaning:
+"""Attention over packed sequences, as attention functions for transformers.
 
-    naive      a loop over sequences, written to be obviously right: the oracle of the tests
+There are three backends, which compute the same:
+
+    naive      a loop over sequences, written to be obviously right: the reference of the tests
     sdpa_runs  CPU: one dense scaled_dot_product_attention for each run of sequences of equal length
     varlen     CUDA: torch.nn.attention.varlen (flash attention with cu_seq_lens)
 
-Every sequence attends to itself only. A token sees another one at a distance below
-`sliding_window`, and, in causal layers, only tokens that are not behind it. transformers passes
-that same window for causal and for bidirectional layers (it adds the 1 itself). What else a model
-may ask of attention (soft caps, sinks, biases) is refused, never ignored.
+Each sequence attends only to itself. A token attends to tokens at a distance below
+`sliding_window`; in causal layers, only to itself and to tokens before it. transformers adds 1 to
+the window of bidirectional layers before it passes it, so the same rule holds for both kinds of
+layer. Whatever else a model asks of attention (soft caps, sinks, biases) raises CompatibilityError;
+it is never ignored.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ Backend = Callable[
 ]
 """(query [H, T, D], key and value [H_kv, T, D], plan, causal, scale, window or None) -> [T, H, D].
 
-On the CPU there may be rows behind the last sequence (cpu_linear.ROW_MULTIPLE): what comes out for
-them is finite.
+On the CPU there may be more rows after the last sequence (cpu_linear.ROW_MULTIPLE). A backend must
+return finite values for them.
 """
 
 _PREFIX = "cfg_serve_"
@@ -38,8 +40,7 @@ _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
 def install(name: str, backend: Backend) -> str:
-    """Register `backend` with transformers; returns the name to load a model with as
-    `attn_implementation`."""
+    """Register `backend` with transformers; returns its name for `attn_implementation`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     registered = _PREFIX + name
@@ -49,12 +50,14 @@ def install(name: str, backend: Backend) -> str:
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """In place of transformers' padding masks: there is no padding."""
+    """Make no mask: there is no padding that transformers' masks would have to hide."""
 
 
 def _adapted(backend: Backend) -> Callable[..., tuple[torch.Tensor, None]]:
-    """`backend` with the signature that transformers calls: q, k, v [1, H, T, D] in, [1, T, H, D]
-    out."""
+    """`backend` with the signature that transformers calls.
+
+    It takes query, key and value as [1, H, T, D], and returns [1, T, H, D] and no weights.
+    """
 
     def attention(
         module: torch.nn.Module,
@@ -95,7 +98,7 @@ def naive(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """One sequence at a time, scores and softmax in float32."""
+    """Compute one sequence at a time, with scores and softmax in float32."""
     groups = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
     outputs = []
@@ -115,7 +118,7 @@ def naive(
 
 
 def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> torch.Tensor:
-    """bool [length, length]: whether the row's token sees the column's."""
+    """bool [length, length]: whether the token of the row attends to the token of the column."""
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions[None, :]
     visible = torch.ones(length, length, dtype=torch.bool, device=device)
@@ -138,8 +141,10 @@ def sdpa_runs(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """One dense SDPA for each run. A mask over all T x T tokens would be three times slower at
-    2,000 tokens."""
+    """Compute one dense SDPA for each run.
+
+    With a mask over all T x T tokens it would be three times slower at 2,000 tokens.
+    """
     heads, tokens, width = query.shape
     grouped = key.shape[0] != heads
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
@@ -186,7 +191,7 @@ def varlen(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """torch's own flash attention for packed sequences: bfloat16 or float16, CUDA."""
+    """Call torch's flash attention for packed sequences: bfloat16 or float16, on CUDA."""
     from torch.nn.attention.varlen import varlen_attn
 
     left = -1 if window is None else window - 1

@@ -1,7 +1,7 @@
-"""Of a text far longer than the model takes, the part that decides which tokens are kept.
+"""Finds the part that is enough to tokenize of a text far longer than the model takes.
 
-A text is cut at white space, where no token reaches over; so the tokens before the cut are those of
-the whole text. To be sure of it near the cut, the part has more tokens than are needed.
+The part is cut off at white space, which no token spans, so its tokens are those of the whole text.
+The tokens near the cut might still differ, so the part has more tokens than are needed.
 """
 
 from __future__ import annotations
@@ -9,22 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 CHARS_PER_TOKEN = 12
-"""Of the first part that is tried. English has about 4; a text of long words or of much white space
-needs more."""
+"""Assumed characters per token, for the first part that is tried.
+
+English has about 4. A text with long words or with much white space has more.
+"""
 SLACK_TOKENS = 64
-_SEARCH = 2000  # characters in which white space is looked for
-_GROWTH = 4
+"""Tokens that a part must have beyond those that are needed."""
+_SEARCH = 2000  # characters next to the cut in which a space is searched for
+_GROWTH = 4  # factor by which a part grows that has too few tokens
 
 
 def is_long(text: str, num_tokens: int) -> bool:
-    """Whether it pays to look for a part of `text`."""
+    """Whether `text` is so long that it pays to tokenize only a part of it."""
     return len(text) > 2 * _first_length(num_tokens)
 
 
 def excerpt(tokenizer: Any, text: str, num_tokens: int, side: str) -> str | None:
-    """A part of `text` with more than `num_tokens` tokens: its beginning, or its end if `side`,
-    from which tokens are cut, is `left`. None if there is none much shorter than the text, or if
-    the tokenizer's tokens reach over spaces.
+    """A part of `text` with more than `num_tokens` tokens, or None.
+
+    side: the side from which tokens will be cut. The part is the beginning of the text for `right`,
+    and its end for `left`.
+
+    Returns None if no such part is much shorter than the text, or if tokens may span spaces.
     """
     length = _first_length(num_tokens)
     while getattr(tokenizer, "splits_words", False) and 2 * length < len(text):

@@ -1,7 +1,7 @@
-"""Who runs the batches: the caller's own thread, or a thread that does nothing else.
+"""Executors run the batches, in the caller's own thread or in a thread that does nothing else.
 
-An executor calls `compute` for each submitted batch, in order, and hands what came of it to
-`deliver`. A batch that fails is delivered with its error; the executor goes on with the next.
+An executor calls `compute` for each submitted batch, in order, and hands the result to `deliver`.
+A batch that fails is delivered with its error, and the executor continues with the next batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Deliver = Callable[[Finished], None]
 
 
 class Executor(Protocol):
-    """`submit` and `close` are called by one thread."""
+    """Runs batches. One thread calls `submit` and `close`."""
 
     def submit(self, batch: PackedBatch) -> None: ...
 
@@ -36,8 +36,10 @@ def _finish(compute: Compute, batch: PackedBatch) -> Finished:
 
 
 class InlineExecutor:
-    """Runs a batch where it is submitted: `submit` returns when it is delivered. For offline use
-    and for tests."""
+    """Runs each batch in `submit`, which returns when the batch is delivered.
+
+    For offline use and for tests.
+    """
 
     alive = True
 
@@ -48,14 +50,14 @@ class InlineExecutor:
         self._deliver(_finish(self._compute, batch))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 class ThreadExecutor:
-    """A device thread: it copies in, runs, copies out, and nothing else.
+    """Runs batches in a device thread, which only copies in, computes and copies out.
 
-    While one batch runs the engine tokenizes and packs the next one, so with two in flight the
-    device never waits. `deliver` is called by the device thread.
+    While one batch runs, the engine tokenizes and packs the next one. With two batches in flight,
+    the device is never idle. The device thread calls `deliver`.
     """
 
     def __init__(self, compute: Compute, deliver: Deliver) -> None:
@@ -76,6 +78,6 @@ class ThreadExecutor:
             self._deliver(_finish(self._compute, batch))
 
     def close(self) -> None:
-        """Ends the thread after the batches in flight. Idempotent."""
+        """End the thread after the batches in flight; waits 60 seconds at most. Idempotent."""
         self._batches.put(None)
         self._thread.join(timeout=60)

@@ -1,7 +1,6 @@
-"""From a caller's inputs to sequences, or to an error that says which input is wrong and what to
-do.
+"""Turns a caller's inputs into sequences, or raises an error that names the wrong input.
 
-Nothing is ever truncated unless it was asked for, and truncation keeps the special tokens at both
+An input is truncated only if the request asks for it. Truncation keeps the special tokens at both
 ends.
 """
 
@@ -18,7 +17,7 @@ from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 
 
 class InputProcessor:
-    """Checks and tokenizes. Thread-safe; holds no state of a request."""
+    """Checks and tokenizes inputs. Thread-safe: it holds no state of a request."""
 
     def __init__(self, tokenizer: Tokenizer, info: ModelInfo, skips_prompt: bool) -> None:
         self._tokenizer = tokenizer
@@ -54,8 +53,14 @@ class InputProcessor:
         first_index: int = 0,
         request: Any = None,
     ) -> list[SequenceState]:
-        """A sequence for each input, in order. Raises RequestError that names the place of the
-        first bad one."""
+        """A sequence for each input, in order.
+
+        first_index: index of the first of `inputs` in its request, for errors and sequences.
+
+        request: stored in each sequence, see SequenceState.
+
+        Raises RequestError, which names the index of a bad input.
+        """
         for index, item in enumerate(inputs, first_index):
             self._check_shape(item, index)
         texts = [
@@ -71,8 +76,10 @@ class InputProcessor:
         ]
 
     def _text(self, item: Any, options: RequestOptions, index: int) -> str | tuple[str, str]:
-        """What is tokenized: with the prompt, and of a text far too long only what decides which
-        tokens are kept."""
+        """The text to tokenize: it includes the prompt.
+
+        Of a text that is far too long, it is only a part that holds all tokens that are kept.
+        """
         text = _with_prompt(item, options.prompt)
         if isinstance(text, str):
             return self._part(text, options, index)
@@ -155,8 +162,10 @@ class InputProcessor:
         )
 
     def _prompt_length(self, prompt: str) -> int:
-        """Tokens of the prompt with the leading special token, as sentence-transformers counts
-        them."""
+        """Number of tokens that pooling leaves out: those of the prompt, if it is not pooled.
+
+        The leading special tokens count, too, as in sentence-transformers.
+        """
         if not prompt or not self._skips_prompt:
             return 0
         encoding = self._tokenizer.encode([prompt])[0]
@@ -172,10 +181,14 @@ def _with_prompt(item: str | tuple[str, str], prompt: str) -> str | tuple[str, s
 
 
 def truncated(special_mask: Sequence[int], limit: int, side: str) -> list[int]:
-    """Indices of the `limit` tokens that are kept: special tokens at both ends stay, text goes from
-    `side`.
+    """Indices of the `limit` tokens that are kept.
 
-    With fewer places than special tokens, the trailing ones win: last-token poolings look at them.
+    special_mask: for each token, 1 if it is special, else 0.
+
+    side: the side from which the text is cut. The special tokens at both ends stay.
+
+    If there are more special tokens than `limit`, the trailing ones are kept first, because
+    last-token pooling reads them.
     """
     length = len(special_mask)
     head, tail = _num_leading(special_mask), _num_trailing(special_mask)

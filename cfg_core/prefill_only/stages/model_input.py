@@ -1,4 +1,4 @@
-"""Sequences in, a PackedBatch out: the host's part of a forward."""
+"""Packs sequences into a PackedBatch: the part of a forward that the host does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from cfg_core.prefill_only.types import SequenceState
 
 
 class ModelInputBuilder:
-    """Packs batches for one model. `first_position` is that of a sequence's first token: 2 in
-    XLM-R, 0 elsewhere."""
+    """Packs batches for one model.
+
+    first_position: position of a sequence's first token, for example 2 in XLM-R. Usually 0.
+
+    pin_memory: put the tensors into page-locked memory, for asynchronous copies to a GPU.
+    """
 
     def __init__(
         self, first_position: int, uses_token_types: bool, pin_memory: bool = False
@@ -24,7 +28,7 @@ class ModelInputBuilder:
         self._pin_memory = pin_memory
 
     def build(self, sequences: Sequence[SequenceState]) -> PackedBatch:
-        """`sequences` sorted by length, at least one."""
+        """Pack `sequences`, which are sorted by length; at least one."""
         lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
         ends = lengths.cumsum()
         starts = np.repeat(ends - lengths, lengths)
@@ -62,7 +66,7 @@ def _flat(rows: Iterator[Sequence[int]]) -> Iterator[int]:
 
 
 def _runs(lengths: Sequence[int]) -> Iterator[Run]:
-    """Runs of equal lengths, in order."""
+    """The runs of sequences of equal length, in order."""
     start = 0
     for length, members in groupby(lengths):
         num = sum(1 for _ in members)

@@ -1,5 +1,7 @@
-"""From pooled values to outputs: dimensions, normalisation, activation, and the isolation of items
-that failed."""
+"""Turns pooled values into outputs: dimensions, normalisation and activation.
+
+A result that is not finite becomes an error of its own sequence only.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,17 @@ from cfg_core.prefill_only.types import (
 
 
 class OutputProcessor:
-    """Holds what the checkpoint says about its outputs; no state of a request."""
+    """Applies the checkpoint's normalisation and activation. Holds no state of a request."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._normalize = checkpoint.normalize
         self._activation = checkpoint.activation
 
     def process(self, finished: Finished) -> list[Output | EngineError]:
-        """An output, or an error that concerns this one alone, for each sequence of a batch, in its
-        order."""
+        """An output or an error for each sequence of a batch, in order.
+
+        If the batch failed, each sequence has an error of its own.
+        """
         return [
             self._one(sequence, finished, place)
             for place, sequence in enumerate(finished.sequences)
@@ -66,14 +70,14 @@ class OutputProcessor:
 
 
 def normalized(vectors: FloatArray) -> FloatArray:
-    """Each row divided by its length; a row of zeros stays."""
+    """Each row divided by its L2 norm. A row of zeros stays zero."""
     lengths = np.sqrt(np.square(vectors).sum(-1, keepdims=True))
     result: FloatArray = vectors / np.maximum(lengths, 1e-12)
     return result
 
 
 def activated(logits: FloatArray, activation: str) -> FloatArray:
-    """Logits [L] to scores [L]."""
+    """Scores [L] of the logits [L] of one sequence."""
     if activation == "identity":
         return logits
     with np.errstate(over="ignore"):

@@ -1,8 +1,7 @@
-"""From token states to what was asked for, on the device, over packed rows. One pooler for each
-task.
+"""Poolers turn token states into the values of a task, on the device and over packed rows.
 
-T tokens, N sequences, D components of a state, V vocabulary, L labels. All results are float32 on
-the host.
+There is one pooler for each task. Shapes: T tokens, N sequences, D components of a state,
+V vocabulary, L labels. All results are float32 on the host.
 """
 
 from __future__ import annotations
@@ -22,8 +21,12 @@ from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
 
 
 class Pooler(Protocol):
-    """Made once per model. Called with the states [T, D] of a batch and the places of the sequences
-    that want it."""
+    """Computes one task for a batch. It is made once per model.
+
+    states: [T, D].
+
+    wanted: the indices of the sequences that ask for the task. There is one result for each.
+    """
 
     def __call__(
         self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
@@ -33,7 +36,7 @@ class Pooler(Protocol):
 def make_poolers(
     checkpoint: Checkpoint, model: Any, special_ids: frozenset[int]
 ) -> dict[Task, Pooler]:
-    """The poolers of a checkpoint's tasks."""
+    """The pooler of each task of a checkpoint."""
     if checkpoint.head == "classifier":
         return {"classify": ClassifyPooler(model)}
     if checkpoint.head == "splade":
@@ -57,7 +60,7 @@ def _host(tensor: torch.Tensor) -> FloatArray:
 
 
 def _segments(batch: PackedBatch) -> torch.Tensor:
-    """int64 [T]: the sequence of each row."""
+    """int64 [T]: the index of the sequence that a row belongs to."""
     return torch.repeat_interleave(batch.lengths, output_size=batch.num_tokens)
 
 
@@ -65,7 +68,7 @@ def _segments(batch: PackedBatch) -> torch.Tensor:
 
 
 class DensePooler:
-    """One vector for each sequence: pooled states, through the checkpoint's Dense layers."""
+    """Computes one vector for each sequence: pooled states, then the checkpoint's Dense layers."""
 
     def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
         self._poolings = checkpoint.poolings
@@ -88,15 +91,17 @@ class DensePooler:
 
 
 def _prompt_lengths(batch: PackedBatch, device: torch.device) -> torch.Tensor:
-    """int64 [N]: leading rows of each sequence that are not pooled; one row at least is left."""
+    """int64 [N]: how many leading rows are not pooled. At least one row of a sequence is left."""
     return torch.tensor([min(s.prompt_length, len(s) - 1) for s in batch.sequences], device=device)
 
 
 def pool(
     name: str, states: torch.Tensor, batch: PackedBatch, skipped: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """States [T, D] -> float32 [N, D], by the pooling `name`, without the first `skipped` [N] rows
-    of each sequence."""
+    """Pool states [T, D] to float32 [N, D], by the pooling `name`.
+
+    skipped: int64 [N], how many leading rows of each sequence are left out.
+    """
     starts, ends = batch.plan.cu_seq_lens[:-1].long(), batch.plan.cu_seq_lens[1:].long()
     if name == "last":
         return states[ends - 1].float()
@@ -122,7 +127,7 @@ def _maximum(rows: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
 def _weighted(
     states: torch.Tensor, weights: torch.Tensor, batch: PackedBatch, *, root: bool
 ) -> torch.Tensor:
-    """The sum of weighted rows, over the sum of weights (or over its root)."""
+    """The sum of weighted rows, divided by the sum of weights, or by its square root if `root`."""
     segments = _segments(batch)
     sums = torch.zeros(len(batch.lengths), states.shape[1], device=states.device)
     sums.index_add_(0, segments, states.float() * weights[:, None])
@@ -152,8 +157,10 @@ def _dense_layer(layer: DenseLayer) -> nn.Sequential:
 
 
 class TokenPooler:
-    """One vector for each token. With bge-m3's head: of all tokens but the first, as its authors
-    do."""
+    """Computes one vector for each token.
+
+    With bge-m3's head, the first token has no vector, as in its authors' code.
+    """
 
     def __init__(self, head: nn.Linear | None = None) -> None:
         self._head = head
@@ -168,8 +175,10 @@ class TokenPooler:
 
 
 class LexicalPooler:
-    """bge-m3's sparse weights: for each token of the text its largest weight; special tokens have
-    none."""
+    """Computes bge-m3's sparse weights: for each token id of the text, its largest weight.
+
+    Special tokens have no weight.
+    """
 
     def __init__(self, head: nn.Linear, special_ids: frozenset[int]) -> None:
         self._head = head
@@ -190,7 +199,7 @@ class LexicalPooler:
         for token, weight in zip(token_ids, weights.tolist(), strict=True):
             if (
                 not weight <= 0 and token not in self._special_ids
-            ):  # a NaN is kept: it must be noticed
+            ):  # a NaN is kept, so that the output processor notices it
                 largest[token] = (
                     max(weight, largest.get(token, 0.0)) if weight == weight else weight
                 )
@@ -198,8 +207,10 @@ class LexicalPooler:
 
 
 class SpladePooler:
-    """SPLADE: log(1 + relu(logit)) of the masked-language-model head, maximised (or summed) over
-    the tokens."""
+    """Computes SPLADE weights from the logits of the masked-language-model head.
+
+    A weight is log(1 + relu(logit)), maximised (or summed) over the tokens of the sequence.
+    """
 
     def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
         self._head = HeadOnRows(model)
@@ -211,7 +222,7 @@ class SpladePooler:
         bounds = batch.plan.cu_seq_lens.tolist()
         return [
             self._sequence(states[bounds[i] : bounds[i + 1]]) for i in wanted
-        ]  # [T, V] at once would be large
+        ]  # one by one, because [T, V] would be large
 
     def _sequence(self, rows: torch.Tensor) -> SparseVector:
         weights = self._head(rows[None])[0].float().relu().log1p()
@@ -240,11 +251,10 @@ def _linear_file(checkpoint: Checkpoint, name: str, like: torch.Tensor) -> nn.Li
 
 
 class HeadOnRows:
-    """The head of a transformers model, run by the model's own forward on states that are already
-    there.
+    """Runs the head of a transformers model on states that are already computed.
 
-    The backbone is replaced by one that returns those states. So each head is computed by the code
-    it was trained with, whatever it is made of.
+    The backbone is replaced by a stub that returns those states, and the model's own forward is
+    called. So the code that each head was trained with computes it, whatever its layers are.
     """
 
     def __init__(self, model: Any) -> None:
@@ -254,11 +264,13 @@ class HeadOnRows:
         pad = getattr(model.config, "pad_token_id", None)
         self._dummy_id = (
             0 if pad != 0 else 1
-        )  # classifiers of decoders look for the last token that is not padding
+        )  # decoder classifiers look for the last token that is not padding
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """States [n, t, D] of n sequences -> logits: [n, L] of a classifier, [n, t, V] of a
-        language model."""
+        """The logits of the states [n, t, D] of n sequences of t tokens.
+
+        A classifier gives [n, L], a language model [n, t, V].
+        """
         self._stub.states = states
         ids = torch.full(states.shape[:2], self._dummy_id, dtype=torch.long, device=states.device)
         logits: torch.Tensor = self._model(input_ids=ids).logits
@@ -266,8 +278,10 @@ class HeadOnRows:
 
 
 class _GivenStates(nn.Module):
-    """Stands in for a backbone: whatever it is called with, it returns `states`, and the pooler's
-    view of them."""
+    """Stands in for a backbone: it returns `states` for any arguments.
+
+    If the backbone has a pooler, it also returns that pooler's output for `states`.
+    """
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()
@@ -285,8 +299,10 @@ class _GivenStates(nn.Module):
 
 
 class ClassifyPooler:
-    """Logits [L] of sequence classifiers and rerankers: their head on the one state that it looks
-    at."""
+    """Computes logits [L] of sequence classifiers and rerankers.
+
+    The head is run on the one state that it reads, or, for the pooling `late`, on each state.
+    """
 
     def __init__(self, model: Any) -> None:
         self._pooling = _classifier_pooling(model)
@@ -303,7 +319,10 @@ class ClassifyPooler:
 
 
 def _classifier_pooling(model: Any) -> str:
-    """cls, mean, last or late: the states that the classifier's head is given."""
+    """cls, mean, last or late: the pooling that the classifier uses.
+
+    With `late` the head is run on each token, and the logits are averaged.
+    """
     if hasattr(model, "score"):
         return "last"
     named = getattr(model.config, "classifier_pooling", None)

@@ -1,4 +1,4 @@
-"""One forward: a packed batch in, pooled values out. What the device thread runs."""
+"""Computes one forward: a packed batch in, pooled values out. The device thread runs it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from cfg_core.prefill_only.workflow import resolve
 
 
 class Runner(Protocol):
-    """The seam between the engine and what computes: transformers (below) or vLLM
-    (vllm_runner.py)."""
+    """Computes batches for the engine, with transformers (below) or with vLLM (vllm_runner.py)."""
 
     tasks: tuple[Task, ...]
     first_position: int
@@ -40,7 +39,10 @@ class Runner(Protocol):
     on_gpu: bool
 
     def compute(self, batch: PackedBatch) -> Values:
-        """Called by one thread only, with host tensors; blocks until the values are on the host."""
+        """Compute a batch of host tensors; blocks until the values are on the host.
+
+        Only one thread calls it.
+        """
         ...
 
     def close(self) -> None: ...
@@ -81,13 +83,13 @@ class TransformersRunner:
     @torch.inference_mode()
     def compute(self, batch: PackedBatch) -> Values:
         if not self.on_gpu and torch.get_num_threads() != self._num_threads:
-            torch.set_num_threads(self._num_threads)  # counts for the calling thread
+            torch.set_num_threads(self._num_threads)  # holds for the calling thread only
         batch = batch.to(self._device)
         rows = {"input_ids": batch.token_ids, "position_ids": batch.position_ids}
         if batch.token_type_ids is not None:
             rows["token_type_ids"] = batch.token_type_ids
         if not self.on_gpu:
-            num_more = -batch.num_tokens % ROW_MULTIPLE  # of token 0, in no sequence, dropped below
+            num_more = -batch.num_tokens % ROW_MULTIPLE  # rows of token 0, dropped below
             rows = {name: functional.pad(tensor, (0, num_more)) for name, tensor in rows.items()}
         output = self._backbone(**rows, plan=batch.plan, **self._extra)
         return self._pooled(output.last_hidden_state[0, : batch.num_tokens], batch)
@@ -105,4 +107,4 @@ class TransformersRunner:
         return values
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""

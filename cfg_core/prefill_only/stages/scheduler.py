@@ -1,15 +1,16 @@
-"""Which waiting sequences make the next batch. Pure: no torch, no clock, no threads.
+"""Chooses the waiting sequences that form the next batch. Uses no torch, clock or threads.
 
-Requests take turns, in tokens (fair queueing, Demers, Keshav and Shenker 1989): each
-sequence is due when as many tokens have been computed for each waiting request as its own request
-has before it. So a request of one input does not wait for the other's two thousand. Sequences of
-one request, or of none, go in their order.
+Requests take turns, measured in tokens (fair queueing, Demers, Keshav and Shenker 1989). A sequence
+is due when each waiting request has had as many tokens computed as its own request has before it.
+So a request with one input does not wait for another request's two thousand inputs. Sequences of
+one request keep their order, and so do sequences without a request.
 
-Then one liberty: within a window at the head of the queue, sequences of a length like that of the
-first one go with it, because attention runs fastest over sequences of equal length. The first one
-always goes, so the one at place n waits for n batches at most; one that was passed over `max_skips`
-times goes before better matches. A batch runs to its end: there is no decode phase, so nothing is
-ever preempted.
+There is one exception to this order. Attention is fastest over sequences of equal length, so
+sequences in a window at the head of the queue join the batch if their length is close to that of
+the first sequence. The first sequence is always in the batch, so the sequence at place n waits for
+at most n batches, if no request that comes later is due before it. A sequence that was skipped
+`max_skips` times goes before better matches. A batch runs to its end: there is no decode phase, so
+nothing is preempted.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class Scheduler:
         self._sort_window = options.sort_window
         self._max_skips = options.max_skips
         self._queue: list[SequenceState] = []
-        """By `due`; among equals the older first."""
+        """Sorted by `due`. Of sequences with the same `due`, the older comes first."""
         self._queued_tokens = 0
         self._turn = 0.0
-        """Tokens that each waiting request had its turn for."""
+        """Virtual time of the fair queue: tokens that each waiting request has had its turn for."""
         self._ends: dict[Any, float] = {}
-        """The `due` behind the last sequence of each request that waits."""
+        """For each waiting request, the `due` of a sequence that would follow its last one."""
 
     @property
     def queued_tokens(self) -> int:
@@ -49,7 +50,7 @@ class Scheduler:
         return len(self._queue)
 
     def add(self, sequences: Iterable[SequenceState]) -> None:
-        """Each at most `max_batch_tokens` long; the input processor has seen to that."""
+        """Queue sequences. The input processor has ensured that each fits into one batch."""
         for sequence in sequences:
             assert 0 < len(sequence) <= self._max_batch_tokens
             sequence.due = max(self._turn, self._ends.get(sequence.request, 0.0))
@@ -58,14 +59,14 @@ class Scheduler:
             insort_right(self._queue, sequence, key=attrgetter("due"))
 
     def cancel(self, sequences: Iterable[SequenceState]) -> None:
-        """They leave the queue before the next batch. No effect on those that run already."""
+        """Take sequences out of the queue. No effect on those that run already."""
         gone = [sequence for sequence in sequences if not sequence.cancelled]
         for sequence in gone:
             sequence.cancelled = True
         self._drop_cancelled()
 
     def schedule(self) -> list[SequenceState]:
-        """Take the next batch off the queue, sorted by length; empty if nothing waits."""
+        """Take the next batch off the queue, sorted by length. It is empty if nothing waits."""
         window = self._queue[: self._sort_window]
         if not window:
             return []
@@ -77,14 +78,16 @@ class Scheduler:
         return batch
 
     def _choose(self, window: list[SequenceState]) -> list[SequenceState]:
-        """The first, the often skipped, then those nearest in length to the first, as far as the
-        budget goes."""
+        """The first sequence, those skipped often, then those nearest in length to the first.
+
+        A sequence for which the budget of the batch does not suffice is left out.
+        """
         first = window[0]
         waited_enough = [s for s in window[1:] if s.num_skips >= self._max_skips]
         others = [s for s in window[1:] if s.num_skips < self._max_skips]
         others.sort(
             key=lambda s: abs(len(s) - len(first))
-        )  # stable: among equals the older goes first
+        )  # a stable sort: of equals, the first in the queue goes first
         batch, tokens = [first], len(first)
         for sequence in (*waited_enough, *others):
             if len(batch) == self._max_batch_sequences:
@@ -104,8 +107,11 @@ class Scheduler:
         self._queued_tokens -= sum(len(sequence) for sequence in window if id(sequence) in chosen)
 
     def _pass_turns(self, num_tokens: int) -> None:
-        """So many tokens are computed. A request that had all its turns does not count any more;
-        one that has nothing to do saves nothing up."""
+        """Advance the virtual time by a batch of `num_tokens`.
+
+        A request that has had all its turns no longer counts. The time is never behind the head of
+        the queue, so an idle request saves up no turns.
+        """
         self._turn += num_tokens / max(1, len(self._ends))
         if self._queue:
             self._turn = max(self._turn, self._queue[0].due)
@@ -118,7 +124,7 @@ class Scheduler:
         self._ends = {request: end for request, end in self._ends.items() if request in waiting}
 
     def check_integrity(self) -> None:
-        """Assert what must hold between calls."""
+        """Assert the invariants that hold between calls."""
         assert self._queued_tokens == sum(map(len, self._queue))
         assert not any(sequence.cancelled for sequence in self._queue)
         assert all(one.due <= other.due for one, other in pairwise(self._queue))

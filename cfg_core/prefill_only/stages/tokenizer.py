@@ -1,4 +1,4 @@
-"""Text to token ids, with the checkpoint's own fast tokenizer. Never truncates and never pads."""
+"""Tokenizes with the checkpoint's own fast tokenizer. Never truncates and never pads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from cfg_core.errors import ConfigError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 
 _SHORT_TEXT = 2000
-"""Characters. The tokenizers library holds Python's lock while it encodes a single text, and not
-for a batch."""
-_ENDLESS = 10**9  # tokenizers write 1e30 as model_max_length if they do not know it
+"""Characters. A single text with more of them is encoded as a batch of one.
+
+The tokenizers library holds the GIL while it encodes a single text, but not for a batch.
+"""
+_ENDLESS = 10**9  # the model_max_length of a tokenizer that knows no limit is 1e30
 
 
 class Tokenizer:
-    """Thread-safe: the tokenizers library is, and nothing is changed after the start."""
+    """Encodes and decodes texts.
+
+    It is thread-safe, because the tokenizers library is and nothing changes after the start.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers import AutoTokenizer
@@ -35,13 +40,17 @@ class Tokenizer:
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.vocab_size = len(tokenizer)
         self.splits_words = _splits_words(self._backend)
-        """Whether no token reaches over white space: a part of a text then has the tokens of that
-        part."""
+        """Whether no token spans white space.
+
+        If so, a text that is cut at white space has the same tokens there as the whole text.
+        """
         self.gives_token_types = "token_type_ids" in tokenizer.model_input_names
 
     def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
-        """An encoding (`ids`, `type_ids`, `special_tokens_mask`) of each text or pair, special
-        tokens included."""
+        """An encoding of each text or pair, special tokens included.
+
+        An encoding has `ids`, `type_ids` and `special_tokens_mask`.
+        """
         if self._lower_case:
             texts = [
                 text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
@@ -83,6 +92,6 @@ def _splits_words(backend: Any) -> bool:
 
 
 def _limit(tokenizer: Any) -> int | None:
-    """The longest input that the tokenizer's own configuration admits; None if it does not say."""
+    """Tokens of the longest input by the tokenizer's own configuration; None if it does not say."""
     limit = tokenizer.model_max_length
     return int(limit) if limit and limit < _ENDLESS else None

@@ -1,9 +1,9 @@
-"""vLLM as the runner (`workflow: {executor: vllm}`): for retrievers of 7B and more, and for tensor
-parallelism.
+"""vLLM as the runner (`workflow: {executor: vllm}`).
 
-Tokenizing, scheduling, truncation and everything after the pooling stay the engine's own, so that a
-client cannot tell the two runners apart. vLLM's engine runs in this process, or in workers of its
-own with `tensor_parallel_size`.
+It is for retrievers with 7B parameters and more, and for tensor parallelism. Tokenizing,
+scheduling, truncation and everything after the pooling remain with this engine, so that a client
+cannot tell the two runners apart. vLLM's engine runs in processes of its own, or in this process if
+VLLM_ENABLE_V1_MULTIPROCESSING is 0.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _POOLING_TYPES = {"cls": "CLS", "mean": "MEAN", "last": "LAST"}
 
 
 class VllmRunner:
-    """See runner.Runner. Blocks in `compute`: the device thread calls it."""
+    """Computes batches with vLLM, see runner.Runner. The device thread calls `compute`."""
 
     first_position = 0
     uses_token_types = False
     max_positions: int | None
-    on_gpu = False  # vLLM moves the tokens itself
+    on_gpu = False  # tensors stay on the host: vLLM copies the tokens itself
 
     def __init__(
         self, checkpoint: Checkpoint, options: EngineOptions, special_ids: frozenset[int]
@@ -39,31 +39,29 @@ class VllmRunner:
         self._num_threads = torch.get_num_threads()
         config = self._llm.model_config
         self.max_positions = config.max_model_len
-        self.tasks: tuple[Task, ...] = checkpoint.tasks[
-            :1
-        ]  # an engine of vLLM has one pooling task
+        self.tasks: tuple[Task, ...] = checkpoint.tasks[:1]  # a vLLM engine has one pooling task
         self.dimension = None if checkpoint.head == "classifier" else config.get_hidden_size()
 
     def compute(self, batch: PackedBatch) -> Values:
         if torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(
                 self._num_threads
-            )  # counts for the calling thread; vLLM's CPU kernels check it
+            )  # holds for the calling thread only; vLLM's CPU kernels check it
         (task,) = self.tasks
         prompts = [{"prompt_token_ids": list(sequence.token_ids)} for sequence in batch.sequences]
         raw = PoolingParams(
             task=task, use_activation=False
-        )  # normalisation and activation are the output processor's
+        )  # the output processor does normalisation and activation
         results = self._llm.encode(prompts, raw, pooling_task=task, use_tqdm=False)
         return {task: [result.outputs.data.float().cpu().numpy() for result in results]}
 
     def close(self) -> None:
-        """Ends vLLM's workers."""
+        """End vLLM's processes."""
         self._llm.llm_engine.engine_core.shutdown()
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """Raise CompatibilityError for what would come out differently."""
+    """Raise CompatibilityError for a checkpoint whose results vLLM would compute differently."""
     lacks = {
         "sparse vectors": checkpoint.head == "splade" or checkpoint.has_bge_m3_heads,
         "Dense layers": bool(checkpoint.dense),
@@ -81,14 +79,14 @@ def _check(checkpoint: Checkpoint) -> None:
 
 
 def _engine_arguments(checkpoint: Checkpoint, options: EngineOptions) -> dict[str, Any]:
-    """Arguments of vLLM's LLM; those under `vllm:` in the options win."""
+    """Arguments of vLLM's LLM; those under `vllm:` in the options take precedence."""
     arguments: dict[str, Any] = {
         "model": str(checkpoint.path),
         "runner": "pooling",
         "dtype": options.dtype,
         "enable_prefix_caching": (
             False
-        ),  # nothing is decoded, and pooled states are not in the cache
+        ),  # nothing is decoded, and the cache does not hold pooled states
         "disable_log_stats": True,
     }
     if options.max_input_tokens:

@@ -23,9 +23,10 @@ def make_group(
 ) -> tuple[Group, Request] | None:
     """The group of a guided request, and its negative stream; None if it can never run.
 
-    The leader's `max_tokens` is cut so that the longer stream ends within `max_model_len`; both
-    then end together. fits: whether streams of these lengths, the leader's first, fit the empty KV
-    pool.
+    The leader's `max_tokens` is cut so that the longer stream ends within `max_model_len`. Both
+    streams then end together.
+
+    fits: whether two streams of these lengths in tokens, the leader's first, fit the empty KV pool.
     """
     extra: Mapping[str, Any] = leader.sampling_params.extra_args
     try:
@@ -46,11 +47,11 @@ def make_group(
 
 
 def _follower(leader: Request, request_id: str, prompt: Sequence[int]) -> Request:
-    """A request next to its leader in every order."""
+    """Make the follower's request. Every queue order puts it next to its leader."""
     follower = Request(
         request_id=request_id,
         prompt_token_ids=list(prompt),
-        # Greedy is the cheapest row to sample: its token is replaced by the leader's.
+        # Greedy sampling is the cheapest, and the leader's token replaces the sample anyway.
         sampling_params=SamplingParams(
             temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=leader.max_tokens
         ),

@@ -1,10 +1,10 @@
-"""Grammars in the engine core: vLLM's StructuredOutputManager, with what it lacks.
+"""Grammars in the engine core: vLLM's StructuredOutputManager, and what it lacks.
 
 - Each request's grammar is compiled by the compiler that was chosen for it (grammar_backends.py).
-- Some threads at least, so that a slow grammar does not hold the others up.
-- An aborted request takes its queued compilation with it.
-- A grammar whose masks turn out to be slow ends its own request: some ambiguous ones cost the cube
-  of the length.
+- There are at least MIN_THREADS threads, so that a slow grammar does not hold up the others.
+- If a request is aborted, its queued compilation is cancelled.
+- A grammar whose masks turn out to be slow ends its own request. The cost of some ambiguous
+  grammars grows with the cube of the length.
 - A failure has a reason for the client, and no log line shows what the client sent.
 """
 
@@ -42,7 +42,7 @@ _QUIET = (
 
 
 class GrammarManager(StructuredOutputManager):
-    """See above. Made by `adopt`, of a manager that vLLM made."""
+    """vLLM's manager with the additions above. `adopt` makes it of one that vLLM made."""
 
     backend: Any
     _backends: Backends
@@ -51,8 +51,10 @@ class GrammarManager(StructuredOutputManager):
 
     @override
     def grammar_init(self, request: Request) -> None:
-        """Begin to compile a request's grammar; `backend` is the first that was used, as vLLM has
-        it."""
+        """Begin to compile a request's grammar.
+
+        As in vLLM, `backend` is the first compiler that was used.
+        """
         wanted = request.structured_output_request
         if wanted is None:
             return
@@ -73,8 +75,10 @@ class GrammarManager(StructuredOutputManager):
 
     @override
     def _create_grammar(self, request: Request) -> Any:
-        """Compile. The error goes to the client without its text: a compiler quotes what the client
-        sent."""
+        """Compile a request's grammar.
+
+        Raises CompilationError without the compiler's text, which may quote what the client sent.
+        """
         wanted = request.structured_output_request
         kind, spec = wanted.structured_output_key
         stops = (
@@ -99,7 +103,7 @@ class GrammarManager(StructuredOutputManager):
 
     @override
     def _fill_bitmasks(self, batch: Iterable[tuple[Any, int, bool]]) -> None:
-        """vLLM's, with a clock for each grammar, and for masks of different width."""
+        """Do what vLLM does, measure each grammar, and allow masks of different widths."""
         for grammar, index, apply_mask in batch:
             if not apply_mask or grammar.is_terminated():
                 self._grammar_bitmask[index].fill_(self._full_mask)
@@ -109,8 +113,11 @@ class GrammarManager(StructuredOutputManager):
             self._note(grammar, started)
 
     def _fill(self, grammar: Any, index: int) -> None:
-        """One row. llguidance's is wider than the others' if the tokenizer has more tokens than the
-        model."""
+        """Fill one row of the bitmask.
+
+        A mask of llguidance is wider than the others if the tokenizer has more tokens than the
+        model.
+        """
         mask, vocab_size = (
             self._grammar_bitmask,
             getattr(getattr(grammar, "ll_tokenizer", None), "vocab_size", None),
@@ -132,7 +139,7 @@ class GrammarManager(StructuredOutputManager):
 
     @override
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
-        """vLLM's; False, which ends the request, also for a grammar that was too slow."""
+        """Do what vLLM does. Returns False, which ends the request, also for a slow grammar."""
         if not request.use_structured_output or not new_token_ids:
             return True
         started = time.thread_time()
@@ -163,7 +170,7 @@ class GrammarManager(StructuredOutputManager):
 
 
 class CompilationError(Exception):
-    """A grammar could not be compiled; the message is for the client."""
+    """A grammar could not be compiled. The message is for the client."""
 
 
 def _failure(error: Exception) -> Future[Any]:
@@ -178,8 +185,10 @@ def _failure(error: Exception) -> Future[Any]:
 
 
 def adopt(manager: Any, limits: GrammarLimits) -> None:
-    """Turn the engine core's manager into a GrammarManager. One token may take SLACK times the
-    `mask_ms` of a trial."""
+    """Turn the engine core's manager into a GrammarManager.
+
+    One token may take SLACK times the `mask_ms` of a trial.
+    """
     if type(manager) is not StructuredOutputManager or not hasattr(manager, "tokenizer"):
         return  # without a tokenizer there are no grammars
     check_overrides(GrammarManager)
@@ -193,8 +202,10 @@ def adopt(manager: Any, limits: GrammarLimits) -> None:
 
 
 def uncompiled(requests: Mapping[str, Request], ended: Iterable[str]) -> dict[str, str]:
-    """Of the requests that vLLM is about to end with an error: those whose grammar did not compile,
-    and why."""
+    """The requests of `ended` whose grammar did not compile, and why.
+
+    ended: requests that vLLM is about to end with an error.
+    """
     failed = {}
     for request_id in ended:
         wanted = getattr(requests.get(request_id), "structured_output_request", None)
@@ -204,7 +215,7 @@ def uncompiled(requests: Mapping[str, Request], ended: Iterable[str]) -> dict[st
 
 
 def take_failures(manager: Any) -> dict[str, str]:
-    """Requests that their grammars ended since the last call, and why."""
+    """The requests that were ended by their grammars since the last call, and why."""
     if not isinstance(manager, GrammarManager):
         return {}
     failed, manager._failed = manager._failed, {}
@@ -212,7 +223,7 @@ def take_failures(manager: Any) -> dict[str, str]:
 
 
 def cancel_compilations(requests: Iterable[Request]) -> None:
-    """Take the compilations that have not begun out of the queue."""
+    """Cancel the compilations that have not begun."""
     for request in requests:
         wanted = request.structured_output_request
         if wanted is not None and isinstance(wanted._grammar, Future):

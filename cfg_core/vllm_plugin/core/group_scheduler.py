@@ -1,7 +1,7 @@
-"""GroupScheduler: vLLM's scheduler, in which a leader and its followers live and end together.
+"""GroupScheduler: vLLM's scheduler, in which a leader and its followers begin and end together.
 
 It makes the followers of a guided request, hides them from clients, and finishes them with their
-leader. When they run, and that they sample together, is decided in scheduler.py.
+leader. scheduler.py decides when they run, and makes them sample together.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class GroupScheduler(Scheduler):
     def _fail(self, request: Request) -> None:
         """Finish a request with an error in the next step, without ever scheduling it.
 
-        Admission (in the frontend) refuses such requests with a sentence; this is for frontends
-        without it.
+        Admission (in the frontend) refuses such requests with a message. This method is for
+        frontends without our admission.
         """
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         request.structured_output_request = None
@@ -115,7 +115,7 @@ class GroupScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """vLLM's bookkeeping of a finished step.
+        """Do vLLM's bookkeeping of a finished step.
 
         Followers are hidden from clients, and finished with their leaders.
         """
@@ -153,7 +153,7 @@ class GroupScheduler(Scheduler):
     def _close(self, groups: list[Group]) -> None:
         """Finish the followers of finished leaders.
 
-        A leader never outlives a follower: their `max_tokens` are equal.
+        A follower never finishes before its leader, because their `max_tokens` are equal.
         """
         for group in groups:
             if group.leader not in self.requests and group.leader in self._groups:
@@ -169,7 +169,7 @@ class GroupScheduler(Scheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> SpecDecodingStats | None:
-        """vLLM's count of accepted drafts; a group counts once."""
+        """Count accepted drafts as vLLM does. A group counts once."""
         if self._groups.is_follower(request_id):
             return spec_decoding_stats
         self._speculation.observe(request_id, num_draft_tokens, num_accepted_tokens)
@@ -182,10 +182,10 @@ class GroupScheduler(Scheduler):
         )
         return counted
 
-    # --- what others may ask ----------------------------------------------------------------------
+    # --- statistics and checks --------------------------------------------------------------------
 
     def guidance_stats(self) -> dict[str, int]:
-        """Counters since start, and what is held now."""
+        """Counters since the start, and the current state of queues, groups and KV blocks."""
         return {
             **stats.queues(self),
             "held_ms": int(1000 * self._pace.held_s),
@@ -196,7 +196,10 @@ class GroupScheduler(Scheduler):
         }
 
     def check_integrity(self) -> None:
-        """Assert what must hold between steps (design, section 6, invariant 2). For tests."""
+        """Assert what must hold between steps. For tests.
+
+        All streams of a group have the same output tokens (ARCHITECTURE.md, "What must hold").
+        """
         self._groups.check_integrity()
         for group in self._groups:
             outputs = [list(self.requests[s].output_token_ids) for s in group.streams]

@@ -1,8 +1,8 @@
-"""The KV pool seen by role: blocks that leaders and followers need, hold and may still take.
+"""The KV pool by role: the blocks that leaders and followers need, hold and may still take.
 
-One block pool per replica; each stream has its own block table. `elastic` lets the boundary between
-the roles move with demand. `even` is the two equal halves of vLLM RFC #5825; plain requests count
-as leaders there.
+Each replica has one block pool, and each stream has its own block table. With `elastic`, the
+boundary between the roles moves with demand. With `even`, each role has half of the pool, as in
+vLLM RFC #5825; plain requests count as leaders there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KVRoles:
-    """Block arithmetic over vLLM's KV cache manager. Reads it; mutates nothing."""
+    """Block arithmetic over vLLM's KV cache manager. It only reads the manager."""
 
     def __init__(
         self,
@@ -28,8 +28,7 @@ class KVRoles:
         max_model_len: int,
         lookahead: int = 0,
     ) -> None:
-        """lookahead: tokens behind a stream's own for which vLLM reserves blocks too, for a
-        drafter."""
+        """lookahead: tokens beyond a stream's own for which vLLM reserves blocks, for a drafter."""
         self._manager = manager
         self._requests = requests
         self._max_model_len = max_model_len
@@ -39,18 +38,22 @@ class KVRoles:
     # -- cfg_core.lockstep.BlockNeeds --------------------------------------------------------------
 
     def at_most(self, num_tokens: int) -> int:
-        """Blocks that any stream needs at most for `num_tokens` more tokens: one may be begun in
-        each KV group."""
+        """Upper bound of the blocks that any stream needs for `num_tokens` more tokens.
+
+        Compared with `at_most_running`, one more block may be begun in each KV group.
+        """
         return self.at_most_running(num_tokens) + len(self._sizes)
 
     def exactly(self, stream: str, num_tokens: int) -> int:
-        """Blocks that the running `stream` needs for `num_tokens` more tokens, as `allocate_slots`
-        counts them."""
+        """Blocks that the running `stream` needs for `num_tokens` more tokens.
+
+        They are counted as `allocate_slots` counts them.
+        """
         request = self._requests[stream]
         return self.needed(request, request.num_computed_tokens + num_tokens)
 
     def at_most_running(self, num_tokens: int) -> int:
-        """The same for a stream that is running and has its blocks up to where it is."""
+        """Upper bound as in `at_most`, for a running stream with blocks for all its tokens."""
         return sum(-(-(num_tokens + self._lookahead) // size) for size in self._sizes)
 
     # -- the pool ----------------------------------------------------------------------------------
@@ -62,22 +65,26 @@ class KVRoles:
 
     @property
     def free(self) -> int:
-        """Blocks that can be handed out now, cached but unused ones included."""
+        """Blocks that can be handed out now. Cached blocks that nobody uses are included."""
         return int(self._manager.block_pool.get_num_free_blocks())
 
     def whole(self, num_tokens: int) -> int:
-        """Blocks of a new stream of `num_tokens`, sliding windows taken into account, prefix hits
-        not."""
+        """Blocks of a new stream of `num_tokens`.
+
+        Sliding windows are taken into account. Prefix-cache hits are not.
+        """
         return self.needed(None, num_tokens)
 
     @property
     def watermark(self) -> int:
-        """Blocks that vLLM keeps free when it admits a request beside others."""
+        """Blocks that vLLM keeps free when it admits a request while others run."""
         return int(self._manager.watermark_blocks)
 
     def entries(self, is_follower: Callable[[str], bool]) -> list[int]:
-        """Block-table entries of leaders and plain requests, and of followers; shared blocks count
-        each time."""
+        """Number of block-table entries: of leaders and plain requests, and of followers.
+
+        A shared block counts once for each entry.
+        """
         held = [0, 0]
         for manager in self._manager.coordinator.single_type_managers:
             for stream, blocks in manager.req_to_blocks.items():
@@ -85,8 +92,10 @@ class KVRoles:
         return held
 
     def held(self, streams: Iterable[str]) -> set[tuple[int, int]]:
-        """(KV group, block id) of every block in the block tables of `streams`; a shared block
-        counts once."""
+        """Every block in the block tables of `streams`, as (KV group, block id).
+
+        A shared block counts once.
+        """
         managers = self._manager.coordinator.single_type_managers
         return {
             (i, block.block_id)
@@ -97,8 +106,10 @@ class KVRoles:
         }
 
     def needed(self, request: Request | None, num_tokens: int) -> int:
-        """New blocks with which the stream of `request` (None: a new one) reaches `num_tokens`
-        tokens."""
+        """New blocks with which a stream reaches `num_tokens` tokens.
+
+        request: the stream's request; None for a new stream.
+        """
         computed, prefill_end = 0, num_tokens
         if request is not None:
             computed = request.num_computed_tokens
@@ -118,7 +129,7 @@ class KVRoles:
 
 
 class ElasticSplit:
-    """One pool; whoever needs a block takes it."""
+    """One pool for both roles. A stream of either role may take any free block."""
 
     def __init__(self, roles: KVRoles) -> None:
         self._roles = roles
@@ -136,8 +147,8 @@ class ElasticSplit:
 class EvenSplit:
     """Two equal halves: leaders and plain requests in one, followers in the other.
 
-    Enforced where blocks are handed out, by wrapping `allocate_slots` of this engine's manager: a
-    stream whose role is at its limit gets the answer "no blocks", as if the pool were full.
+    The split is enforced where blocks are handed out, by wrapping `allocate_slots` of this engine's
+    manager. A stream whose role is at its limit gets None ("no blocks"), as if the pool were full.
     """
 
     def __init__(
@@ -145,10 +156,8 @@ class EvenSplit:
     ) -> None:
         self._roles, self._is_follower = roles, is_follower
         self.limit = roles.total // 2
-        self._held = [
-            0,
-            0,
-        ]  # an upper bound between refreshes: blocks that were freed since are still in it
+        # Between refreshes this is an upper bound: blocks that were freed since are still counted.
+        self._held = [0, 0]
         if roles.whole(max_model_len) > self.limit:
             raise CompatibilityError(
                 f"kv_split: even gives each role {self.limit} KV blocks, but one sequence of"
@@ -184,7 +193,7 @@ class EvenSplit:
         manager.allocate_slots = allocate_slots
 
     def _entries_needed(self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]) -> int:
-        """Block-table entries that this allocation may add. Prefix hits are entries as well."""
+        """Block-table entries that this allocation may add. Prefix-cache hits are entries too."""
         end = (
             request.num_computed_tokens + kwargs.get("num_new_computed_tokens", 0) + num_new_tokens
         )
@@ -200,7 +209,7 @@ def split_pool(
     is_follower: Callable[[str], bool],
     max_model_len: int,
 ) -> ElasticSplit | EvenSplit:
-    """The split named `kv_split` (`elastic` or `even`), in force on `manager`."""
+    """Make the split named `kv_split` (`elastic` or `even`), and enforce it on `manager`."""
     if kv_split == "elastic":
         return ElasticSplit(roles)
     split = EvenSplit(roles, is_follower, max_model_len)

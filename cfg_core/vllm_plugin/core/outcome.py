@@ -1,5 +1,4 @@
-"""The outcome of a step: what vLLM's scheduler is told of it, and what its clients are told
-afterwards."""
+"""The outcome of a step: changes to it before vLLM's scheduler reads it and before clients do."""
 
 from __future__ import annotations
 
@@ -13,19 +12,24 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 PROMPT_LOGPROBS = ("prompt_logprobs_dict", "prompt_token_id_logprobs_dict")
-"""What vLLM sends with the step that ends a prompt, by request id: fields of its
-ModelRunnerOutput."""
+"""Fields of vLLM's ModelRunnerOutput with prompt logprobs, by request id.
+
+vLLM sends them with the step that ends a prompt.
+"""
 
 
 class KeptPromptLogprobs:
-    """vLLM returns prompt logprobs with the step that ends the prompt and expects a token beside
-    them: where that step's sample was taken back, they are kept for the joint step."""
+    """Prompt logprobs that wait for the next joint step of their group.
+
+    vLLM returns prompt logprobs with the step that ends the prompt, and expects a token with them.
+    If that step's sample was taken back, the prompt logprobs are kept for the joint step.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Any]] = {field: {} for field in PROMPT_LOGPROBS}
 
     def exchange(self, guidance: StepGuidance, model_runner_output: ModelRunnerOutput) -> None:
-        """Keep those of solo streams, hand out those of groups that are joint now."""
+        """Keep the logprobs of solo streams. Hand out those of groups that are joint now."""
         for field, kept in self._kept.items():
             logprobs = getattr(model_runner_output, field)
             if not (logprobs or kept):
@@ -46,7 +50,7 @@ class KeptPromptLogprobs:
 
 
 def drop_output(failures: Iterable[str], model_runner_output: ModelRunnerOutput) -> None:
-    """Take the outcome of requests whose logits processors failed out of a step."""
+    """Remove tokens and prompt logprobs of requests whose logits processors failed in a step."""
     for request_id in failures:
         model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[request_id]] = []
         for field in PROMPT_LOGPROBS:
@@ -54,15 +58,17 @@ def drop_output(failures: Iterable[str], model_runner_output: ModelRunnerOutput)
 
 
 def tell_reasons(failures: Mapping[str, str], outputs: Mapping[int, EngineCoreOutputs]) -> None:
-    """Put the reason where the caller finds it: in `stop_reason`, beside the finish reason
-    "error"."""
+    """Put the reason of each failure where the caller finds it: in `stop_reason`.
+
+    The finish reason of these requests is "error".
+    """
     for output in each(outputs) if failures else ():
         if output.finished and output.request_id in failures:
             output.stop_reason = failures[output.request_id]
 
 
 def hide(followers: Collection[str], outputs: Mapping[int, EngineCoreOutputs]) -> None:
-    """Take the followers' outputs out: no client knows of them."""
+    """Remove the followers' outputs, because no client knows of followers."""
     for per_client in outputs.values():
         per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
 
@@ -70,9 +76,9 @@ def hide(followers: Collection[str], outputs: Mapping[int, EngineCoreOutputs]) -
 def narrow_logprobs(
     guidance: StepGuidance | None, outputs: Mapping[int, EngineCoreOutputs]
 ) -> None:
-    """Take the streams' logprobs out of the outputs of requests that did not ask for them.
+    """Remove the streams' logprobs from the outputs of requests that did not ask for them.
 
-    The workers add them for the whole batch as soon as one request asks.
+    The workers add them for the whole batch if one request asks.
     """
     asked = (
         {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()

@@ -1,9 +1,9 @@
-"""A wait for a worker on another machine ends when the executor has given the worker up.
+"""The wait for a worker on another machine ends when the executor has given that worker up.
 
-vLLM waits for the answer of a local worker until it comes or the queue is shut down, as the
-executor does when a worker dies. For a worker on another machine it polls without looking again. So
-an engine spread over machines that loses a worker hangs, and nobody is told (`tests/serve/chaos.py
---across-nodes --faults worker` shows it). See patches.py.
+For the answer of a local worker, vLLM waits until it comes or the queue is shut down. The executor
+shuts the queue down when a worker dies. For a worker on another machine, vLLM polls the socket and
+never checks for a shutdown. So an engine that is spread over machines hangs without an error when
+it loses a worker (`tests/serve/chaos.py --across-nodes --faults worker` shows it). See patches.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ LOOK_EVERY_S = 0.25
 
 
 def dequeue(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of `MessageQueue.dequeue`."""
+    """Replaces `MessageQueue.dequeue`."""
 
     @functools.wraps(stock)
     def dequeue(self: MessageQueue, timeout: float | None = None, indefinite: bool = False) -> Any:
-        """The next object. timeout: seconds.
+        """Return the next object.
+
+        timeout: seconds; None for no limit.
 
         Raises TimeoutError, or RuntimeError once the queue is shut down.
         """

@@ -1,18 +1,19 @@
 """GuidedScheduler: vLLM's scheduler, with groups.
 
-It asks `lockstep.plan` before each step, carries the plan out on vLLM's own queues, and checks
-afterwards. (How a group begins and ends is in group_scheduler.py.) Three hooks into vLLM's
-`schedule()` do it:
+It asks `lockstep.plan` before each step, carries the plan out on vLLM's own queues, and checks the
+result. (group_scheduler.py begins and ends groups.) It uses three hooks around vLLM's `schedule()`:
 
-- before it, `_carry_out` orders `running`, preempts whole groups and moves the queue's head;
-- inside it, `_reserve_prefill_lookahead` keeps a stream that may not sample one token short of its
-  end;
-- after it, `_update_after_schedule` is the net: a stream that was scheduled to sample without its
-  partners (a plan that vLLM could not follow) has that token taken back, and the worker drops the
-  row.
+- Before it, `_carry_out` orders `running`, preempts whole groups, and moves streams to the head of
+  the waiting queue.
+- Inside it, `_reserve_prefill_lookahead` keeps a stream that may not sample one token short of its
+  end.
+- After it, `_update_after_schedule` is the safety net. If vLLM could not follow the plan, a stream
+  may be scheduled to sample without its partners. Then that token is taken back, and the worker
+  drops the row.
 
-So a token of a guided request is only ever emitted from a joint step (design, section 6, invariant
-1). One step reads: schedule, _update_after_schedule, update_from_output.
+So a token of a guided request is emitted only from a joint step (ARCHITECTURE.md, "What must
+hold"). The methods of one step run in this order: schedule, _update_after_schedule,
+update_from_output.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class _Everything:
-    """Contains whatever one asks for."""
+    """A container that contains every stream."""
 
     def __contains__(self, stream: object) -> bool:
         return True
@@ -50,10 +51,11 @@ EVERYTHING = _Everything()
 
 
 class GuidedScheduler(GroupScheduler):
-    """vLLM's scheduler, with groups. Without a group it runs vLLM's code alone.
+    """vLLM's scheduler, with groups. Without a group, only vLLM's own code decides.
 
-    Where the configuration asks for async scheduling, making one makes a GuidedAsyncScheduler: vLLM
-    decides on async scheduling after the engine's arguments have named this class.
+    If the configuration asks for async scheduling, the constructor makes a GuidedAsyncScheduler.
+    The engine's arguments cannot name that class, because vLLM decides on async scheduling after it
+    has read them.
     """
 
     _pause_state: PauseState
@@ -72,9 +74,9 @@ class GuidedScheduler(GroupScheduler):
 
     @override
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """One step's work, as in vLLM; with groups, by `lockstep.plan`.
+        """Schedule one step as vLLM does. If there are groups, follow `lockstep.plan`.
 
-        Nothing at all while the frontend is behind (pace.py).
+        Nothing is scheduled while the frontend is behind (pace.py).
         """
         pause = self._pause_state
         try:
@@ -87,7 +89,7 @@ class GuidedScheduler(GroupScheduler):
             self._pause_state = pause
 
     def _plan_step(self) -> None:
-        """Bring vLLM's queues to what the plan of this step wants."""
+        """Bring vLLM's queues into the state that the plan of this step wants."""
         if self.num_spec_tokens:
             self._even_out_drafts()
         if self._stays_steady():
@@ -100,11 +102,11 @@ class GuidedScheduler(GroupScheduler):
         self._carry_out(plan)
         self._sampling = plan.sampling
         if plan.preempt and admits:
-            # vLLM admits nothing in a step that preempted, and does not know of our preemptions.
+            # vLLM admits nothing in a step with preemptions, but it does not know of ours.
             self._pause_state = PauseState.PAUSED_NEW
 
     def _stays_steady(self) -> bool:
-        """Whether every running stream decodes, as in the last step, and nothing can stop it."""
+        """Whether every running stream decodes, as in the last step, and nothing can prevent it."""
         steady, num_streams = self._steady, len(self.running)
         return (
             steady is not None
@@ -131,7 +133,10 @@ class GuidedScheduler(GroupScheduler):
             self._to_head(plan.promote)
 
     def _preempt_unit(self, unit: lockstep.Unit) -> None:
-        """Preempt all streams of a unit. A group returns to the queue's head, leader first."""
+        """Preempt all streams of a unit.
+
+        A group returns to the head of the queue, its leader first.
+        """
         now = time.monotonic()
         for stream in reversed(unit.streams):
             self._preempt_request(self.requests[stream.id], now)
@@ -156,9 +161,9 @@ class GuidedScheduler(GroupScheduler):
         """How many tokens a stream that vLLM is about to schedule may compute.
 
         A guided stream that may not sample in this step stops one token short of its end. A waiting
-        stream of one token is let in all the same, with the placeholders for drafts that vLLM may
-        have added: returning 0 would make vLLM stop admitting requests in this step. The net drops
-        its row.
+        stream that needs only one token is admitted anyway, with the placeholders for drafts that
+        vLLM may have added: returning 0 would make vLLM stop admitting requests in this step. The
+        safety net then drops its row.
         """
         allowed = max(num_new_tokens, 0)
         if self.num_prefill_lookahead:
@@ -178,8 +183,8 @@ class GuidedScheduler(GroupScheduler):
         """Whether a waiting request is ready.
 
         A follower waits for its leader, which may wait for its grammar. No stream of a group is
-        ready while output from before its preemption is in flight: what vLLM then does with that
-        output must be the same for all streams.
+        ready while output from before its preemption is in flight, because vLLM must treat that
+        output in the same way for all streams.
         """
         group = self._groups.of(request.request_id)
         if group is not None:
@@ -193,10 +198,10 @@ class GuidedScheduler(GroupScheduler):
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = False
     ) -> None:
-        """vLLM's preemption.
+        """Preempt a request as vLLM does.
 
-        Where vLLM drops the output in flight (a reset of the prefix cache), the output of all
-        streams of the group is dropped, of those that were preempted before too.
+        If vLLM drops the output in flight (a reset of the prefix cache), the output of all streams
+        of the group is dropped. That includes streams that were preempted before.
         """
         super()._preempt_request(request, timestamp, drop_stale_output)
         group = self._groups.of(request.request_id)
@@ -204,7 +209,7 @@ class GuidedScheduler(GroupScheduler):
             for member in (self.requests[stream] for stream in group.streams):
                 member.drop_stale_output |= member.num_stale_output_tokens > 0
 
-    # --- after scheduling: the net ----------------------------------------------------------------
+    # --- after scheduling: the safety net ---------------------------------------------------------
 
     @override
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -229,7 +234,8 @@ class GuidedScheduler(GroupScheduler):
     def _plan_drafts(self, scheduler_output: SchedulerOutput) -> None:
         """Decide how many drafts each group gets next.
 
-        The drafter makes fewer where no request of the step wants more.
+        If only groups are in the step, the drafter makes no more drafts than the largest of these
+        numbers.
         """
         leaders = [group.leader for group in self._scheduled_groups(scheduler_output)]
         most = self._speculation.plan(leaders)
@@ -238,9 +244,10 @@ class GuidedScheduler(GroupScheduler):
             scheduler_output.num_spec_tokens_to_schedule = min(drafts, most)
 
     def _guidance(self, scheduler_output: SchedulerOutput, all_decode: bool) -> StepGuidance | None:
-        """Which groups are joint in this step, and which streams are solo; these are taken back.
+        """Find the joint groups and the solo streams of this step, and take solo samples back.
 
-        A stream is also solo if it has other drafts than its partners.
+        A stream is also solo if it has another number of drafts than its partners. Returns None if
+        no stream of a group samples.
         """
         steady, scheduled = self._steady, scheduler_output.num_scheduled_tokens
         if (
@@ -273,8 +280,8 @@ class GuidedScheduler(GroupScheduler):
     def _take_back(self, request: Request, num_drafts: int) -> None:
         """Undo the last token of a stream that would have sampled alone, and its drafts.
 
-        The token is computed again in a joint step, and not before the first pipeline stages have
-        heard of it, which takes as many steps as there are stages.
+        The token is computed again in a joint step. The first pipeline stages learn of a sample as
+        many steps later as there are stages, so the stream is not scheduled earlier.
         """
         request.num_computed_tokens -= 1 + num_drafts
         request.is_prefill_chunk = True
@@ -286,7 +293,7 @@ class GuidedScheduler(GroupScheduler):
 class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):
     """GuidedScheduler over vLLM's AsyncScheduler.
 
-    A step is scheduled while the tokens of the last one are in flight.
+    A step is scheduled while the tokens of the last step are in flight.
     """
 
     @override
@@ -294,6 +301,6 @@ class GuidedAsyncScheduler(GuidedScheduler, AsyncScheduler):
         super()._take_back(request, num_drafts)
         request.num_output_placeholders -= 1 + num_drafts
         if not self.use_v2_model_runner:
-            # V1 has the input token of a decode on the device only, from the step before. One step
-            # later it is sent from the host.
+            # V1 has the input token of a decode only on the device, from the step before. One step
+            # later the host sends it.
             request.next_decode_eligible_step += 1

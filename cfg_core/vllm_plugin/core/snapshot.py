@@ -1,4 +1,4 @@
-"""vLLM's scheduler as `lockstep.plan` sees it, just before a step. Reads it; mutates nothing."""
+"""vLLM's scheduler as `lockstep.plan` sees it, just before a step. This only reads it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 
 WAITING_WINDOW = 64
-"""How far into the waiting queue a step looks for groups that may sample in the step that admits
-them."""
+"""Number of waiting requests, from the head of the queue, that a snapshot looks at.
+
+It looks for groups that may sample in the step that admits them.
+"""
 
 
 def take_snapshot(
     scheduler: Scheduler, groups: GroupTable, headroom: Headroom, *, admits: bool
 ) -> Snapshot:
-    """The engine before its next step. admits: whether that step may admit waiting requests."""
+    """The engine before its next step.
+
+    admits: whether that step may admit waiting requests.
+    """
     return Snapshot(
         running=tuple(_running_units(scheduler, groups)),
         waiting=tuple(_waiting_units(scheduler, groups)) if admits else (),
@@ -40,12 +45,12 @@ def take_snapshot(
 
 
 def is_blocked(request: Request) -> bool:
-    """Whether a waiting request waits for something else than its turn, such as its grammar."""
+    """Whether a waiting request waits for something other than its turn, such as its grammar."""
     return bool(Scheduler._is_blocked_waiting_status(request.status))
 
 
 def _chunk_limit(scheduler: Scheduler) -> int:
-    """`long_prefill_token_threshold` as vLLM applies it in the step to come; 0 for none."""
+    """`long_prefill_token_threshold` as vLLM applies it in the next step; 0 for no limit."""
     limit = scheduler.scheduler_config.long_prefill_token_threshold
     eligible = sum(scheduler.get_request_counts())
     if limit <= 0 or eligible <= 1:
@@ -85,12 +90,12 @@ def _state(scheduler: Scheduler, request: Request, follower: bool = False) -> St
         request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
     )
     if scheduler.current_step + 1 < request.next_decode_eligible_step:
-        remaining = 0  # its last token is still in the pipeline: vLLM passes it over
+        remaining = 0  # its last token is still in the pipeline, so vLLM skips it
     return StreamState(request.request_id, remaining, follower)
 
 
 def _waiting_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[WaitingUnit]:
-    """The front of the waiting queue, up to the first request that is not ready."""
+    """Units of the head of the waiting queue, up to the first request that is not ready."""
     front = list(itertools.islice(scheduler.waiting, WAITING_WINDOW))
     i = 0
     while i < len(front) and not is_blocked(front[i]):

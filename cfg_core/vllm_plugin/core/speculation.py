@@ -1,4 +1,4 @@
-"""Speculation as the scheduler sees it: how many drafts each group gets, and counts of drafts."""
+"""Speculation as the scheduler sees it: the number of drafts of each group, and statistics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class Speculation:
     """Drafts of one engine's groups.
 
-    most: drafts in a step, at most; 0 without speculation. cost: see `DraftLength`; 0 never backs
-    off. may_rest: whether the drafter may skip a step, which it may not where ranks of data
-    parallelism must step together.
+    most: maximum number of drafts in a step; 0 without speculation.
+    cost: of one more draft (see `DraftLength`); with 0, groups never back off.
+    may_rest: whether the drafter may skip a step. It may not if the ranks of data parallelism must
+        step together.
     """
 
     def __init__(self, groups: GroupTable, most: int, cost: float, may_rest: bool = True) -> None:
@@ -33,9 +34,9 @@ class Speculation:
         }
 
     def observe(self, request_id: str, drafted: int, accepted: int) -> None:
-        """A request, plain or a group's leader, had `drafted` drafts verified.
+        """Note that `drafted` drafts of a request were verified.
 
-        The first `accepted` of them were accepted.
+        The first `accepted` of them were accepted. The request is a plain one, or a group's leader.
         """
         guided = request_id in self._groups
         self._counts["guided" if guided else "plain"].observe_draft(drafted, accepted)
@@ -49,10 +50,10 @@ class Speculation:
         return max((self._planned[leader] for leader in leaders), default=0)
 
     def even_out(self, leader: str, members: Sequence[Request], max_model_len: int) -> None:
-        """Give all streams of a group equally many drafts: the drafts of all are the same tokens.
+        """Give all streams of a group the same number of drafts, as they verify the same tokens.
 
-        That is as many as the stream with the fewest has, as the longest stream has room for, and
-        as were planned.
+        The number is the smallest of three: what the stream with the fewest drafts has, what the
+        longest stream has room for, and what was planned.
         """
         room = max_model_len - 2 - max(r.num_computed_tokens for r in members)
         planned = self._planned.get(leader, self._most)
@@ -64,15 +65,16 @@ class Speculation:
     def rests(self, num_scheduled_tokens: Mapping[str, int]) -> bool:
         """Whether the drafter may skip a step.
 
-        It may where groups alone decode, and none of them will ever have a draft. It must read
-        prompts: their blocks are cached, and plain requests that find them there do have drafts.
+        It may if only groups decode in the step, and none of them will ever have a draft. It must
+        read prompts, because their blocks are cached, and plain requests that reuse these blocks do
+        have drafts.
         """
         return self._may_rest and all(
             n == 1 and stream in self._groups for stream, n in num_scheduled_tokens.items()
         )
 
     def forget(self, leader: str) -> None:
-        """The group has ended."""
+        """Drop the state of a group that has ended."""
         self._lengths.pop(leader, None)
         self._planned.pop(leader, None)
 
@@ -80,7 +82,7 @@ class Speculation:
         return self._lengths.setdefault(leader, DraftLength(self._cost))
 
     def stats(self) -> dict[str, int]:
-        """Counters since start, such as `guided_drafts_accepted_at_0`.
+        """Counters since the start, such as `guided_drafts_accepted_at_0`.
 
         A step of a group counts once.
         """

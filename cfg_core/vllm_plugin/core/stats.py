@@ -1,4 +1,4 @@
-"""What the engine core tells about its groups and its KV pool: `guidance_stats`."""
+"""Statistics of the engine core about its groups and its KV pool: `guidance_stats`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def utility_method(_stock: None) -> Any:
-    """The method of vLLM's EngineCore by which frontends ask (patches.py)."""
+    """The method of vLLM's EngineCore that frontends call for the statistics (patches.py)."""
 
     def guidance_stats(core: EngineCore) -> dict[str, int]:
         scheduler: Any = core.scheduler  # a GuidedScheduler
@@ -24,7 +24,7 @@ def utility_method(_stock: None) -> Any:
 
 
 def queues(scheduler: Scheduler) -> dict[str, int]:
-    """Requests that run and wait, and prompt tokens that are not computed yet."""
+    """Numbers of running and waiting requests, and of prompt tokens that are not computed yet."""
     num_running, num_waiting = scheduler.get_request_counts()
     return {
         "running": num_running,
@@ -38,7 +38,7 @@ def queues(scheduler: Scheduler) -> dict[str, int]:
 
 
 def blocks(scheduler: Scheduler, groups: GroupTable, roles: KVRoles) -> dict[str, int]:
-    """Physical KV blocks. One that both roles share counts in each."""
+    """Numbers of physical KV blocks. A block that both roles share counts in each."""
     leaders = roles.held(s for s in scheduler.requests if not groups.is_follower(s))
     followers = roles.held(follower for group in groups for follower in group.followers)
     return {

@@ -1,6 +1,6 @@
-"""Steady steps: while every running stream decodes, the plan would change nothing, and is skipped.
+"""Steady steps: steps in which every running stream decodes, so that the plan can be skipped.
 
-The plan costs almost half as much as vLLM's own step (LOG.md).
+The plan would change nothing in them, and costs almost half as much as vLLM's own step (LOG.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SteadyStep:
     """A step in which every running stream decoded, and all groups were joint.
 
-    While `running` stays as it is, the next step can be like it, with the same guidance.
+    While `running` does not change, the next step can be like it, with the same guidance.
     """
 
     running: list[Request]

@@ -1,10 +1,9 @@
-"""Admission: guided requests are checked where the caller can still be told, in vLLM's frontend
-process.
+"""Admission: checks guided requests in vLLM's frontend, where the caller still gets the error.
 
-It wraps `InputProcessor.process_inputs` (patches.py), which every entry point (LLM, AsyncLLM, `vllm
-serve`) passes each request through. A request that says anything about guidance leaves it either
-refused, or resolved: with the scale, the negative as token ids, and `max_tokens` cut to what both
-streams can hold.
+It wraps `InputProcessor.process_inputs` (patches.py). Every entry point (LLM, AsyncLLM, `vllm
+serve`) passes each request through that method. A request with any guidance field is either refused
+or resolved. A resolved request has the scale, the negative as token ids, and `max_tokens` cut to
+what both streams can hold.
 """
 
 from __future__ import annotations
@@ -44,15 +43,17 @@ GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.core.scheduler."
 
 
 class RefusedError(VLLMValidationError, ValueError):
-    """A guided request that was refused: vLLM's servers answer 400, Python callers see a
-    ValueError."""
+    """A request that was refused.
+
+    vLLM's servers answer it with 400. Python callers see a ValueError.
+    """
 
     def __init__(self, error: RequestError) -> None:
         VLLMValidationError.__init__(self, error.message, parameter=error.param)
 
 
 def process_inputs(stock: Callable[..., EngineCoreRequest]) -> Callable[..., EngineCoreRequest]:
-    """In place of `InputProcessor.process_inputs`: refuses, or resolves."""
+    """Replaces `InputProcessor.process_inputs`: refuses or resolves each request."""
 
     @functools.wraps(stock)
     def process_inputs(
@@ -70,8 +71,10 @@ def process_inputs(stock: Callable[..., EngineCoreRequest]) -> Callable[..., Eng
 
 
 def check_grammar_size(config: VllmConfig, params: Any) -> None:
-    """Raise RequestError if a guided engine's request brings a grammar beyond the bounds, or one
-    that cannot be met."""
+    """Raise RequestError if a request to a guided engine brings a grammar beyond the bounds.
+
+    A grammar that has passed its trial is not checked again.
+    """
     outputs = getattr(params, "structured_outputs", None)
     if outputs is None or not _is_guided(config) or is_tried(outputs):
         return
@@ -79,11 +82,11 @@ def check_grammar_size(config: VllmConfig, params: Any) -> None:
 
 
 def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
-    """Resolve the guidance of `request` in place, or raise RequestError. Plain requests pass
-    untouched.
+    """Check `request` and resolve its guidance in place. Raises RequestError.
 
-    `request.sampling_params` is the processor's private copy, so changing it changes nothing of the
-    caller's.
+    It also checks the request's logits processors, and lets a grammar end (`_let_grammar_end`).
+    `request.sampling_params` is the processor's private copy, so the caller's object does not
+    change.
     """
     sampling: SamplingParams | None = request.sampling_params
     if sampling is None:
@@ -125,15 +128,18 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
 
 
 def _let_grammar_end(config: VllmConfig, sampling: SamplingParams) -> None:
-    """Allow the tokens that end a text beside `allowed_token_ids`: the grammar itself allows them
-    at its end alone, and without them the text that it has completed could not end."""
+    """Add the tokens that end a text to `allowed_token_ids`.
+
+    The grammar itself allows these tokens only at its end. Without them, a text that has completed
+    the grammar could not end.
+    """
     if sampling.allowed_token_ids is not None and _masks_from_start(config):
         ends = sampling.all_stop_token_ids.difference(sampling.allowed_token_ids)
         sampling.allowed_token_ids = [*sampling.allowed_token_ids, *sorted(ends)]
 
 
 def _masks_from_start(config: VllmConfig) -> bool:
-    """Whether grammars begin with the answer, not behind its reasoning."""
+    """Whether a grammar applies from the start of the answer, not only after its reasoning."""
     outputs = config.structured_outputs_config
     return not outputs.reasoning_parser or outputs.enable_in_reasoning
 
@@ -141,7 +147,10 @@ def _masks_from_start(config: VllmConfig) -> bool:
 def _check_forced(
     config: VllmConfig, sampling: SamplingParams, forced: Mapping[str, Collection[int]]
 ) -> None:
-    """Refuse processors that force tokens (by name) where a mask may forbid these."""
+    """Refuse logits processors that force tokens which a mask may forbid.
+
+    forced: the tokens that each processor forces, by the processor's name.
+    """
     for name, tokens in forced.items():
         if sampling.structured_outputs is not None and _masks_from_start(config):
             raise RequestError(
@@ -203,8 +212,10 @@ def _check_request(request: EngineCoreRequest) -> None:
 def _negative_token_ids(
     processor: InputProcessor, params: GuidanceParams, prompt: list[int]
 ) -> tuple[int, ...] | list[int]:
-    """The negative stream's prompt; by default the prompt's last token, as in the paper and in
-    transformers."""
+    """The negative stream's prompt.
+
+    By default it is the prompt's last token, as in the paper and in transformers.
+    """
     if params.negative_prompt_token_ids is not None:
         vocab_size = processor.vllm_config.model_config.get_vocab_size()
         return check_token_ids(params.negative_prompt_token_ids, vocab_size)
@@ -214,7 +225,7 @@ def _negative_token_ids(
 
 
 def _tokenize(processor: InputProcessor, text: str) -> list[int]:
-    """Token ids of the negative text, with special tokens by the same rule as for a prompt."""
+    """Token ids of the negative text. Special tokens follow the same rule as for a prompt."""
     renderer = processor.renderer
     if renderer.tokenizer is None:
         raise GuidanceError(
@@ -225,7 +236,7 @@ def _tokenize(processor: InputProcessor, text: str) -> list[int]:
         (rendered,) = renderer.render_cmpl(
             [parse_model_prompt(model, text)], renderer.default_cmpl_tok_params
         )
-    except VLLMClientError as error:  # the renderer's only complaint about plain text is its length
+    except VLLMClientError as error:  # the renderer refuses plain text only for its length
         raise _negative_too_long(
             f"more than {model.max_model_len}", model.max_model_len, NEGATIVE_TEXT
         ) from error
@@ -243,8 +254,11 @@ def _room(
     negative: list[int] | tuple[int, ...],
     sampling: SamplingParams,
 ) -> int:
-    """`max_tokens` cut to the context length of the longer stream; CapacityError if the group can
-    never run."""
+    """Return `max_tokens`, cut to what both streams can hold.
+
+    The context length limits the longer stream. If the caller did not set `max_tokens`, it is also
+    cut to what the KV pool holds. Raises CapacityError if the group can never run.
+    """
     limit: int = config.model_config.max_model_len
     if len(negative) >= limit:
         raise _negative_too_long(str(len(negative)), limit, NEGATIVE_IDS)
@@ -254,8 +268,8 @@ def _room(
     if pool is not None and pool_tokens(config, len(prompt), len(negative), max_tokens) > pool:
         if asked < limit - len(prompt):
             raise _too_large(config, prompt, negative, asked, pool)
-        # vLLM fills an unset max_tokens with the rest of the context: as far as possible, here as
-        # well.
+        # The caller set no max_tokens, so vLLM set it to the rest of the context. Take as much of
+        # that as the pool holds.
         max_tokens = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
         if max_tokens < 1:
             raise _too_large(config, prompt, negative, 1, pool)
@@ -277,7 +291,7 @@ def _negative_too_long(num_tokens: str, limit: int, param: str) -> CapacityError
 
 
 def _usable_pool(config: VllmConfig) -> int | None:
-    """Tokens that the KV pool holds beside vLLM's null block and watermark; None while unknown."""
+    """Tokens that the KV pool holds, less vLLM's null block and watermark; None while unknown."""
     cache = config.cache_config
     pool: int | None = cache.kv_cache_size_tokens
     if pool is None:
@@ -287,14 +301,19 @@ def _usable_pool(config: VllmConfig) -> int | None:
 
 
 def pool_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int) -> int:
-    """KV slots, in whole blocks, that a pair occupies when it ends after `max_tokens`."""
+    """KV slots, in whole blocks, that a pair of streams occupies after `max_tokens` tokens.
+
+    prompt, negative: lengths of the two prompts in tokens.
+    """
     size: int = config.cache_config.block_size
     return sum(-(-(length + max_tokens) // size) * size for length in (prompt, negative))
 
 
 def _most_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int, pool: int) -> int:
-    """The largest number of output tokens, at most `max_tokens`, with which the pair fits the
-    pool."""
+    """The largest number of output tokens, at most `max_tokens`, with which the pair fits.
+
+    pool: tokens that the KV pool holds.
+    """
     guess = min(max_tokens, (pool - prompt - negative) // 2)
     while guess > 0 and pool_tokens(config, prompt, negative, guess) > pool:
         guess -= 1

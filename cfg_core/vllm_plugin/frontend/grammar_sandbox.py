@@ -1,8 +1,8 @@
-"""GrammarSandbox: no grammar reaches vLLM before a process that can be killed has compiled it.
+"""GrammarSandbox: tries each grammar in a process that can be killed, before vLLM gets it.
 
-In the frontend process of an engine, and asynchronous: the event loop reads no grammar. What passed
-its trial is marked, so that vLLM's own validation, which would parse it again on the event loop, is
-skipped for it (patches.py).
+It runs in the frontend process of an engine. It is asynchronous, and the event loop compiles no
+grammar. A grammar that has passed its trial is marked. vLLM's own validation would parse the
+grammar again on the event loop, so it is skipped for a marked one (patches.py).
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ HELPER = "cfg_core.vllm_plugin.grammar_helper"
 """The module that is run as the helper process."""
 
 TRIED = "_cfg_serve_tried"
-"""Attribute of a StructuredOutputsParams that passed. No field: copies that change something lose
-it."""
+"""Attribute of a StructuredOutputsParams that has passed its trial.
+
+It is not a field, so a copy that changes something loses it.
+"""
 
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _ENVIRONMENT = {
-    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",  # its threads cannot be killed; ours is a process
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",  # vLLM's timeout needs threads, which cannot be killed
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "OMP_NUM_THREADS": "1",  # forks need a parent with one thread
+    "OMP_NUM_THREADS": "1",  # forking is safe only with one thread
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_VISIBLE_DEVICES": "",
@@ -58,7 +60,7 @@ _GONE = "The process that checks grammars is not available at the moment: send t
 
 
 class HelperGoneError(Exception):
-    """The helper process ended, or never got ready."""
+    """The helper process ended, or never became ready."""
 
 
 class GrammarSandbox:
@@ -70,7 +72,7 @@ class GrammarSandbox:
         bounds: GrammarBounds | None = None,
         limits: GrammarLimits | None = None,
     ) -> None:
-        """bounds, limits: by default those in the engine's configuration."""
+        """bounds, limits: by default those of the engine's configuration."""
         self._bounds: GrammarBounds = bounds or grammar_bounds_of(config)
         self._limits: GrammarLimits = limits or grammar_limits_of(config)
         self._settings = settings_of(config)
@@ -79,27 +81,28 @@ class GrammarSandbox:
         self._process: HelperProcess | None = None
 
     def begin(self) -> None:
-        """Start to load the helper, unless it is to be loaded with the first grammar. Returns at
-        once."""
+        """Start to load the helper, if the limits say `at_start`. Returns at once."""
         if self._limits.at_start:
             self._process = HelperProcess(self._settings, self._limits)
 
     async def start(self) -> None:
-        """Load the helper now. HelperGoneError if it cannot be."""
+        """Load the helper now. Raises HelperGoneError if it cannot be loaded."""
         await self._ready()
 
     def close(self) -> None:
-        """End the helper, and whatever it tries."""
+        """End the helper and all trials."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
     async def check(self, params: SamplingParams, tenant: str = "") -> None:
-        """Bring `params.structured_outputs` to what vLLM's validation would make of it, if it
-        passes its trial.
+        """Put the grammar of `params` on trial.
 
-        Raises RequestError with the reason, or OverloadedError if there is no room or no helper.
-        Cancelling ends the trial.
+        If it passes, `params.structured_outputs` becomes what vLLM's validation would make of it.
+        Raises RequestError with the reason if it does not pass, and OverloadedError if there is no
+        place or no helper. Cancelling the call ends the trial.
+
+        tenant: who sent the request. Places for trials are shared fairly between tenants.
         """
         outputs = params.structured_outputs
         if outputs is None or outputs.all_constraints_none() or is_tried(outputs):
@@ -125,14 +128,14 @@ class GrammarSandbox:
         if (verdict := self._remembered(key)) is not None:
             return verdict
         async with self._places.hold(tenant):
-            verdict = self._remembered(key)  # another request may have brought the same meanwhile
+            verdict = self._remembered(key)  # another request may have tried the same one meanwhile
             if verdict is None:
                 verdict = await self._try(payload)
                 self._remember(key, verdict)
         return verdict
 
     async def _try(self, payload: bytes) -> dict[str, Any]:
-        """The verdict; once more with a new helper if the first is lost."""
+        """The verdict. If the helper is lost, a new one tries once more."""
         for _ in range(2):
             try:
                 kind, answer = await (await self._ready()).ask(payload)
@@ -157,7 +160,7 @@ class GrammarSandbox:
         )
 
     async def _ready(self) -> HelperProcess:
-        """The helper, started if there is none."""
+        """The helper. It is started if there is none."""
         if self._process is None or self._process.gone:
             self._process = HelperProcess(self._settings, self._limits)
         process = self._process
@@ -176,8 +179,11 @@ class GrammarSandbox:
 
 
 class HelperProcess:
-    """One life of the grammar helper. It ends when closed, with this process, and by itself when
-    idle, unless it is to stay."""
+    """One process of the grammar helper, from its start to its end.
+
+    It ends when it is closed or when this process ends. Without `at_start`, it also ends when it
+    has been idle for `idle_s`.
+    """
 
     def __init__(self, settings: Mapping[str, Any], limits: GrammarLimits) -> None:
         self._limits, self._first = limits, _first_frame(settings, limits)
@@ -193,11 +199,14 @@ class HelperProcess:
         return self._life.done()
 
     async def ready(self) -> None:
-        """Return once it can be asked; HelperGoneError if it never can."""
+        """Return once the helper can be asked. Raises HelperGoneError if it never can."""
         await asyncio.shield(self._started)
 
     async def ask(self, payload: bytes) -> tuple[bytes, bytes]:
-        """Kind and payload of the answer to one request. Cancelling ends the trial."""
+        """Send one request, and return kind and payload of the answer.
+
+        Raises HelperGoneError if the helper has ended. Cancelling the call ends the trial.
+        """
         if self.gone:
             raise HelperGoneError("it has ended")
         self._count += 1
@@ -246,7 +255,11 @@ class HelperProcess:
             self._end(reason)
 
     async def _hear_until_idle(self, stream: asyncio.StreamReader) -> bool:
-        """Hear one answer; False once nobody has asked for `idle_s`, if it is to end then."""
+        """Take one frame from the helper. Returns False if it has been idle and is to end.
+
+        It is idle if nobody has asked for `idle_s` seconds. With `at_start` it never ends for that
+        reason.
+        """
         try:
             async with asyncio.timeout(None if self._limits.at_start else self._limits.idle_s):
                 await self._hear(stream)
@@ -255,7 +268,10 @@ class HelperProcess:
         return True
 
     async def _hear(self, stream: asyncio.StreamReader) -> None:
-        """Take one frame from the helper."""
+        """Take one frame from the helper, and give it to whoever waits for it.
+
+        Raises HelperGoneError if the frame says that the helper failed.
+        """
         size, kind, number = frames.HEADER.unpack(await stream.readexactly(frames.HEADER.size))
         payload = await stream.readexactly(size)
         if kind == frames.FAILED:
@@ -266,12 +282,12 @@ class HelperProcess:
             self._asked[number].set_result((kind, payload))
 
     def _end(self, reason: str) -> None:
-        """Tell everybody who waits, and kill it."""
+        """Give HelperGoneError to everybody who waits, and kill the helper."""
         everybody: list[asyncio.Future[Any]] = [self._started, *self._asked.values()]
         for waiting in everybody:
             if not waiting.done():
                 waiting.set_exception(HelperGoneError(reason))
-                waiting.exception()  # retrieved: nobody may be waiting
+                waiting.exception()  # asyncio warns of errors that nobody retrieves
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
@@ -291,12 +307,12 @@ def _environment() -> dict[str, str]:
 
 
 def is_tried(outputs: StructuredOutputsParams | None) -> bool:
-    """Whether these have passed a trial, and are as they were then."""
+    """Whether `outputs` have passed a trial, and have not changed since."""
     return hasattr(outputs, TRIED)
 
 
 def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
-    """What of a StructuredOutputsParams says anything, as plain values."""
+    """The fields of a StructuredOutputsParams that are set, as plain values."""
     fields = {name: getattr(outputs, name) for name in (*KINDS, *_OPTIONS)}
     return {
         name: value
@@ -306,7 +322,7 @@ def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _adopt(outputs: StructuredOutputsParams, verdict: Mapping[str, Any]) -> None:
-    """Make of `outputs` what validation made of it in the helper."""
+    """Set the fields of `outputs` to what validation in the helper made of them."""
     for name, value in verdict["changed"].items():
         setattr(outputs, name, value)
     outputs._backend, outputs._backend_was_auto = verdict["backend"], verdict["was_auto"]
@@ -314,7 +330,10 @@ def _adopt(outputs: StructuredOutputsParams, verdict: Mapping[str, Any]) -> None
 
 
 def validate_structured_outputs(stock: Callable[..., None]) -> Callable[..., None]:
-    """In place of `SamplingParams._validate_structured_outputs`: skips what passed its trial."""
+    """Replaces `SamplingParams._validate_structured_outputs`.
+
+    It skips the validation of grammars that have passed their trial.
+    """
 
     @functools.wraps(stock)
     def validate(self: SamplingParams, *args: Any, **kwargs: Any) -> None:

@@ -13,9 +13,9 @@ from cfg_core.vllm_plugin.wire import take_guided_tokens
 
 
 def process_outputs(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of `OutputProcessor.process_outputs`: drops the counts.
+    """Replaces `OutputProcessor.process_outputs`: removes the counts.
 
-    Who wants them reads them before (`wire.guided_tokens`).
+    Code that needs the counts reads them before this call (`wire.guided_tokens`).
     """
 
     @functools.wraps(stock)

@@ -1,8 +1,8 @@
-"""`guidance_logprobs`: with a token's log-probability, also those that each stream gave it.
+"""`guidance_logprobs`: the log-probabilities that each stream gave to a sampled token.
 
-They travel as further columns of vLLM's own logprobs, after all others. The workers add them for
-the whole batch as soon as one request asks (worker/rows.py). The scheduler removes them from
-the outputs of requests that did not ask (core/outcome.py). The frontend puts them into a
+They are additional columns of vLLM's own logprobs, after all others. The workers add them for the
+whole batch if one request asks for them (worker/rows.py). The scheduler removes them from the
+outputs of requests that did not ask (core/outcome.py). The frontend puts them into a
 `GuidedLogprob`.
 """
 
@@ -26,7 +26,8 @@ from cfg_core.vllm_plugin.wire import split_logprobs
 class GuidedLogprob(Logprob):
     """vLLM's Logprob of a sampled token under the guided distribution, with the streams' own.
 
-    conditional: the leader's log-probability. negatives: the followers', in their order.
+    conditional: the leader's log-probability.
+    negatives: the followers' log-probabilities, in the order of the followers.
     """
 
     conditional: float = 0.0
@@ -34,7 +35,7 @@ class GuidedLogprob(Logprob):
 
 
 def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
-    """In place of `LogprobsProcessor.from_new_request`: notes who asked for the columns."""
+    """Replaces `LogprobsProcessor.from_new_request`: notes who asked for the columns."""
     make = stock.__func__
 
     @functools.wraps(make)
@@ -49,7 +50,7 @@ def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
 
 
 def update_sample_logprobs(stock: Callable[..., None]) -> Callable[..., None]:
-    """In place of `LogprobsProcessor._update_sample_logprobs`: reads the columns."""
+    """Replaces `LogprobsProcessor._update_sample_logprobs`: reads the columns."""
 
     @functools.wraps(stock)
     def update_sample_logprobs(self: LogprobsProcessor, logprobs_lists: LogprobsLists) -> None:

@@ -1,1 +1,1 @@
-"""The process that compiles each new grammar on trial, and can be killed."""
+"""The process that compiles each new grammar on trial. It can be killed."""

@@ -2,10 +2,11 @@
 
     python -m cfg_core.vllm_plugin.grammar_helper
 
-frontend/grammar_sandbox.py starts it and speaks with it in frames (frames.py). The helper never
-reads a grammar itself: only a fork does, under limits on CPU time, memory and stack, and with a
-deadline. When a fork dies, nothing else is lost. One fork waits in advance, because forking takes
-longer than most grammars. The helper ends with its parent, and its forks end with it.
+frontend/grammar_sandbox.py starts it and exchanges frames with it (frames.py). The helper never
+parses a grammar itself. Only a fork does, under limits on CPU time, memory and stack, and with a
+deadline. When a fork dies, nothing else is lost. One fork always waits in advance, because forking
+takes longer than compiling most grammars. The helper ends with its parent, and its forks end with
+the helper.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MAX_VERDICT = 16 << 20
 
 
 class Helper:
-    """The loop: frames in, forks, verdicts out."""
+    """The main loop: it reads frames, starts forks, and sends their verdicts."""
 
     def __init__(
         self, trial: Any, limits: dict[str, Any], requests: BinaryIO, replies: BinaryIO
@@ -50,7 +51,7 @@ class Helper:
         self._spare = Fork(trial, limits)
 
     def run(self) -> None:
-        """Until the parent closes the pipe."""
+        """Serve requests. Raises EOFError when the parent closes the pipe."""
         while True:
             for key, _ in self._selector.select(self._until_deadline()):
                 if key.data is None:
@@ -75,13 +76,13 @@ class Helper:
             self._end(self._running[trial_id])
 
     def _living_spare(self) -> Fork:
-        """The fork that waits; another one if somebody killed it."""
+        """The fork that waits. If it has died, it is replaced first."""
         if self._spare.has_died():
             self._spare = Fork(self._trial, self._limits)
         return self._spare
 
     def _hear(self, fork: Fork) -> None:
-        """More of a verdict, or its end."""
+        """Read more of a fork's verdict. At its end, send the verdict or why there is none."""
         if fork.id not in self._running:
             return
         part = os.read(fork.verdict, 1 << 16)
@@ -116,9 +117,11 @@ class Helper:
 
 
 def main() -> None:
-    """Read the settings (a pickle: settings, limits), load everything, say READY, and serve until
-    stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end is ours
+    """Read the settings, load everything, say READY, and serve until stdin ends.
+
+    The settings are a pickle of (process id of the parent, settings, limits), after its length.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and we end with it
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -136,7 +139,7 @@ def main() -> None:
         helper._reply(READY, 0)
         helper.run()
     except (EOFError, BrokenPipeError):
-        pass  # the parent is gone, or wants no more; the forks follow
+        pass  # the parent has ended or closed the pipe; the forks end with us
 
 
 def _prepared(settings: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The forked processes of the grammar helper: each tries one grammar, under limits, and ends."""
+"""The forked processes of the grammar helper: each tries one grammar under limits, then ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 STACK_BYTES = 4 << 20
-"""Stack of a fork. The engine's threads have more (8 MiB): a grammar that recurses too deeply for
-them kills the fork first."""
+"""Stack of a fork, in bytes.
+
+The engine's threads have more (8 MiB). A grammar that recurses too deeply for them kills the fork
+first.
+"""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when `parent` ends, however it does."""
+    """End this process when the process `parent` ends, for whatever reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
@@ -29,7 +32,7 @@ class Fork:
     """A forked process: it reads one request, writes one verdict, and ends."""
 
     def __init__(self, trial: Any, limits: dict[str, Any]) -> None:
-        """limits: `cpu_s`, `wall_s` and `memory_bytes` (beyond what the process has already)."""
+        """limits: `cpu_s`, `wall_s`, and `memory_bytes` beyond what the process has already."""
         request_end, self._request = os.pipe()
         self.verdict, verdict_end = os.pipe()
         self.id, self.deadline, self.data, self._wall_s = 0, float("inf"), b"", limits["wall_s"]
@@ -41,13 +44,16 @@ class Fork:
         os.close(verdict_end)
 
     def begin(self, trial_id: int, payload: bytes) -> None:
-        """Give it its request."""
+        """Send the request to the fork, and start its deadline."""
         self.id, self.deadline = trial_id, time.monotonic() + self._wall_s
         with suppress(BrokenPipeError), os.fdopen(self._request, "wb") as stream:
-            stream.write(payload)  # if it died meanwhile, its end is told as that of any other
+            stream.write(payload)  # if it has died, the helper reports that as for any other fork
 
     def has_died(self) -> bool:
-        """Whether it ended before it began; it is reaped then, and cannot begin any more."""
+        """Whether the fork ended before it got a request.
+
+        If so, it is reaped here and cannot be used any more.
+        """
         died = os.waitpid(self._pid, os.WNOHANG)[0] != 0
         if died:
             os.close(self._request)
@@ -58,14 +64,16 @@ class Fork:
         os.kill(self._pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Wait for its end, which must be near; returns its exit code, or minus the signal that
-        ended it."""
+        """Wait for the fork to end. Returns its exit code, or minus the signal that ended it.
+
+        This blocks, so the fork must be near its end.
+        """
         os.close(self.verdict)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 def _serve_one(trial: Any, limits: dict[str, Any], request_end: int, verdict_end: int) -> NoReturn:
-    """The life of a fork."""
+    """What a fork runs: it reads a request, tries the grammar, writes the verdict, and exits."""
     code = 1
     try:
         die_with_parent(os.getppid())
@@ -86,9 +94,8 @@ def _limit(limits: dict[str, Any]) -> None:
     seconds = int(used + limits["cpu_s"]) + 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    signal.setitimer(
-        signal.ITIMER_PROF, limits["cpu_s"]
-    )  # exact; ends the process, as does the limit
+    # The timer is exact, the limit is in whole seconds. Both end the process.
+    signal.setitimer(signal.ITIMER_PROF, limits["cpu_s"])
     resource.setrlimit(resource.RLIMIT_AS, (_address_space() + limits["memory_bytes"],) * 2)
     resource.setrlimit(
         resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1])

@@ -1,7 +1,7 @@
 """Frames between the frontend and the grammar helper, over the helper's stdin and stdout.
 
-A frame is a header and a payload. The frontend sends TRY and CANCEL; the helper answers with
-READY, VERDICT, KILLED or FAILED. Standard library only.
+A frame is a header and a payload. The frontend sends TRY and CANCEL. The helper answers with READY,
+VERDICT, KILLED or FAILED. This module needs the standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def frame(kind: bytes, trial: int = 0, payload: bytes = b"") -> bytes:
 
 
 def read_exactly(stream: BinaryIO, size: int) -> bytes:
-    """Read `size` bytes of an unbuffered stream. Raises EOFError if it ends before."""
+    """Read `size` bytes of an unbuffered stream. Raises EOFError if it ends earlier."""
     data = b""
     while len(data) < size:
         part = stream.read(size - len(data))

@@ -1,5 +1,4 @@
-"""What the process that tries grammars must know of the engine: plain values, so that nothing else
-is pickled."""
+"""The engine settings that the grammar helper needs, so that no whole VllmConfig is pickled."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _TOKENIZER = (
 
 
 def settings_of(config: VllmConfig) -> dict[str, Any]:
-    """`model`, `outputs` and `speculative`, as grammar_trial.Trial takes them. They can be
-    pickled."""
+    """`model`, `outputs` and `speculative`, as `trial.Trial` takes them. They can be pickled."""
     model, speculative = config.model_config, config.speculative_config
     fields = {name: getattr(model, name) for name in _TOKENIZER}
     return {

@@ -1,8 +1,8 @@
-"""A grammar on trial: everything that vLLM's frontend and engine core would do with it, with what
-it costs.
+"""The trial of a grammar: does what vLLM would do with it, and measures what that costs.
 
-Runs in a process that can be killed (grammar_helper.py): compilers are C++ and Rust, which neither
-a deadline nor a cancellation reaches, and which may end the process.
+It repeats the work of vLLM's frontend and of its engine core. It runs in a process that can be
+killed (forks.py), because the compilers are C++ and Rust code. No deadline and no cancellation can
+stop that code, and it may end the process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from cfg_core.grammars.bounds import KINDS
 from cfg_core.vllm_plugin.grammar_backends import Backends
 
 STEPS = 32
-"""Tokens of the walk on which masks are timed."""
+"""Maximum number of tokens for which masks are timed."""
 
 _WORD = 32
 _MOST_READ = 1000
 _REASON_CHARS = 300
 QUOTED_CHARS = 16
-"""Shorter runs are words that anybody says."""
+"""Shortest run of the client's characters that is removed from a message.
+
+Shorter runs may be common words.
+"""
 
 
 class RefusedTrial(Exception):
@@ -39,11 +42,13 @@ class RefusedTrial(Exception):
 
 
 class Trial:
-    """Tries grammars for one engine. Made once, then forked: its compilers are warm in every
-    copy."""
+    """Tries grammars for one engine.
+
+    It is made once and then forked, so the compilers are loaded in every copy.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """settings: what grammar_settings.settings_of returned."""
+        """settings: what `settings.settings_of` returned."""
         self._config = SimpleNamespace(
             model_config=_Model(settings["model"]),
             structured_outputs_config=settings["outputs"],
@@ -53,17 +58,21 @@ class Trial:
         self._backends = Backends(self._config, self._tokenizer)
 
     def warm_up(self) -> None:
-        """Compile something small with the compilers that `auto` chooses, so that forks need not
-        load them."""
+        """Compile two small grammars with the compilers that `auto` chooses.
+
+        After that, the forks need not load these compilers.
+        """
         for outputs in ({"choice": ["a", "b"]}, {"json": {"type": "number", "multipleOf": 2}}):
             self.run({"outputs": outputs, "allowed": None, "mask_ms": 1e9})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The verdict on a grammar: what vLLM's validation made of it, or `refused` with a
-        sentence.
+        """The verdict on a grammar.
+
+        It is what vLLM's validation made of the grammar, with the costs; or `refused` with a
+        sentence for the client.
 
         request: `outputs`, the fields of StructuredOutputsParams; `allowed`, allowed_token_ids or
-        None; `mask_ms`, the most that one mask may take.
+            None; `mask_ms`, the most CPU milliseconds that one mask may take.
         """
         started = time.process_time()
         try:
@@ -87,8 +96,10 @@ class Trial:
         }
 
     def _validated(self, fields: Mapping[str, Any]) -> StructuredOutputsParams:
-        """As vLLM's frontend validates: it chooses the compiler, and turns a choice into a
-        grammar."""
+        """Validate as vLLM's frontend does.
+
+        This chooses the compiler, and turns a choice into a grammar. Raises RefusedTrial.
+        """
         try:
             params = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
             config = self._config
@@ -107,7 +118,7 @@ class Trial:
         return params.structured_outputs
 
     def _compiled(self, outputs: StructuredOutputsParams) -> Any:
-        """As vLLM's engine core compiles."""
+        """Compile as vLLM's engine core does. Raises RefusedTrial."""
         try:
             kind, spec = get_structured_output_key(outputs)
             return self._backends.get(outputs._backend).compile_grammar(kind, spec)
@@ -118,11 +129,11 @@ class Trial:
             ) from None
 
     def _walk(self, grammar: Any, backend: str, allowed: list[int] | None, most_ms: float) -> float:
-        """Go some steps through the grammar, by chance; returns the CPU milliseconds of the slowest
-        mask.
+        """Take up to STEPS random steps through the grammar, and time the mask of each.
 
-        Of each step the costliest part is known only by doing it, so this is a sample, always the
-        same for the same grammar.
+        Returns the CPU milliseconds of the slowest mask. The cost of a mask is known only after
+        computing it, so this is a sample. It is always the same for the same grammar. Raises
+        RefusedTrial if a mask is too slow, or if no text can match.
         """
         mask = self._backends.get(backend).allocate_token_bitmask(1)
         chance, slowest = random.Random(0), 0.0
@@ -162,14 +173,14 @@ def _check_first(tokens: list[int], allowed: list[int] | None) -> None:
 
 
 def _allowed_by(mask: torch.Tensor) -> list[int]:
-    """The token ids whose bits are set in a row of vLLM's mask, an int32 for each 32 tokens."""
+    """The token ids whose bits are set in a row of vLLM's mask: one int32 per 32 tokens."""
     bits = (mask.unsqueeze(1) >> torch.arange(_WORD, dtype=torch.int32)) & 1
     ids: list[int] = bits.flatten().nonzero().flatten().tolist()
     return ids
 
 
 def reason_of(error: Exception, fields: Mapping[str, Any]) -> str:
-    """What a compiler says, in one line, without what the client sent."""
+    """The compiler's message in one line, without the text that the client sent."""
     said = " ".join(str(error.args[0] if error.args else error).split()) or type(error).__name__
     return without(said[:_MOST_READ], _source(fields))[:_REASON_CHARS].rstrip()
 
@@ -184,8 +195,10 @@ def _source(fields: Mapping[str, Any]) -> str:
 
 
 def without(said: str, source: str) -> str:
-    """`said` with "..." for every run of QUOTED_CHARS characters or more that stands in
-    `source`."""
+    """Return `said` with "..." for every long run of characters that also stands in `source`.
+
+    A run is long if it has at least QUOTED_CHARS characters.
+    """
     ends = [
         i + QUOTED_CHARS
         for i in range(len(said))
@@ -202,7 +215,7 @@ def without(said: str, source: str) -> str:
 
 
 class _Model(SimpleNamespace):
-    """What compilers and tokenizers read of a ModelConfig."""
+    """The fields of a ModelConfig that compilers and tokenizers read."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(**fields)
@@ -217,5 +230,5 @@ def _namespace(fields: Mapping[str, Any] | None) -> SimpleNamespace | None:
 
 
 def quiet() -> None:
-    """No log lines of compilers in this process: they quote what clients sent."""
+    """Disable the log of this process, because compilers log what clients sent."""
     logging.disable(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""The guided worker of CPUs, and faults of vLLM 0.32 on CPUs that our users would meet.
+"""The guided worker of CPUs, and patches for faults of vLLM 0.32 on CPUs.
 
-Each fault is a patch (patches.py). Two more are avoided where they happen, in v1.py: seeds beside
-chunked prompts, and speculation in steps without drafts.
+The faults patched here are those that our users would meet (see patches.py). Two more are avoided
+in v1.py: seeds of requests with chunked prompts, and speculation in steps without drafts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from cfg_core.vllm_plugin.worker.v2 import GuidedCPURunnerV2
 
 
 class GuidedCPUWorker(CPUWorker):
-    """vLLM's CPU worker, whose model runner is made a guided one."""
+    """vLLM's CPU worker with a guided model runner."""
 
     model_runner: GuidedCPURunnerV1 | GuidedCPURunnerV2
 
     @override
     def init_device(self) -> None:
-        """vLLM's, which makes the runner and asks no hook: the runner's class is replaced."""
+        """Call vLLM's method, then replace the class of the model runner.
+
+        vLLM's method makes the runner itself, and there is no hook to choose its class.
+        """
         patches.apply("worker (CPU)")
         super().init_device()
         cls = GuidedCPURunnerV2 if self.use_v2_model_runner else GuidedCPURunnerV1
@@ -34,7 +37,7 @@ class GuidedCPUWorker(CPUWorker):
 
     @override
     def shutdown(self) -> None:
-        """vLLM's; closes the logits processors first."""
+        """Close the logits processors, then call vLLM's method."""
         processors = getattr(getattr(self, "model_runner", None), "processors", None)
         if processors is not None:
             processors.close()
@@ -42,7 +45,7 @@ class GuidedCPUWorker(CPUWorker):
 
 
 def make_expand_batch_to_tokens(_stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """In place of `rejection_sampler.expand_batch_to_tokens`.
+    """Replaces `rejection_sampler.expand_batch_to_tokens`.
 
     vLLM's CPU kernel writes into a converted copy of its output, and the copy is lost.
     """
@@ -56,9 +59,12 @@ def expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """`x` [batch], each value repeated for its request's drafts -> [drafts].
+    """Repeat each value of `x` [batch] for each draft of its request. Returns [drafts].
 
-    `replace_from` becomes `replace_to`.
+    cu_num_tokens: [batch], the number of drafts up to and including each request's.
+    num_tokens: the number of all drafts.
+
+    Values equal to `replace_from` become `replace_to`.
     """
     values = torch.where(x == replace_from, replace_to, x)
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
@@ -66,10 +72,11 @@ def expand_batch_to_tokens(
 
 
 def make_bgmv_shrink(stock: Callable[..., None]) -> Callable[..., None]:
-    """In place of `bgmv_shrink`, the first half of a LoRA product, [tokens, rank].
+    """Replaces `bgmv_shrink`, the first half of a LoRA product, [tokens, rank].
 
-    vLLM's takes -1 for the last adapter, so that on a CPU requests without an adapter, in a batch
-    with others that have one, are answered by it.
+    vLLM's function takes the index -1 (no adapter) for the last adapter. On a CPU, a request
+    without an adapter is therefore computed with that adapter if other requests of its batch have
+    one.
     """
 
     def bgmv_shrink(

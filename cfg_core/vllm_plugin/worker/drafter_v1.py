@@ -2,12 +2,12 @@
 
 The drafter's rows are blended as the target's are, so drafts follow the guided distribution. All
 streams of a group are in vLLM's one batched draft pass. Before a draft token is sampled, the
-leader's row becomes its group's blend. After it, the followers get the leader's token, and read it
-in the next pass; so the drafter's KV cache, too, holds the same output for all streams.
+leader's row becomes its group's blend. Then the followers get the leader's token, and read it in
+the next pass. So the drafter's KV cache also holds the same output for all streams.
 
-A drafter without a distribution (n-gram lookup) reads the leader's text, and its drafts are copied
-to the followers by the runner (v1.py). Drafts decide about speed alone: accepted tokens have the
-guided distribution whatever was proposed.
+A drafter without a distribution (n-gram lookup) reads the leader's text, and the runner (v1.py)
+copies its drafts to the followers. Drafts only decide about speed: accepted tokens have the guided
+distribution whatever was proposed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ GREEDY_BELOW = 1e-5
 
 
 class GuidedProposer(SpecDecodeBaseProposer):
-    """A V1 drafter that is a model. `guidance` is that of its runner."""
+    """A V1 drafter that is a model.
+
+    guidance: the RunnerGuidance of its runner.
+    """
 
     guidance: RunnerGuidance
     model: Any
@@ -43,9 +46,9 @@ class GuidedProposer(SpecDecodeBaseProposer):
 
     @override
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM's: drafts [batch, drafts]. None at all in a step in which the drafter rests.
+        """Call vLLM's method: drafts [batch, drafts]. If the drafter rests: [batch, 0].
 
-        Stock vLLM computes the step's tokens even if no draft is wanted.
+        Stock vLLM runs the drafter over the step's tokens even if no draft is wanted.
         """
         if not self.guidance.drafter_rests:
             drafts: torch.Tensor = super().propose(num_speculative_tokens, *args, **kwargs)
@@ -58,8 +61,12 @@ class GuidedProposer(SpecDecodeBaseProposer):
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """vLLM's: [batch x drafts at once, hidden size] -> (tokens, their distributions or
-        None)."""
+        """Call vLLM's method on blended logits.
+
+        hidden_states: [batch x drafts at once, hidden size].
+
+        Returns the tokens, and their distributions or None. Each follower has its leader's token.
+        """
         rows = self.guidance.rows
         at_once = self.num_speculative_tokens if self.parallel_drafting else 1
         model, reduced = self.model, self.use_local_argmax_reduction
@@ -78,25 +85,25 @@ class GuidedProposer(SpecDecodeBaseProposer):
 
 
 class GuidedDraftModelProposer(GuidedProposer, DraftModelProposer):
-    """Method `draft_model`."""
+    """The drafter of the method `draft_model`."""
 
 
 class GuidedEagleProposer(GuidedProposer, EagleProposer):
-    """Methods `eagle` and `eagle3`."""
+    """The drafter of the methods `eagle` and `eagle3`."""
 
 
 GUIDED: dict[type, type[GuidedProposer]] = {
     DraftModelProposer: GuidedDraftModelProposer,
     EagleProposer: GuidedEagleProposer,
 }
-"""Our class for each of vLLM's."""
+"""Our class for each of vLLM's classes."""
 
 
 def guide_drafter(runner: GuidedRunnerV1) -> None:
     """Let the drafter of `runner`, if it is a model, propose for groups.
 
-    vLLM's runner makes its drafter itself and asks no hook, so the drafter's class is replaced.
-    Raises CompatibilityError for a drafter that this module does not know.
+    vLLM's runner makes its drafter itself and has no hook for it, so the drafter's class is
+    replaced. Raises CompatibilityError for a drafter that this module does not know.
     """
     drafter = getattr(runner, "drafter", None)
     if not isinstance(drafter, SpecDecodeBaseProposer):
@@ -115,8 +122,11 @@ def sample_seeded(
 ) -> None:
     """Draw the drafts of seeded requests again, each with its own generator.
 
-    tokens: [batch], changed in place. probs: [batch, vocabulary]. vLLM's V1 runner draws all drafts
-    with one generator, so under probabilistic drafting a seed gives another text each time.
+    tokens: [batch], changed in place.
+    probs: [batch, vocabulary].
+
+    vLLM's V1 runner draws all drafts with one generator. Under probabilistic drafting, the same
+    seed would therefore give another text each time.
     """
     for row, generator in sampling_metadata.generators.items():
         if sampling_metadata.temperature[row] >= GREEDY_BELOW:
@@ -125,7 +135,7 @@ def sample_seeded(
 
 
 class _BlendedDraftHead:
-    """The draft model as its sampling sees it: the logits are blended.
+    """The draft model as vLLM's sampling code sees it: the logits are blended.
 
     at_once: rows for each request.
     """

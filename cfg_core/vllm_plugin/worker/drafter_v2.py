@@ -1,6 +1,7 @@
 """Guided drafting on vLLM's Model Runner V2: the same as drafter_v1.py, with other hooks.
 
-The places of groups' rows are in buffers of fixed size, so that a CUDA graph can hold the blend.
+The places of the groups' rows are in buffers of fixed size, so that a CUDA graph can contain the
+blend.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class GuidedSpeculator(DraftModelSpeculator):
-    """A V2 drafter that computes a row of logits for each request. `guidance`: its runner's."""
+    """A V2 drafter that computes a row of logits for each request.
+
+    guidance: the RunnerGuidance of its runner.
+    """
 
     guidance: RunnerGuidance
     num_speculative_steps: int
@@ -34,9 +38,9 @@ class GuidedSpeculator(DraftModelSpeculator):
     _guides = False
 
     def make_buffers(self) -> None:
-        """Called once, before any graph is captured.
+        """Make the buffers. Call it once, before any CUDA graph is captured.
 
-        The row of a request that leads no group is blended with itself.
+        The row of a request that leads no group is blended with itself, and the result is not used.
         """
         size, device = self.max_num_reqs, self.device
         self._own_row = torch.arange(size, device=device)
@@ -64,9 +68,10 @@ class GuidedSpeculator(DraftModelSpeculator):
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """vLLM's: drafts [batch, drafts], and no more than asked for.
+        """Call vLLM's method: drafts [batch, drafts]. If the drafter rests, all drafts are -1.
 
-        Stock StandaloneARSpeculator computes all drafts, however few are asked for.
+        Stock StandaloneARSpeculator computes all drafts, however few are asked for. This computes
+        `num_speculative_tokens` of them, and at least one.
         """
         dummy = kwargs.get("dummy_run")
         steps = self.num_speculative_steps
@@ -88,7 +93,10 @@ class GuidedSpeculator(DraftModelSpeculator):
 
     @override
     def sample_draft(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM's: [rows, hidden size] -> tokens [rows]. A follower's token is its leader's."""
+        """Call vLLM's method: [rows, hidden size] -> tokens [rows].
+
+        Each follower gets its leader's token.
+        """
         if not self._blends():
             stock: torch.Tensor = super().sample_draft(hidden_states, *args, **kwargs)
             return stock
@@ -101,7 +109,7 @@ class GuidedSpeculator(DraftModelSpeculator):
 
     @override
     def compute_draft_logits(self, hidden_states: torch.Tensor, spec_step_idx: int) -> torch.Tensor:
-        """vLLM's: [rows, hidden size] -> [rows, vocabulary]. The rows of leaders are blended."""
+        """Call vLLM's method: [rows, hidden size] -> [rows, vocabulary]. Blends leaders' rows."""
         logits: torch.Tensor = super().compute_draft_logits(hidden_states, spec_step_idx)
         if not self._blends():
             return logits
@@ -110,35 +118,37 @@ class GuidedSpeculator(DraftModelSpeculator):
         return torch.where(self._leads[:n, None], guided, logits)
 
     def _blends(self) -> bool:
-        """Whether groups are in the batch, or may be when the graph now captured is replayed.
+        """Whether the logits are to be blended now.
 
-        A graph that reduces its logits on each device is captured without the blend: there groups
-        draft unguided, and the drafts are copied.
+        They are if groups are in the batch. They are also while a CUDA graph is captured, because
+        groups may be in the batch when it is replayed. A graph that reduces its logits on each
+        device is captured without the blend. With such a graph, groups draft unguided, and the
+        leaders' drafts are copied.
         """
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         return self._guides or (capturing and not self.use_local_argmax_reduction)
 
 
 class GuidedStandaloneARSpeculator(GuidedSpeculator, StandaloneARSpeculator):
-    """Method `draft_model`."""
+    """The drafter of the method `draft_model`."""
 
 
 class GuidedEagleSpeculator(GuidedSpeculator, EagleSpeculator):
-    """Methods `eagle` and `eagle3`."""
+    """The drafter of the methods `eagle` and `eagle3`."""
 
 
 GUIDED: dict[type, type[GuidedSpeculator]] = {
     StandaloneARSpeculator: GuidedStandaloneARSpeculator,
     EagleSpeculator: GuidedEagleSpeculator,
 }
-"""Our class for each of vLLM's."""
+"""Our class for each of vLLM's classes."""
 
 
 def guide_drafter(runner: GuidedRunnerV2) -> None:
     """Let the drafter of `runner`, if it has one, propose for groups.
 
-    vLLM's runner makes its drafter itself and asks no hook, so the drafter's class is replaced.
-    Raises CompatibilityError for a drafter that this module does not know.
+    vLLM's runner makes its drafter itself and has no hook for it, so the drafter's class is
+    replaced. Raises CompatibilityError for a drafter that this module does not know.
     """
     drafter: BaseSpeculator | None = runner.speculator
     if drafter is None:
@@ -157,7 +167,7 @@ def guide_drafter(runner: GuidedRunnerV2) -> None:
 
 
 def copy_drafts(drafter: BaseSpeculator, guidance: RunnerGuidance) -> None:
-    """Let a drafter of any kind propose for the followers what it proposes for their leaders."""
+    """Make a drafter of any kind give the followers the drafts of their leaders."""
     propose = drafter.propose
 
     def propose_for_groups(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The guided worker of CUDA and ROCm."""
+"""The guided worker of CUDA and ROCm GPUs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cfg_core.vllm_plugin.worker.v2 import GuidedRunnerV2
 
 
 class GuidedGPUWorker(Worker):
-    """vLLM's GPU worker, which makes a guided model runner."""
+    """vLLM's GPU worker with a guided model runner."""
 
     model_runner: GuidedRunnerV1 | GuidedRunnerV2
 
     @override
     def _make_model_runner(self) -> GuidedRunnerV1 | GuidedRunnerV2:
-        """vLLM means subclasses to override this."""
+        """Make a guided model runner. vLLM provides this method for subclasses to override."""
         cls = GuidedRunnerV2 if self.use_v2_model_runner else GuidedRunnerV1
         runner: GuidedRunnerV1 | GuidedRunnerV2 = cls(self.vllm_config, self.device)
         runner.prepare(registry_of(self.vllm_config))
@@ -25,7 +25,7 @@ class GuidedGPUWorker(Worker):
 
     @override
     def shutdown(self) -> None:
-        """vLLM's; closes the logits processors first."""
+        """Close the logits processors, then call vLLM's method."""
         processors = getattr(getattr(self, "model_runner", None), "processors", None)
         if processors is not None:
             processors.close()

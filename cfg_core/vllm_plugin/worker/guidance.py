@@ -1,7 +1,7 @@
-"""RunnerGuidance: what the parts of one guided model runner know of the step that is computed.
+"""RunnerGuidance: what the parts of one guided model runner know about the current step.
 
-The runner sets it; its drafter and its logits processors read it. A model runner computes one step
-at a time, so there is one such object for each runner.
+The runner sets it. The runner's drafter and its logits processors read it. A model runner computes
+one step at a time, so there is one such object for each runner.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cfg_core.vllm_plugin.worker.rows import Rows
 
 @dataclass
 class RunnerGuidance:
-    """Guidance of the step that is computed; empty between steps.
+    """Guidance of the current step; empty between steps.
 
-    step: what the scheduler said of this step; None if no group samples in it.
+    step: what the scheduler sent about this step; None if no stream of a group samples in it.
     rows: where the joint groups' rows are; None if no group is joint.
     kept: the rows of the groups that asked for their streams' log-probabilities, before the blend,
         [streams, n, vocabulary] float32; None if no group asked.
@@ -39,5 +39,5 @@ class RunnerGuidance:
         return self.step is not None and self.step.drafter_rests
 
     def clear(self) -> None:
-        """The step has ended."""
+        """Forget the step, at its end."""
         self.step = self.rows = self.kept = None

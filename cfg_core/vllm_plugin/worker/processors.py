@@ -1,9 +1,9 @@
 """Logits processors per sequence on vLLM's model runners: what V1 and V2 share.
 
-The processors run after everything that vLLM does to the logits before temperature, guided or not.
-Tokens and drafts are read from vLLM's own records in each step, so preemption, resumption and
-rejected drafts need no care here. A request whose processor failed is named in the step's output,
-and the scheduler ends it.
+The processors run after everything else that vLLM does to the logits before temperature, for guided
+and plain requests. In each step, tokens and drafts are read from vLLM's own records, so preemption,
+resumption and rejected drafts need no special handling. The step's output names the requests whose
+processor failed, and the scheduler ends them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def asked_of(params: SamplingParams | None) -> Sequence[Any]:
 
 
 class StepProcessors:
-    """The processors of this worker's sequences, and which request asked for which."""
+    """The processors of this worker's sequences, and what each request asked for."""
 
     def __init__(self, registry: Registry) -> None:
         self.table = ProcessorTable(registry.make)
@@ -42,7 +42,7 @@ class StepProcessors:
     def begin(self, scheduler_output: SchedulerOutput) -> None:
         """Note which requests end and begin with this step.
 
-        A resumed request may begin again; it goes on with the processors that it has.
+        vLLM may send a resumed request as a new one. It keeps the processors that it has.
         """
         finished = scheduler_output.finished_req_ids
         self.table.forget(finished)
@@ -57,18 +57,18 @@ class StepProcessors:
         if asked:
             self.asking[request_id] = (sequence, asked)
         if before is not None and before != (sequence, asked):
-            # A streaming-input session went on with another prompt or other processors.
+            # A streaming-input session continues with another prompt or other processors.
             self.table.forget([request_id])
 
     def process(
         self, request_id: str, output: Sequence[int], rows: Sequence[torch.Tensor], **drafts: Any
     ) -> None:
-        """`ProcessorTable.process` for a request that asked."""
+        """Call `ProcessorTable.process` for a request that asked for processors."""
         sequence, asked = self.asking[request_id]
         self.table.process(sequence, asked, output, rows, **drafts)
 
     def report(self, output: Any) -> Any:
-        """`output` of a step, with the failures attached to it."""
+        """Return a step's `output` with the failures attached to it."""
         failures = self.table.take_failures()
         if not failures:
             return output
@@ -78,12 +78,12 @@ class StepProcessors:
         return output
 
     def close(self) -> None:
-        """Close all processors: the worker ends."""
+        """Close all processors, at the end of the worker."""
         self.table.close()
 
 
 class _OutputWithFailures(AsyncModelRunnerOutput):
-    """An asynchronous output to which failures are attached when it is there."""
+    """An asynchronous output to which failures are attached when it is ready."""
 
     def __init__(self, inner: AsyncModelRunnerOutput, failures: dict[str, Failure]) -> None:
         self._inner, self._failures = inner, failures

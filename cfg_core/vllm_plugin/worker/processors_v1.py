@@ -1,6 +1,6 @@
 """Logits processors per sequence on vLLM's V1 model runner.
 
-Under speculation vLLM processes the row behind all drafts first (`Sampler`), and then the rows
+Under speculation, vLLM first processes the row after all drafts (`Sampler`), and then the rows
 before each draft (`RejectionSampler`).
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ProcessorsV1(StepProcessors):
-    """The processors of one runner. Its samplers call them after their own processors."""
+    """The processors of one runner. vLLM's samplers call them after vLLM's own processors."""
 
     def __init__(self, runner: GPUModelRunner, registry: Registry) -> None:
         super().__init__(registry)
@@ -40,18 +40,21 @@ class ProcessorsV1(StepProcessors):
 
     @property
     def _batch(self) -> InputBatch:
-        """vLLM may make another one when it knows the KV cache."""
+        """The runner's batch. vLLM may make another one when it knows the KV cache."""
         return self._runner.input_batch
 
     def begin(self, scheduler_output: SchedulerOutput) -> None:
-        """As StepProcessors. While a request asks, vLLM must know sampled tokens on the host."""
+        """Do what StepProcessors does, and ask vLLM for sampled tokens if they are needed.
+
+        While a request has processors, the sampled tokens must be known on the host.
+        """
         super().begin(scheduler_output)
         batch = self._batch
         batch.logitsprocs_need_output_token_ids = self._stock_needs_tokens or bool(self.asking)
 
     @contextmanager
     def sampling(self, spec_decode_metadata: SpecDecodeMetadata | None) -> Iterator[None]:
-        """Around vLLM's `_sample`: the samplers process the rows of requests that asked."""
+        """Context around vLLM's `_sample`: in it, the rows of requests that asked are processed."""
         if self.asking:
             dropped = self._runner.discard_request_mask.np
             self._rows = tuple(
@@ -66,7 +69,11 @@ class ProcessorsV1(StepProcessors):
             self._rows, self._drafts = (), None
 
     def _own_drafts(self) -> Iterator[tuple[str, int, int, list[int]]]:
-        """Request id, place in the batch, first of its drafts among all, and its drafts."""
+        """Yield (id, place, start, drafts) of each request whose rows are processed.
+
+        place: its place in the batch.
+        start: the index of its first draft among the drafts of all requests.
+        """
         if not self._rows:
             return
         drafts, counts = [], [0] * self._batch.num_reqs
@@ -77,13 +84,21 @@ class ProcessorsV1(StepProcessors):
             yield request_id, place, start, drafts[start : start + counts[place]]
 
     def _process_last_rows(self, logits: torch.Tensor, outputs: list[list[int]]) -> None:
-        """logits: [batch, vocabulary], the row of each request behind all its drafts."""
+        """Process the row of each request that follows all its drafts.
+
+        logits: [batch, vocabulary].
+        outputs: the tokens of each request so far.
+        """
         for request_id, place, _, own in self._own_drafts():
             rows = [logits[place]]
             self.process(request_id, outputs[place], rows, drafts=own, first=len(own))
 
     def _process_draft_rows(self, logits: torch.Tensor, outputs: list[list[int]]) -> None:
-        """logits: [drafts, vocabulary], the rows before each draft."""
+        """Process the rows before each draft.
+
+        logits: [drafts, vocabulary].
+        outputs: the tokens of each request so far.
+        """
         for request_id, place, start, own in self._own_drafts():
             if own:
                 rows = list(logits[start : start + len(own)])

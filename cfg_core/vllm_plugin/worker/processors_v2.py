@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ProcessorsV2(StepProcessors):
-    """The processors of one runner. They are called as a logits processor of vLLM's own kind."""
+    """The processors of one runner. V2's sampler calls them like one of vLLM's processors."""
 
     def __init__(self, runner: GuidedRunnerV2, registry: Registry) -> None:
         super().__init__(registry)
@@ -33,13 +33,13 @@ class ProcessorsV2(StepProcessors):
         self._batch: InputBatch | None = None
 
     def attach(self) -> None:
-        """Called once the runner has its sampler."""
+        """Add the processors to the runner's sampler. Call it once the sampler exists."""
         if self._runner.sampler is not None:
             self._runner.sampler.logits_processors.append(_SlotProcessor(self))
 
     @contextmanager
     def sampling(self, batch: InputBatch) -> Iterator[None]:
-        """Around vLLM's `sample`: the batch knows the requests' ids."""
+        """Context around vLLM's `sample`, in which the batch, with the requests' ids, is known."""
         self._batch = batch
         try:
             yield
@@ -49,8 +49,9 @@ class ProcessorsV2(StepProcessors):
     def process_slots(self, logits: torch.Tensor, ctx: LogitsContext) -> None:
         """Process `logits` [rows, vocabulary] in place.
 
-        `ctx` holds whole requests, in the batch's order. A big batch comes in several parts. A row
-        of a solo stream is not blended, and its sample is dropped: it is not processed.
+        ctx: whole requests, in the batch's order. A big batch comes in several parts.
+
+        Rows of solo streams are not processed: they are not blended, and their sample is dropped.
         """
         batch, states = self._batch, self._runner.req_states
         if batch is None or not self.asking:
@@ -70,7 +71,7 @@ class ProcessorsV2(StepProcessors):
 
 
 class _SlotProcessor(SlotLogitsProcessor):
-    """What V2's sampler calls for each part of a batch."""
+    """The logits processor that V2's sampler calls for each part of a batch."""
 
     def __init__(self, processors: ProcessorsV2) -> None:
         self._processors = processors
@@ -86,8 +87,10 @@ class _SlotProcessor(SlotLogitsProcessor):
 
 
 def output_of(states: RequestState, slot: int) -> list[int]:
-    """The tokens that a request has so far. They are on the device: this waits for the last
-    step."""
+    """The tokens that a request has so far.
+
+    They are on the device, so the call waits for the last step.
+    """
     start, end = int(states.prompt_len.np[slot]), int(states.total_len.gpu[slot])
     output: list[int] = states.all_token_ids.gpu[slot, start:end].tolist()
     return output

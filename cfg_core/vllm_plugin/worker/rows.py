@@ -1,16 +1,17 @@
 """Where the rows of the joint groups are, and their blend: what both model runners share.
 
 Each runner blends the raw rows of a joint group into the leader's row, before grammar masks,
-penalties and temperature: guidance changes the model, and everything else sees a model. Then vLLM
-samples, and the leader's token is copied to the followers. The sample of a solo stream is dropped.
+penalties and temperature. So guidance changes what the model predicts, and all that follows works
+as without guidance. Then vLLM samples, and the leader's token is copied to the followers. The
+sample of a solo stream is dropped.
 
 Under speculation a stream has one row of logits for each of its drafts, and one more. All streams
 of a group have equally many drafts. All rows are blended, so vLLM's rejection sampler verifies the
 drafts against the guided distribution. The accepted drafts are copied to the followers, and so are
 the next drafts.
 
-The runners differ in where the logits are: V1 computes them in `execute_model` and keeps them until
-`sample_tokens` (v1.py); V2 computes them in `sample` (v2.py).
+The runners differ in where the logits are. V1 computes them in `execute_model` and keeps them until
+`sample_tokens` (v1.py). V2 computes them in `sample` (v2.py).
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from cfg_core.vllm_plugin.wire import JointRow
 class Rows(NamedTuple):
     """Index tensors of the joint groups of one step, on the logits' device.
 
-    streams: [streams, groups] int64, places in the batch, the leaders' first. logits: [streams,
-    rows] int64, their rows of logits; as many for each stream as it has drafts, and one. weights:
-    [streams, rows] float32. group_weights: [streams, groups], the same once for each group. asked:
-    the rows of the groups that want their streams' log-probabilities; None if there are none.
+    streams: [streams, groups] int64, places in the batch, the leaders' first.
+    logits: [streams, rows] int64, their rows of logits. Each stream has one row more than drafts.
+    weights: [streams, rows] float32.
+    group_weights: [streams, groups] float32, the same weights once for each group.
+    asked: the rows of the groups that want their streams' log-probabilities; None if there are
+        none.
     """
 
     streams: torch.Tensor
@@ -47,7 +50,7 @@ class Rows(NamedTuple):
 
 
 def first_rows(spec_decode_metadata: Any, num_reqs: int) -> np.ndarray:
-    """[batch + 1]: the first row of logits of each place in V1's batch, and the end."""
+    """The first row of logits of each place in V1's batch, and the end: [batch + 1]."""
     drafts = (
         spec_decode_metadata.num_draft_tokens
         if spec_decode_metadata is not None
@@ -62,11 +65,12 @@ def stage(
     first_row: np.ndarray,
     device: torch.device,
 ) -> Rows | None:
-    """The joint groups as index tensors; None if there are none. All groups have the same number of
-    streams.
+    """The joint groups as index tensors; None if there are none.
 
-    place_of: each stream's place in the batch. first_row: [batch + 1], where the rows of logits of
-    each place begin.
+    All groups must have the same number of streams.
+
+    place_of: each stream's place in the batch.
+    first_row: [batch + 1], where the rows of logits of each place begin.
     """
     if not joint:
         return None
@@ -79,7 +83,7 @@ def stage(
         to_device(weights, np.float32, device),
     )
     row_weights = group_weights
-    if counts.max() > 1:  # drafts: repeat each group's columns, and count on from its first row
+    if counts.max() > 1:  # with drafts: repeat each group's columns, and count up from its row
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         logits = np.repeat(logits, counts, axis=1) + offsets
         row_weights = to_device(np.repeat(weights, counts, axis=1), np.float32, device)
@@ -90,8 +94,11 @@ def stage(
 def stage_asked(
     joint: Sequence[JointRow], places: np.ndarray, counts: np.ndarray, device: torch.device
 ) -> Asked | None:
-    """Index tensors of the groups that want their streams' log-probabilities. places, counts:
-    [groups]."""
+    """Index tensors of the groups that want their streams' log-probabilities, or None.
+
+    places: [groups], places of the leaders in the batch.
+    counts: [groups], rows of logits of each stream of a group.
+    """
     wanted = np.repeat([group.logprobs for group in joint], counts)
     if not wanted.any():
         return None
@@ -101,13 +108,15 @@ def stage_asked(
 
 
 def kept_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
-    """What `widen` will need of `logits`, before they are blended; None if nobody asks."""
+    """The rows of `logits` that `widen` will need, before the blend; None if nobody asks."""
     return None if rows.asked is None else keep(logits, rows.logits[:, rows.asked.columns])
 
 
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
-    """A small host array on `device`, without waiting for it: vLLM's own pinned, asynchronous
-    copy."""
+    """Copy a small host array to `device` without waiting for it.
+
+    This uses vLLM's own pinned, asynchronous copy.
+    """
     tensor: torch.Tensor = async_tensor_h2d(
         np.ascontiguousarray(values, dtype=dtype), device=device
     )
@@ -115,9 +124,10 @@ def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
 
 
 def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """`logits` [rows, vocabulary] as float32, with each leader's row replaced by its group's blend.
+    """`logits` [rows, vocabulary] as float32, each leader's row replaced by its group's blend.
 
-    A copy unless float32 already: the blend must not be rounded back to bfloat16.
+    float32 keeps the blend from being rounded back to bfloat16. If `logits` are float32 already,
+    they are changed in place. Otherwise the result is a copy.
     """
     out = logits.float()
     out[rows.logits[0]] = blend(logits[rows.logits], rows.weights)
@@ -125,9 +135,11 @@ def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 class Asked(NamedTuple):
-    """Where the tokens of the groups that ask are, n of them; each [n] int64.
+    """Where the n tokens are whose groups ask for log-probabilities. Each tensor is [n] int64.
 
-    columns: of `Rows.logits`. places: in the batch. offsets: among the tokens of their request.
+    columns: columns of `Rows.logits`.
+    places: places in the batch.
+    offsets: positions among the tokens of their request.
     """
 
     columns: torch.Tensor
@@ -136,15 +148,18 @@ class Asked(NamedTuple):
 
 
 def keep(logits: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    """The rows of `streams` [streams, n] before they are blended: [streams, n, vocabulary]
-    float32."""
+    """The rows of `streams` [streams, n] before the blend: [streams, n, vocabulary] float32."""
     return logits[streams].float()
 
 
 def widen(tensors: Any, kept: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> Any:
-    """vLLM's LogprobsTensors with one more column per stream, filled in `rows` [n] for `tokens`
-    [n]."""
-    tokens = tokens.long().clamp(min=0).expand(kept.shape[0], -1)  # rejected ones are -1
+    """Add one column per stream to vLLM's LogprobsTensors.
+
+    kept: [streams, n, vocabulary], the streams' logits before the blend.
+    tokens: [n], the tokens whose log-probabilities are added.
+    rows: [n], the rows of vLLM's tensors that get them. The other rows get 0.
+    """
+    tokens = tokens.long().clamp(min=0).expand(kept.shape[0], -1)  # rejected tokens are -1
     values = kept.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - kept.logsumexp(-1)  # [streams, n]
     columns = tensors.logprobs.new_zeros(tensors.logprobs.shape[0], kept.shape[0])
     columns[rows] = values.T.to(columns.dtype)

@@ -1,4 +1,4 @@
-"""vLLM's V1 model runner, guided."""
+"""vLLM's V1 model runner with guidance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class GuidedRunnerV1(GPUModelRunner):
     execute_model_state: ExecuteModelState | None
 
     def prepare(self, registry: Registry) -> None:
-        """Make what guidance needs. Raises CompatibilityError if this vLLM cannot be guided."""
+        """Make what guidance needs.
+
+        Raises CompatibilityError if this vLLM cannot be guided.
+        """
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV1(self, registry)
@@ -40,13 +43,13 @@ class GuidedRunnerV1(GPUModelRunner):
 
     @override
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's. The logits stay in `execute_model_state` until `sample_tokens`."""
+        """Call vLLM's method. The logits stay in `execute_model_state` until `sample_tokens`."""
         self.processors.begin(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     @override
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
-        """vLLM's, on blended logits, with the failures of logits processors in its output."""
+        """Call vLLM's method on blended logits, and report failures of logits processors."""
         state = self.execute_model_state
         if state is None or state.logits is None:
             return self.processors.report(super().sample_tokens(grammar_output))
@@ -77,11 +80,11 @@ class GuidedRunnerV1(GPUModelRunner):
     def _sample(
         self, logits: torch.Tensor, spec_decode_metadata: SpecDecodeMetadata | None
     ) -> SamplerOutput:
-        """vLLM's, then each leader's token is copied to its followers."""
+        """Call vLLM's method, then copy each leader's token to its followers."""
         if spec_decode_metadata is not None and not spec_decode_metadata.draft_token_ids.numel():
-            # Stock vLLM takes its rejection sampler even where there are no drafts; with a top_k,
-            # on a CPU, that ends the engine ("max(): Expected reduction dim"). Without drafts the
-            # two samplers compute the same.
+            # Stock vLLM uses its rejection sampler even if there are no drafts. With a top_k, on a
+            # CPU, that ends the engine ("max(): Expected reduction dim"). Without drafts, the two
+            # samplers compute the same.
             spec_decode_metadata = None
         with self.processors.sampling(spec_decode_metadata):
             output: SamplerOutput = super()._sample(logits, spec_decode_metadata)
@@ -99,7 +102,10 @@ class GuidedRunnerV1(GPUModelRunner):
 
     @override
     def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's drafts, a list or a tensor for each request; followers get their leader's."""
+        """Call vLLM's method, then give each follower its leader's drafts.
+
+        Returns a list or a tensor with one entry for each request.
+        """
         drafts = super().propose_draft_token_ids(*args, **kwargs)
         rows = self.guidance.rows
         if rows is None:
@@ -114,21 +120,22 @@ class GuidedRunnerV1(GPUModelRunner):
         return drafts
 
     def _discard(self, solo: tuple[str, ...]) -> None:
-        """Let vLLM drop the samples of these streams."""
+        """Make vLLM drop the samples of these streams."""
         if solo:
             place_of = self.input_batch.req_id_to_index
             self.discard_request_mask.np[[place_of[stream] for stream in solo]] = True
             self.discard_request_mask.copy_to_gpu(self.input_batch.num_reqs)
 
     def _withhold_generators(self) -> dict[int, torch.Generator]:
-        """Take out the seeded generators of rows whose sample is dropped, so none advances.
+        """Remove the seeded generators of rows whose sample is dropped, so that none advances.
 
-        Stock vLLM rewinds them afterwards instead. CPU generators cannot be rewound: there a seeded
-        request with a chunked prompt ends the engine ("CPU Generator does not use offset").
+        Returns them by row. Stock vLLM rewinds them after sampling instead. CPU generators cannot
+        be rewound, so a seeded request with a chunked prompt would end the engine ("CPU Generator
+        does not use offset").
         """
         generators, dropped = self.input_batch.generators, self.discard_request_mask.np
         return {row: generators.pop(row) for row in list(generators) if dropped[row]}
 
 
 class GuidedCPURunnerV1(GuidedRunnerV1, CPUModelRunner):
-    """The same on a CPU."""
+    """GuidedRunnerV1 on a CPU."""

@@ -1,6 +1,6 @@
-"""vLLM's Model Runner V2, guided.
+"""vLLM's Model Runner V2 with guidance.
 
-Seeds need no care here: V2 derives its noise from the position of a token.
+Seeds need no special handling: V2 derives its noise from the position of a token.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ class GuidedRunnerV2(GPUModelRunner):
     model: Any
 
     def prepare(self, registry: Registry) -> None:
-        """Make what guidance needs. Raises CompatibilityError if this vLLM cannot be guided."""
+        """Make what guidance needs.
+
+        Raises CompatibilityError if this vLLM cannot be guided.
+        """
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV2(self, registry)
 
     @override
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, which also makes the sampler and the drafter.
+        """Call vLLM's method, then extend the sampler and the drafter that it made.
 
         Raises CompatibilityError if the drafter cannot be guided.
         """
@@ -51,7 +54,7 @@ class GuidedRunnerV2(GPUModelRunner):
 
     @override
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's; keeps the step's guidance for `sample`, which follows it."""
+        """Keep the step's guidance for `sample`, then call vLLM's method."""
         self.processors.begin(scheduler_output)
         self.guidance.clear()
         self.guidance.step = StepGuidance.of(scheduler_output)
@@ -59,7 +62,7 @@ class GuidedRunnerV2(GPUModelRunner):
 
     @override
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's, with the failures of logits processors in its output."""
+        """Call vLLM's method, and report failures of logits processors in its output."""
         return self.processors.report(super().sample_tokens(*args, **kwargs))
 
     @override
@@ -69,7 +72,10 @@ class GuidedRunnerV2(GPUModelRunner):
         input_batch: InputBatch,
         grammar_output: GrammarOutput | None,
     ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
-        """vLLM's, on blended logits: (output, tokens sampled, tokens rejected), both per row."""
+        """Call vLLM's method on blended logits.
+
+        Returns the output, and how many tokens were sampled and how many rejected, both [batch].
+        """
         step = self.guidance.step
         with self.processors.sampling(input_batch):
             if step is None:
@@ -94,7 +100,7 @@ class GuidedRunnerV2(GPUModelRunner):
             _add_logprobs(output, rows, head.kept)
         if step.solo:
             solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
-            num_rejected[solo] += num_sampled[solo]  # the worker, too, takes its tokens back
+            num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0
         return output, num_sampled, num_rejected
 
@@ -109,7 +115,7 @@ def _add_logprobs(output: SamplerOutput, rows: Rows, kept: torch.Tensor | None) 
 
 
 class GuidedCPURunnerV2(GuidedRunnerV2, CPUModelRunner):
-    """The same on a CPU."""
+    """GuidedRunnerV2 on a CPU."""
 
 
 class _BlendedHead:

@@ -1,1 +1,1 @@
-"""Requests to encoders: bodies read into jobs, and outputs worded as answers."""
+"""Requests to encoders: read bodies into jobs, and turn outputs into answers."""

@@ -1,7 +1,7 @@
-"""What encoders answer, as JSON: the outputs of an engine in, an object for `json.dumps` out. Pure.
+"""Answers of encoders: callables that turn the outputs of an engine into JSON values.
 
-Each answer is a small immutable callable that knows what its request asked for. It is made by
-pooling_protocol.py in the ingress and called in the replica, which turns numbers into text there.
+Each answer is a small immutable object that knows what its request asked for. The ingress makes it
+(jobs.py). The replica calls it, and encodes the result as JSON text.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import numpy.typing as npt
 from cfg_core.prefill_only.types import Output, SparseVector, Task
 
 JSON_BYTES, BASE64_BYTES, SPARSE_BYTES = 22.0, 16 / 3, 45.0
-"""Of one number: float32 as Python words it, four bytes in base64, and an object of index and
-value."""
+"""Estimated bytes of one number in an answer.
+
+The number is decimal text of a float32, four bytes in base64, or an object with index and value.
+"""
 
 
 class Wording(Protocol):
-    """`outputs`: of all the calls of a job, in their order. Returns what the client gets.
+    """The type of all answers: called with outputs, it returns the JSON value for the client.
 
-    bytes_per_value: size in the answer of each number in the outputs, about; 0 if their numbers are
-    not in it.
+    outputs: those of all calls of a job, in order.
+    bytes_per_value: estimated bytes in the answer for each number in the outputs; 0 if the answer
+    does not contain these numbers.
     """
 
     @property
@@ -38,7 +41,7 @@ class Wording(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsAnswer:
-    """OpenAI's list of embeddings."""
+    """The answer of /v1/embeddings: OpenAI's list of embeddings."""
 
     model: str
     base64: bool
@@ -61,7 +64,7 @@ class EmbeddingsAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingAnswer:
-    """vLLM's /pooling: whatever the task computes."""
+    """The answer of vLLM's /pooling: whatever the task computes."""
 
     model: str
     task: Task
@@ -87,7 +90,7 @@ class PoolingAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyAnswer:
-    """vLLM's /classify: a score for each label, and the label that has the highest."""
+    """The answer of vLLM's /classify: a score for each label, and the label with the highest."""
 
     model: str
     labels: tuple[str, ...]
@@ -114,7 +117,7 @@ class ClassifyAnswer:
 
 @dataclass(frozen=True)
 class SparseAnswer:
-    """TEI's /embed_sparse."""
+    """The answer of TEI's /embed_sparse: a list of sparse vectors."""
 
     @property
     def bytes_per_value(self) -> float:
@@ -129,7 +132,7 @@ class SparseAnswer:
 
 @dataclass(frozen=True)
 class Scores:
-    """The one number that a cross-encoder computes for each pair."""
+    """The scores of a cross-encoder, which computes one number for each pair."""
 
     def __call__(self, outputs: Sequence[Output]) -> list[float]:
         return [float(np.asarray(output.values["classify"])[0]) for output in outputs]
@@ -137,8 +140,11 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """The cosine of each document's vector with its query's. The first `num_queries` outputs are
-    the queries: one for all documents, or one for each."""
+    """The cosine of each document's vector with its query's vector.
+
+    num_queries: the number of outputs that belong to queries. They come first: one for all
+    documents, or one for each.
+    """
 
     num_queries: int
 
@@ -154,7 +160,7 @@ class Cosine:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreAnswer:
-    """vLLM's /score: in the order of the pairs."""
+    """The answer of vLLM's /score: scores in the order of the pairs."""
 
     model: str
     scores: Scores | Cosine
@@ -173,13 +179,16 @@ class ScoreAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class RerankAnswer:
-    """Cohere's and Jina's: the best first."""
+    """The answer of /v1/rerank as Cohere and Jina have it, the best document first.
+
+    top_n: the number of documents in it; None for all.
+    documents: the texts, if they are to be sent back with the scores.
+    """
 
     model: str
     scores: Scores | Cosine
     top_n: int | None = None
     documents: Sequence[str] | None = None
-    """Sent back with the scores if they are here."""
 
     @property
     def bytes_per_value(self) -> float:
@@ -201,7 +210,10 @@ class RerankAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class TeiRerankAnswer:
-    """TEI's: a bare list, the best first."""
+    """The answer of /rerank as TEI has it: a bare list, the best text first.
+
+    texts: the texts, if they are to be sent back with the scores.
+    """
 
     scores: Scores | Cosine
     texts: Sequence[str] | None = None
@@ -219,7 +231,7 @@ class TeiRerankAnswer:
 
 
 def ranking(scores: Sequence[float]) -> list[tuple[int, float]]:
-    """(index, score), the highest score first; equal scores in the order of the request."""
+    """Pairs (index, score), the highest score first, equal scores in the order of the request."""
     return sorted(enumerate(scores), key=lambda item: -item[1])
 
 
@@ -229,7 +241,7 @@ def ranking(scores: Sequence[float]) -> list[tuple[int, float]]:
 def tokenize_answer(
     token_ids: list[int], max_input_tokens: int, strings: list[str] | None
 ) -> dict[str, Any]:
-    """vLLM's /tokenize."""
+    """The answer of vLLM's /tokenize."""
     return {
         "count": len(token_ids),
         "max_model_len": max_input_tokens,
@@ -242,8 +254,13 @@ def tokenize_answer(
 
 
 def numbers(value: npt.NDArray[np.float32] | SparseVector, as_base64: bool = False) -> Any:
-    """A vector, or a row for each token, as lists or as base64 of little-endian float32; a sparse
-    vector as objects of index and value."""
+    """The numbers of one output as a JSON value.
+
+    A sparse vector becomes a list of objects with index and value. Other values become lists, or
+    base64 text of little-endian float32.
+
+    value: float32 [dimensions], or [tokens, width] with a row for each token; or a SparseVector.
+    """
     if isinstance(value, SparseVector):
         pairs = zip(value.token_ids.tolist(), value.weights.tolist(), strict=True)
         return [{"index": index, "value": weight} for index, weight in pairs]
@@ -270,6 +287,6 @@ def _id(kind: str) -> str:
 
 
 def _usage(outputs: Sequence[Output]) -> dict[str, int]:
-    """Tokens that were computed: after truncation, special ones included."""
+    """The number of computed tokens: after truncation, with special tokens."""
     total = sum(output.num_tokens for output in outputs)
     return {"prompt_tokens": total, "total_tokens": total}

@@ -1,7 +1,7 @@
-"""The fields of the encoders' request bodies: each read and checked by a function of its own. Pure.
+"""Pure functions that each read and check one field of an encoder's request body.
 
-All raise RequestError that names the field and says what to send instead. None as a value means
-"not given". Booleans are no numbers here.
+Each raises a RequestError that names the field and says what to send instead. A value of None means
+"not given". Booleans do not count as numbers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from cfg_core.prefill_only.types import Input
 from deployments.requests.body import json_type
 
 MAX_ITEMS = 2048
-"""Inputs, documents or texts in one request."""
+"""Maximum number of inputs, documents or texts in one request."""
 
 
 # --- inputs ---------------------------------------------------------------------------------------
 
 
 def read_inputs(value: object, name: str = "input", pairs: bool = False) -> list[Input]:
-    """`value` as inputs: a text, texts, token ids, or lists of them; with `pairs` also lists of two
-    texts."""
+    """`value` as a list of inputs.
+
+    value: a text, a list of texts, token ids, or a list of lists of token ids.
+    name: the field, for errors.
+    pairs: whether a list of pairs (lists of two texts) is allowed, too.
+    """
     forms = "a text, a list of texts, or token ids"
     if value is None:
         raise RequestError(f"{name} is missing: send {forms}.", name)
@@ -44,7 +48,11 @@ def read_inputs(value: object, name: str = "input", pairs: bool = False) -> list
 
 
 def _kind(item: object, place: str, name: str, pairs: bool) -> str:
-    """What kind of input `item` is, or RequestError if it is none."""
+    """The kind of input that `item` is.
+
+    place: where it is, as in `input[3]`. name: the field.
+    Raises RequestError if it is no input.
+    """
     if isinstance(item, str):
         _refuse_empty(item, place, name)
         return "a text"
@@ -72,7 +80,11 @@ def _kind(item: object, place: str, name: str, pairs: bool) -> str:
 def read_texts(
     body: Mapping[str, Any], name: str, text_of: Callable[[object, str, str], str] | None = None
 ) -> list[str]:
-    """A field that is a text or a list of them."""
+    """The texts in a field that holds a text or a list of texts.
+
+    text_of: reads one item of a list, called with item, place and name; by default the item must be
+    a text.
+    """
     value = body.get(name)
     if value is None:
         raise RequestError(f"{name} is missing: send a text, or a list of texts.", name)
@@ -85,7 +97,7 @@ def read_texts(
 
 
 def read_document(item: object, place: str, name: str) -> str:
-    """A document is a text, or an object that holds one."""
+    """The text of a document, which is a text or an object with a `text`."""
     text = item.get("text") if isinstance(item, Mapping) else item
     if not isinstance(text, str):
         what = "an object without a text" if isinstance(item, Mapping) else json_type(item)
@@ -112,7 +124,7 @@ def _refuse_empty(text: str, place: str, name: str) -> None:
 
 
 def check_count(items: Sequence[object], name: str) -> None:
-    """Raise RequestError unless a request may have so many items."""
+    """Raise RequestError if there are no items, or more than MAX_ITEMS."""
     if not items:
         raise RequestError(f"{name} is empty: send 1 to {MAX_ITEMS} items.", name)
     if len(items) > MAX_ITEMS:
@@ -125,8 +137,11 @@ def check_count(items: Sequence[object], name: str) -> None:
 
 
 def read_truncation(body: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
-    """`truncate_prompt_tokens` (vLLM), or `truncate` (TEI: true or false, Cohere: NONE, START or
-    END)."""
+    """The truncation of inputs, as fields of RequestOptions; empty if none is asked for.
+
+    Reads `truncate_prompt_tokens` (vLLM) or `truncate` (TEI: true or false; Cohere: NONE, START or
+    END).
+    """
     limit, side = body.get("truncate_prompt_tokens"), _side(body)
     wish = body.get("truncate")
     if limit is not None and wish is not None:
@@ -157,7 +172,7 @@ def _limit(limit: object, info: ModelInfo) -> int:
 
 
 def _side(body: Mapping[str, Any]) -> str:
-    """`truncation_side` (vLLM) or `truncation_direction` (TEI)."""
+    """The side that is cut off, from `truncation_side` (vLLM) or `truncation_direction` (TEI)."""
     for name in ("truncation_side", "truncation_direction"):
         side = body.get(name)
         if side is None:
@@ -169,7 +184,7 @@ def _side(body: Mapping[str, Any]) -> str:
 
 
 def read_prompt(body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input]) -> str:
-    """What to put in front of texts. Token ids stay as they are."""
+    """The text to put in front of each input text; inputs of token ids stay as they are."""
     given = {name: body[name] for name in ("prompt_name", "prompt") if body.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, str):
@@ -190,8 +205,10 @@ def read_dimensions(body: Mapping[str, Any], info: ModelInfo) -> int | None:
 
 
 def read_activation(body: Mapping[str, Any]) -> bool | None:
-    """`use_activation` (vLLM) or `normalize`: whether vectors are normalised, and scores are
-    squashed."""
+    """Whether to normalize vectors and to apply the activation to scores; None if not given.
+
+    Reads `use_activation` (vLLM) or `normalize`.
+    """
     names = [name for name in ("use_activation", "normalize") if body.get(name) is not None]
     values = [read_flag(body, name) for name in names]
     if len(set(values)) == 2:

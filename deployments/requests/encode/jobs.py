@@ -1,12 +1,12 @@
-"""Bodies of requests to encoders, read into jobs. Imports neither ray nor torch.
+"""Read the bodies of requests to encoders into jobs.
 
-An EncodeJob says what an engine shall compute, and how its outputs are worded (answers.py). It is
-made in the ingress, which so answers bad requests without bothering an engine, and it crosses to a
-replica whole.
+An EncodeJob says what an engine must compute, and how its outputs become an answer (answers.py).
+The ingress makes it, so bad requests are refused without a call to an engine. Then it is sent to
+one replica.
 
-The shapes are those of OpenAI (embeddings), Cohere, Jina and TEI (rerank, embed_sparse) and vLLM
-(the rest). Fields that are not known are ignored, as all of them do, except those that look like
-guidance.
+The formats are those of OpenAI (embeddings), Cohere, Jina and TEI (rerank, embed_sparse) and vLLM
+(the rest). Unknown fields are ignored, as all of these servers do, except fields that look like
+guidance. Imports neither ray nor torch.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ PATHS: dict[EncodeEndpoint, str] = {
     "classify": "/classify",
     "embed_sparse": "/embed_sparse",
 }
-"""How an endpoint is called in messages."""
+"""The path of each endpoint, as error messages and /v1/models show it."""
 
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("passage", "document")
-"""Names under which retrievers keep what they put in front of queries and of documents."""
+"""Names of the prompts that retrieval models put in front of queries and of documents."""
 
 SCORE_FIELDS = (
     ("text_1", "text_2"),
@@ -69,13 +69,15 @@ SCORE_FIELDS = (
     ("data_1", "data_2"),
 )
 
-_CHARACTERS_PER_TOKEN = 4  # roughly; only used to compare loads
+_CHARACTERS_PER_TOKEN = 4  # roughly: for the estimate of a job's tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeCall:
-    """Inputs that an engine computes with the same options. `field` of the body brought them; named
-    in errors."""
+    """Inputs that an engine computes with the same options.
+
+    field: the field of the body that held them; errors name it.
+    """
 
     inputs: Sequence[Input]
     options: RequestOptions
@@ -84,21 +86,23 @@ class EncodeCall:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeJob:
-    """One HTTP request: what to compute, and how to word what comes out."""
+    """One HTTP request: what to compute, and how to make the answer from it."""
 
     calls: tuple[EncodeCall, ...]
     answer: Wording
 
     @property
     def num_tokens(self) -> int:
-        """About how many tokens it costs. Replicas are compared by it; nothing else depends on
-        it."""
+        """The estimated number of tokens of all inputs.
+
+        Replicas are compared by it, and the tenant is charged with it until the job has ended.
+        """
         return sum(_size(item) for call in self.calls for item in call.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeRequest:
-    """What /tokenize shall do."""
+    """A request to /tokenize."""
 
     text: str
     add_special_tokens: bool
@@ -109,7 +113,7 @@ class TokenizeRequest:
 
 
 def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
-    """Whether this model has what the endpoint computes."""
+    """Whether this model can compute what the endpoint returns."""
     if endpoint in ("rerank", "score"):
         return info.takes_pairs or "embed" in info.tasks
     needed: dict[str, Task] = {
@@ -121,13 +125,15 @@ def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
 
 
 def paths_of(info: ModelInfo) -> list[str]:
-    """The endpoints that this model serves."""
+    """The paths of the endpoints that this model can serve."""
     return [path for endpoint, path in PATHS.items() if can_serve(info, endpoint)]
 
 
 def cannot_serve(name: str, info: ModelInfo, endpoint: EncodeEndpoint) -> RequestError:
-    """The error for a model that does not have what the endpoint computes: what it has, and
-    where."""
+    """The error for a model that cannot serve the endpoint.
+
+    It says what the model computes, and which endpoints to use.
+    """
     computes = ", ".join(info.tasks)
     if info.labels:
         computes = "one score for a pair" if info.takes_pairs else f"{len(info.labels)} labels"
@@ -143,10 +149,12 @@ def cannot_serve(name: str, info: ModelInfo, endpoint: EncodeEndpoint) -> Reques
 def read_job(
     endpoint: EncodeEndpoint, body: Mapping[str, Any], model: str, info: ModelInfo
 ) -> EncodeJob:
-    """The job that a request body asks for. `model`: its name for clients.
+    """The job that a request body asks for.
 
-    Raises RequestError for all that can be told without tokenizing; the engine checks lengths and
-    token ids.
+    Raises RequestError for every mistake that can be found without tokenizing. The engine checks
+    lengths and token ids.
+
+    model: its name for clients.
     """
     if not can_serve(info, endpoint):
         raise cannot_serve(model, info, endpoint)
@@ -155,7 +163,7 @@ def read_job(
 
 
 def refuse_foreign_fields(body: Mapping[str, Any]) -> None:
-    """Raise for fields that would change the result and that encoders do not have."""
+    """Raise RequestError for fields that ask for something that encoders cannot do."""
     inner = [name for carrier in CARRIERS for name in carried(body, carrier)]
     for name in (*body, *inner):
         if (looks_like_guidance(name) or near_miss(name)) and body.get(name, name) is not None:
@@ -184,7 +192,7 @@ def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJ
 
 
 def _rerank(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
-    """Cohere's and Jina's shape has `documents`, TEI's has `texts`."""
+    """The job of /rerank: Cohere's and Jina's format has `documents`, TEI's has `texts`."""
     has_documents, has_texts = body.get("documents") is not None, body.get("texts") is not None
     if has_documents == has_texts:
         given = "both given: send only one" if has_texts else "both missing: send documents"
@@ -218,7 +226,7 @@ def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJ
 
 
 def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
-    """Pairs 1:1, 1:N or N:N, as vLLM."""
+    """The job of /score: one text with one, one with N, or N with N, as in vLLM."""
     names = next(
         (pair for pair in SCORE_FIELDS if all(body.get(name) is not None for name in pair)), None
     )
@@ -305,9 +313,14 @@ def _comparisons(
     info: ModelInfo,
     raw: bool,
 ) -> tuple[tuple[EncodeCall, ...], Scores | Cosine]:
-    """How each text on the right is scored with its partner on the left (one for all, or one each).
+    """The calls and the scoring that compare each text on the right with one on the left.
 
-    A cross-encoder reads each pair; of an embedding model it is the cosine of two vectors.
+    A cross-encoder scores each pair. With an embedding model the score is the cosine of the two
+    vectors.
+
+    left: queries and the name of their field; one query for all documents, or one for each.
+    right: documents and the name of their field.
+    raw: whether scores are left without the activation.
     """
     truncation = read_truncation(body, info)
     (queries, query_field), (documents, document_field) = left, right
@@ -333,7 +346,7 @@ def _role_prompt(info: ModelInfo, names: Sequence[str]) -> str:
 
 
 def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
-    """The body of /tokenize for an encoder, as vLLM words it."""
+    """The request in a body of /tokenize for an encoder, in vLLM's format."""
     if body.get("messages") is not None:
         raise RequestError("messages are for chat models: send the text as prompt.", "messages")
     text = body.get("prompt")
@@ -349,7 +362,7 @@ def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
 
 
 def read_detokenize(body: Mapping[str, Any], info: ModelInfo) -> list[int]:
-    """The token ids in the body of /detokenize for an encoder."""
+    """The token ids in a body of /detokenize for an encoder."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise RequestError("tokens must be a list of token ids: whole numbers.", "tokens")
@@ -364,7 +377,10 @@ def read_detokenize(body: Mapping[str, Any], info: ModelInfo) -> list[int]:
 
 
 def in_terms_of(call: EncodeCall, error: RequestError) -> RequestError:
-    """An error of the engine, which knows of `input` only, with the field that the client sent."""
+    """The engine's error, with the field that the client sent in place of `input`.
+
+    The engine calls every field `input`.
+    """
     if error.param != "input" or call.field == "input":
         return error
     return RequestError(f"{call.field}: {error.message}", call.field)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import logging.config  # noqa: F401 - it keeps the `__import__` that it is imported with
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

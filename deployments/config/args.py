@@ -174,9 +174,9 @@ class AppArgs(YamlArgs):
 
     @model_validator(mode="after")
     def _consistent(self) -> AppArgs:
-        check_generator(self)
+        check_generator(dict(self))
         check_frontend(self.frontend, self.engine)
-        check_unique(self)
+        check_unique([encoder.deployment for encoder in self.encoders], self.served_names)
         return self
 
     @property

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cfg_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from deployments.config.args import AppArgs
 
 RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
 
 
-def check_generator(args: AppArgs) -> None:
-    """Raise ConfigError if nothing is served, or if options of the generator lack their `model`."""
-    if args.model is None and not args.encoders:
+OF_THE_GENERATOR = ("engine", "frontend", "served_model_name", "logits_processors", "draft_cost")
+"""Keys of `args` that say nothing without `model`."""
+
+
+def check_generator(args: Mapping[str, Any]) -> None:
+    """Raise ConfigError if nothing is served, or if options of the generator lack their `model`.
+
+    args: the fields of AppArgs.
+    """
+    if args["model"] is None and not args["encoders"]:
         raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
-    for key in ("engine", "frontend", "served_model_name", "logits_processors", "draft_cost"):
-        if args.model is None and getattr(args, key):
+    for key in OF_THE_GENERATOR:
+        if args["model"] is None and args[key]:
             hint = "name the model, or move it to an encoder"
             raise ConfigError(f"`{key}` in `args` belongs to `model`, which is missing: {hint}.")
 
 
-def check_unique(args: AppArgs) -> None:
+def check_unique(deployments: Sequence[str], served_names: Sequence[str]) -> None:
     """Raise ConfigError if two models have the same served name or the same deployment name."""
-    names = [encoder.deployment for encoder in args.encoders]
-    for name in names:
+    for name in deployments:
         if name in RESERVED_DEPLOYMENTS:
             raise ConfigError(
                 f"`deployment: {name}` in `encoders` is the name of another part: choose its own"
                 " name."
             )
-        if names.count(name) > 1:
+        if deployments.count(name) > 1:
             raise ConfigError(
-                f"{names.count(name)} encoders have the deployment name `{name}`: give each a"
+                f"{deployments.count(name)} encoders have the deployment name `{name}`: give each a"
                 " `deployment` of its own, and use these names under `deployments:`."
             )
-    for name in args.served_names:
-        if args.served_names.count(name) > 1:
+    for name in served_names:
+        if served_names.count(name) > 1:
             raise ConfigError(
                 f"two models are served as `{name}`: give each a `served_model_name` of its own."
             )

@@ -28,7 +28,7 @@ from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows
 
 if TYPE_CHECKING:
-    from cfg_core.vllm_plugin.worker.v1 import GuidedRunnerV1
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 GREEDY_BELOW = 1e-5
 """vLLM samples greedily below this temperature."""
@@ -99,7 +99,7 @@ GUIDED: dict[type, type[GuidedProposer]] = {
 """Our class for each of vLLM's classes."""
 
 
-def guide_drafter(runner: GuidedRunnerV1) -> None:
+def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
     """Let the drafter of `runner`, if it is a model, propose for groups.
 
     vLLM's runner makes its drafter itself and has no hook for it, so the drafter's class is
@@ -114,7 +114,7 @@ def guide_drafter(runner: GuidedRunnerV1) -> None:
         )
     drafter.__class__ = GUIDED[type(drafter)]
     check_overrides(type(drafter))
-    drafter.guidance = runner.guidance
+    drafter.guidance = guidance
 
 
 def sample_seeded(

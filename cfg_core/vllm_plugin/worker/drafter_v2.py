@@ -23,7 +23,7 @@ from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows
 
 if TYPE_CHECKING:
-    from cfg_core.vllm_plugin.worker.v2 import GuidedRunnerV2
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
 class GuidedSpeculator(DraftModelSpeculator):
@@ -144,7 +144,7 @@ GUIDED: dict[type, type[GuidedSpeculator]] = {
 """Our class for each of vLLM's classes."""
 
 
-def guide_drafter(runner: GuidedRunnerV2) -> None:
+def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
     """Let the drafter of `runner`, if it has one, propose for groups.
 
     vLLM's runner makes its drafter itself and has no hook for it, so the drafter's class is
@@ -161,9 +161,9 @@ def guide_drafter(runner: GuidedRunnerV2) -> None:
         drafter.__class__ = GUIDED[type(drafter)]
         check_overrides(type(drafter))
         guided = cast(GuidedSpeculator, drafter)
-        guided.guidance = runner.guidance
+        guided.guidance = guidance
         guided.make_buffers()
-    copy_drafts(drafter, runner.guidance)
+    copy_drafts(drafter, guidance)
 
 
 def copy_drafts(drafter: BaseSpeculator, guidance: RunnerGuidance) -> None:

@@ -16,20 +16,22 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
 from vllm.v1.worker.gpu.states import RequestState
 
 from cfg_core.logits_processors.registry import Registry
+from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.processors import StepProcessors, asked_of
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
-
-    from cfg_core.vllm_plugin.worker.v2 import GuidedRunnerV2
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
 class ProcessorsV2(StepProcessors):
     """The processors of one runner. V2's sampler calls them like one of vLLM's processors."""
 
-    def __init__(self, runner: GuidedRunnerV2, registry: Registry) -> None:
+    def __init__(
+        self, runner: GPUModelRunner, guidance: RunnerGuidance, registry: Registry
+    ) -> None:
         super().__init__(registry)
-        self._runner = runner
+        self._runner, self._guidance = runner, guidance
         self._batch: InputBatch | None = None
 
     def attach(self) -> None:
@@ -63,7 +65,7 @@ class ProcessorsV2(StepProcessors):
             end = row + int(batch.cu_num_logits_np[place + 1] - batch.cu_num_logits_np[place])
             name = batch.req_ids[place]
             past_prompt = ctx.seq_lens_upper_bound_np[i] >= states.prefill_len.np[slot]
-            if name in self.asking and past_prompt and name not in self._runner.guidance.solo:
+            if name in self.asking and past_prompt and name not in self._guidance.solo:
                 drafts = valid_drafts(ctx.input_ids[row + 1 : end].tolist())
                 rows = list(logits[row : row + 1 + len(drafts)])
                 self.process(name, output_of(states, slot), rows, drafts=drafts)

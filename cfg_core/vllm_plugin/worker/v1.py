@@ -39,7 +39,7 @@ class GuidedRunnerV1(GPUModelRunner):
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV1(self, registry)
-        guide_drafter(self)
+        guide_drafter(self, self.guidance)
 
     @override
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:

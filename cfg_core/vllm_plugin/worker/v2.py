@@ -40,7 +40,7 @@ class GuidedRunnerV2(GPUModelRunner):
         """
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
-        self.processors = ProcessorsV2(self, registry)
+        self.processors = ProcessorsV2(self, self.guidance, registry)
 
     @override
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +50,7 @@ class GuidedRunnerV2(GPUModelRunner):
         """
         super().load_model(*args, **kwargs)
         self.processors.attach()
-        guide_drafter(self)
+        guide_drafter(self, self.guidance)
 
     @override
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:

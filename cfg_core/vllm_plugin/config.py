@@ -140,6 +140,21 @@ def check_overrides(cls: type) -> None:
                 )
 
 
+def guided_class(drafter: object, guided: Mapping[type, type]) -> type:
+    """The class of ours that replaces the class of vLLM's `drafter`.
+
+    guided: our class for each of vLLM's classes.
+    Raises CompatibilityError for a class that is not in `guided`, and as check_overrides does.
+    """
+    if type(drafter) not in guided:
+        raise CompatibilityError(
+            f"cfg-serve cannot guide {type(drafter).__name__}: use another speculative method."
+        )
+    cls = guided[type(drafter)]
+    check_overrides(cls)
+    return cls
+
+
 def check_scheduler(scheduler: Scheduler) -> None:
     """Refuse, at engine start, every option under which guidance would not be exact.
 

@@ -33,8 +33,8 @@ def test_private_names_of_ray_and_uvicorn_exist(path, name):
 
 
 def test_serve_reads_its_settings():
-    """configs/serve.env: each variable of Serve's changes it. tests/serve/test_settings.py looks at
-    Ray's own."""
+    """configs/serve.env: each variable of Serve's changes it. Ray's own is
+    tested in tests/serve/test_chunks_over_http.py."""
     sys.path.append(str(Path(__file__).parents[2] / "scripts"))
     from serve_env import serve_settings
 

@@ -419,6 +419,22 @@ def test_a_vllm_without_our_hooks_is_refused():
         check_overrides(Changed)
 
 
+def test_a_drafter_that_is_not_known_is_refused():
+    """Not guided silently with the wrong class, and not left unguided."""
+    from cfg_core.errors import CompatibilityError
+    from cfg_core.vllm_plugin.config import guided_class
+
+    class Stock: ...
+
+    class Guided(Stock): ...
+
+    class Newer(Stock): ...
+
+    assert guided_class(Stock(), {Stock: Guided}) is Guided
+    with pytest.raises(CompatibilityError, match="cannot guide Newer: use another speculative"):
+        guided_class(Newer(), {Stock: Guided})
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("field", PROMPT_LOGPROBS)
 @pytest.mark.parametrize(

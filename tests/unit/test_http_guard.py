@@ -461,8 +461,8 @@ async def test_prompts_are_logged_where_that_is_asked_for(lines):
 
 @pytest.fixture
 def http():
-    """A FastAPI app as http_app.py makes it, with the policy of this process put back
-    afterwards."""
+    """A FastAPI app as deployments/ingress/app.py makes it. Afterwards this process has its policy
+    again."""
     app = FastAPI()
     install(app)
 

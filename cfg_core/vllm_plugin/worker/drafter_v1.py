@@ -22,8 +22,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from cfg_core.blend import blend
-from cfg_core.errors import CompatibilityError
-from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.config import guided_class
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows
 
@@ -108,12 +107,7 @@ def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
     drafter = getattr(runner, "drafter", None)
     if not isinstance(drafter, SpecDecodeBaseProposer):
         return
-    if type(drafter) not in GUIDED:
-        raise CompatibilityError(
-            f"cfg-serve cannot guide {type(drafter).__name__}: use another speculative method."
-        )
-    drafter.__class__ = GUIDED[type(drafter)]
-    check_overrides(type(drafter))
+    drafter.__class__ = guided_class(drafter, GUIDED)
     drafter.guidance = guidance
 
 

@@ -16,8 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModel
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from cfg_core.blend import blend
-from cfg_core.errors import CompatibilityError
-from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.config import guided_class
 from cfg_core.vllm_plugin.wire import NUM_STREAMS
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows
@@ -154,12 +153,7 @@ def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
     if drafter is None:
         return
     if isinstance(drafter, DraftModelSpeculator):
-        if type(drafter) not in GUIDED:
-            raise CompatibilityError(
-                f"cfg-serve cannot guide {type(drafter).__name__}: use another speculative method."
-            )
-        drafter.__class__ = GUIDED[type(drafter)]
-        check_overrides(type(drafter))
+        drafter.__class__ = guided_class(drafter, GUIDED)
         guided = cast(GuidedSpeculator, drafter)
         guided.guidance = guidance
         guided.make_buffers()

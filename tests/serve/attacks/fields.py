@@ -2,22 +2,15 @@
 fuzz.
 
 The fields are those of vLLM's CompletionRequest, ChatCompletionRequest, TokenizeCompletionRequest,
-TokenizeChatRequest and DetokenizeRequest, of deployments/requests/encode/fields.py and
-pooling_protocol.py, and of guidance."""
+TokenizeChatRequest and DetokenizeRequest, of deployments/requests/encode, and of guidance."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from test_refusals import FIELDS, ODD
+from malformed import GENERATE_FIELDS, ODD, names
 
 from attacks.attempt import nested
-
-
-def names(text: str) -> list[str]:
-    """The words of `text`."""
-    return text.split()
-
 
 SAMPLING = names(
     """add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo
@@ -64,8 +57,8 @@ ENCODER = {"model": "all-MiniLM-L6-v2"}
 USER = [{"role": "user", "content": "Tell me a story."}]
 
 ROUTES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "/v1/completions": ({"prompt": "Once", "max_tokens": 3}, [*COMPLETION, *FIELDS]),
-    "/v1/chat/completions": ({"messages": USER, "max_tokens": 3}, [*CHAT, *FIELDS]),
+    "/v1/completions": ({"prompt": "Once", "max_tokens": 3}, [*COMPLETION, *GENERATE_FIELDS]),
+    "/v1/chat/completions": ({"messages": USER, "max_tokens": 3}, [*CHAT, *GENERATE_FIELDS]),
     "/tokenize": ({"prompt": "Once"}, TOKENIZE),
     "/detokenize": ({"tokens": [300, 301]}, DETOKENIZE),
     "/v1/embeddings": (ENCODER | {"input": "A dog."}, ENCODERS),

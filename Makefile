@@ -23,8 +23,8 @@ setup setup-dev:
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000)
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
-test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
-	@exec $(BIN)/python -m pytest $(ARGS)
+test: setup-dev  ## run all tests in two processes (ARGS="tests/unit -x" for some, in one)
+	@exec $(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadgroup --no-loadscope-reorder)
 
 check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
 	$(BIN)/ruff check .

@@ -351,19 +351,15 @@ def main() -> None:
         load: sum(len(e.ids) for e in tokenizer.encode_batch(items))
         for load, items in texts.items()
     }
-    result = {
-        "card": card(),
-        "tokens": tokens,
-        "min_cosine": near,
-        "rows": rows_of(best, texts, tokens),
-    }
-    for key, value in result["card"].items():
+    about, rows = card(), rows_of(best, texts, tokens)
+    result = {"card": about, "tokens": tokens, "min_cosine": near, "rows": rows}
+    for key, value in about.items():
         print(f"{key}: {value}")
     print(f"smallest cosine to sentence-transformers: {near}")
-    show(result["rows"])
+    show(rows)
     if args.out:
         args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        plot(result["rows"], args.out.with_suffix(".svg"))
+        plot(rows, args.out.with_suffix(".svg"))
     print(json.dumps(result))
 
 

@@ -87,8 +87,8 @@ def vllm_serve() -> Iterator[Server]:
     command = [
         sys.executable,
         "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
         str(ROOT / "models" / "stories"),
     ]
     command += [
@@ -189,7 +189,7 @@ def last_chunk(events: str) -> str:
 
 
 def engine_ms(answer: str) -> float:
-    metrics = json.loads(answer)["metrics"]
+    metrics: dict[str, float] = json.loads(answer)["metrics"]
     return (
         metrics["queue_time_ms"] + metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
     )

@@ -22,6 +22,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "models" / "training")]
@@ -32,7 +36,7 @@ NEGATIVES = {"topic-free": "free", "opposing": "opposing"}
 MAX_TOKENS = 250
 
 
-def make_engine():
+def make_engine() -> LLM:
     from vllm import LLM
 
     from cfg_core.vllm_plugin import guided_engine_args
@@ -48,7 +52,7 @@ def make_engine():
     )
 
 
-def sample(llm, kind: str, negative: str, scale: float, num_stories: int) -> list[list[int]]:
+def sample(llm: LLM, kind: str, negative: str, scale: float, num_stories: int) -> list[list[int]]:
     """`num_stories` stories as token ids; story i is about topic i modulo the number of topics."""
     from measure import TOPIC_NAMES, negative_ids, prompt_ids
     from vllm import SamplingParams
@@ -57,7 +61,7 @@ def sample(llm, kind: str, negative: str, scale: float, num_stories: int) -> lis
     prompts, params = [], []
     for i in range(num_stories):
         topic = TOPIC_NAMES[i % len(TOPIC_NAMES)]
-        extra = {"guidance_scale": scale}
+        extra: dict[str, Any] = {"guidance_scale": scale}
         if scale != 1:
             extra["negative_prompt_token_ids"] = negative_ids(tokenizer, kind, negative, topic)
         prompts.append({"prompt_token_ids": prompt_ids(tokenizer, kind, topic)})
@@ -68,7 +72,7 @@ def sample(llm, kind: str, negative: str, scale: float, num_stories: int) -> lis
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def measure(llm, args: argparse.Namespace) -> list[dict]:
+def measure(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per negative and scale."""
     from measure import measure_point
 
@@ -87,7 +91,7 @@ def measure(llm, args: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def table_row(row: dict) -> str:
+def table_row(row: dict[str, Any]) -> str:
     shares = " | ".join(
         f"{row[name]:.1%}" for name in ("on_topic", "on_opposite", "grammatical", "ended")
     )

@@ -297,10 +297,12 @@ class Simulation:
 
     def __init__(self, workload: Workload, policy: RoundRobin) -> None:
         self.engines = [Engine(workload) for _ in range(workload.replicas)]
-        self.policy, self.done, self.now = policy, [], 0.0
+        self.policy, self.now = policy, 0.0
+        self.done: list[Job] = []
         self._todo = workload.requests
-        self._events: list[tuple[float, int, Callable[..., None], tuple]] = []
-        self._ties, self._stepping = count(), set()
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._ties = count()
+        self._stepping: set[int] = set()
         rng = random.Random(workload.seed)
         for i, (at, request) in enumerate(workload.arrivals()):
             self._at(

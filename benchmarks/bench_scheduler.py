@@ -27,8 +27,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 from bench_embeddings import card  # noqa: E402
 
-from tests.simulation.sim import Path as Way  # noqa: E402
-from tests.simulation.sim import Simulation, make_config  # noqa: E402
+from tests.simulation.sim import (  # noqa: E402
+    EnginePath,
+    Simulation,
+    make_config,
+)
 
 STREAMS, BLOCKS, PROMPT = 256, 16_384, 64
 
@@ -36,7 +39,7 @@ STREAMS, BLOCKS, PROMPT = 256, 16_384, 64
 class Subject:
     """A scheduler with its load, all in decode."""
 
-    def __init__(self, folder: Path, way: Way, *, guided: bool, groups: bool) -> None:
+    def __init__(self, folder: Path, way: EnginePath, *, guided: bool, groups: bool) -> None:
         options: dict[str, Any] = {
             "max_model_len": 512,
             "max_num_seqs": STREAMS,
@@ -49,7 +52,7 @@ class Subject:
         self.scheduler, self.rows = simulation.scheduler, STREAMS
         for i in range(STREAMS // 2 if groups else STREAMS):
             prompt = [4 + (i + k) % 250 for k in range(PROMPT)]
-            guidance = {"scale": 2.0, "negative": prompt[::-1]} if groups else {}
+            guidance: dict[str, Any] = {"scale": 2.0, "negative": prompt[::-1]} if groups else {}
             simulation.add(f"r{i}", prompt, 400, **guidance)
         for _ in range(3):
             self.step()
@@ -90,7 +93,7 @@ def main() -> None:
     assert args.turns * args.steps < 390, "the requests would end"
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        for way in (Way(), Way(asynchronous=True)):
+        for way in (EnginePath(), EnginePath(asynchronous=True)):
             subjects = {
                 "stock, 256 plain": Subject(Path(name), way, guided=False, groups=False),
                 "guided, 256 plain": Subject(Path(name), way, guided=True, groups=False),

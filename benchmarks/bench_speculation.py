@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,15 +246,17 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
         print("|---|---|---|---|---|---|---|---|---|")
         for batch in BATCHES:
             length = args.tokens if batch < max(BATCHES) else args.tokens // 2
-            load = {"temperature": 0.0, "number": batch, "length": length}
+            load: dict[str, Any] = {"temperature": 0.0, "number": batch, "length": length}
+
+            def hf_rate(load: dict[str, Any] = load) -> float:
+                return hf(stories(without, args.scale, **load), load["length"])
+
             runs: dict[str, Callable[[], float]] = {
-                "plain": lambda load=load: rate(without, scale=1.0, **load),
-                "plain + drafts": lambda load=load: rate(drafting, scale=1.0, **load),
-                "guided": lambda load=load: rate(without, scale=args.scale, **load),
-                "guided + drafts": lambda load=load: rate(drafting, scale=args.scale, **load),
-                "HF guided": lambda load=load: hf(
-                    stories(without, args.scale, **load), load["length"]
-                ),
+                "plain": partial(rate, without, scale=1.0, **load),
+                "plain + drafts": partial(rate, drafting, scale=1.0, **load),
+                "guided": partial(rate, without, scale=args.scale, **load),
+                "guided + drafts": partial(rate, drafting, scale=args.scale, **load),
+                "HF guided": hf_rate,
             }
             before = stats(drafting)
             turns = [{name: run() for name, run in runs.items()} for _ in range(args.turns + 1)][

@@ -13,11 +13,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 NUM_CLIENTS = 32
 
-Run = Callable[[Sequence[str]], object]
+Run = Callable[[Sequence[str]], Iterable[Any] | None]
 """Embeds the texts; returns vectors, or None if nobody asks for them."""
 
 
@@ -42,7 +43,7 @@ def sentence_transformers(model: str, dtype: str) -> Run:
     return lambda texts: engine.encode(list(texts), batch_size=32, show_progress_bar=False)
 
 
-def vllm_arguments(model: str, dtype: str) -> dict:
+def vllm_arguments(model: str, dtype: str) -> dict[str, Any]:
     return {
         "model": model,
         "runner": "pooling",

@@ -22,7 +22,7 @@ be pickled without loss, so that they can cross process boundaries.
 
 from __future__ import annotations
 
-REQUEST_FAULT = "The request cannot go on: "
+REQUEST_FAULT = "The request cannot continue: "
 """Prefix of the reason if a request failed in the engine because of what it asked for.
 
 Such a failure gets status 400 instead of 500.

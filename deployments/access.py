@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     key = secrets.token_urlsafe(32)
     print(
-        f"The key, for its holder; it is stored nowhere: {key}\nThe entry for `access.keys`:",
+        f"The API key (give it to its holder; it is not stored): {key}\n"
+        "The entry for `access.keys`:",
         file=sys.stderr,
     )
     print(f'- name: CHANGE-ME\n  sha256: "{digest_of(key).hex()}"')

@@ -103,10 +103,7 @@ def installed() -> dict[str, str]:
     paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
-        if (
-            distribution.read_text("INSTALLER") or ""
-        ).strip() != "cfg-serve":  # the alias that scripts/setup.py makes
-            found[canonicalize_name(distribution.metadata["Name"])] = distribution.version
+        found[canonicalize_name(distribution.metadata["Name"])] = distribution.version
     return found
 
 

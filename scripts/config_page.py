@@ -50,10 +50,15 @@ def _default(field: FieldInfo) -> str:
 def page(text: str) -> str:
     """The page with all tables up to date, made from its present `text`."""
     for section in SECTIONS:
-        mark = re.compile(rf"(<!-- {section.section} -->\n).*?(<!-- end -->)", re.DOTALL)
-        assert mark.search(text), f"docs/configuration.md has no table for {section.section}"
-        text = mark.sub(lambda m, s=section: f"{m[1]}{table(s)}\n{m[2]}", text)
+        text = with_table(text, section)
     return text
+
+
+def with_table(text: str, section: type[YamlArgs]) -> str:
+    """Return `text` with the table of one section up to date."""
+    mark = re.compile(rf"(<!-- {section.section} -->\n).*?(<!-- end -->)", re.DOTALL)
+    assert mark.search(text), f"docs/configuration.md has no table for {section.section}"
+    return mark.sub(lambda m: f"{m[1]}{table(section)}\n{m[2]}", text)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def check_http(config: Mapping[str, Any]) -> None:
         )
     if config.get("proxy_location", "EveryNode") != "EveryNode":
         raise RenderError(
-            "the service sends clients to every pod with a replica: set proxy_location: EveryNode."
+            "the service sends requests to every pod with a replica: set proxy_location: EveryNode."
         )
 
 
@@ -105,13 +105,13 @@ def gpus_of_a_pod(deployments: list[dict[str, Any]]) -> int:
         if gpus_of(deployment) > 1 and deployment.get("placement_group_strategy") != "STRICT_PACK":
             name = deployment["name"]
             raise RenderError(
-                f"a replica of {name} may span several pods: say --gpus-per-pod, or set"
-                " STRICT_PACK."
+                f"a replica of {name} may span several pods: give --gpus-per-pod, or set"
+                " placement_group_strategy: STRICT_PACK."
             )
     most = max(gpus_of(deployment) for deployment in deployments)
     if not most:
         raise RenderError(
-            "no deployment asks for a GPU, and the manifest is for GPU pods: take another config."
+            "no deployment asks for a GPU, but the manifest is for GPU pods: use another config."
         )
     return math.ceil(most)
 

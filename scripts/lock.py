@@ -30,7 +30,7 @@ HEADERS = {
         "Everything for a machine with an NVIDIA GPU. Resolved, but not yet installed and run on"
         " one."
     ),
-    "dev": "What tests and checks need beside the runtime.",
+    "dev": "What tests and checks need in addition to the runtime.",
 }
 
 

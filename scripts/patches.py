@@ -16,10 +16,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "patches.md"
 
 HEAD = """# What is replaced inside other packages
 cfg-serve runs on stock vLLM. vLLM lets its users name a scheduler and a worker class, and subclass
-its GPU worker; what it gives no hook for is replaced at run time, in processes that run a guided
-engine alone. An unguided vLLM in the same environment stays as it is. Each replacement is a row
-here; the named test fails when it is no longer needed or no longer works. This page is written by
-`python scripts/patches.py`.
+its GPU worker. Where it has no hook, we replace its code at run time, and only in processes that
+run a guided engine. An unguided vLLM in the same environment stays as it is. Each replacement is a
+row here. The named test fails when the replacement is no longer needed or no longer works. This
+page is written by `python scripts/patches.py`.
 """
 
 

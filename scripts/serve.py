@@ -88,8 +88,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ServeError(
-                f"{host}:{port} cannot be listened on ({error.strerror}). Stop what uses it, or"
-                f" take another: make serve PORT={port + 1}"
+                f"cannot listen on {host}:{port} ({error.strerror}). Stop the program that uses it,"
+                f" or use another port: make serve PORT={port + 1}"
             ) from None
 
 
@@ -190,7 +190,7 @@ def curl_line(url: str, needs_key: bool) -> str:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]
     path = model.get("endpoints", ["/v1/completions"])[0]
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 40, "guidance_scale": 1.5},
         "/v1/rerank": {"query": "What do cats sit on?", "documents": ["Mats.", "Stars are hot."]},
         "/embed_sparse": {"inputs": "A text."},

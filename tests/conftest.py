@@ -9,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": (
-        "disabled"
-    ),  # ray.init() would otherwise write a token file into the home directory
+    "RAY_AUTH_MODE": "disabled",  # else ray.init() writes a token file into the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -19,10 +17,8 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-for (
-    _name,
-    _value,
-) in ENVIRONMENT.items():  # here, not in a fixture: these are read when ray and vllm are imported
+# Not in a fixture, because ray and vllm read these when they are imported.
+for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 # A busy machine is slow, not wrong: no time limit on single examples, none on making them.
@@ -33,6 +29,13 @@ settings.load_profile("cfg-serve")
 
 FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu")
 HERE = Path(__file__).parent
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a test its group. pytest-xdist runs a group in one worker, so that the engine which the
+    tests of a file share is started once."""
+    if not item.get_closest_marker("xdist_group"):
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -216,6 +216,7 @@ def _at_most(field: str, found: int, what: str, bound: int) -> None:
     if found > bound:
         raise RequestError(
             f"{field} has {found if what == 'entries' else f'more than {bound}'} {what}: this"
-            f" server compiles at most {bound}. Make it smaller, or check the answer yourself.",
+            f" server compiles at most {bound}. Make it smaller, or leave it out and validate the"
+            " answer in your client.",
             field.partition(".")[0],
         )

@@ -46,7 +46,9 @@ class FairPlaces:
         queue = self._waiting.setdefault(tenant, deque())
         if len(queue) >= self._max_waiting:
             raise OverloadedError(
-                "Too many grammars of yours wait to be compiled: send this one again later.", 2.0
+                f"{len(queue)} grammars of this tenant wait to be compiled, the maximum: send the"
+                " request again later.",
+                2.0,
             )
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)

@@ -84,13 +84,14 @@ class Registry:
     def _check_entry(self, entry: object, where: str) -> None:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             raise RequestError(
-                f'{where} must be an object with a "name", and the arguments beside it.', FIELD
+                f'{where} must be an object such as {{"name": "no_repeat_ngram", "n": 3}}.', FIELD
             )
         name, arguments = _split(entry)
         factory = self._factories.get(name)
         if factory is None and len(name) > _MAX_NAME:
             raise RequestError(
-                f"{where}: there is no logits processor with such a long name.", FIELD
+                f"{where}: there is no logits processor with a name of {len(name)} characters.",
+                FIELD,
             )
         if factory is None:
             raise RequestError(
@@ -100,7 +101,7 @@ class Registry:
         if not _is_plain(arguments, _MAX_DEPTH):
             raise RequestError(
                 f"{where}: arguments must be text, finite numbers within 64 bits, true, false,"
-                f" null, or lists and objects of these, {_MAX_DEPTH} deep at most.",
+                f" null, or lists and objects of these, nested at most {_MAX_DEPTH} deep.",
                 FIELD,
             )
         try:
@@ -176,7 +177,9 @@ def _load(name: str, entry: str | Mapping[str, Any], engine: EngineInfo) -> Logi
             f"logits processor `{name}`: `{path}` cannot be loaded: {error}."
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, LogitsProcessorFactory)):
-        raise ConfigError(f"logits processor `{name}`: `{path}` is no LogitsProcessorFactory.")
+        raise ConfigError(
+            f"logits processor `{name}`: `{path}` is not a subclass of LogitsProcessorFactory."
+        )
     try:
         return cls(engine, **options)
     except (TypeError, ValueError) as error:

@@ -107,8 +107,9 @@ class SequenceProcessors:
         alone = check_scores(name, self._guarded(name, processor, torch.zeros_like(row)), row)
         if bool((alone > -torch.inf).any()):
             return (
-                f"{REQUEST_FAULT}logits processor {name!r} forbids all tokens here that its"
-                " grammar, allowed_token_ids and other options allow: leave one of them out."
+                f"{REQUEST_FAULT}logits processor {name!r} forbids every token that the"
+                " request's grammar, allowed_token_ids and other options allow here: leave one of"
+                " them out."
             )
         return f"logits processor {name!r} left no token to sample."
 

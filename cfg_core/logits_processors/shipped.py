@@ -97,7 +97,7 @@ class SectionBudget(LogitsProcessorFactory):
         _check_count("max_tokens", max_tokens, least=0)
         for name, text in (("end", end), *([("start", start)] if start is not None else [])):
             if not self._ids(_check_text(name, text)):
-                raise ValueError(f"{name} must have one token at least")
+                raise ValueError(f"{name} must have at least one token")
 
     def forces(self, *, max_tokens: int, end: str, start: str | None = None) -> Sequence[int]:
         return self._ids(end)
@@ -182,14 +182,14 @@ class VocabularyGate(LogitsProcessorFactory):
         try:
             compiled = re.compile(f"[{characters}]+")
         except re.error as error:
-            raise ValueError(f"characters are no character class: {error}") from None
+            raise ValueError(f"characters is not a valid character class: {error}") from None
         if not self._texts:
             self._texts = self.engine.tokenizer().batch_decode(
                 [[i] for i in range(self.engine.vocab_size)]
             )
         mask = torch.tensor([compiled.fullmatch(text) is None for text in self._texts])
         if bool(mask.all()):
-            raise ValueError("no token of this model consists of these characters")
+            raise ValueError("this model has no token that consists only of these characters")
         mask[[i for i in self.engine.end_token_ids if i < len(mask)]] = False
         return mask
 

@@ -24,26 +24,30 @@ from cfg_core.prefill_only.types import FloatArray, RequestOptions
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m cfg_core.prefill_only", description=__doc__)
     embed = result.add_subparsers(required=True).add_parser(
-        "embed", help="a vector for each line of a file"
+        "embed", help="compute a vector for each line of a file"
     )
     embed.add_argument("model", help="directory of the model, or a name on the Hugging Face hub")
     embed.add_argument("input", type=Path, help=".txt or .jsonl")
     embed.add_argument("output", type=Path, help=".npy or .parquet")
     embed.add_argument(
-        "--field", default="text", help="where a .jsonl line keeps its text (default: text)"
+        "--field", default="text", help="field of a .jsonl line that holds its text (default: text)"
     )
     embed.add_argument(
-        "--prompt-name", help="one of the model's prompts, to put in front of each text"
+        "--prompt-name", help="name of the model's prompt to put in front of each text"
     )
-    embed.add_argument("--dimensions", type=int, help="keep the first so many (Matryoshka models)")
     embed.add_argument(
-        "--truncate", action="store_true", help="cut texts that are too long, instead of refusing"
+        "--dimensions", type=int, help="keep the first N dimensions (Matryoshka models)"
+    )
+    embed.add_argument(
+        "--truncate",
+        action="store_true",
+        help="truncate texts that are too long, instead of failing",
     )
     embed.add_argument(
         "--on-error",
         choices=["stop", "nan"],
         default="stop",
-        help="what a text without a vector causes",
+        help="for a text that cannot be computed: stop, or write NaN",
     )
     embed.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     embed.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1...")
@@ -54,9 +58,11 @@ def parser() -> argparse.ArgumentParser:
         "--lines-per-part",
         type=int,
         default=4096,
-        help="lines that a kill may cost (default: 4096)",
+        help="lines that are lost at most if the process is killed (default: 4096)",
     )
-    embed.add_argument("--restart", action="store_true", help="forget what is there and begin anew")
+    embed.add_argument(
+        "--restart", action="store_true", help="delete earlier output and start from the first line"
+    )
     return result
 
 
@@ -68,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here.", file=sys.stderr)
+        print("interrupted: run the same command again to continue.", file=sys.stderr)
         return 130
 
 
@@ -113,10 +119,10 @@ def embed_file(args: argparse.Namespace) -> int:
                 restart=args.restart,
                 progress=bar.update,
             )
-    print(f"{args.output}: {num_lines - len(missing)} vectors of {num_lines} lines.")
+    print(f"{args.output}: {num_lines - len(missing)} vectors for {num_lines} lines.")
     if missing:
         shown = ", ".join(map(str, missing[:20])) + (" ..." if len(missing) > 20 else "")
-        print(f"without a vector (NaN): {len(missing)} lines: {shown}", file=sys.stderr)
+        print(f"no vector (NaN) for {len(missing)} lines: {shown}", file=sys.stderr)
     return 0
 
 
@@ -133,7 +139,8 @@ def check_texts(job: Job, engine: Engine, options: RequestOptions, *, stop: bool
         ):
             if problem is not None:
                 raise BulkError(
-                    f"line {number} of {job.input}: {problem} Or leave it out with --on-error nan."
+                    f"line {number} of {job.input}: {problem} Or write NaN for such lines with"
+                    " --on-error nan."
                 )
         num_lines += len(texts)
     return num_lines

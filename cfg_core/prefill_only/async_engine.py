@@ -189,7 +189,7 @@ class AsyncEngine:
     def check_health(self) -> None:
         """Raise EngineDeadError if the device thread has ended."""
         if not self.alive:
-            raise EngineDeadError("the embedding engine is gone: send the request again.")
+            raise EngineDeadError("the embedding engine has stopped: send the request again.")
 
     async def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`. Raises RequestError if it is longer than `max_text_chars`."""
@@ -213,7 +213,7 @@ class AsyncEngine:
         limit = self._pipeline.options.max_text_chars // 4
         if len(token_ids) > limit:
             raise RequestError(
-                f"{len(token_ids)} tokens are too many: send {limit} at most.", "tokens"
+                f"{len(token_ids)} tokens are too many: send at most {limit}.", "tokens"
             )
         text: str = await self._lanes.run(
             lanes.num_chars(token_ids), self._pipeline.tokenizer.text_of, token_ids

@@ -212,7 +212,7 @@ def _prepare(job: Job, restart: bool) -> None:
         changed = [key for key in manifest if recorded.get(key) != manifest[key]]
         raise BulkError(
             f"{job.parts} belongs to another job ({', '.join(changed)} changed): use --restart to"
-            " begin anew, or name another output."
+            " delete it, or name another output."
         )
     if recorded is None:
         shutil.rmtree(job.parts, ignore_errors=True)

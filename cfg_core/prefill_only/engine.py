@@ -129,7 +129,7 @@ class Engine:
         """float32 [n]: a cross-encoder's score of how well each document answers the query."""
         if not self.info.takes_pairs:
             raise RequestError(
-                "this model scores no pairs: load a reranker (a classifier with one label), or"
+                "this model cannot score pairs: load a reranker (a classifier with one label), or"
                 " compare embeddings."
             )
         pairs = [(query, document) for document in documents]

@@ -12,8 +12,8 @@ PATCHES = (
         target="transformers:PreTrainedModel.base_model",
         by="cfg_core.prefill_only.stages.poolers:HeadOnRows",
         process="encoder replica, or the program of `Engine`",
-        reason="A classification head is run by the model's own forward on states that are there "
-        "already: its backbone is one that returns them.",
+        reason="The model's own forward runs the classification head on hidden states that are "
+        "already computed: its backbone is replaced with one that returns them.",
         upstream="transformers 5.19 has no way to run a head alone",
         test="tests/encoders/test_families.py",
         per_object=True,
@@ -22,8 +22,8 @@ PATCHES = (
         target="torch.nn:Linear.forward",
         by="cfg_core.prefill_only.models.cpu_linear:pack_linears",
         process="encoder replica, or the program of `Engine`, on a CPU",
-        reason="Weights are laid out once for oneDNN, as torch.compile does for frozen weights.",
-        upstream="torch 2.13 lays them out anew in each call",
+        reason="Weights are packed once for oneDNN, as torch.compile does for frozen weights.",
+        upstream="torch 2.13 packs them again in each call",
         test="tests/encoders/test_minilm.py",
         per_object=True,
     ),

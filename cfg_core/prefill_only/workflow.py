@@ -65,7 +65,7 @@ def check_workflow(workflow: Mapping[str, str]) -> None:
         if ":" not in name and name not in MODULES[role]:
             hint = nearest(name, MODULES[role])
             raise ConfigError(
-                f"unknown {role} `{name}` in `workflow`: {hint} Or a dotted path"
+                f"unknown {role} `{name}` in `workflow`: {hint} Or give a dotted path,"
                 " package.module:Name."
             )
 

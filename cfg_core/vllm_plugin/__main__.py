@@ -1,6 +1,8 @@
 """Print the flags that make `vllm serve` guided.
 
-Use them like this: `vllm serve MODEL $(python -m cfg_core.vllm_plugin)`.
+Use them like this: `vllm serve MODEL $(python -m cfg_core.vllm_plugin)`. The command `vllm` of
+vLLM's CPU build fails, so start the server as a module there:
+`python -m vllm.entrypoints.openai.api_server --model MODEL $(python -m cfg_core.vllm_plugin)`.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from cfg_core.pool import KV_SPLITS
 from cfg_core.vllm_plugin import guided_engine_args
-from cfg_core.vllm_plugin.config import KV_SPLITS
 
 
 def flags(
@@ -35,10 +37,12 @@ if __name__ == "__main__":
         action="append",
         default=[],
         metavar="NAME=package.module:Class",
-        help="a factory",
+        help="a factory of logits processors, and the name under which requests ask for it",
     )
     parser.add_argument(
-        "--draft-cost", type=float, help="what one more draft costs, in steps; 0 never backs off"
+        "--draft-cost",
+        type=float,
+        help="cost of one more draft token, in steps without drafts; 0: drafting never backs off",
     )
     given = parser.parse_args()
     processors = dict(entry.partition("=")[::2] for entry in given.logits_processor)

@@ -19,6 +19,7 @@ from cfg_core.grammars.bounds import GrammarBounds
 from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.keys import check_keys
 from cfg_core.logits_processors import config as processor_config
+from cfg_core.pool import KV_SPLITS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,7 +31,6 @@ ADDITIONAL_CONFIG = "cfg_serve"
 
 _Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
 
-KV_SPLITS = ("elastic", "even")
 METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
 """The methods of speculation that are supported."""
 
@@ -54,7 +54,8 @@ def draft_cost_of(config: VllmConfig) -> float:
 def check_draft_cost(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise CompatibilityError(
-            f"draft_cost is {value!r}: it must be a number of 0 or more; 0 never backs off."
+            f"draft_cost is {value!r}: it must be a number of 0 or more (0: drafting never"
+            " backs off)."
         )
     return float(value)
 
@@ -120,7 +121,7 @@ def check_version() -> None:
     """
     if not vllm.__version__.startswith(SUPPORTED_VLLM):
         raise CompatibilityError(
-            f"cfg-serve guides vLLM {SUPPORTED_VLLM}x, this is {vllm.__version__}: install"
+            f"cfg-serve supports vLLM {SUPPORTED_VLLM}x, and this is {vllm.__version__}: install"
             f" vllm=={SUPPORTED_VLLM}0."
         )
 
@@ -171,7 +172,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
         "adaptive verification (set enable_adaptive_verification=False)": bool(
             speculative and speculative.enable_adaptive_verification
         ),
-        "a draft model in a pipeline (vLLM itself dies of it; use tensor_parallel_size)": bool(
+        "a draft model with pipeline parallelism (vLLM crashes; use tensor_parallel_size)": bool(
             speculative and parallel.pipeline_parallel_size > 1
         ),
         "batch-sharded sampling (set enable_batch_sharded_sampling=False)": (

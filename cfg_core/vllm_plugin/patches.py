@@ -24,7 +24,7 @@ PATCHES = (
         process="frontend",
         reason=(
             "Every entry point passes each request through it. Guidance is checked and resolved "
-            "there, where the caller can still be told."
+            "there, where an error still reaches the caller."
         ),
         upstream=_NO_HOOK,
         test="tests/engine/test_requests.py",
@@ -45,8 +45,8 @@ PATCHES = (
         by=f"{_FRONTEND}.guided_tokens:process_outputs",
         process="frontend",
         reason=(
-            "The count of guided tokens travels in a field that clients would see; it is taken "
-            "out here."
+            "The engine core sends the count of guided tokens in a field that clients would see. "
+            "It is removed here."
         ),
         upstream="EngineCoreOutput has no field for extensions",
         test="tests/simulation/test_guided_tokens.py",
@@ -80,8 +80,8 @@ PATCHES = (
         by=f"{_CORE}.remote_queues:dequeue",
         process="engine core",
         reason=(
-            "The wait for a worker on another machine ends when the executor has given the "
-            "worker up; else the engine hangs."
+            "The wait for a worker on another machine ends when the executor treats the worker "
+            "as failed. Without this, the engine hangs."
         ),
         upstream="fault of 0.32.0",
         test=_FAULTS,
@@ -91,10 +91,10 @@ PATCHES = (
         by=f"{_CORE}.grammar_manager:adopt",
         process="engine core",
         reason=(
-            "Each grammar gets the compiler that was chosen for it, and a clock; an aborted "
-            "request takes its compilation with it."
+            "Each grammar is compiled by the backend that was chosen for it, and its time per "
+            "token is limited. Aborting a request cancels its compilation."
         ),
-        upstream="fault of 0.32.0: one compiler for all requests, no clock, no cancellation",
+        upstream="fault of 0.32.0: one backend for all requests, no time limit, no cancellation",
         test="tests/engine/test_grammars.py",
         per_object=True,
     ),
@@ -102,7 +102,7 @@ PATCHES = (
         target="vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots",
         by=f"{_CORE}.kv_roles:EvenSplit.enforce",
         process="engine core",
-        reason="`kv_split: even`: a stream whose role has its half of the pool gets no blocks.",
+        reason="`kv_split: even`: a stream gets no blocks beyond its role's half of the pool.",
         upstream=_NO_HOOK,
         test="tests/engine/test_kv_split.py",
         per_object=True,
@@ -112,8 +112,9 @@ PATCHES = (
         by=f"{_WORKER}.cpu_worker:GuidedCPUWorker",
         process="worker (CPU)",
         reason=(
-            "The runner becomes a guided one. GPU workers make theirs in `_make_model_runner`, "
-            "which vLLM means for subclasses; the CPU worker makes its own."
+            "The model runner is replaced with a guided one. GPU workers make theirs in "
+            "`_make_model_runner`, which subclasses may override. The CPU worker has no "
+            "such method."
         ),
         upstream=_NO_HOOK,
         test="tests/contract/test_patches.py",
@@ -123,7 +124,7 @@ PATCHES = (
         target="vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.__class__",
         by=f"{_WORKER}.drafter_v1:guide_drafter",
         process="worker",
-        reason="The drafter blends the rows of groups, and may rest.",
+        reason="The drafter blends the logits of each group, and may skip steps.",
         upstream=_NO_HOOK,
         test="tests/engine/test_speculation.py",
         per_object=True,
@@ -151,7 +152,7 @@ PATCHES = (
         by=f"{_WORKER}.processors_v1:process_after",
         process="worker",
         reason="Logits processors per sequence run after vLLM's own (V1; V2 has a list for them).",
-        upstream="vLLM's own processors are one object for all sequences, and none under drafts",
+        upstream="vLLM's own processors are one object for the batch, and do not run with drafts",
         test="tests/engine/test_sequence_processors.py",
         per_object=True,
     ),
@@ -169,8 +170,8 @@ PATCHES = (
         by=f"{_WORKER}.v2:GuidedRunnerV2",
         process="worker",
         reason=(
-            "During V2's `sample` the model's head is one that blends, because V2 masks the "
-            "logits by the grammar in the same method."
+            "During V2's `sample`, the model's LM head is one that blends, because V2 applies the "
+            "grammar's mask in the same method."
         ),
         upstream=_NO_HOOK,
         test="tests/contract/test_structure.py",
@@ -180,7 +181,7 @@ PATCHES = (
         target="vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.model",
         by=f"{_WORKER}.drafter_v1:GuidedProposer",
         process="worker",
-        reason="While a draft is sampled the draft model's head is one that blends.",
+        reason="While drafts are sampled, the draft model's LM head is one that blends.",
         upstream=_NO_HOOK,
         test="tests/engine/test_speculation.py",
         per_object=True,
@@ -191,7 +192,7 @@ PATCHES = (
         process="worker (CPU)",
         reason=(
             "vLLM's CPU kernel loses its output: under speculation, temperature, top-k and top-p "
-            "of sampled requests are whatever the memory held."
+            "of sampled requests are read from uninitialized memory."
         ),
         upstream="fault of 0.32.0",
         test=_FAULTS,
@@ -201,10 +202,10 @@ PATCHES = (
         by=f"{_WORKER}.cpu_worker:make_bgmv_shrink",
         process="worker (CPU)",
         reason=(
-            "vLLM takes -1 (no adapter) for the last adapter: beside requests with an adapter, "
-            "those without one are answered by it."
+            "vLLM reads -1 (no adapter) as the last adapter: in a batch with requests that use an "
+            "adapter, requests without one use it too."
         ),
-        upstream="fault of 0.32.0; 0.33.0 has it mended",
+        upstream="fault of 0.32.0, fixed in 0.33.0",
         test=_FAULTS,
     ),
     Patch(

@@ -109,7 +109,7 @@ class Answer:
 
 def out_of_time() -> DeadlineError:
     return DeadlineError(
-        "The request took longer than its `timeout`: allow more time, or ask for less."
+        "The request took longer than its `timeout`: set a longer one, or make the request smaller."
     )
 
 

@@ -257,15 +257,15 @@ class AdmissionQueue:
             return
         if demand.streams > share.max_streams:
             raise RequestError(
-                f"The request has {demand.streams} streams (a guided choice is two), this key may"
-                f" have {share.max_streams} at once: ask for fewer choices or prompts."
+                f"The request has {demand.streams} streams (a guided choice has two), and this API"
+                f" key may have {share.max_streams} at once: ask for fewer choices or prompts."
             )
         tenant = self._tenants.get(share.tenant)
         held = tenant.streams if tenant else 0
         if held + demand.streams > share.max_streams:
             self._refused += 1
             raise OverloadedError(
-                f"This key has {held} of its {share.max_streams} streams in use: wait until one"
+                f"This API key has {held} of its {share.max_streams} streams in use: wait until one"
                 " ends.",
                 self.retry_after_s(),
             )

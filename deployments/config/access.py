@@ -120,7 +120,7 @@ class KeyArgs(YamlArgs):
     def _well_formed(self) -> KeyArgs:
         check_name(self.name)
         if (self.sha256 is None) == (self.env is None):
-            found = "neither is there" if self.env is None else "both are there"
+            found = "neither is set" if self.env is None else "both are set"
             raise ConfigError(
                 f"key `{self.name}` needs either `sha256` or `env`, and {found}: {_MAKE_DIGEST}."
             )
@@ -131,7 +131,7 @@ class KeyArgs(YamlArgs):
         if self.env is not None and not _VARIABLE.fullmatch(self.env):
             hint = "give the name of the environment variable that holds the key, not the key"
             raise ConfigError(
-                f"`env` of key `{self.name}` is no name of an environment variable: {hint}."
+                f"`env` of key `{self.name}` is not the name of an environment variable: {hint}."
             )
         return self
 
@@ -205,11 +205,12 @@ def check_name(name: str) -> None:
     """Raise ConfigError if `name` is not allowed as the name of a tenant."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name[:100]!r} is no name for a key: use 1 to 64 letters, digits, `.`, `_` and `-`."
+            f"{name[:100]!r} is not a valid key name: use 1 to 64 letters, digits, `.`, `_` and"
+            " `-`."
         )
     if name == ANONYMOUS_NAME:
         raise ConfigError(
-            f"`{name}` in `access.keys` is the name of callers without a key: choose another."
+            f"`{name}` in `access.keys` is the name of callers without a key: choose another name."
         )
 
 
@@ -224,7 +225,7 @@ def check_distinct(keys: Sequence[KeyArgs]) -> None:
         secret = key.sha256 or f"env {key.env}"
         if secret in owners:
             raise ConfigError(
-                f"`{owners[secret]}` and `{key.name}` are the same key: make another for one of"
+                f"`{owners[secret]}` and `{key.name}` are the same key: make a new key for one of"
                 " them."
             )
         owners[secret] = key.name

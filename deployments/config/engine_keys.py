@@ -58,7 +58,8 @@ def check_frontend(frontend: Mapping[str, Any], engine: Mapping[str, Any]) -> No
     check_keys(frontend, FRONTEND_KEYS, "frontend")
     if frontend.get("enable_auto_tool_choice") and not frontend.get("tool_call_parser"):
         raise ConfigError(
-            "`enable_auto_tool_choice` in `frontend` needs `tool_call_parser`: name the model's."
+            "`enable_auto_tool_choice` in `frontend` needs `tool_call_parser`: set the parser"
+            " for this model."
         )
     adapters = frontend.get("lora_modules", [])
     if not isinstance(adapters, list) or not all(_is_adapter(adapter) for adapter in adapters):

@@ -117,7 +117,7 @@ def own_error(error: Exception) -> CfgServeError:
     if isinstance(error, CfgServeError):
         return error
     if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("The engine of this replica is gone: send the request again.")
+        return EngineDeadError("The engine of this replica has stopped: send the request again.")
     if isinstance(error, VLLMValidationError):
         return RequestError(str(error.args[0]), error.parameter)
     return _from_response(create_error_response(error))

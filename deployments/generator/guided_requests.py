@@ -121,4 +121,4 @@ def check_xargs(xargs: Mapping[str, Any] | None) -> None:
     """Raise RequestError if `vllm_xargs` holds what vLLM reads for itself."""
     for name in RESERVED_XARGS:
         if name in (xargs or ()):
-            raise RequestError(f"vllm_xargs may not hold {name}: leave it out.", "vllm_xargs")
+            raise RequestError(f"vllm_xargs must not contain {name}: leave it out.", "vllm_xargs")

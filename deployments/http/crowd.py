@@ -30,9 +30,13 @@ class Crowd:
         requests.
         """
         if self._num_requests >= self.args.max_requests:
-            raise _too_many(f"{self._num_requests} requests are here at once")
+            raise _too_many(
+                f"This server has {self._num_requests} requests in progress, its maximum"
+            )
         if self._requests[client] >= self.args.max_requests_per_client:
-            raise _too_many(f"This client has {self._requests[client]} requests here at once")
+            raise _too_many(
+                f"This client has {self._requests[client]} requests in progress, its maximum"
+            )
         self.add(client, requests=1)
         return Stay(self, client)
 
@@ -42,9 +46,15 @@ class Crowd:
         Raises OverloadedError if there are too many.
         """
         if self._num_bytes + num_bytes > self.args.max_body_bytes_at_once:
-            raise _too_many(f"Bodies of {self._num_bytes} bytes are here at once")
+            raise _too_many(
+                f"The bodies of the requests in progress have {self._num_bytes} bytes, and this one"
+                f" would exceed the limit of {self.args.max_body_bytes_at_once}"
+            )
         if self._bytes[client] + num_bytes > self.args.max_body_bytes_per_client:
-            raise _too_many(f"This client has bodies of {self._bytes[client]} bytes here at once")
+            raise _too_many(
+                f"The bodies of this client's requests have {self._bytes[client]} bytes, and this"
+                f" one would exceed the limit of {self.args.max_body_bytes_per_client}"
+            )
         self.add(client, num_bytes=num_bytes)
 
     def add(self, client: str, requests: int = 0, num_bytes: int = 0) -> None:
@@ -106,4 +116,4 @@ class Turns:
 
 
 def _too_many(what: str) -> OverloadedError:
-    return OverloadedError(f"{what}: wait until some have ended.", 1.0)
+    return OverloadedError(f"{what}: wait until some requests have ended.", 1.0)

@@ -225,7 +225,7 @@ class Exchange:
                 await room(self._queue)
         except TimeoutError:
             raise ClientStalledError(
-                f"The client has not read its answer for {limit_s:g} s: given up."
+                f"The client has not read its answer for {limit_s:g} s: the request is aborted."
             ) from None
 
     def _answer_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:

@@ -67,6 +67,8 @@ class Guard:
             exchange = Exchange(scope, receive, send, self._policy(), self._behind_serve, self._now)
             await exchange.run(self._app)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "no websockets here"})
+            await send(
+                {"type": "websocket.close", "code": 1008, "reason": "WebSockets are not supported"}
+            )
         else:
             await self._app(scope, receive, send)

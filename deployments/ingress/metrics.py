@@ -67,27 +67,27 @@ class Metrics:
         self._registry.register(_Gauges(gauges, ingress))
         self._requests = Counter(
             "cfg_serve_requests",
-            "Requests answered.",
+            "Requests that have ended.",
             ("ingress", "path", "status", "tenant"),
             registry=self._registry,
         )
         self._charged = Counter(
             "cfg_serve_charged_tokens",
-            "Tokens of prompts and outputs, of all streams.",
+            "Tokens charged to the tenant: prompts and outputs of all streams.",
             ("ingress", "tenant"),
             registry=self._registry,
         )
         names = ("ingress", "path")
         self._first_byte = Histogram(
             "cfg_serve_first_byte_seconds",
-            "To the first byte.",
+            "Seconds from the arrival of a request to the first byte of its answer.",
             names,
             registry=self._registry,
             buckets=SECONDS,
         )
         self._duration = Histogram(
             "cfg_serve_request_seconds",
-            "To the last byte.",
+            "Seconds from the arrival of a request to the last byte of its answer.",
             names,
             registry=self._registry,
             buckets=SECONDS,

@@ -117,7 +117,7 @@ def _never(num_tokens: int, per_minute: int) -> RequestError:
     asked = f"This request asks for {num_tokens} tokens (prompt and max_tokens, of all streams)"
     hint = "lower max_tokens, or send a shorter prompt"
     return RequestError(
-        f"{asked}, and this API key has {per_minute} a minute: {hint}.", "max_tokens"
+        f"{asked}, and this API key may use {per_minute} per minute: {hint}.", "max_tokens"
     )
 
 
@@ -126,5 +126,5 @@ def _later(unit: str, per_minute: int, wait_s: float) -> OverloadedError:
 
     Its text rounds the seconds up, as Retry-After does.
     """
-    rate = f"This API key has {per_minute} {unit} a minute"
+    rate = f"This API key is limited to {per_minute} {unit} per minute"
     return OverloadedError(f"{rate}: try again in {math.ceil(wait_s)} s.", wait_s)

@@ -59,6 +59,11 @@ class Beacon:
     async def _run(self) -> None:
         server = await asyncio.start_server(self._answer, self._host, 0)
         self._port = server.sockets[0].getsockname()[1]
+        async with server:
+            await self._watch()
+
+    async def _watch(self) -> None:
+        """Returns after the event loop has hung and the process was told to end."""
         slept = time.monotonic()
         while True:
             await asyncio.sleep(ASK_EVERY_S)

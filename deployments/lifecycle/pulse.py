@@ -40,5 +40,5 @@ class Pulse:
             try:
                 self.stats = {**await self._ask(), REPORTED_AT: int(time.time() * 1000)}
             except CfgServeError as error:  # a dead engine is noticed by its own flag
-                logger.warning("The engine did not tell its state: %s", error)
+                logger.warning("The engine did not report its state: %s", error)
             await asyncio.sleep(PULSE_S)

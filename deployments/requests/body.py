@@ -102,7 +102,7 @@ def _refuse_non_finite(body: dict[str, Any], literal: str) -> NoReturn:
     for name, value in body.items():
         if looks_like_guidance(name) and isinstance(value, float):
             check_scale(value)
-    raise RequestError(f"{literal[:20]} is not a finite number: JSON knows no NaN and no infinity.")
+    raise RequestError(f"{literal[:20]} is not a finite number: JSON has no NaN or infinity.")
 
 
 def _refuse_huge_integers(body: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def check_streams(demand: Demand, most: int) -> None:
     """Raise RequestError if one request asks for more than `most` streams."""
     if demand.streams > most:
         raise RequestError(
-            f"The request has {demand.streams} streams (a guided choice is two), and one request"
+            f"The request has {demand.streams} streams (a guided choice has two), and one request"
             f" may have {most}: ask for fewer choices or prompts, or send several requests.",
             "n",
         )

@@ -157,7 +157,7 @@ def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
         for name in carried(body, carrier):
             if looks_like_guidance(name) or name == LOGITS_PROCESSORS:
                 raise GuidanceError(
-                    f"{name} stands inside {carrier}: move it to the top level of the body.",
+                    f"{name} is inside {carrier}: move it to the top level of the body.",
                     carrier,
                 )
 
@@ -189,7 +189,7 @@ def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
             )
     if body.get("use_beam_search") and body.get(LOGITS_PROCESSORS) is not None:
         raise RequestError(
-            f"Beam search knows no {LOGITS_PROCESSORS}: leave one of the two out.",
+            f"Beam search does not support {LOGITS_PROCESSORS}: leave one of the two out.",
             LOGITS_PROCESSORS,
         )
 
@@ -198,12 +198,13 @@ def _refuse_unguidable(body: Mapping[str, Any]) -> None:
     """Raise GuidanceError for options of the request under which a joint step has no meaning."""
     if body.get("use_beam_search"):
         raise GuidanceError(
-            "Beam search cannot be guided: leave use_beam_search out, or guidance.",
+            "Beam search cannot be guided: leave out use_beam_search, or the guidance fields.",
             "use_beam_search",
         )
     if body.get("suffix") is not None:
         raise GuidanceError(
-            "A completion with a suffix cannot be guided: leave suffix out, or guidance.", "suffix"
+            "Completions with suffix cannot be guided: leave out suffix, or the guidance fields.",
+            "suffix",
         )
     if body.get("prompt_embeds") is not None:
         raise GuidanceError(

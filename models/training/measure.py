@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from corpus import LEXICON, topic_counts
+from corpus import topic_counts
 from fluency import grammatical_share
+from topics import LEXICON
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -56,7 +57,8 @@ class Stream:
             past_key_values=self.cache,
             logits_to_keep=1,
         )
-        return output.logits[:, -1].float().log_softmax(-1)
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits.float().log_softmax(-1)
 
     def feed(self, tokens: torch.Tensor) -> None:
         """tokens: [rows] int64."""
@@ -104,16 +106,15 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, kind: str, topic: str | None)
     """A prompt as a server would encode it; without a topic it is the topic-free one."""
     name = LEXICON[topic].names[0] if topic else None
     if kind == "completion":
-        return tokenizer.encode(
-            f"Tell me a story about {name}.\n" if name else "Tell me a story.\n"
-        )
+        story = f"Tell me a story about {name}.\n" if name else "Tell me a story.\n"
+        return list(tokenizer.encode(story))
     system = "You are a storyteller." + (f" Write about {name}." if name else "")
     messages = [
         {"role": "system", "content": system},
         {"role": "user", "content": "Tell me a story."},
     ]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer.encode(text, add_special_tokens=False)
+    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def negative_ids(
@@ -229,7 +230,8 @@ def teacher_forced(
             prompt_ids(tokenizer, "completion", None),
         )
     )
-    return (negative + scale * (conditional - negative)).softmax(-1)
+    guided: torch.Tensor = negative + scale * (conditional - negative)
+    return guided.softmax(-1)
 
 
 def load(folder: Path, dtype: str) -> PreTrainedModel:

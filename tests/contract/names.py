@@ -1,16 +1,15 @@
-"""Which names of other packages our source uses, read from the source; and whether they exist.
+"""Checks that the names of other packages which our source uses exist.
 
 Nothing is listed by hand. `problems(path)` reads one file of ours and reports:
 
 - an import of a module or name that does not exist;
 - an attribute of `self` that neither our class nor a class it inherits from has;
 - an attribute of an object whose annotation names a class of another package, if the class has no
-  such attribute; chains such as `self.kv_cache_manager.block_pool` as far as the other package's
-  own annotations and constructor calls tell the types;
+  such attribute. Chains such as `self.kv_cache_manager.block_pool` are followed as far as the other
+  package's own annotations and constructor calls give the types;
 - an overriding method without `@override`, or one that cannot be called as the overridden one can.
 
-So what our source does to foreign objects is checked where the source says what they are: annotate
-them.
+So a foreign object is checked only where our source states its type: annotate it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FOREIGN = ("vllm", "ray", "transformers", "uvicorn", "foreign")
 
 
 def problems(path: Path, module: str) -> list[str]:
-    """What is wrong in one file, a sentence each. module: its dotted name."""
+    """The problems of one file, one sentence each. module: its dotted name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     reader = _Reader(tree, path.name)
     return [*reader.missing, *reader.attributes(), *overrides(importlib.import_module(module))]
@@ -46,7 +45,10 @@ def is_foreign(obj: Any) -> bool:
 
 @functools.cache
 def attributes_of(cls: type) -> set[str]:
-    """Methods, annotations, and whatever any method of the class or its bases assigns to."""
+    """The methods and annotations of a class, and all attributes that methods assign.
+
+    Methods of its base classes count, too.
+    """
     names = set(dir(cls)) | set(getattr(cls, "__dataclass_fields__", ()))
     names |= set(getattr(cls, "model_fields", ()))
     for base in cls.__mro__:
@@ -59,7 +61,7 @@ def attributes_of(cls: type) -> set[str]:
 
 @functools.cache
 def attribute_type(cls: type, name: str) -> type | None:
-    """The class of `cls().name`, as far as the sources tell; None if they do not."""
+    """The class of `cls().name`, as far as the sources give it. None if they do not."""
     for base in cls.__mro__:
         found = inspect.getattr_static(base, name, None)
         if isinstance(found, property):
@@ -90,7 +92,7 @@ def _source_tree(cls: type) -> ast.AST:
 def _hints(obj: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(obj)
-    except Exception:  # names that exist for type checkers alone
+    except Exception:  # names that exist for type checkers only
         return {}
 
 
@@ -126,7 +128,7 @@ def _is_self(node: ast.expr, name: str) -> bool:
 
 
 class _Reader:
-    """One file of ours: its foreign names, and the attributes that it takes of foreign objects."""
+    """One file of ours: its foreign names, and the attributes of foreign objects that it uses."""
 
     def __init__(self, tree: ast.Module, where: str) -> None:
         self._tree, self._where = tree, where
@@ -254,7 +256,7 @@ def _module(name: str) -> Any:
 
 
 def overrides(module: Any) -> Iterator[str]:
-    """What is wrong with the classes of `module` that inherit from foreign ones."""
+    """The problems of the classes of `module` that inherit from foreign ones."""
     for cls in vars(module).values():
         if not isinstance(cls, type) or cls.__module__ != module.__name__:
             continue

@@ -1,6 +1,7 @@
-"""Every name of another package that our source uses exists, with the signature that we override.
+"""Every name of another package that our source uses exists.
 
-A module that moved fails here: nothing is skipped. tests/contract/names.py says what is checked.
+Methods that we override have the expected signature. If a module was moved, a test fails here: none
+is skipped. tests/contract/names.py says what is checked.
 """
 
 import importlib
@@ -20,7 +21,7 @@ def dotted(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_all_that_is_used_exists(path):
+def test_all_foreign_names_exist(path):
     assert problems(path, dotted(path)) == []
 
 
@@ -109,7 +110,7 @@ def test_an_override_must_be_marked(plant):
     assert "mark it with @override" in problems(path, "ours")[0]
 
 
-def test_whatever_is_passed_on_matches():
+def test_overrides_with_variable_arguments_match():
     def ours(first, *args, **kwargs): ...
     def stock(first, second, *, third=None): ...
 

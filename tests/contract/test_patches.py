@@ -1,4 +1,4 @@
-"""The tables of patches: each row is true, and no replacement is missing from them."""
+"""The tables of patches: each row is correct, and every replacement has a row."""
 
 import ast
 import importlib
@@ -25,7 +25,7 @@ OF_CLASSES = [patch for patch in ROWS if not patch.per_object]
 
 
 @pytest.mark.parametrize("patch", ROWS, ids=lambda patch: patch.target)
-def test_a_row_names_what_there_is(patch):
+def test_everything_that_a_row_names_exists(patch):
     assert load(patch.by) is not None
     assert (ROOT / patch.test).is_file()
     assert patch.reason.endswith(".")
@@ -35,10 +35,10 @@ def test_a_row_names_what_there_is(patch):
 
 
 @pytest.mark.parametrize("patch", OF_CLASSES, ids=lambda patch: patch.target)
-def test_what_stands_in_can_be_called_as_what_it_replaces(patch):
+def test_a_replacement_can_be_called_as_its_original(patch):
     original = stock(patch)
     if original is None:
-        return  # a method that vLLM has not got
+        return  # a method that vLLM does not have
     ours = load(patch.by)(original)
     ours, original = (getattr(f, "__func__", f) for f in (ours, original))
     if inspect.isfunction(ours):
@@ -117,7 +117,7 @@ print(len(rows), sum(a is not b for a, b in zip(after, before)), len(applied()))
         (["vllm", "serve", "model", f"--scheduler-cls={SCHEDULER}"], True),
     ],
 )
-def test_the_plugin_touches_a_process_only_if_its_engine_is_guided(argv, touched):
+def test_the_plugin_patches_a_process_only_if_its_engine_is_guided(argv, touched):
     """The plugin is installed in this environment, so every vLLM here loads it."""
     program = UNTOUCHED.format(argv=argv)
     run = subprocess.run(

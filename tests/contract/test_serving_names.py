@@ -1,5 +1,7 @@
-"""What deployments/ takes for granted of the pinned vLLM. A failure here is an upgrade note, not a
-bug."""
+"""What deployments/ assumes about vLLM, Ray and uvicorn in the pinned versions.
+
+A failure here means that an upgrade changed one of them, and that our code must follow.
+"""
 
 import dataclasses
 import importlib
@@ -26,15 +28,20 @@ NAMES = [
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=lambda value: value.split(".")[-1])
 def test_private_names_of_ray_and_uvicorn_exist(path, name):
-    """Names that are found by their text at run time: our source does not show their class."""
+    """Private names that our code looks up by a string at run time.
+
+    test_names.py cannot check them, because our source does not show their class.
+    """
     module, cls = path.split(":")
     owner = getattr(importlib.import_module(module), cls)
     assert hasattr(owner, name) or f"self.{name} = " in inspect.getsource(owner)
 
 
 def test_serve_reads_its_settings():
-    """configs/serve.env: each variable of Serve's changes it. Ray's own is
-    tested in tests/serve/test_chunks_over_http.py."""
+    """Each variable of Serve in configs/serve.env changes the setting of that name.
+
+    Ray's own variable is tested in tests/serve/test_chunks_over_http.py.
+    """
     sys.path.append(str(Path(__file__).parents[2] / "scripts"))
     from serve_env import serve_settings
 
@@ -63,8 +70,10 @@ def test_serve_reads_its_settings():
 
 
 def plain(value):
-    """A setting as text, or as a number where it is one: Serve reads "1" as a number, or as
-    true."""
+    """A setting as text, or as a number if it is one.
+
+    Serve reads "1" as a number or as true.
+    """
     try:
         return float(value)
     except ValueError:
@@ -72,8 +81,10 @@ def plain(value):
 
 
 def test_serves_send_puts_messages_on_a_queue_that_can_be_seen():
-    """What serve_queue.py looks for: `send` of an ASGI application closes over a MessageQueue of
-    this name."""
+    """serve_queue.py relies on this.
+
+    `send` of an ASGI application closes over a MessageQueue of this name.
+    """
     from ray.serve._private.http_util import MessageQueue
     from ray.serve._private.replica import UserCallableWrapper
 
@@ -125,7 +136,10 @@ def test_the_frontend_has_its_options():
 
 @pytest.mark.parametrize("request_cls", [CompletionRequest, ChatCompletionRequest])
 def test_no_field_of_vllm_is_taken_for_guidance(request_cls):
-    """Else read_guidance would refuse a valid plain request, or vLLM would read a field of ours."""
+    """Otherwise read_guidance would refuse a valid plain request.
+
+    Or vLLM would read one of our fields.
+    """
     from cfg_core.params import looks_like_guidance
     from deployments.requests.guidance import near_miss
 
@@ -135,7 +149,7 @@ def test_no_field_of_vllm_is_taken_for_guidance(request_cls):
 
 
 def test_unknown_fields_pass_vllm_unread():
-    """Why read_guidance refuses them: vLLM does not."""
+    """This is why read_guidance refuses unknown fields itself."""
     assert CompletionRequest.model_validate({"prompt": "x", "guidance_scale": 2})
 
 

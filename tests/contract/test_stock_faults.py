@@ -1,4 +1,4 @@
-"""The faults of vLLM that are patched (patches.py): that the patch is right, and still needed."""
+"""The faults of vLLM that we patch (patches.py): each patch is right, and still needed."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from cfg_core.vllm_plugin.patches import PATCHES
 from cfg_core.vllm_plugin.worker.cpu_worker import expand_batch_to_tokens, make_bgmv_shrink
 
 STOCK = {patch.attribute: stock(patch) for patch in PATCHES if not patch.per_object}
-"""As vLLM has them, also where an earlier test of this process has applied our patches."""
+"""The stock functions, even if an earlier test of this process has applied our patches."""
 
 dequeue = remote_queues.dequeue(STOCK["dequeue"])
 bgmv_shrink = make_bgmv_shrink(STOCK["bgmv_shrink"])
@@ -29,7 +29,7 @@ def test_values_are_repeated_for_the_drafts_of_their_request(dtype):
 
 
 def test_a_value_can_be_replaced():
-    """vLLM does so with the temperature of greedy requests, by which it must not divide."""
+    """vLLM does so with a greedy request's temperature, by which it must not divide."""
     expanded = expand_batch_to_tokens(
         torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, replace_from=0, replace_to=1
     )
@@ -38,7 +38,7 @@ def test_a_value_can_be_replaced():
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="the fault is that of vLLM's CPU kernel")
 def test_stock_vllm_still_has_the_fault():
-    """If this fails, vLLM is mended: delete ours."""
+    """If this test fails, vLLM has fixed the fault: delete our patch."""
     from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 
     output = torch.full((3,), -1.0)
@@ -60,8 +60,8 @@ def test_a_token_without_an_adapter_takes_none():
     assert shrunk(bgmv_shrink) == [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]]
 
 
-def test_stock_vllm_still_takes_the_last_adapter_for_it():
-    """If this fails, vLLM is mended: delete ours."""
+def test_stock_vllm_still_uses_the_last_adapter_for_it():
+    """If this test fails, vLLM has fixed the fault: delete our patch."""
     assert shrunk(STOCK["bgmv_shrink"]) == [[2.0, 2.0]] * 3
 
 
@@ -91,10 +91,10 @@ def test_a_wait_for_another_machine_ends_with_the_queue(queues):
     assert time.monotonic() - start < 5
 
 
-def test_stock_vllm_still_waits_for_it(queues):
-    """If this fails, vLLM is mended: delete ours."""
+def test_stock_vllm_still_waits_after_the_queue_has_ended(queues):
+    """If this test fails, vLLM has fixed the fault: delete our patch."""
     _, reader = queues
     reader.shutdown()
-    # Not "cancelled": it waits as long as it was told, for ever by default.
+    # The shutdown does not end the wait. By default it has no timeout.
     with pytest.raises(TimeoutError):
         STOCK["dequeue"](reader, timeout=0.3)

@@ -1,18 +1,20 @@
-"""What no signature tells: the order of things in vLLM's own code that our hooks rely on."""
+"""The order of calls inside vLLM that our hooks rely on. No signature shows it."""
 
 import inspect
 
 
 def test_schedule_asks_the_lookahead_hook_for_running_and_for_waiting_requests():
-    """The hold in lockstep stands on both calls."""
+    """The scheduler relies on both calls to hold back a stream whose partner cannot run."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     assert inspect.getsource(Scheduler.schedule).count("self._reserve_prefill_lookahead(") == 2
 
 
 def test_v2_asks_the_model_for_logits_once_and_masks_them_afterwards():
-    """The blend stands between the two. `compute_logits_local` belongs to batch-sharded sampling,
-    which is refused."""
+    """The blend is computed between the two calls.
+
+    `compute_logits_local` is used for batch-sharded sampling only, which is refused.
+    """
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     source = inspect.getsource(GPUModelRunner.sample)
@@ -22,7 +24,7 @@ def test_v2_asks_the_model_for_logits_once_and_masks_them_afterwards():
     assert "self.model.compute_logits_local(" in source
 
 
-def test_v2_takes_back_what_is_reported_as_rejected():
+def test_v2_takes_back_tokens_that_are_reported_as_rejected():
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     source = inspect.getsource(GPUModelRunner.sample_tokens)

@@ -1,4 +1,4 @@
-"""Texts of single tokens: as vLLM decodes them, each once."""
+"""The texts of single tokens: equal to vLLM's, and each decoded once."""
 
 from pathlib import Path
 
@@ -39,9 +39,11 @@ def test_each_is_decoded_once_and_a_list_may_be_changed(tokenizer):
     assert decoded == [1, 2, 3]
 
 
-def test_vllm_looks_the_function_up_where_it_is_replaced(monkeypatch, tokenizer):
-    """LogprobsProcessor calls it by its name in its own module, and reads nothing else of a token's
-    text."""
+def test_vllm_looks_up_the_function_where_it_is_replaced(monkeypatch, tokenizer):
+    """LogprobsProcessor finds the function by its name in its own module.
+
+    It reads nothing else of a token's text.
+    """
     import numpy as np
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest, logprobs

@@ -1,5 +1,7 @@
-"""The engine of a server: shared batches, cancellation, overload, failures that stay with their
-own."""
+"""The engine of a server: shared batches, cancellation and overload.
+
+A failure affects only its own call.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ async def engine(path) -> AsyncIterator[AsyncEngine]:
 TEXTS = [text for text in tiny.random_texts(60, seed=3) if POISON not in text]
 
 
-async def test_calls_at_once_give_what_each_gives_alone(engine, path):
+async def test_concurrent_calls_give_the_same_as_single_calls(engine, path):
     with Engine.load(path) as offline:
         expected = offline.embed(TEXTS)
     outputs = await asyncio.gather(*(engine.run([text], EMBED) for text in TEXTS))
@@ -71,7 +73,7 @@ async def test_they_share_batches(engine):
         submit(batch),
     )[1]
     await asyncio.gather(*(engine.run(["waa wab"], EMBED) for _ in range(64)))
-    assert sizes == [32, 32], "the window holds 32"
+    assert sizes == [32, 32], "the window has 32 places"
 
 
 async def test_a_nan_fails_its_own_call_only(engine):
@@ -174,7 +176,7 @@ async def test_a_batch_that_fails_does_not_stop_the_next(engine):
     assert len(await engine.run(["waa"], EMBED)) == 1
 
 
-async def test_a_dead_device_thread_is_told(path):
+async def test_a_dead_device_thread_is_reported(path):
     engine = AsyncEngine.load(path)
     engine.close()
     with pytest.raises(EngineDeadError):
@@ -186,9 +188,11 @@ def test_the_inline_executor_is_refused(path):
         AsyncEngine.load(path, EngineOptions(workflow={"executor": "inline"}))
 
 
-async def test_disorder(engine, path):
-    """Clients that cancel, send too much, or nonsense: their neighbours' vectors stay exactly
-    right."""
+async def test_clients_do_not_disturb_each_other(engine, path):
+    """Some clients cancel, send too much, or send nonsense.
+
+    The vectors of the others stay exactly right.
+    """
     generator = random.Random(5)
     with Engine.load(path) as offline:
         expected = dict(zip(TEXTS, offline.embed(TEXTS), strict=True))

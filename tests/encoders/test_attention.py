@@ -1,4 +1,4 @@
-"""sdpa_runs against the naive loop, over random packings, windows and directions."""
+"""sdpa_runs against the naive loop, with random packings, windows and directions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_window_counts_both_ways_and_itself():
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
-def test_what_is_not_computed_is_refused(name):
+def test_unsupported_attention_is_refused(name):
     adapted = attention._adapted(attention.naive)
     rows = torch.randn(1, 2, 3, 8)
     with pytest.raises(CompatibilityError, match=name):

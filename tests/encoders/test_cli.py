@@ -1,4 +1,4 @@
-"""The command line with real weights: killed in the middle, run again, the same bytes."""
+"""The command line with real weights: killed and run again, it writes the same bytes."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def test_bad_lines(minilm_path, tmp_path, capsys):
     assert "1 lines: 2" in capsys.readouterr().err
 
 
-def test_a_wrong_model_is_one_sentence(tmp_path, lines, capsys):
+def test_a_wrong_model_gives_one_sentence(tmp_path, lines, capsys):
     assert main(command("./nowhere", tmp_path, "out.npy")) == 1
     assert capsys.readouterr().err == "error: model directory ./nowhere does not exist.\n"

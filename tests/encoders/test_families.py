@@ -1,5 +1,7 @@
-"""Each family, packed, against its own padded forward in transformers (eager attention): states,
-poolings, heads."""
+"""Each family, with packed sequences, against its own padded forward in transformers.
+
+Compared are token states, poolings and heads. transformers runs eager attention.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from cfg_core.prefill_only.models.families import DECODERS, ENCODERS
 
 TEXTS = tiny.random_texts(24, seed=1)
 LIMIT = 2e-5
-"""Largest difference of a component: float32, hidden states of length about 8."""
+"""Largest allowed difference of a component, in float32. Hidden states have a length of about 8."""
 
 
 @pytest.fixture(scope="module", params=tiny.SETTINGS)
@@ -37,7 +39,7 @@ def test_every_family_on_the_list_has_a_case():
 def padded_states(
     path: Path, texts: list[str], *, auto=transformers.AutoModel, causal: bool | None = None
 ):
-    """Token states of each text from one padded batch, by transformers alone."""
+    """The token states of each text, from one padded batch computed by transformers only."""
     model = auto.from_pretrained(path, attn_implementation="eager").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -136,7 +138,7 @@ def test_classifiers_and_rerankers(name, num_labels, tmp_path):
         scores = engine.classify(pairs, raw_scores=True)
         activated = engine.classify(pairs)
     np.testing.assert_allclose(scores, np.stack(expected), atol=LIMIT, rtol=0)
-    assert np.ptp(scores) > 0.01, "the scores must tell the pairs apart"
+    assert np.ptp(scores) > 0.01, "the scores of the pairs must differ"
     if num_labels == 1:
         np.testing.assert_allclose(activated, 1 / (1 + np.exp(-scores)), atol=1e-6)
     else:

@@ -1,5 +1,7 @@
-"""Texts of megabytes: what is tokenized of them, how long others wait, how large an answer may
-become."""
+"""Texts of megabytes.
+
+Which part is tokenized, how long other requests wait, and how large an answer may become.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ SPACES = {"single": (" ",), "wide": (" ", " " * 60), "none": ("",), "lines": ("\
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("pair", [False, True], ids=["text", "pair"])
 def test_a_part_has_the_tokens_of_the_whole(path, minilm_path, monkeypatch, side, kind, pair):
-    """With real word pieces, with random texts, whichever side is cut."""
+    """With a real WordPiece tokenizer and random texts, whichever side is truncated."""
     for model in (path, minilm_path):
         pipeline = AsyncEngine.load(model, EngineOptions())
         processor: InputProcessor = pipeline._pipeline.input_processor
@@ -74,7 +76,7 @@ def test_only_a_part_is_tokenized(path):
     assert sum(sizes) < 10_000
 
 
-async def test_far_too_long_is_said_without_reading_all(engine):
+async def test_far_too_long_texts_are_refused_without_reading_all(engine):
     text = words(900_000, 1)
     start = time.perf_counter()
     with pytest.raises(
@@ -98,7 +100,10 @@ async def test_texts_beyond_the_bound_are_refused(path):
 
 
 async def test_others_do_not_wait_for_long_texts(engine):
-    """/tokenize needs all of a text: six of 800,000 characters at once, and a watcher."""
+    """/tokenize must read a whole text.
+
+    Six texts of 800,000 characters run at once, while short requests measure how long they wait.
+    """
     long = words(200_000, 1)
     waits, ticks = [], []
 

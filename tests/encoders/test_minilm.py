@@ -16,7 +16,7 @@ from cfg_core.prefill_only import Engine
 
 LINES = (Path(__file__).parent / "questions.jsonl").read_text(encoding="utf-8").splitlines()
 PAIRS = [(line["question"], line["passage"]) for line in map(json.loads, LINES)]
-"""Questions and the passage that answers each, with near misses among the passages."""
+"""Questions, and the passage that answers each. Other passages are near misses."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def oracle(minilm_path: str) -> SentenceTransformer:
 
 @pytest.fixture(scope="module")
 def texts(minilm_path: str) -> list[str]:
-    """500 texts of 3 to 256 tokens, words from the model's vocabulary and from the passages."""
+    """500 texts of 3 to 256 tokens, with words of the model's vocabulary and of the passages."""
     generator = random.Random(11)
     words = " ".join(text for pair in PAIRS for text in pair).split()
     return [
@@ -66,7 +66,10 @@ def test_a_text_alone_is_the_same_as_among_63_others(engine, texts):
 
 
 def test_the_number_of_rows_takes_few_values(minilm_path, texts):
-    """oneDNN keeps a kernel for each: 600 MB in two minutes before rows were rounded."""
+    """oneDNN keeps a kernel for each number of rows.
+
+    Before the numbers were rounded, these took 600 MB within two minutes.
+    """
     seen = set()
     with Engine.load(minilm_path) as engine:
         backbone = engine._pipeline._runner._backbone

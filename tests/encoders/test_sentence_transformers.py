@@ -1,5 +1,7 @@
-"""Directories that sentence-transformers has saved: the same vectors and scores as it computes
-itself."""
+"""Directories that sentence-transformers has saved.
+
+Our vectors and scores equal its own.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Tiny random checkpoints on disk: one of each family, with a tokenizer, saved as transformers
-saves them."""
+"""Tiny random checkpoints on disk, one of each family, as transformers saves them.
+
+Each has a tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GROUPED, "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
     ),
 }
-"""Name of a case: the model type, and what its config needs beyond the sizes."""
+"""Name of a case: the model type, and the fields that its config needs in addition to the sizes."""
 
 
 def config_of(case: str, **extra: Any) -> Any:
@@ -55,8 +57,10 @@ def config_of(case: str, **extra: Any) -> Any:
 
 
 def save(path: Path, model: Any) -> Path:
-    """The model and a tokenizer that goes with it. Random weights spread, so that every part of the
-    model shows."""
+    """The model and its tokenizer.
+
+    The random weights are large, so that every part of the model affects the result.
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -69,7 +73,7 @@ def save(path: Path, model: Any) -> Path:
 
 
 def save_tokenizer(path: Path, pad_token_id: int = 0, kind: str = "") -> None:
-    """A token for each word; [CLS] text [SEP], pairs with token types."""
+    """Each word is one token: [CLS] text [SEP]. Pairs have token types."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     if pad_token_id == 1:
         special[:2] = "[UNK]", "[PAD]"
@@ -100,8 +104,10 @@ def _whole_words(special: list[str]) -> Tokenizer:
 
 
 def _byte_pairs(special: list[str]) -> Tokenizer:
-    """transformers reads every Qwen2 tokenizer as byte-level BPE: here with merges that lead to
-    whole words."""
+    """A byte-level BPE tokenizer, because transformers reads every Qwen2 tokenizer as one.
+
+    Its merges make whole words.
+    """
     space, letters = "\u0120", sorted(set("".join(WORDS)))
     pairs = sorted({word[:2] for word in WORDS})
     merges = (
@@ -118,7 +124,7 @@ def _byte_pairs(special: list[str]) -> Tokenizer:
 def sentence_transformers_files(
     path: Path, pooling: str | list[str] = "mean", *, normalize: bool = True, **extra: Any
 ) -> None:
-    """modules.json and 1_Pooling/config.json beside a model."""
+    """modules.json and 1_Pooling/config.json in the folder of a model."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     folders = ["", "1_Pooling", "2_Normalize"]
     modules = [
@@ -132,7 +138,7 @@ def sentence_transformers_files(
 
 
 def tiny_bert(folder: Path) -> Path:
-    """A sentence-transformers model in `folder`: BERT with random weights, always the same."""
+    """A sentence-transformers model in `folder`: BERT with random weights from a fixed seed."""
     torch.manual_seed(1)
     save(folder, transformers.AutoModel.from_config(config_of("bert")))
     sentence_transformers_files(folder)

@@ -18,8 +18,10 @@ ModelFolder = Callable[[str], Path]
 
 @pytest.fixture(scope="package", autouse=True)
 def environment() -> Iterator[None]:
-    """vLLM's settings, for this folder's tests only. One thread: the models are too small to
-    share."""
+    """vLLM's settings, for this folder's tests only.
+
+    One thread is used, because the models are too small for more.
+    """
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
-"""One vLLM engine in this process, and the questions that tests ask it.
+"""One vLLM engine in this process, and what tests ask of it.
 
 vllm is imported when the first engine starts, not when the tests are collected. Every `generate`
-ends with `assert_idle`: whatever ran, no request and no KV block is left behind.
+ends with `assert_idle`: no request and no KV block may be left behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 ASYNC = "CFG_SERVE_TEST_ASYNC"
-"""In the environment: 1 or 0, async scheduling or not; else as vLLM has it on a CPU."""
+"""Environment variable: 1 or 0 turns async scheduling on or off.
+
+If it is not set, vLLM's default on a CPU applies.
+"""
 
 BLOCK_SIZE = 32
 ROOMY = {"num_gpu_blocks_override": 2048, "max_num_batched_tokens": 2048, "max_num_seqs": 256}
@@ -40,8 +43,10 @@ TIGHT = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 16, "max_num_s
 
 
 class Engine:
-    """`LLM` with the plugin (or stock vLLM, `guided=False`) on the model in `folder`. `close`
-    it."""
+    """`LLM` on the model in `folder`, with the plugin or without (`guided=False`).
+
+    The caller must call `close`.
+    """
 
     def __init__(
         self,
@@ -91,7 +96,10 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **options: Any
     ) -> list[RequestOutput]:
-        """All at once; outputs in the order of `prompts`. Nothing may be left behind."""
+        """Generate all at once. Returns the outputs in the order of `prompts`.
+
+        Nothing may be left behind.
+        """
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs: list[RequestOutput] = self.llm.generate(
             inputs, list(params), use_tqdm=False, **options
@@ -100,10 +108,10 @@ class Engine:
         return outputs
 
     def guide(self, cases: Sequence[Case], **options: Any) -> list[list[int]]:
-        """Greedy tokens of `cases`, all in one batch; `options` go to SamplingParams.
+        """The greedy tokens of `cases`, all in one batch. `options` are passed to SamplingParams.
 
-        Every token comes from a joint step of its group, and no joint step is done twice; with
-        async scheduling, one more may be in flight when a text ends.
+        Every token comes from a joint step of its group, and no joint step is done twice. With
+        async scheduling, one more step may be in flight when a text ends.
         """
         before = self.stats()["joint_steps"]
         got = tokens(
@@ -140,8 +148,10 @@ class Engine:
 
     @contextmanager
     def prefix_hits(self) -> Iterator[dict[tuple[int, ...], int]]:
-        """While open: prompt of a stream (leader's or follower's) -> most tokens found in the
-        prefix cache."""
+        """While open, maps the prompt of a stream to the most tokens found in the prefix cache.
+
+        Streams are leaders and followers.
+        """
         manager, hits = self.scheduler.kv_cache_manager, {}
         original = manager.get_computed_blocks
 
@@ -159,8 +169,10 @@ class Engine:
 
     @contextmanager
     def whole_preemptions(self) -> Iterator[list[str]]:
-        """While open: ids of preempted streams; after each step no other stream of their groups may
-        be running."""
+        """While open, collects the ids of preempted streams.
+
+        After each step, no other stream of their groups may be running.
+        """
         scheduler, preempted = self.scheduler, []
         preempt, schedule = scheduler._preempt_request, scheduler.schedule
 
@@ -190,8 +202,10 @@ class Engine:
 
 
 def of_this_process() -> dict[str, Any]:
-    """Engine options for the runner and the scheduling that paths.py has chosen for this process,
-    if it has."""
+    """Engine options for the runner and the scheduling that paths.py chose for this process.
+
+    Empty if it chose none.
+    """
     if ASYNC not in os.environ:
         return {}
     from mrv2_cpu import keep_async_scheduling
@@ -204,7 +218,7 @@ def of_this_process() -> dict[str, Any]:
 
 
 def check_after_each_step(scheduler: Any) -> None:
-    """Call `check_integrity` whenever the outcome of a step has been booked."""
+    """Call `check_integrity` after each call of `update_from_output`."""
     original = scheduler.update_from_output
 
     def update_from_output(*args: Any) -> Any:
@@ -225,7 +239,7 @@ def plain(**options: Any) -> SamplingParams:
 
 
 def guided(case: Case, **options: Any) -> SamplingParams:
-    """As `plain`, guided as `case` says."""
+    """As `plain`, with the guidance of `case`."""
     fields = {"guidance_scale": case.scale, "negative_prompt_token_ids": list(case.negative)}
     return plain(**{"extra_args": fields, **options})
 
@@ -235,8 +249,10 @@ def tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 
 
 def mixture(oracle: Oracle) -> tuple[list[tuple[int, ...]], list[SamplingParams], list[list[int]]]:
-    """Every pair at scale 1.5 and 3, each followed by its plain prompt: prompts, parameters, HF's
-    tokens."""
+    """Every pair at scales 1.5 and 3, each followed by its prompt without guidance.
+
+    Returns prompts, parameters and HF's tokens.
+    """
     prompts, params, want = [], [], []
     for i, case in enumerate(CASES):
         if case.scale not in (1.5, 3.0):
@@ -249,16 +265,20 @@ def mixture(oracle: Oracle) -> tuple[list[tuple[int, ...]], list[SamplingParams]
 
 
 def forget_settings() -> None:
-    """An engine freezes vLLM's environment variables for its whole process: thaw them for what
-    comes next."""
+    """Let the next engine read vLLM's environment variables again.
+
+    An engine caches them for its whole process.
+    """
     import vllm.envs
 
     vllm.envs.disable_envs_cache()
 
 
 def inspect_in_process(folder: Path) -> None:
-    """Import the model class here. vLLM would start a process for that, half a minute for each
-    architecture."""
+    """Import the model class in this process.
+
+    vLLM would start a process for that, which takes half a minute for each architecture.
+    """
     from transformers import AutoConfig
     from vllm import ModelRegistry
 

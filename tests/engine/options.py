@@ -1,11 +1,12 @@
-"""Every sampling option under guidance, against the reference loop; on the V1 runner, and on V2
-with async scheduling.
+"""Every sampling option under guidance, against the reference loop.
+
+It runs on V1, and on V2 with async scheduling.
 
     python tests/engine/options.py        all options on both, as a table
 
 A sampled text is replayed: the reference computes the guided scores, shapes them, and draws with
-vLLM's own kernel and the request's seed. Whatever differs from the plain distribution is done by
-hand here, in the order of design 6.7.
+vLLM's own kernel and the request's seed. All steps between the guided scores and the draw are
+computed here by hand, in vLLM's order.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ PRINTABLE = make_tokenizer().encode("".join(map(chr, range(33, 127))), add_speci
 LIMIT_S = 900
 
 Draw = Callable[[Tensor, int, int], int]
-"""(shaped scores [vocabulary], position of the last token read, step) -> token. Made for one
-seed."""
+"""(shaped scores [vocabulary], position of the last token read, step) -> token.
+
+Each is made for one seed.
+"""
 
 
 def penalties(repetition: float = 1.0, frequency: float = 0.0, presence: float = 0.0) -> Processor:
@@ -78,7 +81,7 @@ def only(allowed: Sequence[int]) -> Processor:
 
 
 def in_six(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
-    """Six letters and the end."""
+    """Six letters and the end token."""
     return only(LETTERS if len(output) < 6 else [EOS])(scores, prompt, output)
 
 
@@ -93,8 +96,10 @@ def forbid(*tokens: int, first_tokens: float = math.inf) -> Processor:
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table. params: of SamplingParams. stop: tokens at which a text ends.
+    """One row of the table.
 
+    params: fields of SamplingParams.
+    stop: tokens at which a text ends.
     grammar: a regex that the text follows.
     """
 
@@ -186,7 +191,7 @@ def shape(scores: Tensor, params: dict[str, Any]) -> Tensor:
 def replay(
     oracle: Oracle, case: Case, option: Option, draw: Draw | None, num_tokens: int
 ) -> list[int]:
-    """The reference's text. Greedy without `draw`."""
+    """The reference's text. It is greedy if `draw` is None."""
     prompt, output = list(case.prompt), []
     while len(output) < num_tokens and (not output or output[-1] not in option.stop):
         conditional = next_log_probs(oracle.model, prompt + output, torch.float32)
@@ -247,8 +252,10 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
 
 
 def without(option: Option) -> Option:
-    """What an option is to be told from: the same temperature and nothing else; for the temperature
-    itself, none."""
+    """The baseline of an option: the same temperature and no other option.
+
+    For the temperature itself, the baseline is greedy.
+    """
     temperature = {k: v for k, v in option.params.items() if k == "temperature"}
     number = {k: v for k, v in option.params.items() if k == "n"}
     return Option(
@@ -258,8 +265,11 @@ def without(option: Option) -> Option:
 
 @dataclass(frozen=True)
 class Result:
-    """Cases whose text is not the reference's; and how many texts the option changed at all, or it
-    shows nothing."""
+    """The result of one option.
+
+    wrong: the cases whose text differs from the reference's.
+    changed: the number of texts that the option changed. If it is 0, the test shows nothing.
+    """
 
     wrong: list[int]
     changed: int
@@ -274,8 +284,10 @@ def compare(engine: Engine, oracle: Oracle, option: Option) -> Result:
     got = [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
     def reference(i: int, option: Option) -> list[list[int]]:
-        """As many samples as asked for: the seed of each is one more than that of the one
-        before."""
+        """The reference's samples of one case.
+
+        The seed of each sample is one more than that of the sample before.
+        """
         draw = (draw_v2 if v2 else draw_v1) if "temperature" in option.params else None
         draws = [draw(1000 + 10 * i + sample) if draw else None for sample in range(option.samples)]
         return [replay(oracle, cases[i], option, draw, num_tokens) for draw in draws]
@@ -285,11 +297,11 @@ def compare(engine: Engine, oracle: Oracle, option: Option) -> Result:
 
 
 def chosen(v2: bool) -> tuple[list[Case], int]:
-    """Cases, every scale among them, and the length of their texts: less on V2, whose kernels are
-    interpreted here.
+    """The cases, with every scale among them, and the length of their texts.
 
-    Prompts of printable characters: vLLM looks for stop strings in text, where half a character
-    hides what follows.
+    V2's kernels are interpreted here, so it gets fewer and shorter ones. Prompts have printable
+    characters only: vLLM looks for stop strings in text, and half a character would hide what
+    follows it.
     """
     cases, num_tokens = (CASES[::9], 8) if v2 else (CASES[::5], 16)
     return [
@@ -344,7 +356,7 @@ def main() -> None:
 
 
 def verdicts(folder: Path, path: paths.Path) -> dict[str, str]:
-    """`run` in a process of its own, whose engines take `path`."""
+    """`run` in a process of its own, whose engines use `path`."""
     command = [sys.executable, "options.py", str(folder), "v2" if path.v2 else "v1"]
     done = subprocess.run(
         command,

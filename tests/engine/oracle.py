@@ -1,6 +1,6 @@
-"""What the engine must say: Hugging Face `generate`, float32, greedy, one request at a time.
+"""The expected tokens: Hugging Face `generate`, float32, greedy, one request at a time.
 
-Nothing here knows vLLM. `Oracle` computes and remembers the answers of one model; `PAIRS` and
+This module does not use vLLM. `Oracle` computes and caches the answers of one model. `PAIRS` and
 `SCALES` are the requests that every architecture answers (12 pairs x 6 scales).
 """
 
@@ -28,22 +28,24 @@ LENGTHS = (
 32."""
 
 MIN_MARGIN = 5.0
-"""How far apart the reference's two best tokens are at least, in units of `rounding`: rounding
-decides no token."""
+"""The least gap between the reference's two best tokens, in units of `rounding`.
+
+With this gap, rounding decides no token.
+"""
 
 
 def rounding(scale: float) -> float:
-    """By how much float32 log-probabilities of two implementations may differ under guidance.
+    """The allowed difference of float32 log-probabilities of two implementations under guidance.
 
-    Two correct engines differ by up to 1e-5 without guidance (seen: 8e-6), from sums in another
-    order; the blend adds |s| and |1 - s| times that. 2e-5 leaves a factor of two.
+    Two correct engines differ by up to 1e-5 without guidance (measured: 8e-6), because they add in
+    another order. The blend multiplies that by |s| + |1 - s|. 2e-5 leaves a factor of two.
     """
     return 2e-5 * (abs(scale) + abs(1 - scale))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One guided request: 72 of them, in the order pair by pair, scale by scale."""
+    """One guided request. There are 72 of them: for each pair, every scale."""
 
     prompt: tuple[int, ...]
     negative: tuple[int, ...]
@@ -65,7 +67,7 @@ PROMPTS = [prompt for prompt, _ in PAIRS]
 
 
 class Oracle:
-    """The answers of the model in `folder`. Slow on the first question, then remembered."""
+    """The answers of the model in `folder`. They are computed on first use, and then cached."""
 
     def __init__(self, folder: Path) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -85,8 +87,10 @@ class Oracle:
 
     @functools.cached_property
     def margin(self) -> float:
-        """The least gap between the two best scores at any step of CASES and PROMPTS, in units of
-        `rounding`."""
+        """The least gap between the two best scores, in units of `rounding`.
+
+        It is the least of all steps of CASES and PROMPTS.
+        """
         guided = (
             top_gap_along(self.model, case, output) / rounding(case.scale)
             for case, output in zip(CASES, self.guided, strict=True)
@@ -124,7 +128,7 @@ class Oracle:
         return tokens
 
     def reference(self, case: Case, **options: Any) -> Generation:
-        """The project's own loop on the same model, for requests beside CASES."""
+        """The project's own loop on the same model, for requests other than CASES."""
         options = {"max_new_tokens": NEW_TOKENS, **options}
         text = guided_generate(self.model, case.prompt, case.negative, scale=case.scale, **options)
         assert text.min_gap > 2 * rounding(case.scale), (
@@ -135,8 +139,10 @@ class Oracle:
 
 @torch.inference_mode()
 def top_gap_along(model: PreTrainedModel, case: Case, output: list[int]) -> float:
-    """The least gap of the guided scores along `output`, both streams read once (causal: row t is
-    step t)."""
+    """The least gap of the guided scores along `output`.
+
+    Each stream is computed in one forward pass. The model is causal, so row t is step t.
+    """
     rows = []
     for start in (case.prompt, case.negative):
         logits = model(torch.tensor([[*start, *output[:-1]]])).logits[0, len(start) - 1 :]

@@ -1,9 +1,7 @@
-"""One engine, set up as the command line says, answers the questions of the oracle: a process of
-paths.py.
+"""A process of paths.py: one engine, set up as the command line says, answers the oracle's cases.
 
-It needs a process of its own: how vLLM chooses its runner, and Triton its driver, is decided at
-import. Reads a JSON object (see `run` in paths.py), writes one line of JSON: what ran, and the
-tokens.
+It needs a process of its own, because vLLM chooses its runner, and Triton its driver, on import. It
+reads a JSON object (see `run` in paths.py), and writes one line of JSON: what ran, and the tokens.
 """
 
 from __future__ import annotations

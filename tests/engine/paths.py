@@ -1,10 +1,12 @@
-"""Every way through vLLM: runner V1 and V2, sync and async, one process, two tensor-parallel ones,
-a pipeline of two.
+"""Every path through vLLM.
+
+These are the runners V1 and V2, sync and async scheduling, one process, two tensor-parallel ones,
+and a pipeline of two.
 
     python tests/engine/paths.py        all of them, as a table
 
-Each cell is an engine in a process of its own (path_program.py) under a small budget and a small
-pool, so that prompts are chunked and groups preempted; its tokens must be those of Hugging Face
+Each path is an engine in a process of its own (path_program.py) with a small budget and a small
+pool, so that prompts are chunked and groups preempted. Its tokens must be those of Hugging Face
 `generate`.
 """
 
@@ -18,13 +20,13 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path as Folder
+from pathlib import Path
 from typing import Any
 
 from engines import ASYNC
 from oracle import CASES, PROMPTS, Oracle
 
-HERE = Folder(__file__).parent
+HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
 EVERY = 7  # every seventh case: 11 pairs, all scales
 LIMIT_S = 400
@@ -38,8 +40,11 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Path:
-    """One way through vLLM. `new_tokens`: fewer on V2, whose kernels are interpreted here."""
+class EnginePath:
+    """One path through vLLM.
+
+    new_tokens: there are fewer on V2, whose kernels are interpreted here.
+    """
 
     v2: bool
     asynchronous: bool
@@ -53,9 +58,11 @@ class Path:
         name = f"V{1 + self.v2} {'async' if self.asynchronous else 'sync'} {self.place}"
         return f"{name}, {self.drafter.replace('_', ' ')}" if self.drafts else name
 
-    def speculation(self, folder: Folder) -> dict[str, Any]:
-        """Engine options. A draft model is the model itself; n-grams are looked up from single
-        tokens on."""
+    def speculation(self, folder: Path) -> dict[str, Any]:
+        """Engine options.
+
+        The draft model is the model itself. N-grams are looked up from length 1.
+        """
         if not self.drafts:
             return {}
         more: dict[str, Any] = {"model": str(folder)}
@@ -75,7 +82,7 @@ class Path:
 
     @property
     def missing(self) -> str | None:
-        """Why vLLM does not have this combination; None if it has."""
+        """Why vLLM does not support this combination. None if it does."""
         if not self.v2 and self.asynchronous and self.place == "PP2":
             return "vLLM has no async scheduling on the V1 runner with a pipeline"
         if self.drafts and self.place == "PP2":
@@ -88,24 +95,24 @@ class Path:
 
 _WAYS = list(itertools.product((False, True), (False, True), PLACES.items()))
 PATHS = [
-    Path(v2, asynchronous, place, options, drafts)
+    EnginePath(v2, asynchronous, place, options, drafts)
     for drafts in (0, 3)
     for v2, asynchronous, (place, options) in _WAYS
 ]
 
 NGRAM = [
-    Path(False, False, "TP1", drafts=3, drafter="ngram"),
-    Path(True, True, "TP1", drafts=3, drafter="ngram_gpu"),
+    EnginePath(False, False, "TP1", drafts=3, drafter="ngram"),
+    EnginePath(True, True, "TP1", drafts=3, drafter="ngram_gpu"),
 ]
-"""Lookup in the text; on Model Runner V2, vLLM does it on the device."""
+"""N-gram lookup. On Model Runner V2, vLLM does it on the device."""
 
 
-def environment(path: Path) -> dict[str, str]:
-    """Environment of a process whose engines take this path (`engines.of_this_process` reads
-    it)."""
+def environment(path: EnginePath) -> dict[str, str]:
+    """Environment of a process whose engines use this path (`engines.of_this_process` reads it)."""
     folders = [SUPPORT / "mrv2_cpu"] + [SUPPORT / "ray_cpu"] * (path.place == "TP2 Ray actors")
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     out = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "PYTHONPATH": os.pathsep.join([*map(str, folders), *filter(None, given)]),
         "VLLM_USE_V2_MODEL_RUNNER": str(int(path.v2)),
         ASYNC: str(int(path.asynchronous)),
         "OMP_NUM_THREADS": "1",
@@ -117,9 +124,11 @@ def environment(path: Path) -> dict[str, str]:
     return out
 
 
-def run(path: Path, folder: Folder) -> dict[str, Any]:
-    """The report of path_program.py. Raises RuntimeError, with what it printed, if it failed or
-    took too long."""
+def run(path: EnginePath, folder: Path) -> dict[str, Any]:
+    """The report of path_program.py.
+
+    Raises RuntimeError, with the output of the process, if it failed or took too long.
+    """
     options = {**path.options, **path.speculation(folder)}
     setup = {"every": EVERY, "options": options, "new_tokens": path.new_tokens}
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
@@ -141,9 +150,11 @@ def run(path: Path, folder: Folder) -> dict[str, Any]:
     return report
 
 
-def differences(path: Path, report: dict[str, Any], oracle: Oracle) -> list[str]:
-    """What is wrong with a report, one line each: another engine than asked for, or other
-    tokens."""
+def differences(path: EnginePath, report: dict[str, Any], oracle: Oracle) -> list[str]:
+    """The problems of a report, one line each.
+
+    There are two kinds: another engine than requested, and other tokens.
+    """
     wrong = []
     for key, want in (
         ("v2", path.v2),
@@ -164,7 +175,7 @@ def differences(path: Path, report: dict[str, Any], oracle: Oracle) -> list[str]
     return wrong
 
 
-def cell(path: Path, folder: Folder, oracle: Oracle) -> str:
+def cell(path: EnginePath, folder: Path, oracle: Oracle) -> str:
     if path.missing:
         return f"does not exist: {path.missing}"
     started = time.monotonic()
@@ -185,7 +196,7 @@ def main() -> None:
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     with tempfile.TemporaryDirectory() as name:
-        folder = build("llama", Folder(name))
+        folder = build("llama", Path(name))
         oracle = Oracle(folder)
         print("| path | tokens |\n|---|---|")
         for path in PATHS:

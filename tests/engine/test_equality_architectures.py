@@ -1,5 +1,4 @@
-"""Five more architectures say what Hugging Face `generate(guidance_scale=...)` says, token for
-token.
+"""Five more architectures give the tokens of Hugging Face `generate(guidance_scale=...)`.
 
 Each runs on three engines: a roomy one, a tight one (token budget 16 and so few blocks that groups
 are preempted), and stock vLLM for the plain requests. Llama has the full matrix in
@@ -20,7 +19,10 @@ pytestmark = pytest.mark.slow
 
 ARCHITECTURES = ("qwen3", "gpt2", "gemma2", "qwen3_moe", "opt")
 KV_GROUPS = {"gemma2": 2}
-"""Sliding and full layers keep their own blocks: twice as many for the same tokens."""
+"""Sliding and full layers keep blocks of their own.
+
+So the same tokens need twice as many blocks.
+"""
 
 
 class Bench(NamedTuple):
@@ -84,7 +86,7 @@ def test_in_one_batch_and_repeated(roomy: Engine, bench: Bench) -> None:
 
 
 def test_mixed_with_plain_requests(roomy: Engine, bench: Bench) -> None:
-    """The plain ones equal HF here, and stock vLLM in `test_plain_requests_equal_stock`."""
+    """The plain requests equal HF here, and stock vLLM in `test_plain_requests_equal_stock`."""
     prompts, params, want = mixture(bench.oracle)
     assert differences(tokens(roomy.generate(prompts, params)), want) == []
 
@@ -101,8 +103,10 @@ def test_chunked_preempted_and_mixed(tight: Engine, bench: Bench) -> None:
 
 
 def test_plain_requests_equal_stock(roomy: Engine, bench: Bench) -> None:
-    """Greedy and sampled with seeds: no group in the engine, and no difference to vLLM without the
-    plugin."""
+    """Greedy, and sampled with seeds. No group is in the engine.
+
+    The texts are those of vLLM without the plugin.
+    """
     params = [plain() for _ in PROMPTS] + [
         plain(temperature=1.0, seed=i) for i in range(len(PROMPTS))
     ]

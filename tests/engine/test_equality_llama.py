@@ -1,8 +1,8 @@
-"""Llama: the engine says what Hugging Face `generate(guidance_scale=..., negative_prompt_ids=...)`
-says.
+"""Llama: the engine gives the tokens of Hugging Face `generate` with guidance.
 
-Token for token, greedy, float32, 12 pairs x 6 scales; every way in which the engine may split, mix,
-cache or repeat the work. The other architectures follow in test_equality_architectures.py.
+Tested are greedy decoding in float32, 12 pairs x 6 scales, and every way in which the engine may
+split, mix, cache or repeat the work. The other architectures follow in
+test_equality_architectures.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def test_guidance_changes_the_text(llama: Oracle) -> None:
 
 
 def test_reference_equals_hf(llama: Oracle) -> None:
-    """The executable specification and HF agree: the second link of the oracle chain."""
+    """The executable specification and HF agree.
+
+    This is the second link of the chain from the engine to HF.
+    """
     sample = CASES[::7]
     assert (
         differences([llama.reference(case).token_ids for case in sample], llama.guided[::7]) == []
@@ -65,8 +68,10 @@ def test_in_one_batch(roomy: Engine, llama: Oracle) -> None:
 def test_repeated_prompts_are_found_in_the_prefix_cache_of_both_streams(
     roomy: Engine, llama: Oracle
 ) -> None:
-    """Fresh prompts, so that the first round is cold: no hit, then every whole block but the last
-    token's."""
+    """The prompts are new, so the first round has no cache hit.
+
+    The second round finds every whole block except that of the last token.
+    """
     cases = [Case(prompt, negative, 2.0) for prompt, negative in make_pairs(seed=8)]
     with roomy.prefix_hits() as cold:
         first = roomy.guide(cases)
@@ -79,9 +84,11 @@ def test_repeated_prompts_are_found_in_the_prefix_cache_of_both_streams(
     assert warm == {stream: (len(stream) - 1) // BLOCK_SIZE * BLOCK_SIZE for stream in warm}
 
 
-def test_a_negative_shared_between_requests_is_read_once(roomy: Engine, llama: Oracle) -> None:
-    """Three prompts, one after the other, and one negative of 120 tokens: three of its blocks are
-    found."""
+def test_a_negative_shared_between_requests_is_computed_once(roomy: Engine, llama: Oracle) -> None:
+    """Three prompts run one after the other, with one negative of 120 tokens.
+
+    Three of its blocks are found in the cache.
+    """
     pairs = make_pairs(seed=9)
     negative = pairs[9][1]
     for i, (prompt, _) in enumerate(pairs[:3]):
@@ -115,8 +122,10 @@ def test_groups_are_preempted_whole(engine_with: Callable[..., Engine], llama: O
 
 
 def test_priority_policy(engine_with: Callable[..., Engine], llama: Oracle) -> None:
-    """Three priorities in a small pool: later, more urgent groups push others out; nobody
-    starves."""
+    """Three priorities in a small pool.
+
+    Later, more urgent groups preempt others, and every group finishes.
+    """
     engine = engine_with(scheduling_policy="priority", **SMALL_POOL)
     prompts, params, want = mixture(llama)
     priority = [(7 * i) % 3 for i in range(len(prompts))]

@@ -1,5 +1,7 @@
-"""Trials of grammars in a process that can be killed: the verdicts, the deadline, fairness, and
-what is left behind."""
+"""Trials of grammars in a process that can be killed.
+
+Tested are the verdicts, the deadline, fairness, and that nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ async def sandbox(model_folder: Callable[[str], Path]) -> AsyncIterator[Any]:
 
 
 def config_of(folder: Path) -> Any:
-    """What of a VllmConfig the sandbox reads."""
+    """The part of a VllmConfig that the sandbox reads."""
     from vllm.config.structured_outputs import StructuredOutputsConfig
 
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -75,7 +77,7 @@ def params_of(fields: dict[str, Any], **options: Any) -> Any:
 
 
 def slow(i: int = 0) -> dict[str, Any]:
-    """Takes more than ten seconds to compile; each `i` is another one."""
+    """A grammar that takes more than ten seconds to compile. Each `i` gives another one."""
     pattern = "^([a-z]{1,50}){1,50}$"
     return {
         "json": {
@@ -86,7 +88,10 @@ def slow(i: int = 0) -> dict[str, Any]:
 
 
 def forks() -> int:
-    """Trials that run now: all below the helper but the one that waits in advance."""
+    """The number of trials that run now.
+
+    Not counted are the helper itself and the fork that waits in advance.
+    """
     return max(0, len(psutil.Process().children(recursive=True)) - 2)
 
 
@@ -113,10 +118,10 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("fields", "backend"), ACCEPTED, ids=lambda value: repr(value)[:40])
-async def test_what_can_be_compiled_becomes_what_vllm_makes_of_it(
+async def test_an_accepted_grammar_is_as_vllms_own_validation_leaves_it(
     sandbox: Any, fields: Any, backend: str
 ) -> None:
-    """Field for field what vLLM's own validation would have left."""
+    """Each field has the value that vLLM's own validation would have left."""
     params, stock = params_of(fields), params_of(fields)
     await sandbox.check(params)
     config = sandbox_config(sandbox)
@@ -162,7 +167,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED, ids=lambda value: repr(value)[:40])
-async def test_what_cannot_be_served_is_refused_with_the_reason(
+async def test_grammars_that_cannot_be_served_are_refused_with_the_reason(
     sandbox: Any, fields: Any, words: str
 ) -> None:
     started = time.monotonic()
@@ -188,7 +193,7 @@ async def test_allowed_tokens_that_the_grammar_forbids_are_refused(sandbox: Any)
         await sandbox.check(params_of({"regex": "[0-9]{3}"}, allowed_token_ids=[100, 101]))
 
 
-async def test_other_tenants_and_the_event_loop_do_not_wait_for_one_who_floods(
+async def test_other_tenants_and_the_event_loop_do_not_wait_for_a_flooding_tenant(
     sandbox: Any,
 ) -> None:
     flood = [asyncio.create_task(sandbox.check(params_of(slow(i)), "evil")) for i in range(1, 7)]
@@ -216,7 +221,7 @@ async def test_other_tenants_and_the_event_loop_do_not_wait_for_one_who_floods(
     await until(lambda: forks() == 0)  # a cancelled trial is killed
 
 
-async def test_too_many_waiting_are_told(sandbox: Any) -> None:
+async def test_too_many_waiting_grammars_get_a_429(sandbox: Any) -> None:
     waiting = sandbox._places._max_waiting
     flood = [
         asyncio.create_task(sandbox.check(params_of(slow(100 + i)), "evil"))
@@ -231,12 +236,14 @@ async def test_too_many_waiting_are_told(sandbox: Any) -> None:
     await until(lambda: forks() == 0)
 
 
-async def test_a_killed_fork_is_a_refusal_and_a_killed_helper_is_replaced(sandbox: Any) -> None:
+async def test_a_killed_fork_refuses_its_grammar_and_a_killed_helper_is_replaced(
+    sandbox: Any,
+) -> None:
     check = asyncio.create_task(sandbox.check(params_of(slow(200))))
     await until(lambda: forks() >= 1)
     (helper,) = psutil.Process().children()
-    for fork in helper.children():  # the one that waits in advance, too
-        fork.send_signal(signal.SIGABRT)  # Rust swallows the first SIGSEGV that is not real
+    for fork in helper.children():  # including the one that waits in advance
+        fork.send_signal(signal.SIGABRT)  # Rust ignores the first SIGSEGV that a process sends
     with pytest.raises(RequestError, match="ran out of memory or stack"):
         await check
     helper.kill()
@@ -266,7 +273,7 @@ async def test_the_helper_is_loaded_in_advance_and_stays(
 async def test_the_helper_ends_when_idle_and_with_its_parent(
     model_folder: Callable[[str], Path],
 ) -> None:
-    """A program of its own starts one, and is killed."""
+    """A separate program starts a helper, and is killed."""
     program = (
         "import asyncio, sys, time; sys.path.insert(0, sys.argv[2])\nfrom pathlib import Path; from"
         " test_grammar_sandbox import config_of\nfrom cfg_core.grammars.limits import"

@@ -1,5 +1,8 @@
-"""Grammars in the engine core: who compiles them, what an aborted or failed one leaves, and how
-failures are told."""
+"""Grammars in the engine core.
+
+Which backend compiles them, what an aborted or failed one leaves behind, and how failures are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +51,15 @@ def ask(engine: Engine, fields: dict[str, Any], **options: Any) -> Any:
 
 
 def reason_of(engine: Engine, fields: dict[str, Any], **options: Any) -> str:
-    """What the client of a request is told that the engine ends."""
+    """The error that a client gets if the engine ends its request."""
     answer = ask(engine, fields, **options)
     assert answer.finish_reason == "error"
     assert isinstance(answer.stop_reason, str)
     return answer.stop_reason
 
 
-def test_each_request_has_the_compiler_that_was_chosen_for_it(engine: Engine) -> None:
-    """Stock vLLM compiles everything with the compiler of its first request."""
+def test_each_request_has_the_backend_that_was_chosen_for_it(engine: Engine) -> None:
+    """Stock vLLM compiles all grammars with the backend of its first request."""
     choice = ask(engine, {"choice": ["red", "blue"]})
     assert (choice.text in ("red", "blue"), choice.finish_reason) == (True, "stop")
     number = ask(engine, {"json": MULTIPLES}, logit_bias=None)
@@ -78,8 +81,10 @@ def digits_of(engine: Engine) -> list[int]:
 
 
 def test_allowed_tokens_within_a_grammar_are_served_to_its_end(engine: Engine) -> None:
-    """vLLM's mask of allowed tokens forbids the end of the text, and the request failed where the
-    grammar wants it."""
+    """vLLM's mask of allowed tokens forbids the tokens that end a text.
+
+    Without our change, the request failed where the grammar requires the end.
+    """
     digits = digits_of(engine)
     answer = ask(engine, {"regex": "[0-9a-f]{3}"}, allowed_token_ids=digits)
     assert (answer.finish_reason, re.fullmatch("[0-9]{3}", answer.text) is not None) == (
@@ -91,11 +96,13 @@ def test_allowed_tokens_within_a_grammar_are_served_to_its_end(engine: Engine) -
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 1.0, "top_p": 0.5, "top_k": 5}], ids=["greedy", "sampled"]
 )
-def test_what_the_grammar_cannot_go_on_from_is_told(
+def test_a_text_without_any_allowed_token_is_reported(
     engine: Engine, options: dict[str, Any]
 ) -> None:
-    """Behind two digits, neither of two masks is empty, but together they are; other requests of
-    the batch go on."""
+    """After two digits, neither of the two masks is empty, but together they allow no token.
+
+    The other requests of the batch continue.
+    """
     digits = digits_of(engine)
     params = [
         structured({"regex": "[0-9]{2}[x-z]"}, allowed_token_ids=digits, **options),
@@ -110,13 +117,15 @@ def test_what_the_grammar_cannot_go_on_from_is_told(
 
 
 @pytest.mark.parametrize("grammar", ["root ::= root", "root ::= a\na ::= root"])
-def test_a_grammar_without_any_text_is_told(engine: Engine, grammar: str) -> None:
+def test_a_grammar_that_no_text_matches_is_reported(engine: Engine, grammar: str) -> None:
     assert reason_of(engine, {"grammar": grammar}).startswith(REQUEST_FAULT)
 
 
 def test_a_grammar_that_becomes_slow_ends_its_request(engine: Engine) -> None:
-    """An ambiguous one, whose cost grows with the cube of the length, and which passes any short
-    trial."""
+    """The grammar is ambiguous, and its cost grows with the cube of the length.
+
+    It passes any short trial.
+    """
     letter = engine.llm.get_tokenizer().encode("a", add_special_tokens=False)[-1]
     started = time.monotonic()
     told = reason_of(
@@ -147,7 +156,7 @@ def test_a_failed_compilation_ends_one_request_and_names_no_pattern(
     assert SECRET not in caplog.text
 
 
-def test_slow_compilations_do_not_hold_others_up_and_aborted_ones_leave_the_queue(
+def test_slow_compilations_do_not_delay_others_and_aborted_ones_leave_the_queue(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(engine, {"choice": ["red"]})
@@ -254,7 +263,7 @@ def test_a_forcing_processor_is_served_where_all_its_tokens_are_allowed(engine: 
     assert list(output.outputs[0].token_ids[1 : 1 + len(end)]) == end
 
 
-def test_a_processor_that_meets_a_mask_is_no_fault_of_the_engine(engine: Engine) -> None:
+def test_a_processor_that_contradicts_a_mask_is_not_a_fault_of_the_engine(engine: Engine) -> None:
     told = reason_of(engine, {"regex": "[0-9]{4}"}, extra_args=GATE)
     assert told.startswith(REQUEST_FAULT)
     assert "vocabulary_gate" in told

@@ -1,5 +1,7 @@
-"""`kv_split="even"`: leaders and followers have half of the KV pool each, and the text is the
-same."""
+"""`kv_split="even"`: leaders and followers have half of the KV pool each.
+
+The tokens are the same.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from engines import Engine, differences, mixture, tokens
 from oracle import CASES, Oracle
 
 NUM_BLOCKS = 20
-"""Ten for each role; one stream of max_model_len needs eight."""
+"""Ten blocks for each role. One stream of max_model_len needs eight."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,10 @@ def most_held(engine: Engine) -> Iterator[dict[str, int]]:
 
 
 def test_even_halves(engine: Engine, llama: Oracle, most_held: dict[str, int]) -> None:
-    """Equal to HF, the pool in demand (preemptions), and neither role above its half, though both
-    near it."""
+    """The tokens equal HF's, and the pool is so full that groups are preempted.
+
+    Each role comes close to its half, and does not exceed it.
+    """
     assert engine.stats()["total_blocks"] == NUM_BLOCKS
     assert differences(engine.guide(CASES), llama.guided) == []
     assert engine.stats()["group_preemptions"] > 0

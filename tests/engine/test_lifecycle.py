@@ -1,7 +1,7 @@
-"""Groups that end early, wait, or are pushed out: whatever happens, nothing stays behind and the
-others are right.
+"""Groups that end early, wait, or are preempted.
 
-One engine in which everything is scarce: 16 tokens a step, 15 blocks of KV cache.
+Nothing is left behind, and the other requests give the right tokens. In the one engine of these
+tests everything is scarce: 16 tokens a step, 15 blocks of KV cache.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 
 def finish(engine: Engine, *, abort: list[str], at_step: int) -> dict[str, list[int]]:
-    """Step until nothing is left, aborting some requests before step `at_step`: request id -> its
-    tokens."""
+    """Step until nothing is left, and abort some requests before step `at_step`.
+
+    Returns the tokens by request id.
+    """
     llm, done, step = engine.llm.llm_engine, {}, 0
     while llm.has_unfinished_requests():
         if step == at_step:
@@ -44,8 +46,10 @@ def finish(engine: Engine, *, abort: list[str], at_step: int) -> dict[str, list[
 
 @pytest.mark.parametrize("at_step", [0, 1, 2, 3, 5, 8, 12, 17, 24, 33])
 def test_abort_at_any_moment(engine: Engine, llama: Oracle, at_step: int) -> None:
-    """Six groups and a plain request; two groups and the plain one leave while waiting, prefilling
-    or decoding."""
+    """Six groups and a plain request run.
+
+    Two groups and the plain request are aborted while they wait, prefill or decode.
+    """
     add = engine.llm.llm_engine.add_request
     chosen = [3, 10, 15, 26, 46, 59]
     for i in chosen:
@@ -63,8 +67,10 @@ def test_abort_at_any_moment(engine: Engine, llama: Oracle, at_step: int) -> Non
 
 @pytest.mark.slow
 def test_random_arrivals_and_aborts(engine: Engine, llama: Oracle) -> None:
-    """60 requests, guided and plain, arrive and leave at random moments (seeded); the rest is
-    right."""
+    """60 requests, guided and plain, arrive and are aborted at random moments (seeded).
+
+    The texts of the others are right.
+    """
     rng = random.Random(0)
     llm, want, done, alive = engine.llm.llm_engine, {}, {}, set()
     aborted: set[str] = set()
@@ -100,7 +106,7 @@ def test_random_arrivals_and_aborts(engine: Engine, llama: Oracle) -> None:
 
 
 def test_prompt_logprobs_survive_a_prompt_in_many_steps(engine: Engine, llama: Oracle) -> None:
-    """vLLM hands them out with the step that ends the prompt, which need not be the joint step."""
+    """vLLM returns them with the step that ends the prompt, which need not be the joint step."""
     cases = [CASES[3], CASES[9], CASES[21], CASES[50]]
     outputs = engine.generate(
         [case.prompt for case in cases],
@@ -121,8 +127,10 @@ def test_a_group_that_fills_the_pool_runs(engine: Engine, llama: Oracle) -> None
 
 
 def test_a_group_that_can_never_fit_is_refused(engine: Engine, llama: Oracle) -> None:
-    """230 + 230 tokens and 24 more each need 16 of 15 blocks. It must not wait forever; others go
-    on."""
+    """230 + 230 tokens and 24 more each need 16 of 15 blocks.
+
+    The request must not wait forever. Other requests continue.
+    """
     stream = [5] * 230
     params = plain(extra_args={"guidance_scale": 2.0, "negative_prompt_token_ids": stream})
     with pytest.raises(ValueError, match="KV pool"):

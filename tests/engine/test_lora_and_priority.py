@@ -1,7 +1,7 @@
-"""Groups with a LoRA adapter, and groups of different priority, in a pool too small for all of
-them.
+"""Groups with a LoRA adapter, and groups of different priority.
 
-The adapter's oracle is Hugging Face on a model into whose weights the adapter was merged.
+The pool is too small for all of them. The adapter's oracle is Hugging Face on a model into whose
+weights the adapter was merged.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 def test_both_streams_of_a_group_take_the_adapter(
     engine: Engine, llama: Oracle, adapted: Oracle, adapter: Path
 ) -> None:
-    """Groups with the adapter, groups without, and plain requests, side by side and with the same
-    prompts: what one model left in the prefix cache must not serve the other."""
+    """Groups with the adapter, groups without, and plain requests run in one batch.
+
+    They have the same prompts: what one model left in the prefix cache must not be used by the
+    other.
+    """
     from vllm.lora.request import LoRARequest
 
     num_tokens, lora = 8, LoRARequest("adapter", 1, str(adapter))
@@ -87,8 +90,10 @@ def test_both_streams_of_a_group_take_the_adapter(
 
 
 def test_priority_goes_by_group(engine: Engine, llama: Oracle) -> None:
-    """The smaller the number, the sooner; whoever is preempted for it comes out right all the
-    same."""
+    """Requests with smaller numbers run sooner.
+
+    Requests that are preempted for them still give the right tokens.
+    """
     cases, priorities = CASES, [i % 3 for i in range(len(CASES))]
     order = first_tokens(engine)
     before = engine.stats()["group_preemptions"]
@@ -103,7 +108,7 @@ def test_priority_goes_by_group(engine: Engine, llama: Oracle) -> None:
 
 
 def first_tokens(engine: Engine) -> list[int]:
-    """Priorities of guided requests, in the order in which their first token came."""
+    """The priorities of guided requests, in the order of their first tokens."""
     scheduler, order, seen = engine.scheduler, [], set()
     original = scheduler.update_from_output
 

@@ -12,7 +12,7 @@ import witness
 from engines import ROOMY, Engine
 from oracle import Oracle
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.v2]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
-"""The engine does not run ahead of its frontend: the file that both map, and a real engine whose
-frontend is slow."""
+"""The engine does not run ahead of its frontend.
+
+Tested are the file that both map, and a real engine whose frontend is slow.
+"""
 
 import time
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ def sides(tmp_path):
     path = tmp_path / "pace"
     new_file(path)
     scheduler, frontend = Pace(path), Progress(path)
-    path.unlink()  # both have it open
+    path.unlink()  # both have the file open
     return scheduler, frontend
 
 

@@ -1,5 +1,7 @@
-"""Plain requests on a guided engine say what they say on stock vLLM: beside groups, and with no
-group at all."""
+"""Plain requests give the same tokens on a guided engine as on stock vLLM.
+
+They run mixed with groups, and without any group.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,18 @@ SETTINGS = {"roomy": ROOMY, "budget-16": BUDGET_16}
 
 
 class Answers(NamedTuple):
-    """What an engine says to the same plain requests: all alone, and mixed with groups if it is
-    guided."""
+    """The answers of an engine to the same plain requests.
+
+    alone: without any group.
+    mixed: mixed with groups; None if the engine is not guided.
+    """
 
     alone: list[RequestOutput]
     mixed: list[RequestOutput] | None
 
 
 def plain_params() -> list[SamplingParams]:
-    """For each of PROMPTS: greedy with logprobs, sampled with a seed, sampled with everything
-    on."""
+    """For each of PROMPTS: greedy with logprobs, sampled with a seed, and with many options."""
     greedy = [plain(logprobs=5) for _ in PROMPTS]
     seeded = [plain(temperature=1.0, seed=i, logprobs=1) for i in range(len(PROMPTS))]
     shaped = [
@@ -46,8 +50,10 @@ def plain_params() -> list[SamplingParams]:
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def settings(request: pytest.FixtureRequest) -> dict[str, int]:
-    """Seeded sampling with chunked prompts ends stock vLLM on a CPU, so the small budget is for
-    greedy ones."""
+    """The small budget is for greedy requests only.
+
+    Stock vLLM on a CPU crashes on seeded sampling with chunked prompts.
+    """
     return SETTINGS[request.param]
 
 
@@ -98,6 +104,6 @@ def test_without_groups_tokens_and_logprobs_are_identical(
     assert stock[0].outputs[0].logprobs is not None
 
 
-def test_beside_groups_tokens_are_identical(stock: list[RequestOutput], ours: Answers) -> None:
+def test_mixed_with_groups_tokens_are_identical(stock: list[RequestOutput], ours: Answers) -> None:
     assert ours.mixed is not None
     assert tokens(ours.mixed) == tokens(stock)

@@ -16,7 +16,7 @@ from cfg_core.prefill_only import Engine
 sys.path.append(str(Path(__file__).parent.parent / "encoders"))
 import tiny_checkpoints as tiny
 
-# vLLM's CPU attention wants heads of 32.
+# vLLM's CPU attention needs a head size of 32.
 TEXTS = tiny.random_texts(20, seed=2)
 VLLM = {
     "workflow": {"executor": "vllm"},
@@ -44,7 +44,7 @@ def test_a_retriever(tmp_path):
             engine.embed_tokens(TEXTS[:1])
 
 
-def test_what_would_come_out_differently_is_refused(tmp_path):
+def test_models_that_vllm_computes_differently_are_refused(tmp_path):
     config = tiny.config_of("bert", num_labels=1)
     path = tiny.save(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
     with pytest.raises(

@@ -1,9 +1,8 @@
-"""One guided request and what may be asked of it: negatives, logprobs, stop conditions, grammars,
-limits.
+"""The options of one guided request: negatives, logprobs, stop conditions, grammars, limits.
 
 Sampling options are in test_options.py, random grammars in test_structured.py. The oracle is the
-reference loop, with the same processors behind the blend (design, 6.7): guidance changes the model,
-everything else sees a model.
+reference loop with the same processors after the blend: guidance changes the model's logits, and
+everything after it treats them as those of an ordinary model.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 @pytest.fixture
 def most_requests(engine: Engine) -> Iterator[list[int]]:
-    """The number of requests in the scheduler at each step: a follower would be one."""
+    """The number of requests in the scheduler at each step.
+
+    A follower would count as one.
+    """
     counts: list[int] = []
     original = engine.scheduler.schedule
 
@@ -71,14 +73,14 @@ def test_guidance_makes_one_follower(
 
 
 def test_default_negative_is_the_last_prompt_token(engine: Engine, llama: Oracle) -> None:
-    """As `generate(guidance_scale=...)` without negative_prompt_ids."""
+    """Hugging Face `generate(guidance_scale=...)` does the same without negative_prompt_ids."""
     params = [plain(extra_args={"guidance_scale": scale}) for scale in (0.5, 3.0) for _ in PROMPTS]
     want = [llama.hf(prompt, scale=scale) for scale in (0.5, 3.0) for prompt in PROMPTS]
     assert differences(tokens(engine.generate(PROMPTS * 2, params)), want) == []
 
 
 def test_a_negative_of_text_is_read_as_a_prompt_is(engine: Engine, llama: Oracle) -> None:
-    """With the tokenizer's beginning-of-sequence token, as for `prompt`. é is two tokens."""
+    """It gets the tokenizer's beginning-of-sequence token, as `prompt` does. é is two tokens."""
     text = "A café at night: no éclairs."
     ids = engine.llm.get_tokenizer().encode(text)
     assert ids[0] == 0
@@ -96,8 +98,10 @@ def test_synonyms(engine: Engine, llama: Oracle) -> None:
 
 
 def test_params_of_the_caller_are_left_alone(engine: Engine) -> None:
-    """One SamplingParams for many prompts: the default negative of one must not become that of the
-    next."""
+    """One SamplingParams object is used for many prompts.
+
+    The default negative of one prompt must not become that of the next.
+    """
     params = plain(extra_args={"guidance_scale": 3.0})
     together = tokens(engine.generate(PROMPTS[:3], [params] * 3))
     assert params.extra_args == {"guidance_scale": 3.0}
@@ -111,9 +115,12 @@ def test_params_of_the_caller_are_left_alone(engine: Engine) -> None:
 # --- log-probabilities
 
 
+@pytest.mark.v2
 def test_logprobs_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
-    """Within 1e-4 up to scale 1.5, and what rounding makes of that above: the values go down to
-    -290 at 7.5."""
+    """The tolerance is 1e-4 up to scale 1.5.
+
+    Above, it grows with the rounding error: at scale 7.5, values go down to -290.
+    """
     outputs = engine.generate(
         [c.prompt for c in SAMPLE], [guided(c, logprobs=5, max_tokens=8) for c in SAMPLE]
     )
@@ -129,7 +136,7 @@ def test_logprobs_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
 
 @torch.inference_mode()
 def along(oracle: Oracle, start: tuple[int, ...], output: list[int]) -> list[float]:
-    """log p of each token of `output` behind `start`, without guidance."""
+    """log p of each token of `output` after `start`, without guidance."""
     logits = (
         oracle.model(torch.tensor([[*start, *output[:-1]]])).logits[0, len(start) - 1 :].float()
     )
@@ -137,9 +144,12 @@ def along(oracle: Oracle, start: tuple[int, ...], output: list[int]) -> list[flo
     return picked
 
 
+@pytest.mark.v2
 def test_guidance_logprobs_are_those_of_the_single_streams(engine: Engine, llama: Oracle) -> None:
-    """Beside guided and plain requests that ask for logprobs of their own, all of the vocabulary
-    too, and get those."""
+    """Other guided and plain requests of the batch ask for logprobs of their own.
+
+    One of them asks for the whole vocabulary. They get the same logprobs as without this request.
+    """
 
     def asking(case: Case) -> Any:
         params = guided(case, logprobs=2, max_tokens=8)
@@ -174,8 +184,9 @@ def test_guidance_logprobs_are_those_of_the_single_streams(engine: Engine, llama
             assert not any(hasattr(entry, "conditional") for entry in b.values())
 
 
+@pytest.mark.v2
 def test_prompt_logprobs_are_the_conditional_streams(engine: Engine, llama: Oracle) -> None:
-    """Two groups and a plain request side by side."""
+    """Two groups and a plain request run in one batch."""
     cases = [CASES[4], CASES[40]]
     prompts = [*(case.prompt for case in cases), PROMPTS[2]]
     params = [*(guided(case, prompt_logprobs=2) for case in cases), plain(prompt_logprobs=2)]
@@ -195,9 +206,12 @@ def check_prompt_logprobs(oracle: Oracle, prompt: tuple[int, ...], said: list[An
         )
 
 
+@pytest.mark.v2
 def test_prompt_logprobs_of_chosen_tokens(engine: Engine, llama: Oracle) -> None:
-    """They are the conditional stream's. Only Model Runner V2 has them; the other refuses them, as
-    without guidance."""
+    """They are the conditional stream's.
+
+    Only Model Runner V2 supports them. V1 refuses them, as it does without guidance.
+    """
     case, ids = CASES[4], [7, 70, 170]
     params = guided(case, prompt_logprob_token_ids=[ids] * (len(case.prompt) - 1))
     if not engine.llm.llm_engine.vllm_config.use_v2_model_runner:
@@ -213,8 +227,9 @@ def test_prompt_logprobs_of_chosen_tokens(engine: Engine, llama: Oracle) -> None
     assert tokens([output]) == [llama.guided[4]]
 
 
+@pytest.mark.v2
 def test_logprobs_of_chosen_tokens_are_the_guided_ones(engine: Engine, llama: Oracle) -> None:
-    """`guidance_logprobs` goes with them."""
+    """They work together with `guidance_logprobs`."""
     case, ids = CASES[4], [7, 70, 170]
     params = guided(case, logprob_token_ids=ids, logprobs=len(ids), max_tokens=8)
     params.extra_args = {**params.extra_args, "guidance_logprobs": True}
@@ -233,10 +248,12 @@ def test_logprobs_of_chosen_tokens_are_the_guided_ones(engine: Engine, llama: Or
         assert said[token].conditional == pytest.approx(conditional[i], abs=1e-4)
 
 
-# --- what stands behind the blend
+# --- what runs after the blend
 
 
-def test_hf_repetition_penalty_stands_behind_guidance_too(engine: Engine, llama: Oracle) -> None:
+def test_hf_applies_the_repetition_penalty_after_guidance_too(
+    engine: Engine, llama: Oracle
+) -> None:
     want = [
         llama.hf(c.prompt, scale=c.scale, negative=c.negative, repetition_penalty=1.7)
         for c in SAMPLE[:5]
@@ -245,8 +262,10 @@ def test_hf_repetition_penalty_stands_behind_guidance_too(engine: Engine, llama:
 
 
 def test_bad_words(engine: Engine, llama: Oracle) -> None:
-    """Of each case's text, a letter that it uses is forbidden. The words are of printable ASCII:
-    one token each."""
+    """For each case, one letter that its text uses is forbidden.
+
+    The words are printable ASCII characters: one token each.
+    """
     decode = engine.llm.get_tokenizer().decode
     tried = 0
     for case, text in zip(SAMPLE, llama.guided[::5], strict=True):
@@ -260,9 +279,12 @@ def test_bad_words(engine: Engine, llama: Oracle) -> None:
     assert tried >= 5
 
 
+@pytest.mark.v2
 def test_stop_token_and_min_tokens(engine: Engine, llama: Oracle) -> None:
-    """A stop token ends the text, but not within the first min_tokens tokens, where it is
-    forbidden."""
+    """A stop token ends the text.
+
+    Within the first min_tokens tokens, it is forbidden.
+    """
     case, text = CASES[4], llama.guided[4]
     stop = text[4]
     (output,) = engine.generate([case.prompt], [guided(case, stop_token_ids=[stop])])
@@ -287,16 +309,18 @@ def test_sampling_that_leaves_one_token_is_greedy(
     )
 
 
-# --- grammars: vLLM masks before it samples; blending masked rows would be NaN at 0 and +inf below
+# --- grammars: blending masked rows would give NaN at scale 0, and +inf below
 
 
 TEXTS = ["Once upon a time", "The sun rose over", "A grey cat and a", "q"]
-"""Prompts of whole characters: vLLM's detokenizer joins a cut-off character of the prompt to the
-answer's text."""
+"""Prompts of whole characters.
+
+vLLM's detokenizer joins a cut-off character of the prompt to the answer's text.
+"""
 
 
 def text_cases(engine: Engine, scale: float) -> list[Case]:
-    """Each of TEXTS, away from the next."""
+    """Each of TEXTS, with the next one as its negative."""
     ids = [tuple(engine.llm.get_tokenizer().encode(text)) for text in TEXTS]
     return [
         Case(prompt, negative, scale)
@@ -314,6 +338,7 @@ def structured(**grammar: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.v2
 @pytest.mark.parametrize("scale", SCALES)
 def test_regex_equals_the_reference_under_the_same_mask(
     engine: Engine, llama: Oracle, scale: float
@@ -382,8 +407,11 @@ BAD = {
 def test_bad_guidance_is_refused_at_admission(
     engine: Engine, llama: Oracle, extra_args: dict[str, Any]
 ) -> None:
-    """A ValueError before anything runs; the good request beside it leaves nothing behind; the
-    engine lives on."""
+    """A ValueError is raised before anything runs.
+
+    The good request that was sent with the bad one leaves nothing behind, and the engine still
+    works.
+    """
     good = CASES[3]
     inputs = [{"prompt_token_ids": list(good.prompt)}] * 2
     with pytest.raises(ValueError, match=r"guidance|negative|cfg"):

@@ -1,5 +1,8 @@
-"""Sampled guided text: reproducible by its seed however the work is split, and of the right
-distribution."""
+"""Sampled guided text.
+
+The same seed gives the same text however the work is split, and the samples have the right
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,21 @@ from engines import ROOMY, Engine, guided, plain, tokens
 from oracle import CASES, PROMPTS, Case, Oracle, make_pairs
 
 FALSE_ALARM = 1e-4
-"""Odds that the chi-square test rejects a correct sampler. The seeds are fixed, so it does so
-always or never."""
+"""The probability that the chi-square test rejects a correct sampler.
+
+The seeds are fixed, so it always does or never does.
+"""
 NUM_SAMPLES = 3000
 MIN_EXPECTED = 5.0
-"""Tokens expected less often than this share one bin, as the chi-square approximation demands."""
+"""Tokens expected less often than this share one bin, as the chi-square approximation requires."""
 
 
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
-    """Budget 48: the longer prompts take several steps, in which their seeded generators must not
-    advance."""
+    """The budget is 48 tokens: the longer prompts take several steps.
+
+    Their seeded generators must not advance in these steps.
+    """
     engine = Engine(
         model_folder("llama"),
         num_gpu_blocks_override=2048,
@@ -47,8 +54,10 @@ def roomy(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 def test_seeded_batch_equals_alone_with_chunked_prompts(
     engine: Engine, options: dict[str, float]
 ) -> None:
-    """Stock vLLM on a CPU dies of this ("CPU Generator does not use offset"), so do its plain
-    requests."""
+    """Stock vLLM on a CPU crashes on seeded sampling with chunked prompts.
+
+    Its error is "CPU Generator does not use offset". So plain requests cannot be tested here.
+    """
     cases = CASES[::5]
     params = [
         guided(case, temperature=1.0, seed=100 + i, **options) for i, case in enumerate(cases)
@@ -63,8 +72,9 @@ def test_seeded_batch_equals_alone_with_chunked_prompts(
     assert tokens(engine.generate([case.prompt for case in cases], other)) != batch
 
 
+@pytest.mark.v2
 def test_several_samples_of_one_request(engine: Engine) -> None:
-    """n = 3: three groups, three texts, the same three for the same seed."""
+    """n = 3 gives three groups and three texts. The same seed gives the same three."""
     params = guided(CASES[3], temperature=1.0, seed=5, n=3)
     first, second = (
         [list(c.token_ids) for c in engine.generate([CASES[3].prompt], [params])[0].outputs]
@@ -75,8 +85,10 @@ def test_several_samples_of_one_request(engine: Engine) -> None:
 
 
 def test_sampled_groups_do_not_disturb_seeded_plain_requests(engine: Engine) -> None:
-    """A short prompt, so that stock behaviour is defined; the groups around it draw without
-    seeds."""
+    """The prompt is short, so that the behaviour of stock vLLM is defined.
+
+    The groups in the same batch sample without seeds.
+    """
     alone = tokens(engine.generate([PROMPTS[0]], [plain(temperature=1.0, seed=9)]))
     groups = CASES[3:18:3]
     params = [plain(temperature=1.0, seed=9), *(guided(case, temperature=1.0) for case in groups)]
@@ -90,12 +102,12 @@ def test_sampled_groups_do_not_disturb_seeded_plain_requests(engine: Engine) -> 
 def test_first_token_follows_the_guided_distribution(
     roomy: Engine, llama: Oracle, scale: float
 ) -> None:
-    """3,000 samples at temperature 1 against the reference's exact distribution, Pearson's
-    chi-square.
+    """3,000 samples at temperature 1 against the reference's exact distribution.
 
-    Bound: p > 1e-4, so a correct sampler fails one choice of seeds in 10,000. Power: of the same
-    samples the test must reject (p < 1e-9) the conditional, the negative and a scale off by 0.5, so
-    a sampler with any of these errors would not pass.
+    The test is Pearson's chi-square. Bound: p > 1e-4, so a correct sampler fails for one choice of
+    seeds in 10,000. Power: for the same samples, the test must reject (p < 1e-9) the conditional
+    distribution, the negative one, and scales that are wrong by 0.5. So a sampler with one of these
+    errors would fail.
     """
     case = spread_case(llama, scale)
     params = guided(case, temperature=1.0, seed=1, n=NUM_SAMPLES, max_tokens=1)
@@ -124,14 +136,14 @@ def drafting(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.5, 3.0])
-def test_tokens_behind_drafts_follow_the_guided_distribution(
+def test_tokens_after_drafts_follow_the_guided_distribution(
     drafting: Engine, llama: Oracle, scale: float
 ) -> None:
-    """The second token is verified against a draft that knows nothing of guidance: 6,000 texts at
-    temperature 0.7.
+    """The second token is verified against a draft that was made without guidance.
 
-    Same bound as above; of the second tokens, those behind the most frequent first one are counted.
-    Stock vLLM on a CPU fails this without guidance, too: see cpu_worker.py.
+    There are 6,000 texts at temperature 0.7, and the same bound as above. Counted are the second
+    tokens after the most frequent first one. Stock vLLM on a CPU fails this test, also without
+    guidance: see cpu_worker.py.
     """
     case = spread_case(llama, scale)
     params = guided(case, temperature=TEMPERATURE, seed=2, n=2 * NUM_SAMPLES, max_tokens=2)
@@ -157,13 +169,16 @@ def first_token(oracle: Oracle, case: Case) -> torch.Tensor:
 
 
 def spread_case(oracle: Oracle, scale: float) -> Case:
-    """Of twelve pairs, the one whose first token is the most open (greatest entropy)."""
+    """The pair, of twelve, whose first token has the greatest entropy."""
     cases = [Case(prompt[:12], negative[:12], scale) for prompt, negative in make_pairs(seed=10)]
     return max(cases, key=lambda case: torch.special.entr(first_token(oracle, case)).sum().item())
 
 
 def p_value(counts: Counter[int], probs: torch.Tensor) -> float:
-    """Of Pearson's chi-square test; tokens expected less than MIN_EXPECTED times share a bin."""
+    """The p-value of Pearson's chi-square test.
+
+    Tokens expected less than MIN_EXPECTED times share a bin.
+    """
     observed = torch.tensor([counts[token] for token in range(len(probs))], dtype=torch.float64)
     expected = probs * sum(counts.values())
     rare = expected < MIN_EXPECTED

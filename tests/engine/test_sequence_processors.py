@@ -1,7 +1,7 @@
-"""Logits processors per sequence on a real engine: the right state at every token, and one
-request's failure its own.
+"""Logits processors per sequence on a real engine.
 
-`witness` (witness.py) forbids tokens by all that it was fed; the reference loop does the same.
+Each has the right state at every token. A failure ends only its own request. `witness` (witness.py)
+forbids tokens depending on all tokens before; the reference loop does the same.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ IS_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 TOKENS = 6 if IS_V2 else 16
 SAMPLE = CASES[::12] if IS_V2 else CASES[::5]
 STORM = int(os.environ.get("CFG_SERVE_STORM", "12" if IS_V2 else "150"))
-"""Requests of the storm test; the issue's thousand by `CFG_SERVE_STORM=1000 pytest THIS_FILE -k
-storm`."""
+"""Number of requests of the storm test.
+
+For a long run with 1,000: `CFG_SERVE_STORM=1000 pytest THIS_FILE -k storm`.
+"""
 
 
-@pytest.fixture(scope="module", params=[0, 3], ids=["no drafts", "draft model"])
+WITH_DRAFTS = pytest.param(3, id="draft model", marks=pytest.mark.v2)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(0, id="no drafts"), WITH_DRAFTS])
 def engine(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) -> Iterator[Engine]:
     options: dict[str, Any] = dict(TIGHT)
     folder = model_folder("llama")
@@ -47,8 +52,10 @@ def engine(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) 
 
 @pytest.fixture(autouse=True)
 def all_closed_once(engine: Engine) -> Iterator[None]:
-    """Every instance that a test makes is closed exactly once by the time that the engine has heard
-    of the end."""
+    """Every instance that a test makes is closed exactly once.
+
+    That has happened when the engine has processed the end of its request.
+    """
     witness.WITNESSES.clear()
     yield
     engine.generate([PROMPTS[0]], [plain(max_tokens=1)])
@@ -59,7 +66,7 @@ def all_closed_once(engine: Engine) -> Iterator[None]:
 def watched(
     case: Case | None = None, *, options: dict[str, Any] | None = None, **arguments: Any
 ) -> Any:
-    """Parameters of a request with a witness; guided as `case` says."""
+    """Parameters of a request with a witness, guided as `case` says."""
     options = {"max_tokens": TOKENS, **(options or {})}
     params = plain(**options) if case is None else guided(case, **options)
     params.extra_args = {**(params.extra_args or {}), **witness.asked(**arguments)}
@@ -68,7 +75,7 @@ def watched(
 
 @pytest.fixture(scope="module")
 def want(llama: Oracle) -> list[list[int]]:
-    """What SAMPLE becomes with a witness; then PROMPTS without guidance, with one."""
+    """The expected texts: SAMPLE with a witness, then PROMPTS with one and without guidance."""
     cases = [*SAMPLE, *(Case(prompt, prompt[-1:], 1.0) for prompt in PROMPTS[:3])]
     texts = [
         llama.reference(c, processors=[witness.reference], max_new_tokens=TOKENS) for c in cases
@@ -80,7 +87,10 @@ def want(llama: Oracle) -> list[list[int]]:
 def test_the_state_is_that_of_the_sequence_at_every_token(
     engine: Engine, llama: Oracle, want: list[list[int]]
 ) -> None:
-    """Guided and plain, with and without a witness, in one batch that is preempted and chunked."""
+    """Guided and plain requests, with and without a witness, run in one batch.
+
+    It is preempted and chunked.
+    """
     prompts = [*(c.prompt for c in SAMPLE), *PROMPTS[:3], *PROMPTS[3:5]]
     params = [
         *(watched(c) for c in SAMPLE),
@@ -94,8 +104,10 @@ def test_the_state_is_that_of_the_sequence_at_every_token(
 
 
 def test_a_failure_on_a_row_that_is_taken_back_is_not_lost(engine: Engine) -> None:
-    """A prompt of one token runs before its negative is ready; that sample is dropped, and the next
-    one must fail."""
+    """A prompt of one token runs before its negative is ready.
+
+    The sample of that step is dropped. The next one must fail.
+    """
     case = Case(PAIRS[3][0], PAIRS[3][1], 1.5)
     assert len(case.prompt) == 1
     before = engine.stats()["solo_rows"]
@@ -104,11 +116,15 @@ def test_a_failure_on_a_row_that_is_taken_back_is_not_lost(engine: Engine) -> No
     assert engine.stats()["solo_rows"] > before
 
 
+@pytest.mark.slow_on_v2
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_one_that_raises_ends_its_own_request_only(
     engine: Engine, want: list[list[int]], at: int
 ) -> None:
-    """What was sampled before is there; the reason is where vLLM has the reason to stop."""
+    """The tokens that were sampled before are in the answer.
+
+    The reason of the failure is in vLLM's field `stop_reason`.
+    """
     params = [watched(c, fail_at=at if i == 1 else -1) for i, c in enumerate(SAMPLE)]
     outputs = engine.generate([c.prompt for c in SAMPLE], params)
     bad = outputs.pop(1).outputs[0]
@@ -119,7 +135,10 @@ def test_one_that_raises_ends_its_own_request_only(
 
 
 def test_each_of_several_samples_has_its_own(engine: Engine) -> None:
-    """n = 4, sampled: each sequence's witness saw that sequence, up to the last step's tokens."""
+    """With n = 4, each sequence's witness saw that sequence.
+
+    It may lack the tokens of the last step.
+    """
     options = {"n": 4, "temperature": 1.0, "top_k": 20, "seed": 5}
     prompts = [c.prompt for c in SAMPLE[:3]]
     outputs = engine.generate(
@@ -133,10 +152,10 @@ def test_each_of_several_samples_has_its_own(engine: Engine) -> None:
 
 
 def check_seen(tag: int, texts: list[list[int]]) -> None:
-    """Each text has a witness that was fed it, and obeyed.
+    """Each text has a witness that got its tokens, and whose rules it follows.
 
-    It may not have seen the tokens of the last step; and with async scheduling, what a step sampled
-    behind the end.
+    The witness may not have got the tokens of the last step. With async scheduling, it may have got
+    more: what a step sampled after the end.
     """
     seen = [w.seen for w in witness.WITNESSES if w.tag == tag]
     for text in texts:
@@ -151,9 +170,12 @@ def check_seen(tag: int, texts: list[list[int]]) -> None:
             assert witness.permits(text[:i], token)
 
 
+@pytest.mark.slow_on_v2
 def test_storm(engine: Engine) -> None:
-    """Requests that arrive at random: guided and plain, n = 1 and 4, some aborted, some that fail,
-    in a tiny pool."""
+    """Requests arrive at random in a tiny pool.
+
+    They are guided and plain, with n = 1 and 4. Some are aborted, and some fail.
+    """
     rng, llm = random.Random(1), engine.llm.llm_engine
     before = engine.stats()["group_preemptions"]
     pending = list(range(STORM))
@@ -207,8 +229,8 @@ def test_bad_arguments_are_refused(engine: Engine, entry: dict[str, Any], words:
         engine.generate([PROMPTS[0]], [params])
 
 
-def test_those_that_we_ship(engine: Engine) -> None:
-    """With the engine's own tokenizer: bytes, one token each."""
+def test_the_shipped_processors(engine: Engine) -> None:
+    """The engine's own tokenizer is used: each byte is one token."""
     case = SAMPLE[3]
     shipped = [
         {"name": "no_repeat_ngram", "n": 1},
@@ -233,8 +255,8 @@ def test_an_engine_with_a_factory_that_cannot_be_loaded_does_not_start(
         guided_engine_args(logits_processors={"x": "nothing"})
 
 
-def test_the_path_is_the_one_asked_for(engine: Engine) -> None:
-    """This module also runs in a process whose engines take the path of GPUs (test_paths.py)."""
+def test_the_engine_uses_the_requested_path(engine: Engine) -> None:
+    """This module also runs in a process whose engines use the path of GPUs (test_paths.py)."""
     config = engine.llm.llm_engine.vllm_config
     assert config.use_v2_model_runner == IS_V2
     assert config.scheduler_config.async_scheduling == (os.environ.get(ASYNC) == "1")

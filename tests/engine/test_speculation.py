@@ -1,8 +1,8 @@
-"""Speculation under guidance: drafts follow the guided distribution, and whatever they are, nothing
-but speed changes.
+"""Speculation under guidance: drafts follow the guided distribution, and change only the speed.
 
-The embedded pair of models, and a target that drafts for itself. Every path of vLLM with drafts,
-n-gram lookup among them, is in test_paths.py; random loads with drafts are in tests/simulation.
+The drafters are the small model of the embedded pair, and a target that drafts for itself. Every
+path of vLLM with drafts, including n-gram lookup, is in test_paths.py. Random loads with drafts are
+in tests/simulation.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ MODELS = Path(__file__).resolve().parents[2] / "models"
 DRAFTS = 3
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)
 FALSE_ALARM = 1e-4
-"""Odds that the Kolmogorov-Smirnov test rejects a lossless sampler. Seeds are fixed: it does so
-always or never."""
+"""The probability that the Kolmogorov-Smirnov test rejects a lossless sampler.
+
+The seeds are fixed, so it always does or never does.
+"""
 
 
 def drafting(target: Path, draft: Path, **options: Any) -> Engine:
@@ -46,12 +48,12 @@ def drafting(target: Path, draft: Path, **options: Any) -> Engine:
 
 @contextmanager
 def counted(engine: Engine) -> Iterator[Callable[[str], int]]:
-    """`count(name)`: by how much a counter of `guidance_stats` has grown since."""
+    """`count(name)` returns by how much a counter of `guidance_stats` has grown since."""
     before = engine.stats()
     yield lambda name: engine.stats()[name] - before[name]
 
 
-# --- a target that drafts for itself: every draft must be right if drafting is guided ------------
+# --- a target that drafts for itself: every draft must be right if drafting is guided -------------
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +83,8 @@ def test_drafts_of_the_target_itself_are_kept(
         assert count(f"{kind}_drafts_accepted") >= 0.99 * count(f"{kind}_drafts")
 
 
-def test_guided_and_plain_texts_beside_each_other(itself: Engine, llama: Oracle) -> None:
-    """Plain requests draft as without the plugin: theirs are right as well."""
+def test_guided_and_plain_texts_in_one_batch(itself: Engine, llama: Oracle) -> None:
+    """Plain requests draft as without the plugin, so their drafts are right as well."""
     cases = CASES[::6]
     prompts = [case.prompt for case in cases] * 2
     with counted(itself) as count:
@@ -97,7 +99,7 @@ def test_guided_and_plain_texts_beside_each_other(itself: Engine, llama: Oracle)
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Engine]:
-    """Never backs off, so that there are drafts to verify at every scale."""
+    """Drafting never backs off, so that there are drafts to verify at every scale."""
     engine = drafting(MODELS / "stories", MODELS / "stories-draft", max_model_len=512, draft_cost=0)
     yield engine
     engine.close()
@@ -105,15 +107,17 @@ def pair() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Engine]:
-    """The target alone."""
+    """The target without a drafter."""
     engine = Engine(MODELS / "stories", max_model_len=512, **ROOMY)
     yield engine
     engine.close()
 
 
 def stories(engine: Engine, scales: tuple[float, ...], number: int) -> list[Case]:
-    """`number` different cases: the start of a story about each topic, away from none or from
-    another."""
+    """`number` different cases, each with the start of a story about a topic as its prompt.
+
+    The negative is a story about another topic, or about none.
+    """
     tokenizer, rng = engine.llm.get_tokenizer(), random.Random(3)
     topics = [
         "sea",
@@ -155,20 +159,22 @@ def test_greedy_texts_are_those_without_speculation(pair: Engine, single: Engine
 
 TEMPERATURE = 0.9
 TEXTS, LENGTH = int(os.environ.get("CFG_SERVE_SPECULATED_TEXTS", 336)), 60
-"""20,160 tokens. Fewer by hand, for V2's interpreter."""
+"""20,160 tokens in all. For a run by hand in V2's interpreter, set a smaller number of texts."""
 
 
 @pytest.mark.parametrize("faulty", [False, True], ids=["lossless", "with a planted fault"])
 def test_sampled_texts_have_the_guided_distribution(
     pair: Engine, monkeypatch: pytest.MonkeyPatch, faulty: bool
 ) -> None:
-    """20,160 tokens, each placed in the exact guided distribution behind the tokens before it.
+    """20,160 tokens, each placed in the exact guided distribution given the tokens before it.
 
-    Tokens are put in order, the ones that the drafter likes too well first; the place of a token is
-    the probability of those before it and a random part of its own. Then places are independent and
-    uniform in [0, 1) if and only if the sampler is lossless (Rosenblatt, 1952), and whoever keeps
-    too many drafts moves them towards 0. Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a
-    draft when u / 2, not u, is below p/q: p < 1e-6.
+    The possible tokens are sorted: those that the drafter overestimates come first. The place of a
+    token is the probability of those before it, plus a random part of its own. The places are
+    independent and uniform in [0, 1) if and only if the sampler is lossless (Rosenblatt, 1952). A
+    sampler that keeps too many drafts moves them towards 0.
+
+    Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a draft when u / 2, not u, is below p/q: p
+    < 1e-6.
     """
     if faulty:
         lenient(monkeypatch)
@@ -193,7 +199,7 @@ def test_sampled_texts_have_the_guided_distribution(
 
 
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a fault in the rule of acceptance."""
+    """Plant a fault in the acceptance rule."""
     from vllm.v1.sample import rejection_sampler
 
     draw = rejection_sampler.generate_uniform_probs
@@ -208,8 +214,7 @@ def load(folder: Path) -> Any:
 
 @torch.inference_mode()
 def guided_probs(model: Any, case: Case, text: list[int]) -> torch.Tensor:
-    """[tokens, vocabulary]: the exact distribution of each token of `text` behind those before
-    it."""
+    """[tokens, vocabulary]: the exact distribution of each token, given `text` before it."""
     rows = []
     for start in (case.prompt, case.negative):
         logits = model(torch.tensor([[*start, *text[:-1]]])).logits[0, len(start) - 1 :]
@@ -229,7 +234,7 @@ def place(
 
 
 def uniform_p_value(places: torch.Tensor) -> float:
-    """Of the Kolmogorov-Smirnov test, asymptotic (n is large)."""
+    """The p-value of the Kolmogorov-Smirnov test, asymptotic (n is large)."""
     n, ordered = len(places), places.sort().values
     steps = torch.arange(n + 1, dtype=torch.float64) / n
     distance = torch.maximum(steps[1:] - ordered, ordered - steps[:-1]).max().item()
@@ -255,7 +260,7 @@ def hopeless(
 
 
 def test_drafts_that_never_help_are_given_up(hopeless: Engine, llama: Oracle) -> None:
-    """Texts stay right when drafts become fewer, none, and are tried again."""
+    """The texts stay right when drafts become fewer, stop, and are tried again."""
     engine, cases = hopeless, CASES[::6]
     with counted(engine) as count:
         assert (
@@ -274,26 +279,30 @@ def test_drafts_that_never_help_are_given_up(hopeless: Engine, llama: Oracle) ->
             text[: len(want)] for text, want in zip(texts, llama.guided[::6], strict=True)
         ] == llama.guided[::6]
         longer = count("guided_drafts") - short
-        assert longer < 1.5 * short, "a text of 100 tokens has hardly more drafts than one of 24"
+        assert longer < 1.5 * short, (
+            "texts of 100 tokens must have few more drafts than texts of 24"
+        )
 
 
 # --- drafts that cannot pay
 
 
 @pytest.fixture(scope="module")
-def dear(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
-    """A draft is said to cost nearly as much as a step."""
+def costly(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
+    """The configured cost of a draft is nearly that of a step."""
     engine = drafting(model_folder("llama"), model_folder("llama"), draft_cost=0.9)
     yield engine
     engine.close()
 
 
-def test_a_drafter_that_cannot_pay_rests_while_groups_alone_decode(
-    dear: Engine, llama: Oracle, monkeypatch: pytest.MonkeyPatch
+def test_a_drafter_that_cannot_pay_rests_while_only_groups_decode(
+    costly: Engine, llama: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads prompts only. Plain requests draft as ever, also behind prompts that were cached
-    meanwhile."""
-    worker = dear.core.model_executor.driver_worker.worker
+    """The drafter processes only the prompts.
+
+    Plain requests draft as before, also after prompts that were cached in the meantime.
+    """
+    worker = costly.core.model_executor.driver_worker.worker
     drafter = getattr(worker.model_runner, "drafter", None) or worker.model_runner.speculator
     passes = 0
     forward = drafter.model.forward
@@ -306,15 +315,16 @@ def test_a_drafter_that_cannot_pay_rests_while_groups_alone_decode(
     monkeypatch.setattr(drafter.model, "forward", counting)
     cases = CASES[::6]
     prompts = [case.prompt for case in cases]
-    with counted(dear) as count:
+    with counted(costly) as count:
         assert (
-            differences(tokens(dear.generate(prompts, [*map(guided, cases)])), llama.guided[::6])
+            differences(tokens(costly.generate(prompts, [*map(guided, cases)])), llama.guided[::6])
             == []
         )
         assert count("guided_drafts") == 0
         assert 0 < passes < 4
         assert (
-            differences(tokens(dear.generate(prompts, [plain() for _ in cases])), llama.plain) == []
+            differences(tokens(costly.generate(prompts, [plain() for _ in cases])), llama.plain)
+            == []
         )
         assert count("plain_drafts_accepted") > 0.9 * count("plain_drafts") > 0
     assert passes > 10

@@ -1,5 +1,7 @@
-"""`vllm serve MODEL $(python -m cfg_core.vllm_plugin)`: guidance through vLLM's own server, in its
-own processes."""
+"""vLLM's own server with the flags of `python -m cfg_core.vllm_plugin`, in its own processes.
+
+It is started as a module, which `vllm serve` runs too: see README.md, "vLLM's own server".
+"""
 
 from __future__ import annotations
 
@@ -40,20 +42,21 @@ ENGINE_FLAGS = (
 def server(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The base URL of a running `vllm serve`, with the flags that the plugin prints."""
+    """The base URL of a running server, with the flags that the plugin prints."""
     flags = subprocess.run(
         [sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True
     ).stdout.split()
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+    command += [
+        "--model",
         str(model_folder("llama")),
-        *flags,
+        *ENGINE_FLAGS,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
     ]
-    command += [*ENGINE_FLAGS, "--host", "127.0.0.1", "--port", str(port)]
     log = tmp_path_factory.mktemp("serve") / "log.txt"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -87,11 +90,11 @@ def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) ->
             return
         except OSError:
             time.sleep(0.5)
-    pytest.fail(f"vllm serve did not start:\n{log.read_text()[-4000:]}")
+    pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """The server and every process that it started (it leads their process group)."""
+    """The server and all processes that it started. It leads their process group."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(timeout=30)
@@ -121,8 +124,10 @@ def complete(url: str, **body: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_guided_completion(server: str, llama: Oracle) -> None:
-    """Text negative through vllm_xargs; equal to the reference, and different from the plain
-    completion."""
+    """A negative prompt of text in vllm_xargs.
+
+    The completion equals the reference, and differs from the plain one.
+    """
     negative = "A rainy day in the city."
     ids = make_tokenizer().encode(negative)
     xargs = {"guidance_scale": 2.0, "negative_prompt": negative}
@@ -137,7 +142,7 @@ def test_guided_completion(server: str, llama: Oracle) -> None:
 
 
 def test_negative_of_token_ids(server: str, llama: Oracle) -> None:
-    """Longer than the prompt and than the server's token budget of 64 a step."""
+    """The negative is longer than the prompt, and than the server's budget of 64 tokens a step."""
     case = Case(PROMPTS[8], PROMPTS[9][:100], 3.0)
     xargs = {"guidance_scale": case.scale, "negative_prompt_token_ids": list(case.negative)}
     status, body = complete(server, prompt=list(case.prompt), vllm_xargs=xargs)
@@ -154,7 +159,7 @@ def test_negative_of_token_ids(server: str, llama: Oracle) -> None:
     ],
     ids=["no-number", "empty-negative", "typo"],
 )
-def test_bad_guidance_is_a_400_and_the_server_lives_on(
+def test_bad_guidance_gets_a_400_and_the_server_still_works(
     server: str, llama: Oracle, xargs: dict[str, Any]
 ) -> None:
     status, body = complete(server, prompt=list(PROMPTS[0]), vllm_xargs=xargs)

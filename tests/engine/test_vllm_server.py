@@ -1,7 +1,7 @@
-"""VllmServer without Ray and HTTP: what is counted, how much of the engine one request takes, whose
-fault errors are.
+"""VllmServer without Ray and HTTP.
 
-One server on the shipped model, its engine in a process of its own, as a replica has it.
+Tested are usage, the share of the engine that one request gets, and who is at fault for an error.
+One server runs the shipped model, with its engine in a process of its own, as in a replica.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Server:
         return found
 
     async def idle(self, limit_s: float = 10.0) -> dict[str, int]:
-        """Wait until the engine holds nothing; the counts are what it says then."""
+        """Wait until the engine holds nothing. Returns the counts at that time."""
         end = time.monotonic() + limit_s
         stats = await self.vllm.stats()
         while stats["running"] + stats["waiting"] and time.monotonic() < end:
@@ -103,7 +103,7 @@ class Server:
 
     @contextmanager
     def share(self, streams: int) -> Iterator[None]:
-        """While open, a request has so many streams in the engine at once."""
+        """While open, a request may have this many streams in the engine at once."""
         before, self.vllm._share = self.vllm._share, streams
         yield
         self.vllm._share = before
@@ -131,7 +131,7 @@ def events(texts: list[str]) -> list[dict[str, Any]]:
     return [json.loads(text.removeprefix("data: ")) for text in texts if text != "data: [DONE]\n\n"]
 
 
-# --- what the engine has done
+# --- usage
 
 
 SHARED = {"max_tokens": 9, "temperature": 1.0, "seed": 5}
@@ -156,8 +156,8 @@ BODIES = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", BODIES)
-def test_the_meter_says_what_usage_says(server: Server, name: str, stream: bool) -> None:
-    """And the negatives, and each guided token once for each stream."""
+def test_the_meter_agrees_with_usage(server: Server, name: str, stream: bool) -> None:
+    """The meter adds the negative prompts, and counts each guided token once for each stream."""
     body, meter = {**SHARED, **BODIES[name]}, Meter()
     if stream:
         last = events(
@@ -179,7 +179,7 @@ def test_the_meter_says_what_usage_says(server: Server, name: str, stream: bool)
     assert meter.guided_tokens == (usage["completion_tokens"] if guidance["streams"] == 2 else 0)
     assert meter.guided_tokens == guidance.get("guided_tokens", 0)
     assert "kv_transfer_params" not in last or last["kv_transfer_params"] is None, (
-        "the engine's count is not shown"
+        "the engine's count must not be sent to clients"
     )
 
 
@@ -194,8 +194,8 @@ def test_beams_are_counted(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_the_meter_runs_with_the_request(server: Server, stream: bool) -> None:
-    """A client that leaves in the middle has used what was done until then."""
+def test_the_meter_counts_while_the_request_runs(server: Server, stream: bool) -> None:
+    """If a client leaves, the tokens up to then are counted."""
     body = {
         "prompt": STORY,
         "n": 3,
@@ -217,7 +217,7 @@ def test_the_meter_runs_with_the_request(server: Server, stream: bool) -> None:
         assert stats["running"] == 0
 
     server.run(leave())
-    assert len({count for count in seen if count}) > 3, "it grows token by token"
+    assert len({count for count in seen if count}) > 3, "the count must grow token by token"
     assert 60 <= meter.output_tokens < 3 * 2 * 200
     assert meter.guided_tokens * 2 == meter.output_tokens
     assert meter.prompt_tokens > 10
@@ -230,7 +230,7 @@ def test_a_refused_request_costs_nothing(server: Server) -> None:
     assert meter.usage.tokens == 0
 
 
-# --- one request does not hold the engine
+# --- one request does not occupy the engine
 
 
 def choices(answer: dict[str, Any]) -> list[Any]:
@@ -267,8 +267,8 @@ MANY = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_choices_that_wait_are_the_same_choices(server: Server, name: str) -> None:
-    """As vLLM gives them all at once, in the same order."""
+def test_choices_that_wait_give_the_same_answer(server: Server, name: str) -> None:
+    """The answer equals that of vLLM when all choices run at once, in the same order."""
     body = {"max_tokens": 10, **MANY[name]}
     with server.share(10_000):
         expected = server.answer(body)
@@ -282,7 +282,10 @@ def test_choices_that_wait_are_the_same_choices(server: Server, name: str) -> No
 
 
 def test_the_default_share_is_half_of_the_engine(server: Server) -> None:
-    """Never more, whatever a request asks for; the rest is free for others all the time."""
+    """A request never has more streams, whatever it asks for.
+
+    The rest of the engine is always free for others.
+    """
     assert server.vllm._share == MAX_NUM_SEQS // 2
     most = []
 
@@ -302,8 +305,8 @@ def test_the_default_share_is_half_of_the_engine(server: Server) -> None:
     assert 0 < max(most) <= MAX_NUM_SEQS // 2
 
 
-def test_others_pass_a_request_of_a_hundred_choices(server: Server) -> None:
-    """Each small request runs beside it as if it were half of the load, not behind all of it."""
+def test_small_requests_overtake_a_request_of_a_hundred_choices(server: Server) -> None:
+    """Each small request runs together with a part of the choices, not after all of them."""
     big = {"prompt": STORY, "n": 100, "max_tokens": 60, "min_tokens": 60, "temperature": 1.0}
     small = {"prompt": "The king", "max_tokens": 10, "min_tokens": 10}
 
@@ -348,7 +351,9 @@ def test_cancelling_ends_what_runs_and_what_waits(server: Server, stream: bool) 
         await asyncio.wait([task])
         stats = await server.idle()
         assert stats["running"] == stats["waiting"] == 0
-        assert stats["groups_admitted"] - groups < 10, "those that waited never came"
+        assert stats["groups_admitted"] - groups < 10, (
+            "the choices that waited must never reach the engine"
+        )
 
     server.run(leave())
 
@@ -357,7 +362,7 @@ def test_cancelling_ends_what_runs_and_what_waits(server: Server, stream: bool) 
 
 
 def test_long_texts_do_not_delay_others(server: Server) -> None:
-    """Six of two megabytes at once: others, and the event loop, go on."""
+    """Six texts of two megabytes run at once. Other requests and the event loop are not blocked."""
     long = "the little dog " * 130_000
     waits: list[float] = []
     late: list[float] = []
@@ -429,7 +434,7 @@ def test_a_tenant_does_not_find_what_another_has_sent(server: Server) -> None:
     assert cached(server, "alice") >= 32
     assert cached(server, "bob") == 0
     assert cached(server, None) == 0
-    assert cached(server, None) >= 32, "whoever has no name shares with those who have none"
+    assert cached(server, None) >= 32, "requests without a tenant share their cache"
     assert cached(server, "bob", cache_salt="mine") == 0
     assert cached(server, "bob", cache_salt="mine") >= 32
     assert cached(server, "alice", cache_salt="mine") == 0
@@ -441,7 +446,7 @@ def test_no_path_is_shown(server: Server) -> None:
     assert str(MODEL) not in json.dumps(models)
 
 
-# --- whose fault it is
+# --- who is at fault
 
 
 WRONG = [
@@ -470,7 +475,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize("fields", WRONG, ids=lambda fields: json.dumps(fields)[:60])
-def test_what_the_client_caused_is_told_as_that(server: Server, fields: dict[str, Any]) -> None:
+def test_errors_that_the_client_caused_are_client_errors(
+    server: Server, fields: dict[str, Any]
+) -> None:
     for stream in (False, True):
         with pytest.raises(RequestError):
             server.ask({"prompt": STORY, "max_tokens": 2, "stream": stream, **fields})
@@ -502,8 +509,10 @@ CONTENT = {"prompt", "messages", "model", "stream"}
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["completion", "chat"])
 def test_fields_of_wrong_types_are_answered_or_refused(server: Server, endpoint: str) -> None:
-    """Each field of vLLM's requests with each kind of value: an answer, or an error of the
-    client's."""
+    """Each field of vLLM's requests is sent with each kind of value.
+
+    The result is an answer or a client error.
+    """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
@@ -532,7 +541,7 @@ def test_fields_of_wrong_types_are_answered_or_refused(server: Server, endpoint:
 
 
 def test_an_error_of_the_engine_stays_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails behind the engine with the same classes was not caused by the client."""
+    """An error of the same class that is raised inside the engine was not caused by the client."""
     from cfg_core.errors import EngineError
 
     serving = server.vllm._state.openai_serving_completion

@@ -1,16 +1,17 @@
-"""Random-weight models of six architectures, small enough to build in a second, and a byte
-tokenizer.
+"""Random-weight models of six architectures, and a byte tokenizer.
 
-They speak nonsense, and that is wanted: any slip in positions, caches or the blend changes the
-tokens at once, where a trained model would often say the same word anyhow.
+The models are built in a second. Their output is nonsense on purpose: any error in positions,
+caches or the blend changes the tokens at once. A trained model would often give the same word
+anyhow.
+
 The weights are drawn here, not by `initializer_range`, so that every layer matters and greedy text
-is no loop:
-  - each matrix keeps the variance of what it reads (gain 1), queries are louder (gain 3): attention
-    picks tokens rather than averaging over them;
-  - the head makes logits of standard deviation 5, far apart against float32 rounding;
-  - where embedding and head are one matrix (Gemma-2), the norms behind each block are loud, or the
-    model would only repeat its last token.
-Sizes obey vLLM on a CPU: head size a multiple of 32.
+does not repeat itself:
+  - each matrix keeps the variance of its input (gain 1), and queries are larger (gain 3), so that
+    attention picks tokens rather than averaging over them;
+  - the head gives logits of standard deviation 5, whose gaps are large against float32 rounding;
+  - where embedding and head are one matrix (Gemma-2), the norms after each block are large.
+    Otherwise the model would only repeat its last token.
+Sizes follow the rule of vLLM on a CPU: head size a multiple of 32.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ def qwen3() -> PretrainedConfig:
 
 
 def gemma2() -> PretrainedConfig:
-    """A sliding and a full layer (two KV groups in vLLM), attention and logit soft-caps that
-    bite."""
+    """A sliding and a full layer, which are two KV groups in vLLM.
+
+    The soft-caps of attention and logits are small enough to have an effect.
+    """
     return Gemma2Config(
         **{**DECODER, "tie_word_embeddings": True},
         query_pre_attn_scalar=HEAD_DIM,
@@ -117,7 +120,10 @@ ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 SEEDS = dict.fromkeys(ARCHITECTURES, 0)
-"""Chosen by the reference alone, so that `Oracle.margin` is above `oracle.MIN_MARGIN`."""
+"""Seeds for which `Oracle.margin` is above `oracle.MIN_MARGIN`.
+
+They were chosen with the reference only.
+"""
 
 
 def build(name: str, folder: Path) -> Path:
@@ -150,7 +156,7 @@ def draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
 
 
 def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> torch.Tensor:
-    """Standard normal `noise` of the parameter's shape -> its values."""
+    """Turn standard normal `noise` of the parameter's shape into its values."""
     if noise.dim() == 1:
         return _vector(name, noise, tied=tied)
     if "lm_head" in name or ("embed_tokens" in name and tied):
@@ -164,8 +170,10 @@ def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> t
 
 
 def _vector(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
-    """Biases near 0, norm weights near 1; Gemma stores `weight - 1`, and its post-norms are loud
-    here."""
+    """Biases near 0, norm weights near 1.
+
+    Gemma stores `weight - 1`, and its post-norms are large here.
+    """
     if name.endswith("bias"):
         return noise * 0.1
     if tied:
@@ -174,8 +182,7 @@ def _vector(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and a beginning-of-sequence token before every text, as Llama's tokenizer
-    does."""
+    """Each byte is one token. Every text begins with a BOS token, as with Llama's tokenizer."""
     specials = ["<bos>", "<eos>", "<pad>", "<unk>"]
     pieces = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(

@@ -1,8 +1,8 @@
-"""Logits processors that watch themselves, for the engine tests.
+"""Logits processors that record what they get, for the engine tests.
 
-`witness` forbids tokens by all those that it was fed, so a wrong state shows in the text; and it
-remembers what it saw. Where the engine runs in the test's own process, `WITNESSES` has all that
-were ever made.
+`witness` forbids tokens depending on all tokens that it got, so a wrong state changes the text. It
+also keeps these tokens. If the engine runs in the test's own process, `WITNESSES` has all instances
+that were made.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cfg_core.logits_processors.base import LogitsProcessor, LogitsProcessorFact
 
 CONFIG = {"witness": f"{__name__}:WitnessFactory"}
 STRIDE = 3
-"""Of the vocabulary, every third token is forbidden, which ones depends on the text."""
+"""Every third token of the vocabulary is forbidden. Which ones depends on the text."""
 
 
 def permits(seen: Sequence[int], token: int) -> bool:
-    """Whether a witness that has seen this lets `token` through."""
+    """Whether a witness that has seen these tokens permits `token`."""
     return token % STRIDE != zlib.crc32(repr(list(seen)).encode()) % STRIDE
 
 
@@ -71,5 +71,5 @@ def asked(**arguments: Any) -> dict[str, Any]:
 
 
 def reference(scores: torch.Tensor, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """The same for the reference loop."""
+    """The same processor for the reference loop."""
     return mask(scores, output)

@@ -1,12 +1,13 @@
-"""The plugin on an NVIDIA GPU: CUDA graphs on and off, sync and async scheduling, two GPUs where
-there are two.
+"""The plugin on an NVIDIA GPU.
+
+CUDA graphs are on and off, scheduling is sync and async, and two GPUs are used if there are two.
 
     pytest tests/gpu
 
-The engine's tokens are read by the model of Hugging Face transformers on the same GPU, both streams
-at once: at every position the token that the engine chose must have a guided score within rounding
-of the best one. (In bfloat16 two correct programs may choose differently where two scores are
-nearly equal; along the engine's own text they may not disagree by more than rounding.)
+The model of Hugging Face transformers on the same GPU reads the engine's tokens, with both streams
+at once. At every position, the guided score of the token that the engine chose must be within
+rounding of the best score. In bfloat16, two correct programs may choose differently if two scores
+are nearly equal. Along the engine's own text, they may not differ by more than rounding.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 NEW_TOKENS = 32
 SCALES = (-1.0, 0.0, 0.5, 1.5, 3.0, 7.5)
 ROUNDING = {"bfloat16": 0.15, "float32": 0.02}
-"""Largest error of a log-probability: of bfloat16 at logits of about 20; of float32 with
-TensorFloat-32 products."""
+"""The largest allowed error of a log-probability.
+
+bfloat16: at logits of about 20. float32: with products in TensorFloat-32.
+"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A Llama with random weights, wide enough for the kernels that real ones take."""
+    """A Llama with random weights, wide enough for the kernels that real models use."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -99,8 +102,10 @@ def generate(folder, pairs, dtype, **options):
 
 @torch.inference_mode()
 def regrets(folder, pairs, dtype, outputs):
-    """For each request how far, in units of rounding, the worst chosen token's score is below the
-    best one."""
+    """For each request, how far its worst token is below the best score.
+
+    The unit is the rounding error.
+    """
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(
@@ -124,7 +129,7 @@ def regrets(folder, pairs, dtype, outputs):
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_tokens_are_the_references(folder, pairs, dtype, eager, asynchronous):
+def test_tokens_are_those_of_the_reference(folder, pairs, dtype, eager, asynchronous):
     outputs = generate(folder, pairs, dtype, enforce_eager=eager, async_scheduling=asynchronous)
     assert max(regrets(folder, pairs, dtype, outputs)) <= 1
 
@@ -140,6 +145,6 @@ def test_two_gpus(folder, pairs, options):
 
 
 def test_the_check_can_fail(folder, pairs):
-    """Text of another scale is far from the best."""
+    """The text of another scale is far from the best scores."""
     outputs = generate(folder, pairs[:1], "bfloat16", enforce_eager=True)
     assert max(regrets(folder, pairs[:1], "bfloat16", outputs[::-1])) > 1

@@ -1,17 +1,19 @@
-"""What becomes of requests when something is killed: the table.
+"""Inject faults into a served cluster, and print a table of the requests' outcomes.
 
-    python tests/serve/chaos.py                          all faults; the link wants root, `ip`
+    python tests/serve/chaos.py                          all faults; `link` needs root and `ip`
     python tests/serve/chaos.py --faults engine replica  some of them
     python tests/serve/chaos.py --clients 12 --json FILE
     python tests/serve/chaos.py --across-nodes --faults worker node
     python tests/serve/chaos.py --haproxy --faults haproxy proxy router
 
-Real processes on this machine: a head (controller, proxy, two routers) and worker nodes with one
-engine each, of which two are in use. With `--across-nodes` engines have two workers each, as Ray
-actors on nodes of their own, on CPUs that pass for GPUs. With `--haproxy` HAProxy is in front, and
-talks to the routers without Serve's proxy. Clients ask guided and plain questions whose right
-answers are known, streamed and not. For each fault: requests in flight, what became of them, and
-how long it took until the last error was told and until all was as before.
+The cluster consists of real processes on this machine: a head node (controller, proxy, two routers)
+and worker nodes with one engine each. Two of these nodes are in use. With `--across-nodes`, each
+engine has two workers, which are Ray actors on different nodes; their CPUs are presented to Ray as
+GPUs. With `--haproxy`, HAProxy is in front, and connects to the routers without Serve's proxy.
+
+Clients send guided and plain requests whose right answers are known, streamed and not. For each
+fault the table has the requests in flight, their outcomes, the time until clients got the last
+error, and the time until the service was restored.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ RAY_CPU = Path(__file__).resolve().parent.parent / "support" / "ray_cpu"
 REPLICAS = ROUTERS = 2
 RECOVERY_LIMIT_S = 300
 CALM_S = 5.0
-"""Service counts as full when everything runs, and this long nobody was told an error."""
+"""Service counts as restored when everything runs and no client got an error for this long."""
 
 ENGINE, REPLICA, ROUTER = (
     "EngineCore",
@@ -55,7 +57,7 @@ PROXY, MANAGER, HAPROXY, CONTROLLER = (
 
 
 def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
-    """configs/cfg.yaml with two replicas on nodes of their own, and short patience."""
+    """Return configs/cfg.yaml with two replicas on different nodes, and short timeouts."""
     config = shipped_config()
     application = config["applications"][0]
     del application["args"]["encoders"]
@@ -71,7 +73,10 @@ def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
 
 
 def across_nodes(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with engines of two workers on two nodes, as in configs/tp4-across-nodes.yaml."""
+    """Return `config` with two workers per engine, on two nodes.
+
+    configs/tp4-across-nodes.yaml does the same with four workers.
+    """
     application = config["applications"][0]
     engine, replica = application["args"]["engine"], application["deployments"][1]
     del engine["distributed_executor_backend"], replica["ray_actor_options"]["resources"]
@@ -84,7 +89,11 @@ def across_nodes(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Stage:
-    """A served cluster, and what can be seen of it. workers: of each engine, as actors; 0: none."""
+    """A served cluster, and its state as seen from outside.
+
+    workers: number of worker actors of each engine. 0: the engines have no worker actors.
+    proxies: the processes in front of the routers, by a part of their command line.
+    """
 
     cluster: Cluster
     server: ServeProcess
@@ -95,7 +104,7 @@ class Stage:
         return [node for node in self.cluster.nodes[1:] if self.cluster.find(REPLICA, node)]
 
     def whole(self) -> bool:
-        """Whether everything runs, by the processes and by what an ingress says."""
+        """Return whether all processes run and an ingress reports all replicas."""
         expected = {
             REPLICA: REPLICAS,
             ENGINE: REPLICAS,
@@ -111,7 +120,10 @@ class Stage:
         return False
 
     def retried(self) -> dict[str, float]:
-        """By router: each scrape meets one of them."""
+        """Return the number of retried requests of each router.
+
+        A scrape reaches only one router, so it scrapes several times.
+        """
         found: dict[str, float] = {}
         for _ in range(12):
             with suppress(httpx.HTTPError):
@@ -148,7 +160,7 @@ def cut_link(stage: Stage) -> None:
 
 
 def fill_disk(stage: Stage) -> None:
-    """The disk of the logs, which is a small one here, has no byte left."""
+    """Fill the file system of the logs to the last byte. It must be a small one."""
     with suppress(OSError), (stage.cluster.folder / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(2**20))
@@ -181,13 +193,16 @@ FAULTS: dict[str, tuple[str, Callable[[Stage], None]]] = {
 
 
 SPECIAL = ("worker", "hung-worker", "haproxy")
-"""Faults of what is only there with one of the options."""
+"""Faults that need one of the options."""
 
 
 @dataclass
 class Row:
-    """One fault. Requests: those in flight when it struck, and those that came before all was as
-    before."""
+    """The result of one fault.
+
+    It counts the requests that were in flight when the fault was injected, and those that were sent
+    until the service was restored.
+    """
 
     fault: str
     in_flight: int
@@ -219,7 +234,7 @@ HEADER = (
 
 
 async def strike(stage: Stage, load: Load, name: str) -> Row:
-    """Run clients, break something, wait until all is as before; judge every request."""
+    """Run clients, inject a fault, wait until the service is restored, and judge all requests."""
     told, breaks = FAULTS[name]
     load.outcomes.clear()
     retried = await asyncio.to_thread(stage.retried)
@@ -239,7 +254,7 @@ async def strike(stage: Stage, load: Load, name: str) -> Row:
 
 
 async def until_whole(stage: Stage, load: Load, at: float) -> float | None:
-    """Seconds from `at` until everything ran again, and stayed so."""
+    """Return the seconds from `at` until the service was restored. None: it was not."""
     while time.monotonic() - at < RECOVERY_LIMIT_S:
         since = time.monotonic()
         if await asyncio.to_thread(stage.whole):
@@ -272,8 +287,10 @@ def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retr
 def stage_of(
     cluster: Cluster, clients: int, workers: int = 0, proxies: tuple[str, ...] = (PROXY,)
 ) -> tuple[Stage, Load]:
-    """Serve on a new cluster, with the right answers learnt. workers: of each engine, on nodes of
-    their own."""
+    """Serve on a new cluster, and learn the right answers.
+
+    workers: number of workers of each engine, each on its own node. 0: no separate workers.
+    """
     for _ in range(REPLICAS * max(1, workers) + 1):
         cluster.add(gpus=1) if workers else cluster.add(engine=1)
     config = chaos_config()
@@ -296,17 +313,19 @@ def main() -> None:
         "--faults", nargs="+", choices=FAULTS, default=[n for n in FAULTS if n not in SPECIAL]
     )
     parser.add_argument(
-        "--haproxy", action="store_true", help="in front; `proxy` is then what watches over it"
+        "--haproxy",
+        action="store_true",
+        help="put HAProxy in front; the fault `proxy` then kills its manager",
     )
     parser.add_argument(
         "--across-nodes",
         action="store_true",
-        help="engines of two workers, of which `worker` is one",
+        help="two workers per engine; the fault `worker` kills one",
     )
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--json", type=Path)
     parser.add_argument(
-        "--folder", type=Path, help="of Ray's files; for `disk`, on a small file system"
+        "--folder", type=Path, help="folder of Ray's files; for `disk`, on a small file system"
     )
     args = parser.parse_args()
     rows = []

@@ -1,8 +1,9 @@
-"""A Ray cluster of several nodes on this machine: real `ray start` processes, killed as one kills a
-machine.
+"""A Ray cluster of several nodes on this machine.
 
-With `linked=True` each further node lives in a network namespace of its own, behind a virtual cable
-that can be cut; that needs root and `ip` (Linux).
+Each node is a real `ray start`. A node is killed by killing all its processes at once.
+
+With `linked=True`, each node but the head runs in its own network namespace. A virtual network link
+connects it, and the link can be cut. This needs root and `ip` (Linux).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NODE_ADDRESS = "10.77.{}.2"
 
 
 class Node:
-    """One `ray start --block`. Its processes are found by a mark of their own."""
+    """One `ray start --block`. Its processes are found by a mark in their environment."""
 
     def __init__(
         self, cluster: Cluster, number: int, resources: dict[str, float], head: bool, gpus: int
@@ -44,7 +45,7 @@ class Node:
         self._process = self._start(resources, head, gpus)
 
     def _connect(self) -> None:
-        """A namespace with one virtual cable to this machine."""
+        """Make a network namespace with one virtual link to this machine."""
         name, outside, inside = self.namespace, f"cfgs{self.number}o", f"cfgs{self.number}i"
         for command in (
             f"ip netns add {name}",
@@ -60,7 +61,7 @@ class Node:
             subprocess.run(command.split(), check=True)
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more, and nobody is told."""
+        """Cut the link. No packet arrives any more, and no peer is notified."""
         subprocess.run(["ip", "link", "set", f"cfgs{self.number}o", "down"], check=True)
         self.is_cut = True
 
@@ -104,7 +105,7 @@ class Node:
         return marked(self.mark)
 
     def kill(self) -> None:
-        """As a power cut: all its processes at once."""
+        """Kill all processes of the node at once, as a power cut would."""
         for process in self.processes():
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
@@ -121,7 +122,7 @@ class Node:
 
 
 class Cluster:
-    """A head, and nodes as they are added. Use it as a context manager."""
+    """A head node, and the nodes that `add` starts. Use it as a context manager."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Cluster:
         self.linked, self.head_options = linked, head_options
         self.folder = folder or Path(
             tempfile.mkdtemp(prefix="cc", dir="/tmp")
-        )  # short: Ray puts socket paths in it
+        )  # a short path, because Ray puts sockets in it
         self.port = free_port()
         host = HEAD_ADDRESS.format(0) if linked else "127.0.0.1"
         self.env = {
@@ -151,13 +152,21 @@ class Cluster:
         self.head = self.add(head=True, ingress=100)
 
     def add(self, head: bool = False, gpus: int = 0, **resources: float) -> Node:
-        """gpus: that Ray is told of; where the platform is tests/support/ray_cpu, they are CPUs."""
+        """Start a node.
+
+        gpus: number of GPUs that Ray is told of. With the platform tests/support/ray_cpu they are
+            CPUs.
+        resources: the node's custom resources.
+        """
         node = Node(self, len(self.nodes), resources, head, gpus)
         self.nodes.append(node)
         return node
 
     def serve(self, config: dict[str, Any], **env: str) -> ServeProcess:
-        """`serve run` on this cluster. What it causes elsewhere belongs to the nodes."""
+        """Run `serve run` on this cluster.
+
+        Processes that it starts on other nodes belong to those nodes, which end them.
+        """
         extra = {"RAY_ADDRESS": self.address, "RAY_TMPDIR": str(self.folder), **self._login, **env}
         return ServeProcess(config, extra, address=self.address)
 
@@ -165,8 +174,10 @@ class Cluster:
         return [process for node in self.nodes for process in node.processes()]
 
     def find(self, words: str, node: Node | None = None) -> list[psutil.Process]:
-        """Its processes whose command line has `words`, on one node or on all that can be reached;
-        not those that were stopped."""
+        """Return the processes whose command line contains `words`.
+
+        It looks on `node`, or on all nodes whose link is not cut. It leaves out stopped processes.
+        """
         found = []
         nodes = [node for node in ([node] if node else self.nodes) if not node.is_cut]
         for process in (process for node in nodes for process in node.processes()):

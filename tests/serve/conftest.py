@@ -1,6 +1,6 @@
 """One server for all tests of this folder: the shipped configs/cfg.yaml, on a free port.
 
-With CFG_SERVE_URL set, the tests talk to a server that already runs.
+If CFG_SERVE_URL is set, the tests use the server at that URL instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ import pytest
 from serve_process import ServeProcess, shipped_config
 
 
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """Put the tests that take this server into one group, which runs in one worker."""
+    if "server" in item.fixturenames and not hasattr(item.module, "server"):
+        item.add_marker(pytest.mark.xdist_group("server"))
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServeProcess | SimpleNamespace]:
     if url := os.environ.get("CFG_SERVE_URL"):
@@ -26,7 +32,7 @@ def server() -> Iterator[ServeProcess | SimpleNamespace]:
 
 @pytest.fixture(scope="session")
 def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
-    """An unmodified openai client."""
+    """Return an unmodified openai client."""
     with openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60
     ) as client:

@@ -1,4 +1,4 @@
-"""A logits processor that fails in the middle of a text, for a server under test."""
+"""A logits processor that fails in the middle of a text. Tests install it in a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cfg_core.logits_processors.base import LogitsProcessor, LogitsProcessorFact
 
 
 class Breaks(LogitsProcessorFactory):
-    """`{"name": ..., "after": n}`: raises once the text has n tokens."""
+    """`{"name": ..., "after": n}` raises as soon as the text has n tokens."""
 
     def check(self, *, after: int) -> None:
         pass
@@ -25,7 +25,7 @@ class _Breaks(LogitsProcessor):
 
     def __call__(self, scores: Tensor) -> Tensor:
         if self._left <= 0:
-            raise RuntimeError("the gears are stuck")
+            raise RuntimeError("failed on purpose")
         return scores
 
     def accept(self, token: int) -> None:

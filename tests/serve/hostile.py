@@ -1,5 +1,4 @@
-"""Attacks on a running server, with watchers beside them that know right answers: one command, one
-table.
+"""Attack a running server while watchers measure what other clients get, and print a table.
 
     python tests/serve/hostile.py                       all, on configs/cfg.yaml, started here
     python tests/serve/hostile.py --list                their names, and what each sends
@@ -8,24 +7,38 @@ table.
     python tests/serve/hostile.py --only hundred-clients --seconds 300
     python tests/serve/hostile.py --fuzz 10000 [--seed N] [--shot NUMBER]
 
-Attackers say that they are 10.6.6.6, watchers that they are 10.0.0.1 (`X-Forwarded-For`, which
-Serve's proxy believes of this machine); where a server has keys each side has its own. Watchers are
-a process of their own: guided and plain questions, an embedding, a grammar that is new each time,
-and /ready twice a second, each on a new connection.
+Attackers claim the address 10.6.6.6 and watchers the address 10.0.0.1 in `X-Forwarded-For`, which
+Serve's proxy accepts from this machine. If the server has keys, each side has its own key. Watchers
+run in their own process. They know the right answers to what they send: guided and plain requests,
+an embedding, a grammar that is new each time, and /ready twice a second. Each request uses a new
+connection.
 
-How to read the table. `came back`: what attackers were told. `right, wrong, 429` and `errors told`:
-what watchers got, from the start of the attack until all was calm again. `longest extra wait`:
-beyond the slowest request of its class without the attack; who still waits counts. `calm after`:
-from the attack's end until each class of watchers was answered right. `memory`: of all the server's
-processes, shared pages counted once, before, at the most, and after a rest; where more was left,
-also after the same attack a second time. The verdict is `held` if watchers were all answered right,
-none waited over 2 s longer, /ready took at most 1 s, nobody was told a 500 or what stands for one,
-no process died, memory came back within 10 % (or grew by 5 % at most the second time), all KV
-blocks were free again, and each request got what its attack demands. `python tests/serve/hostile.py
---list` says what that is.
+Columns of the table:
 
-Exit status: 0 if all held. A server of our own that did not come back is started again before the
-next attack, and a line says so.
+- `came back`: the statuses that attackers got.
+- `right, wrong, 429` and `errors told`: what watchers got, from the start of the attack until all
+  was calm again.
+- `longest extra wait`: the wait beyond the slowest request of the same class without the attack.
+  Requests that still wait are counted.
+- `longest /ready`: the slowest answer of /ready.
+- `calm after`: the time from the end of the attack until each class of watchers got right answers.
+- `memory`: of all the server's processes, with shared pages counted once. It is measured before the
+  attack, at its maximum, and after a rest. If more memory is in use after the rest, the attack is
+  played again, and memory is also measured after that.
+
+The verdict is `held` if all of this is true:
+
+- All watchers got right answers, and none waited more than 2 s longer.
+- /ready took at most 1 s.
+- No client got a 500 or an equivalent of it.
+- No process died.
+- Memory came back to within 10 %, or grew by 5 % at most the second time.
+- All KV blocks were free again.
+- Each request got the answer that its attack demands. `python tests/serve/hostile.py --list` prints
+  these demands.
+
+The exit status is 0 if all attacks held. If a server that this script started does not recover, it
+is restarted before the next attack, and a line says so.
 """
 
 from __future__ import annotations
@@ -52,8 +65,10 @@ from attacks.verdict import HEADER, Row  # noqa: E402
 
 
 def play(names: list[str], url: str | None, seconds: float) -> Iterator[Row]:
-    """Play these, those without keys first, each kind on a server of its own, and say what came of
-    each."""
+    """Play the attacks `names`, and yield a row for each.
+
+    Attacks without keys come first. Attacks with keys run on another server.
+    """
     chosen = sorted((ATTACKS[name] for name in names), key=lambda attack: attack.keyed)
     for keyed, attacks in groupby(chosen, key=lambda attack: attack.keyed):
         if keyed and url:
@@ -64,7 +79,7 @@ def play(names: list[str], url: str | None, seconds: float) -> Iterator[Row]:
 
 
 def fuzzing(count: int, seed: int) -> Attack:
-    """The fuzz as an attack, with as much time as it may need."""
+    """Return the fuzz as an attack, with a time limit that suffices."""
 
     async def fuzzed(attempt: Attempt) -> None:
         await fuzz(attempt, count, seed)
@@ -75,7 +90,7 @@ def fuzzing(count: int, seed: int) -> Attack:
 
 @contextmanager
 def told_as_it_comes(path: Path | None, card: dict[str, Any]) -> Iterator[list[Row]]:
-    """Rows that are appended are written to the file in the end, also if something fails."""
+    """Yield a list of rows, and write it to the file at the end, also after an error."""
     rows: list[Row] = []
     try:
         yield rows
@@ -86,7 +101,7 @@ def told_as_it_comes(path: Path | None, card: dict[str, Any]) -> Iterator[list[R
 
 
 def one_shot(url: str | None, seed: int, number: int) -> None:
-    """Send one request of the fuzz again, and print what comes back."""
+    """Send one request of the fuzz again, and print the answer."""
     *_, shot = shots(number + 1, seed)
     print(shot)
 
@@ -106,10 +121,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=sorted(ATTACKS), default=list(ATTACKS), metavar="NAME"
     )
-    parser.add_argument("--bounded", action="store_true", help="those that the test in CI plays")
+    parser.add_argument(
+        "--bounded", action="store_true", help="the attacks that the test in CI plays"
+    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=60, help="of hundred-clients")
-    parser.add_argument("--fuzz", type=int, metavar="COUNT", help="this, and no attack")
+    parser.add_argument("--seconds", type=float, default=60, help="duration of hundred-clients")
+    parser.add_argument(
+        "--fuzz", type=int, metavar="COUNT", help="send COUNT fuzzed requests, and play no attack"
+    )
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--shot", type=int, metavar="NUMBER")
     parser.add_argument("--list", action="store_true")
@@ -117,7 +136,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server of ours ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that our server ends too
     args = arguments()
     if args.list:
         print(

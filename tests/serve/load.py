@@ -1,7 +1,7 @@
-"""Clients that know the right answers: what became of each request, and when.
+"""Clients that know the right answers, and record the outcome and the times of each request.
 
-Greedy requests, guided and plain, streamed and not. The right texts are asked for before anything
-is broken.
+The requests are greedy. They are guided or plain, and streamed or not. The right texts are
+requested before any fault is injected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GUIDANCE = {"guidance_scale": 2.0, "negative_prompt": "A story about the farm."}
 
 @dataclass(frozen=True)
 class Question:
-    """A request with one right answer."""
+    """A request that has exactly one right answer."""
 
     prompt: str
     guided: bool
@@ -51,10 +51,11 @@ QUESTIONS = tuple(
 
 @dataclass
 class Outcome:
-    """What a client saw. kind: right, wrong, lost (it ended as if complete, and is not), or the
-    error that it was told.
+    """The result of one request, as the client saw it. Times are those of time.monotonic().
 
-    Times are of time.monotonic; first: of the first byte of the body.
+    kind: right, wrong, lost (the answer ended without an error but is not complete), or the error
+        that the client got.
+    first: time of the first byte of the body.
     """
 
     question: Question
@@ -68,7 +69,7 @@ class Outcome:
 
 @dataclass
 class Load:
-    """`clients` at once, until `stop` is set."""
+    """The requests of `clients` concurrent clients, and their outcomes."""
 
     url: str
     clients: int
@@ -77,13 +78,14 @@ class Load:
     timeout_s: float = 240.0
 
     async def learn(self) -> None:
-        """Ask each question once, alone; these are the right answers."""
+        """Ask each question once, one after another. These are the right answers."""
         async with httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s) as client:
             for question in QUESTIONS:
                 answer = await client.post("/v1/completions", json=question.body(False))
                 self.answers[question] = answer.raise_for_status().json()["choices"][0]["text"]
 
     async def run(self, stop: asyncio.Event, seed: int = 0) -> None:
+        """Let all clients ask random questions until `stop` is set."""
         rng = random.Random(seed)
         async with httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s) as client:
 

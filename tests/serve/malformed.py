@@ -1,17 +1,25 @@
-"""Malformed request bodies: values that no field expects, bodies damaged as text, and what every
-answer to one must be."""
+"""Malformed request bodies, and the check of the answers to them.
+
+A malformed body has odd values in its fields, or its JSON text is damaged.
+"""
+
+from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from typing import Any
 
-ODD = [None, True, False, 0, -1, 3, 1.5, -0.0, 1e308, 2**31, 2**63, 10**30]
+import httpx
+
+ODD: list[Any] = [None, True, False, 0, -1, 3, 1.5, -0.0, 1e308, 2**31, 2**63, 10**30]
 ODD += ["", "x", "é😀", "\ud800", "\x00", " " * 999]
 ODD += [[], {}, [[]], [None], ["a", 1], [{}], {"a": {"b": []}}, [1, "a", None], [-1], [2**40]]
 ODD += [[[1, 2], [3]], {"": 0}]
 
 
 def names(text: str) -> list[str]:
-    """The words of `text`."""
+    """Return the words of `text`."""
     return text.split()
 
 
@@ -31,9 +39,11 @@ raw_scores use_activation messages guidance_scale model user tokens"""
 )
 
 
-def damaged(rng: random.Random, body: dict, fields: list[str], odd: list) -> bytes:
-    """`body` as JSON text, with 1 to 4 of `fields` set to `odd` values; then the text itself is
-    perhaps damaged."""
+def damaged(rng: random.Random, body: dict[str, Any], fields: list[str], odd: list[Any]) -> bytes:
+    """Return `body` as JSON text, with 1 to 4 of `fields` set to values from `odd`.
+
+    In two of five cases the text itself is damaged too, at 1 or 3 places.
+    """
     body = body | {name: rng.choice(odd) for name in rng.sample(fields, rng.randint(1, 4))}
     text = json.dumps(body).encode()
     for _ in range(rng.choice([0, 0, 0, 1, 3])):
@@ -43,11 +53,16 @@ def damaged(rng: random.Random, body: dict, fields: list[str], odd: list) -> byt
     return text
 
 
-def assert_200_are_answered(http, make) -> None:
-    """Send 200 bodies. Each is answered, below 500; a refusal has OpenAI's shape, and a stream has
-    no error event. More than half are refused.
+def assert_200_are_answered(
+    http: httpx.Client, make: Callable[[random.Random], tuple[str, bytes]]
+) -> None:
+    """Send 200 bodies, and check the answers.
 
-    make(rng): a path and a body."""
+    Each status must be below 500. A refusal must have the shape of OpenAI's errors, and a stream
+    must not contain an error event. More than half of the bodies must be refused.
+
+    make: returns a path and a body.
+    """
     rng = random.Random(20170622)
     refused = 0
     for _ in range(200):

@@ -1,11 +1,11 @@
-"""Replicas that come and go while clients ask: what becomes of requests. The table.
+"""Scale and update a served cluster under load, and print a table of the requests' outcomes.
 
     python tests/serve/scaling.py [--json FILE]
 
-A served cluster, real processes on this machine. First `autoscaling.GuidedLoad` between one replica
-and three: few clients, many, few again. Then a rolling update, by `serve deploy` of a configuration
-whose engine has another `max_num_seqs`. Clients know the right answers (load.py); some ask for
-texts that outlast the steps.
+The cluster consists of real processes on this machine. `autoscaling.GuidedLoad` scales between one
+replica and three, for few clients, many, and few again. With three replicas there is also a rolling
+update: `serve deploy` of a configuration whose engine has another `max_num_seqs`. Clients know the
+right answers (load.py).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ FEW, MANY = 2, 12
 STREAMS_PER_REPLICA = 6
 STEP_LIMIT_S = 600
 HOLD_S = 10.0
-"""How long clients go on after each step."""
+"""How long clients continue after each step."""
 
 
 def scaling_config() -> dict[str, Any]:
-    """configs/cfg.yaml as a generator that scales by streams, in seconds rather than minutes."""
+    """Return configs/cfg.yaml with a generator that scales by streams, within seconds."""
     config = chaos_config()
     router, replica = config["applications"][0]["deployments"]
     del config["applications"][0]["args"][
         "silence_timeout_s"
-    ]  # nothing dies here, but starting engines take the CPUs
+    ]  # no process dies here, but engines that start use up the CPUs
     router["num_replicas"] = 1
     router["graceful_shutdown_timeout_s"] = 120
     del replica["num_replicas"]
@@ -63,7 +63,7 @@ def scaling_config() -> dict[str, Any]:
 
 @dataclass
 class Service:
-    """What is measured: a cluster that serves `config`, and clients."""
+    """The object of the measurement: a cluster that serves `config`, and its clients."""
 
     cluster: Cluster
     server: ServeProcess
@@ -72,18 +72,18 @@ class Service:
     dashboard: str
 
     def replicas(self) -> set[int]:
-        """Process ids of the replicas, starting ones included."""
+        """Return the process ids of the replicas, including those that are starting."""
         return {process.pid for process in self.cluster.find(REPLICA)}
 
     def engines(self) -> int:
         return len(self.cluster.find(ENGINE))
 
     def whole(self, replicas: int) -> bool:
-        """Whether so many replicas serve, and no other lives."""
+        """Return whether exactly `replicas` replicas exist, and all of them serve."""
         return len(self.replicas()) == self.engines() == replicas == self.server.replicas()
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """As an operator would."""
+        """Deploy `config` with `serve deploy`, as an operator would."""
         path = self.cluster.folder / "next.yaml"
         path.write_text(yaml.safe_dump(config))
         command = [
@@ -107,8 +107,10 @@ class Service:
     async def step(
         self, name: str, clients: int, change: Callable[[], None], done: Callable[[], bool]
     ) -> Row:
-        """Clients ask; `change` happens; they go on until `done`, and a while. The row: every
-        request of it."""
+        """Run `clients`, apply `change`, and go on until `done` and for HOLD_S longer.
+
+        The row counts all requests of the step.
+        """
         self.load.clients = clients
         self.load.outcomes.clear()
         stop = asyncio.Event()
@@ -142,7 +144,7 @@ def line(row: Row, clients: int) -> str:
 
 
 async def steps(service: Service) -> list[Row]:
-    """One replica, three, three others, one."""
+    """Run all steps: one replica, then three, then three new ones, then one."""
     updated = copy.deepcopy(service.config)
     updated["applications"][0]["args"]["engine"]["max_num_seqs"] = 48
     before: set[int] = set()
@@ -152,7 +154,7 @@ async def steps(service: Service) -> list[Row]:
         service.deploy(updated)
 
     def nothing() -> None:
-        """The clients are the change."""
+        """Change nothing: only the number of clients changes."""
 
     rows = []
     for name, clients, change, done in (

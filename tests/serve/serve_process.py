@@ -1,4 +1,7 @@
-"""`serve run` as a child process: a real Ray, a real HTTP port, nothing left behind."""
+"""`serve run` as a child process, with a real Ray and a real HTTP port.
+
+All processes and files are removed at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import psutil
@@ -24,7 +27,10 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 sys.path.append(str(REPOSITORY / "scripts"))
 
-from serve_env import serve_settings  # noqa: E402
+from serve_env import serve_settings as serve_settings  # noqa: E402
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object: a request body, an answer, or a configuration as YAML holds it."""
 
 START_LIMIT_S = 300
 MARK = "CFG_SERVE_TEST"
@@ -32,16 +38,18 @@ _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
 
 
 class ServeProcess:
-    """One `serve run CONFIG` on free ports, with a Ray of its own, or on the one at `address`.
-    `stop()` ends every process it caused. stock: with Serve's own settings and without a token, as
-    `serve run` by itself.
+    """One `serve run CONFIG` on a free port.
 
-    The processes carry a mark in their environment, so that those which Ray detaches are found too.
+    `stop()` ends every process that it started. The processes carry a mark in their environment,
+    so processes that Ray has detached are found too.
+
+    address: of a running Ray. By default, `serve run` starts a Ray of its own.
+    stock: run with Serve's own settings and without a token, as plain `serve run` does.
     """
 
     def __init__(
         self,
-        config: dict[str, Any],
+        config: Json,
         extra_env: dict[str, str] | None = None,
         address: str = "local",
         stock: bool = False,
@@ -49,7 +57,7 @@ class ServeProcess:
         self._mark = uuid.uuid4().hex
         self._dir = Path(
             tempfile.mkdtemp(prefix="cs", dir="/tmp")
-        )  # short: Ray puts socket paths in it
+        )  # a short path, because Ray puts sockets in it
         config["http_options"]["port"] = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         path = self._dir / "config.yaml"
@@ -73,18 +81,20 @@ class ServeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Not a session of its own: Linux may share the CPUs out by sessions
-                # (sched_autogroup_enabled), and lets one that needs little, such as that of the
-                # clients who measure, wait for half a second.
+                # The child does not get a session of its own. Linux may distribute CPU time by
+                # session (sched_autogroup_enabled). A session that needs little CPU time, such as
+                # that of the measuring clients, may then wait for half a second.
                 process_group=0,
                 preexec_fn=lambda: signal.signal(
                     signal.SIGINT, signal.SIG_DFL
-                ),  # ignored where tests run in the background
+                ),  # in a background job SIGINT is ignored
             )
 
     def wait_until_ready(self) -> float:
-        """Seconds from the start to the first 200 of /ready. Fails with the end of the log if that
-        never comes."""
+        """Wait until /ready answers 200. Return the seconds since the start.
+
+        Raises AssertionError with the end of the log if that does not happen.
+        """
         while time.monotonic() - self.started < START_LIMIT_S:
             with suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/ready", timeout=10).status_code == 200:
@@ -95,7 +105,7 @@ class ServeProcess:
         raise AssertionError(f"serve run did not get ready:\n{self.tail(200)}")
 
     def replicas(self) -> int:
-        """Those of the generator, as the ingress that answers sees them."""
+        """Return the number of generator replicas that the ingress reports in /metrics."""
         told = httpx.get(f"{self.url}/metrics", timeout=30).text
         found = re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)
         return int(float(found[1])) if found else 0
@@ -104,11 +114,11 @@ class ServeProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that this one caused and that still runs."""
+        """Return every process that this one started and that still runs."""
         return marked(self._mark)
 
     def memory_bytes(self) -> int:
-        """Memory of all its processes, with shared pages counted once (PSS)."""
+        """Return the memory of all its processes, with shared pages counted once (PSS)."""
         total = 0
         for process in self.processes():
             with suppress(psutil.Error):
@@ -116,7 +126,7 @@ class ServeProcess:
         return total
 
     def __enter__(self) -> ServeProcess:
-        """Returns when it is ready."""
+        """Return when the server is ready."""
         try:
             self.wait_until_ready()
         except BaseException:
@@ -128,7 +138,7 @@ class ServeProcess:
         self.stop()
 
     def stop(self) -> None:
-        """As Ctrl-C would; whatever is left after that is killed."""
+        """Send SIGINT as Ctrl-C does, wait, and then kill the processes that are left."""
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -141,12 +151,12 @@ class ServeProcess:
 
 
 def token() -> dict[str, str]:
-    """Ray's own authentication, as `make serve` has it."""
+    """Return the environment of Ray's own authentication, as `make serve` sets it."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Every process with this mark in its environment that still runs."""
+    """Return every running process with this mark in its environment."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -158,15 +168,20 @@ def marked(mark: str) -> list[psutil.Process]:
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def haproxy_env() -> dict[str, str]:
-    """Serve behind HAProxy, whose own ports are the same everywhere unless told otherwise: two on a
-    machine collide."""
+    """Return the environment that puts HAProxy in front of Serve.
+
+    HAProxy's own ports have fixed defaults, so two instances on a machine would collide. They get
+    free ports here.
+    """
     ports = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
     return {"RAY_SERVE_ENABLE_HA_PROXY": "1", **{name: str(free_port()) for name in ports}}
 
 
-def shipped_config(name: str = "cfg") -> dict[str, Any]:
-    return yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
+def shipped_config(name: str = "cfg") -> Json:
+    config: Json = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
+    return config

@@ -1,12 +1,14 @@
-"""Half an hour of everything at once, on the shipped configs/cfg.yaml: latencies, errors by class,
-memory, KV blocks.
+"""Run mixed traffic for half an hour on the shipped configs/cfg.yaml.
 
     python tests/serve/soak.py [--minutes 30] [--clients 8] [--json FILE]
 
-Clients with pauses ask guided and plain questions whose right answers are known (load.py), embed
-texts whose vectors are known, leave streams in the middle, and send what must be refused. Every
-answer is judged. Memory is that of all the server's processes, with shared pages counted once
-(PSS); "start" is after the first tenth of the time, when allocators and caches have their size.
+It prints latencies, errors by class, memory and KV blocks.
+
+Clients with pauses send guided and plain requests whose right answers are known (load.py). They
+also embed texts whose vectors are known, leave streams in the middle, and send requests that must
+be refused. Every answer is judged. Memory is that of all the server's processes, with shared pages
+counted once (PSS). "start" is its value after a tenth of the time, when allocators and caches have
+reached their size.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ TEXTS = [
     for place in ("sea", "hill")
 ]
 SAME_VECTOR = 1e-5
-"""The largest difference of a component: float32, batched with other texts."""
+"""Largest difference of a component: float32, computed in a batch with other texts."""
 
 COMPLETIONS = "/v1/completions"
 MALFORMED: tuple[tuple[str, Any, int], ...] = (
@@ -53,7 +55,11 @@ MALFORMED: tuple[tuple[str, Any, int], ...] = (
 
 @dataclass
 class Soak:
-    """One run. outcomes: of questions; told: what became of each request, by class."""
+    """One run.
+
+    outcomes: results of the questions.
+    told: how many requests of each class had each result.
+    """
 
     url: str
     load: Load
@@ -63,7 +69,7 @@ class Soak:
     embedding_s: list[float] = field(default_factory=list)
 
     async def learn(self) -> None:
-        """The right answers, asked for one by one."""
+        """Request the right answers, one by one."""
         await self.load.learn()
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             self.vectors = [(await embed(client, [text]))[0] for text in TEXTS]
@@ -139,7 +145,7 @@ async def embed(client: httpx.AsyncClient, texts: list[str]) -> list[list[float]
 
 
 async def watch(server: ServeProcess, samples: list[tuple[float, float]]) -> None:
-    """Append (seconds, MiB) for ever."""
+    """Append (seconds, MiB) to `samples` until it is cancelled."""
     start = time.monotonic()
     while True:
         size = await asyncio.to_thread(server.memory_bytes)
@@ -155,8 +161,11 @@ def percentiles(values: list[float]) -> str:
 
 
 def latency_lines(soak: Soak) -> list[str]:
-    """Streamed answers that were right: first token, and per token after it. Milliseconds, p50 and
-    p99."""
+    """Return the table of latencies: p50 and p99, in milliseconds.
+
+    For streamed answers that were right, it has the time to the first token and the time per token
+    after that.
+    """
     lines = [
         "| class | requests | first token, ms: p50, p99 | per token, ms: p50, p99 |",
         "|---" * 4 + "|",
@@ -167,8 +176,9 @@ def latency_lines(soak: Soak) -> list[str]:
             for o in soak.outcomes
             if o.question.guided == guided and o.stream and o.kind == "right"
         ]
-        first = percentiles([o.first - o.started for o in seen])
-        rest = percentiles([(o.ended - o.first) / (o.question.tokens - 1) for o in seen])
+        timed = [(o, o.first) for o in seen if o.first is not None]
+        first = percentiles([at - o.started for o, at in timed])
+        rest = percentiles([(o.ended - at) / (o.question.tokens - 1) for o, at in timed])
         lines.append(
             f"| {'guided' if guided else 'plain'}, streamed | {len(seen)} | {first} | {rest} |"
         )
@@ -179,10 +189,11 @@ def latency_lines(soak: Soak) -> list[str]:
 
 
 async def idle_state(url: str) -> dict[str, int]:
-    """What the engine holds once nobody asks."""
+    """Wait until the engine is idle. Return its state as /ready reports it."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for _ in range(60):
-            state = (await client.get("/ready")).raise_for_status().json()["engine"]
+            answer = (await client.get("/ready")).raise_for_status()
+            state: dict[str, int] = answer.json()["engine"]
             if state["running"] == state["waiting"] == state["groups"] == 0:
                 break
             await asyncio.sleep(0.5)
@@ -190,7 +201,8 @@ async def idle_state(url: str) -> dict[str, int]:
 
 
 async def measure(server: ServeProcess, clients: int, minutes: float) -> dict[str, Any]:
-    soak, samples = Soak(server.url, Load(server.url, clients)), []
+    soak = Soak(server.url, Load(server.url, clients))
+    samples: list[tuple[float, float]] = []
     await soak.learn()
     before = await idle_state(server.url)
     watching = asyncio.ensure_future(watch(server, samples))

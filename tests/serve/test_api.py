@@ -1,13 +1,22 @@
-"""The OpenAI API over HTTP, with an unmodified openai client: plain and guided, streaming and
-not."""
+"""The OpenAI API over HTTP, with an unmodified openai client.
+
+Requests are plain and guided, streamed and not.
+"""
+
+from __future__ import annotations
 
 import concurrent.futures
 import os
 import re
 import time
+from collections.abc import Callable
+from typing import Any
 
+import httpx
 import numpy as np
+import openai
 import pytest
+from serve_process import Json, ServeProcess
 
 PROMPT = "Once upon a time there was a"
 NEGATIVE = "A story about the sea."
@@ -18,30 +27,35 @@ MESSAGES = [
 GREEDY = {"max_tokens": 12, "temperature": 0}
 
 
-def complete(client, model, extra=None, **fields):
+def complete(client: openai.OpenAI, model: str, extra: Json | None = None, **fields: Any) -> Any:
+    """Return a completion, or an iterator over its chunks if `stream=True`.
+
+    It is Any, because the client's types do not have the fields that this server adds.
+    """
     return client.completions.create(
         **{"model": model, "prompt": PROMPT, **GREEDY, "extra_body": extra, **fields}
     )
 
 
-def chat(client, model, extra=None, **fields):
+def chat(client: openai.OpenAI, model: str, extra: Json | None = None, **fields: Any) -> Any:
+    """Return a chat completion, as `complete` does."""
     fields = {"model": model, "messages": MESSAGES, **GREEDY, "extra_body": extra, **fields}
     return client.chat.completions.create(**fields)
 
 
-def num_tokens(http, **body):
-    return http.post("/tokenize", json=body).json()["count"]
+def num_tokens(http: httpx.Client, **body: Any) -> int:
+    return int(http.post("/tokenize", json=body).json()["count"])
 
 
 # --- around generation ----------------------------------------------------------------------------
 
 
-def test_models(client, model):
-    """The generator first, then the encoders."""
+def test_models(client: openai.OpenAI, model: str) -> None:
+    """The list has the generator first, then the encoders."""
     assert next(card.id for card in client.models.list().data) == model
 
 
-def test_tokenize_and_back(http, model):
+def test_tokenize_and_back(http: httpx.Client, model: str) -> None:
     answer = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()
     assert answer["count"] == len(answer["tokens"]) > 0
     text = http.post("/detokenize", json={"model": model, "tokens": answer["tokens"]}).json()[
@@ -50,7 +64,7 @@ def test_tokenize_and_back(http, model):
     assert PROMPT in text
 
 
-def test_health_and_ready(http):
+def test_health_and_ready(http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "live"}
     ready = http.get("/ready")
     assert ready.status_code == 200
@@ -58,9 +72,11 @@ def test_health_and_ready(http):
 
 
 @pytest.mark.skipif("CFG_SERVE_URL" in os.environ, reason="not a server of ours")
-def test_the_whole_server_is_small(server):
-    """Ray, Serve, the replica and its engine together, shared pages counted once. Measured: 2.6
-    GiB."""
+def test_the_whole_server_is_small(server: ServeProcess) -> None:
+    """Ray, Serve, the replica and its engine together used 2.6 GiB when it was measured.
+
+    Shared pages are counted once.
+    """
     assert server.memory_bytes() < 3.2 * 2**30
 
 
@@ -68,7 +84,9 @@ def test_the_whole_server_is_small(server):
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/models", 405)],
 )
-def test_unknown_paths_have_openai_shape(http, method, path, status):
+def test_unknown_paths_have_openai_shape(
+    http: httpx.Client, method: str, path: str, status: int
+) -> None:
     answer = http.request(method, path)
     assert answer.status_code == status
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
@@ -77,7 +95,7 @@ def test_unknown_paths_have_openai_shape(http, method, path, status):
 # --- plain requests -------------------------------------------------------------------------------
 
 
-def test_plain_requests_carry_no_guidance_object(client, model):
+def test_plain_requests_carry_no_guidance_object(client: openai.OpenAI, model: str) -> None:
     for answer in (complete(client, model), chat(client, model)):
         assert (
             answer.usage.completion_tokens == GREEDY["max_tokens"]
@@ -86,7 +104,7 @@ def test_plain_requests_carry_no_guidance_object(client, model):
         assert "guidance" not in answer.model_extra
 
 
-def test_plain_streams_carry_no_guidance_object(client, model):
+def test_plain_streams_carry_no_guidance_object(client: openai.OpenAI, model: str) -> None:
     chunks = list(complete(client, model, stream=True))
     assert (
         "".join(chunk.choices[0].text for chunk in chunks)
@@ -98,7 +116,7 @@ def test_plain_streams_carry_no_guidance_object(client, model):
 # --- guided requests ------------------------------------------------------------------------------
 
 
-def test_guided_completion(client, http, model):
+def test_guided_completion(client: openai.OpenAI, http: httpx.Client, model: str) -> None:
     answer = complete(client, model, {"guidance_scale": 3.0, "negative_prompt": NEGATIVE})
     assert answer.guidance == {
         "scale": 3.0,
@@ -109,7 +127,9 @@ def test_guided_completion(client, http, model):
     assert answer.usage.prompt_tokens == num_tokens(http, model=model, prompt=PROMPT)
 
 
-def test_guidance_changes_the_text_and_scale_one_does_not(client, model):
+def test_guidance_changes_the_text_and_scale_one_does_not(
+    client: openai.OpenAI, model: str
+) -> None:
     plain = complete(client, model)
     same = complete(client, model, {"guidance_scale": 1.0})
     other = complete(client, model, {"guidance_scale": 8.0, "negative_prompt": PROMPT + " very"})
@@ -122,7 +142,9 @@ def test_guidance_changes_the_text_and_scale_one_does_not(client, model):
     }
 
 
-def test_the_default_negative_is_the_last_token(client, http, model):
+def test_the_default_negative_is_the_last_token(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
     tokens = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()["tokens"]
     default = complete(client, model, {"guidance_scale": 2.0})
     explicit = complete(
@@ -132,7 +154,7 @@ def test_the_default_negative_is_the_last_token(client, http, model):
     assert default.choices[0].text == explicit.choices[0].text
 
 
-def test_synonyms(client, http, model):
+def test_synonyms(client: openai.OpenAI, http: httpx.Client, model: str) -> None:
     tokens = http.post("/tokenize", json={"model": model, "prompt": NEGATIVE}).json()["tokens"]
     text = complete(client, model, {"guidance_scale": 3.0, "negative_prompt": NEGATIVE})
     ids = complete(client, model, {"cfg_scale": 3.0, "negative_prompt_ids": tokens})
@@ -140,19 +162,26 @@ def test_synonyms(client, http, model):
     assert ids.guidance == text.guidance
 
 
-def test_special_tokens_follow_the_prompt(client, http, model):
-    """`add_special_tokens` holds for both streams."""
+def test_special_tokens_follow_the_prompt(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
+    """`add_special_tokens` applies to both streams."""
     for special in (True, False):
         extra = {"guidance_scale": 2.0, "negative_prompt": NEGATIVE, "add_special_tokens": special}
         count = num_tokens(http, model=model, prompt=NEGATIVE, add_special_tokens=special)
         assert complete(client, model, extra).guidance["negative_prompt_tokens"] == count
 
 
-def test_the_three_negatives_of_a_chat_agree(client, http, model):
-    """A system message, the whole conversation, and its token ids: one rendering, one output."""
+def test_the_three_negatives_of_a_chat_agree(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
+    """A negative can be a system message, a conversation, or token ids.
+
+    If they render to the same tokens, the output is the same.
+    """
     negative = [{"role": "system", "content": NEGATIVE}, *MESSAGES[1:]]
     tokens = http.post("/tokenize", json={"model": model, "messages": negative}).json()["tokens"]
-    extras = [
+    extras: list[Json] = [
         {"negative_prompt": NEGATIVE},
         {"negative_messages": negative},
         {"negative_prompt_token_ids": tokens},
@@ -162,7 +191,9 @@ def test_the_three_negatives_of_a_chat_agree(client, http, model):
     assert {answer.guidance["negative_prompt_tokens"] for answer in answers} == {len(tokens)}
 
 
-def test_a_chat_without_system_message_gets_a_negative_one(client, http, model):
+def test_a_chat_without_system_message_gets_a_negative_one(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
     user = MESSAGES[1:]
     answer = chat(
         client, model, {"guidance_scale": 4.0, "negative_prompt": NEGATIVE}, messages=user
@@ -175,8 +206,13 @@ def test_a_chat_without_system_message_gets_a_negative_one(client, http, model):
 
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("create", [complete, chat])
-def test_guided_streams(client, model, create, usage):
-    """The same text as without streaming; the guidance object in the last chunk and only there."""
+def test_guided_streams(
+    client: openai.OpenAI, model: str, create: Callable[..., Any], usage: bool
+) -> None:
+    """A stream has the same text as a whole answer.
+
+    The guidance object is in the last chunk, and only there.
+    """
     extra = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
     whole = create(client, model, extra)
     options = {"stream_options": {"include_usage": True}} if usage else {}
@@ -194,8 +230,8 @@ def test_guided_streams(client, model, create, usage):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_prompts_and_choices(client, model, stream):
-    """One negative serves all prompts; guided_tokens counts every choice."""
+def test_several_prompts_and_choices(client: openai.OpenAI, model: str, stream: bool) -> None:
+    """One negative applies to all prompts, and guided_tokens counts all choices."""
     fields = {"prompt": [PROMPT, "Two", "The third prompt"], "n": 2, "temperature": 1.0, "seed": 1}
     extra = {"guidance_scale": 1.5, "negative_prompt": NEGATIVE}
     answer = complete(
@@ -215,7 +251,7 @@ def test_several_prompts_and_choices(client, model, stream):
     assert answer.guidance["guided_tokens"] == answer.usage.completion_tokens > 0
 
 
-def test_each_prompt_of_a_list_is_guided_as_if_alone(client, model):
+def test_each_prompt_of_a_list_is_guided_as_if_alone(client: openai.OpenAI, model: str) -> None:
     prompts = [PROMPT, "Two", "The third prompt"]
     extra = {"guidance_scale": 2.5, "negative_prompt": NEGATIVE}
     together = [choice.text for choice in complete(client, model, extra, prompt=prompts).choices]
@@ -223,7 +259,7 @@ def test_each_prompt_of_a_list_is_guided_as_if_alone(client, model):
     assert together == alone
 
 
-def test_plain_requests_do_not_notice_guided_neighbours(client, model):
+def test_plain_requests_do_not_notice_guided_neighbours(client: openai.OpenAI, model: str) -> None:
     alone = complete(client, model, max_tokens=24).choices[0].text
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         extra = {"guidance_scale": 5.0, "negative_prompt": NEGATIVE}
@@ -240,9 +276,8 @@ def test_plain_requests_do_not_notice_guided_neighbours(client, model):
 ASKED = {"guidance_scale": 2.0, "negative_prompt": NEGATIVE, "guidance_logprobs": True}
 
 
-def test_a_completion_tells_what_each_stream_said(client, model):
-    """guided = negative + s (conditional - negative), up to the normalization, which is one number
-    a token."""
+def test_a_completion_tells_what_each_stream_said(client: openai.OpenAI, model: str) -> None:
+    """Each stream's logprobs have one entry per token, and are the same when streamed."""
     said = complete(client, model, ASKED, logprobs=3).choices[0].logprobs
     extra = said.model_extra
     assert (
@@ -258,8 +293,8 @@ def test_a_completion_tells_what_each_stream_said(client, model):
         assert np.allclose(np.concatenate([part[name] for part in parts]), whole, atol=1e-4)
 
 
-def test_a_chat_tells_what_each_stream_said(client, model):
-    """The conditional's are those of the plain request, as long as the texts are the same."""
+def test_a_chat_tells_what_each_stream_said(client: openai.OpenAI, model: str) -> None:
+    """The conditional logprobs are those of the plain request, as long as the texts are equal."""
     tokens = chat(client, model, ASKED, logprobs=True).choices[0].logprobs.content
     plain = chat(client, model, logprobs=True).choices[0].logprobs.content
     assert tokens[0].model_extra.keys() == {"conditional_logprob", "negative_logprobs"}
@@ -272,8 +307,10 @@ def test_a_chat_tells_what_each_stream_said(client, model):
         )
 
 
-def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(client, model):
-    """The echoed part knows nothing of guidance; what follows is the guided text."""
+def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(
+    client: openai.OpenAI, model: str
+) -> None:
+    """The echoed prompt has the logprobs of a plain request. The guided text follows it."""
     guidance = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
     guided, plain = (
         complete(client, model, extra, echo=True, logprobs=2) for extra in (guidance, None)
@@ -298,7 +335,13 @@ def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(client, model):
 
 @pytest.mark.parametrize("guidance", [None, {"guidance_scale": 2.0, "negative_prompt": NEGATIVE}])
 @pytest.mark.parametrize("create", [complete, chat])
-def test_logits_processors_by_name(client, model, http, create, guidance):
+def test_logits_processors_by_name(
+    client: openai.OpenAI,
+    model: str,
+    http: httpx.Client,
+    create: Callable[..., Any],
+    guidance: Json | None,
+) -> None:
     fields = {
         **(guidance or {}),
         "logits_processors": [{"name": "no_repeat_ngram", "n": 1}],
@@ -309,7 +352,7 @@ def test_logits_processors_by_name(client, model, http, create, guidance):
     assert len(set(ids)) == len(ids) == 30
 
 
-def test_each_choice_has_its_own_processor(client, model):
+def test_each_choice_has_its_own_processor(client: openai.OpenAI, model: str) -> None:
     extra = {
         "logits_processors": [{"name": "no_repeat_ngram", "n": 1}],
         "return_token_ids": True,
@@ -321,13 +364,15 @@ def test_each_choice_has_its_own_processor(client, model):
     assert len({tuple(ids) for ids in texts}) > 1
 
 
-# --- terms, ids, metrics
+# --- terms, ids, metrics --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("guidance", [{}, {"guidance_scale": 2.0, "negative_prompt": "A story."}])
-def test_time_runs_out(http, guidance):
-    """Before the first byte with a status, later with an error event; the group leaves the engine
-    either way."""
+def test_time_runs_out(http: httpx.Client, guidance: Json) -> None:
+    """A timeout before the first byte is a status, and later it is an error event.
+
+    The group leaves the engine in both cases.
+    """
     body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, **guidance}
     late = http.post("/v1/completions", json={**body, "timeout": 0.3})
     assert late.status_code == 504
@@ -345,7 +390,7 @@ def test_time_runs_out(http, guidance):
     assert http.get("/ready").json()["engine"]["running"] == 0
 
 
-def test_a_request_id_is_the_clients_own(http):
+def test_a_request_id_is_the_clients_own(http: httpx.Client) -> None:
     mine = http.post(
         "/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "mine-1"}
     )
@@ -353,22 +398,28 @@ def test_a_request_id_is_the_clients_own(http):
     assert mine.json()["id"].endswith("mine-1")
 
 
-def test_priorities_order_the_queue_and_never_reach_an_engine_without_them(http):
+def test_priorities_order_the_queue_and_never_reach_an_engine_without_them(
+    http: httpx.Client,
+) -> None:
     answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, "priority": -2})
     assert answer.status_code == 200, answer.text
 
 
-def test_metrics_count_requests_and_see_the_replica(http):
+def test_metrics_count_requests_and_see_the_replica(http: httpx.Client) -> None:
     name = (
         'cfg_serve_requests_total{{ingress="{}",path="/v1/completions",status="200",'
         'tenant="anonymous"}}'
     )
     told = http.get("/metrics").text
     (ingress,) = set(re.findall(r'ingress="(\w+)"', told))
-    before = float(re.search(re.escape(name.format(ingress)) + r" (\S+)", told)[1])
+    found = re.search(re.escape(name.format(ingress)) + r" (\S+)", told)
+    assert found
+    before = float(found[1])
     http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
     told = http.get("/metrics").text
-    assert float(re.search(re.escape(name.format(ingress)) + r" (\S+)", told)[1]) == before + 1
+    found = re.search(re.escape(name.format(ingress)) + r" (\S+)", told)
+    assert found
+    assert float(found[1]) == before + 1
     gauges = dict(re.findall(r"^cfg_serve_(\w+){[^}]*} (\S+)$", told, re.MULTILINE))
     assert float(gauges["replicas"]) == 1
     assert float(gauges["kv_blocks"]) >= float(gauges["kv_blocks_free"]) > 0

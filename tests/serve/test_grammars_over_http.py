@@ -1,5 +1,4 @@
-"""No body stops structured output: what grammars beyond all measure get, and how others fare
-meanwhile."""
+"""Extreme grammars are refused, and other clients are served in the meantime."""
 
 from __future__ import annotations
 
@@ -11,10 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from serve_process import ServeProcess
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MARK = "velvet_marmalade_seven"
-"""Stands in every pattern; no log may show it."""
+"""Part of every pattern. No log may show it."""
 PATTERNS = {f"p{i}": {"type": "string", "pattern": "^([a-z]{1,50}){1,50}$"} for i in range(150)}
 
 
@@ -76,7 +76,7 @@ SERVED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def compilers_are_loaded(http: httpx.Client, model: str) -> None:
-    """The first grammar waits for the process that tries them."""
+    """Send a first grammar, because it waits until the process that tests grammars has started."""
     body = {"model": model, "prompt": "Once", "max_tokens": 4, **outputs(choice=["red"])}
     assert http.post(COMPLETION, json=body, timeout=120).status_code == 200
 
@@ -111,8 +111,10 @@ def test_hostile_grammars_are_400_with_a_sentence(
 
 
 def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:
-    """Twenty slow ones at once, some of them given up by their clients; then nothing is left of
-    them."""
+    """Twenty slow grammars at once do not delay other clients for long.
+
+    Some of their clients leave. After that a new grammar is compiled quickly.
+    """
     done = threading.Event()
 
     def attack(i: int) -> int | None:
@@ -157,7 +159,7 @@ def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -
     assert time.monotonic() - started < 5
 
 
-def test_no_log_shows_a_pattern(server: Any) -> None:
+def test_no_log_shows_a_pattern(server: ServeProcess) -> None:
     if hasattr(server, "log"):
         assert MARK not in server.log.read_text(errors="replace")
 

@@ -1,12 +1,14 @@
-"""The short attacks of hostile.py, on the server that all tests here share; and the table itself:
-it says so where a demand does not hold. All attacks, with closer bounds: `python
-tests/serve/hostile.py`.
+"""The short attacks of hostile.py, on the server that all tests of this folder share.
+
+Other tests check the table itself: it must report demands that do not hold. `python
+tests/serve/hostile.py` plays all attacks, with stricter bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import hostile  # noqa: F401 - its import registers the attacks
 import pytest
@@ -16,18 +18,21 @@ from attacks.stage import Stage, settled
 from attacks.verdict import Bounds, Calm, Held, Row, Watched
 from attacks.watchers import WAITING, Seen
 from attacks.wire import is_complete, parsed
+from serve_process import ServeProcess
 
 MIB = 2**20
 
 LOOSE = Bounds(extra_wait_s=20.0, ready_s=10.0, memory=2.0)
-"""Times of a machine that does other work, too, are no fault. Wrong answers, 500 and dead engines
-are."""
+"""Slow answers are not a fault here, because the machine may do other work.
+
+Wrong answers, 500 and dead engines are faults.
+"""
 
 BOUNDED = [name for name, attack in ATTACKS.items() if attack.bounded]
 
 
 @pytest.fixture(scope="module")
-def stage(server) -> Iterator[Stage]:
+def stage(server: ServeProcess) -> Iterator[Stage]:
     with Stage(server.url, warm_up_s=4.0, calm_s=1.0, bounds=LOOSE) as stage:
         yield stage
 
@@ -55,7 +60,7 @@ def calm() -> Calm:
     return calm
 
 
-def row_of(*seen: Seen, told: dict[str, int] | None = None, **fields: object) -> Row:
+def row_of(*seen: Seen, told: dict[str, int] | None = None, **fields: Any) -> Row:
     held = Held(memory=(100 * MIB, 150 * MIB, 105 * MIB), blocks=(511, 511))
     row = Row(
         attack=ATTACKS["heavy-bodies"],
@@ -113,7 +118,7 @@ def test_what_watchers_see_counts(seen: Seen, words: str) -> None:
         ({"held": Held(memory=None, blocks=(511, 500))}, "500 KV blocks free, 511 before"),
     ],
 )
-def test_what_the_server_does_counts(fields: dict[str, object], words: str) -> None:
+def test_what_the_server_does_counts(fields: dict[str, Any], words: str) -> None:
     assert words in str(row_of(**fields))
 
 

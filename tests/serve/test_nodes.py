@@ -1,18 +1,20 @@
-"""Two generators on nodes of their own, and an encoder that sleeps: what clients see of an engine
-and a node that die.
+"""Two generators on different nodes, and an encoder that scales to zero.
 
-chaos.py has every other fault.
+The tests kill an engine and a node, and check what clients get. chaos.py has the other faults.
 """
+
+from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import httpx
 import pytest
 from cluster import Cluster
-from load import Load
-from serve_process import shipped_config
+from load import Load, Outcome
+from serve_process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +24,7 @@ ENCODER, ENGINE = "ServeReplica:cfg:Embedder", "EngineCore"
 EMBEDDING = {"model": "all-MiniLM-L6-v2", "input": "The cat sat on the mat."}
 
 
-def config():
+def config() -> Json:
     config = shipped_config()
     application = config["applications"][0]
     application["args"]["encoders"][0]["scales_to_zero"] = True
@@ -44,8 +46,8 @@ def config():
 
 
 @pytest.fixture(scope="module")
-def nodes():
-    """A head with the ingress, and two nodes with an engine each."""
+def nodes() -> Iterator[Cluster]:
+    """Start a head node for the ingress, and two nodes for an engine each."""
     with Cluster() as cluster:
         for _ in range(2):
             cluster.add(engine=1)
@@ -53,21 +55,24 @@ def nodes():
 
 
 @pytest.fixture(scope="module")
-def server(nodes):
+def server(nodes: Cluster) -> Iterator[ServeProcess]:
     with nodes.serve(config()) as process:
         wait_for(lambda: process.replicas() == 2)
         yield process
 
 
-def wait_for(condition):
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.5)
 
 
-def test_an_encoder_sleeps_until_it_is_called(server, nodes):
-    """/ready is 200 without waking it; its first caller waits for it; then it sleeps again."""
+def test_an_encoder_sleeps_until_it_is_called(server: ServeProcess, nodes: Cluster) -> None:
+    """/ready answers 200 without a start of the encoder.
+
+    The first call starts the encoder and waits for it. Later it scales to zero again.
+    """
     assert not nodes.find(ENCODER)
     assert httpx.get(f"{server.url}/ready", timeout=30).status_code == 200
     assert not nodes.find(ENCODER)
@@ -77,11 +82,11 @@ def test_an_encoder_sleeps_until_it_is_called(server, nodes):
     wait_for(lambda: not nodes.find(ENCODER))
 
 
-def struck(server, strike):
-    """(when, outcomes): of the requests of six clients before and after `strike()`."""
+def struck(server: ServeProcess, strike: Callable[[], object]) -> tuple[float, list[Outcome]]:
+    """Run six clients, and call `strike`. Return the time of that call, and all outcomes."""
     load = Load(server.url, clients=6)
 
-    async def run():
+    async def run() -> float:
         await load.learn()
         stop = asyncio.Event()
         clients = asyncio.ensure_future(load.run(stop))
@@ -96,9 +101,11 @@ def struck(server, strike):
     return asyncio.run(run()), load.outcomes
 
 
-def check(at, outcomes, told_within_s):
-    """Nothing is lost or wrong; only streams that had begun are told, soon; the rest ends well
-    elsewhere."""
+def check(at: float, outcomes: list[Outcome], told_within_s: float) -> None:
+    """Check that no answer is lost or wrong, and that only streams that had begun got errors.
+
+    They must get them within `told_within_s`. All other requests must succeed on the other engine.
+    """
     assert all(outcome.kind == "right" for outcome in outcomes if outcome.ended < at)
     after = sorted(
         (outcome for outcome in outcomes if outcome.ended >= at), key=lambda outcome: outcome.ended
@@ -111,14 +118,18 @@ def check(at, outcomes, told_within_s):
         assert outcome.started < at
         assert outcome.ended - at < told_within_s
     assert len(after) - len(told) > 6
-    assert max(b.ended - a.ended for a, b in pairwise(after)) < 10, "the other engine did not go on"
+    assert max(b.ended - a.ended for a, b in pairwise(after)) < 10, (
+        "the other engine did not continue"
+    )
 
 
-def test_an_engine_dies_and_its_requests_go_to_the_other(server, nodes):
+def test_an_engine_dies_and_its_requests_go_to_the_other(
+    server: ServeProcess, nodes: Cluster
+) -> None:
     check(*struck(server, nodes.find(ENGINE)[0].kill), told_within_s=3)
     wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
 
 
-def test_a_node_dies_and_its_requests_go_to_the_other(server, nodes):
-    """Nobody says so: its requests are missed by their heartbeats."""
+def test_a_node_dies_and_its_requests_go_to_the_other(server: ServeProcess, nodes: Cluster) -> None:
+    """Nothing reports that the node is dead. Its requests are given up for lack of heartbeats."""
     check(*struck(server, nodes.nodes[1].kill), told_within_s=SILENCE_S + 3)

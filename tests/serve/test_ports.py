@@ -1,8 +1,9 @@
-"""What a stranger finds who reaches every port of the machine: no port may run what it is sent."""
+"""The ports that the server opens: none of them may run code that an unknown client sends."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -10,22 +11,23 @@ import psutil
 import pytest
 from ray.serve.generated import serve_pb2
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
+from serve_process import ServeProcess
 
 pytestmark = pytest.mark.slow
 
 
 class Bomb:
-    """Unpickled, it leaves a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
         return Path.touch, (self.path,)
 
 
-def listening(server, name: str = "") -> list[tuple[str, int]]:
-    """(address, port) of the sockets of all its processes whose command line has `name`."""
+def listening(server: ServeProcess, name: str = "") -> list[tuple[str, int]]:
+    """Return the listening addresses and ports of the processes whose command line has `name`."""
     return [
         (connection.laddr.ip, connection.laddr.port)
         for process in server.processes()
@@ -36,7 +38,7 @@ def listening(server, name: str = "") -> list[tuple[str, int]]:
 
 
 def status_of_call(port: int, payload: bytes) -> grpc.StatusCode:
-    """What a replica's gRPC port answers to a call without a token."""
+    """Call a replica's gRPC port without a token. Return the status."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         request = serve_pb2.ASGIRequest(
             pickled_request_metadata=payload, request_args=payload, request_kwargs=payload
@@ -49,24 +51,26 @@ def status_of_call(port: int, payload: bytes) -> grpc.StatusCode:
 
 
 @pytest.fixture
-def own_server(server):
+def own_server(server: ServeProcess) -> ServeProcess:
     if not hasattr(server, "processes"):
         pytest.skip("CFG_SERVE_URL: the server's processes are not known")
     return server
 
 
-def test_replicas_run_nothing_that_strangers_send(own_server, tmp_path):
-    """Serve opens a port on every address for each replica, and unpickles what comes: with a token
-    only."""
+def test_replicas_run_nothing_that_strangers_send(own_server: ServeProcess, tmp_path: Path) -> None:
+    """A replica refuses calls without a token.
+
+    Serve opens a port on all addresses for each replica, and unpickles what it receives there.
+    """
     bomb = tmp_path / "went-off"
     ports = {port for _, port in listening(own_server, "ServeReplica")}
     answers = [status_of_call(port, pickle.dumps(Bomb(bomb))) for port in ports]
     assert answers.count(grpc.StatusCode.UNAUTHENTICATED) >= 3, (
         answers
-    )  # of the ingress, the generator, the encoder
+    )  # ports of the ingress, the generator and the encoder
     assert not bomb.exists()
 
 
-def test_http_is_where_it_was_told_to_be(own_server):
+def test_http_is_where_it_was_told_to_be(own_server: ServeProcess) -> None:
     port = int(own_server.url.rpartition(":")[2])
     assert {address for address, other in listening(own_server) if other == port} == {"127.0.0.1"}

@@ -1,17 +1,21 @@
-"""Bad input over HTTP: contract 5.2's refusals with status and sentence, and 200 malformed
-bodies."""
+"""Invalid input over HTTP: refusals with their status and message, and 200 malformed bodies."""
+
+from __future__ import annotations
 
 import random
 
+import httpx
+import openai
 import pytest
 from malformed import GENERATE_FIELDS, ODD, assert_200_are_answered, damaged
+from serve_process import Json
 
 USER = {"role": "user", "content": "Tell me a story."}
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-GUIDED = {"guidance_scale": 2.0, "max_tokens": 4}
+GUIDED: Json = {"guidance_scale": 2.0, "max_tokens": 4}
 
 REFUSED = [
-    # path, fields besides prompt or messages, parameter at fault, words of the sentence
+    # path, fields besides prompt or messages, parameter at fault, words of the message
     (
         COMPLETION,
         {"guidance_scale": 1, "negative_prompt": "a"},
@@ -89,7 +93,7 @@ REFUSED = [
     ),
     (COMPLETION, GUIDED | {"suffix": "x"}, "suffix", "cannot be guided"),
     (COMPLETION, {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
-    (COMPLETION, GUIDED | {"guidance_logprobs": True}, "guidance_logprobs", "goes with logprobs"),
+    (COMPLETION, GUIDED | {"guidance_logprobs": True}, "guidance_logprobs", "needs logprobs"),
     (CHAT, {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
     (COMPLETION, {"logits_processors": "x"}, "logits_processors", "must be a list"),
     (
@@ -110,7 +114,7 @@ REFUSED = [
 ]
 
 
-def start(path):
+def start(path: str) -> Json:
     return {"prompt": "Once"} if path == COMPLETION else {"messages": [USER]}
 
 
@@ -118,7 +122,9 @@ def start(path):
 @pytest.mark.parametrize(
     ("path", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:50]
 )
-def test_refusals(http, model, path, fields, param, words, stream):
+def test_refusals(
+    http: httpx.Client, model: str, path: str, fields: Json, param: str, words: str, stream: bool
+) -> None:
     answer = http.post(path, json={"model": model, **start(path), **fields, "stream": stream})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -140,22 +146,20 @@ def test_refusals(http, model, path, fields, param, words, stream):
         ("{}", "prompt"),
     ],
 )
-def test_bodies_that_are_no_requests(http, raw, words):
+def test_bodies_that_are_no_requests(http: httpx.Client, raw: str, words: str) -> None:
     answer = http.post(COMPLETION, content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_unknown_models(http, stream):
+def test_unknown_models(http: httpx.Client, stream: bool) -> None:
     answer = http.post(COMPLETION, json={"model": "nope", "prompt": "x", "stream": stream})
     assert answer.status_code == 404
     assert answer.json()["error"]["param"] == "model"
 
 
-def test_the_openai_client_raises_its_own_error(client, model):
-    import openai
-
+def test_the_openai_client_raises_its_own_error(client: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError, match="set guidance_scale above 1"):
         client.completions.create(model=model, prompt="x", extra_body={"negative_prompt": "a"})
 
@@ -164,17 +168,19 @@ def test_the_openai_client_raises_its_own_error(client, model):
 
 
 def malformed_body(rng: random.Random, model: str) -> tuple[str, bytes]:
-    """A path and a body near a valid one: fields replaced by odd values, then the text perhaps
-    damaged."""
+    """Return a path and a body that is nearly valid.
+
+    Some of its fields have odd values, and its text may be damaged.
+    """
     path = rng.choice([COMPLETION, CHAT])
-    body = {"model": model, "max_tokens": 4, **start(path)}
+    body: Json = {"model": model, "max_tokens": 4, **start(path)}
     if rng.random() < 0.5:
         body["guidance_scale"] = rng.choice([2, 1.5, 0, -1])
     return path, damaged(rng, body, GENERATE_FIELDS, ODD)
 
 
-def test_200_malformed_bodies(http, model):
-    """No body makes the server fail; then it still works."""
+def test_200_malformed_bodies(http: httpx.Client, model: str) -> None:
+    """No body makes the server fail, and it still works after them."""
     assert_200_are_answered(http, lambda rng: malformed_body(rng, model))
     good = http.post(COMPLETION, json={"model": model, "prompt": "Once", **GUIDED})
     assert good.status_code == 200

@@ -1,32 +1,39 @@
-"""configs/cfg-speculative.yaml, as shipped: the same texts as without drafts, and counts of what
-they did."""
+"""The shipped configs/cfg-speculative.yaml: counts of drafts, and requests that use drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
-from serve_process import ServeProcess, shipped_config
+from serve_process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 
-GUIDANCE = {"guidance_scale": 1.5, "negative_prompt": "A story about the sea."}
+GUIDANCE: Json = {"guidance_scale": 1.5, "negative_prompt": "A story about the sea."}
 LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def server():
+def server() -> Iterator[ServeProcess]:
     with ServeProcess(shipped_config("cfg-speculative"), stock=True) as process:
         yield process
 
 
-def complete(server, **fields):
+def complete(server: ServeProcess, **fields: Any) -> Json:
     body = {"prompt": "Once upon a time", "max_tokens": 60, **fields}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=LIMIT_S)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    completion: Json = answer.json()
+    return completion
 
 
-def test_guided_and_plain_drafts_are_counted_apart(server):
-    def engine():
-        return httpx.get(f"{server.url}/ready", timeout=LIMIT_S).json()["engine"]
+def test_guided_and_plain_drafts_are_counted_apart(server: ServeProcess) -> None:
+    def engine() -> dict[str, int]:
+        answer = httpx.get(f"{server.url}/ready", timeout=LIMIT_S)
+        state: dict[str, int] = answer.json()["engine"]
+        return state
 
     before = engine()
     answer = complete(server, temperature=0, **GUIDANCE)
@@ -39,8 +46,8 @@ def test_guided_and_plain_drafts_are_counted_apart(server):
     assert engine()["guided_drafts"] == between["guided_drafts"]
 
 
-def test_seeded_samples_structured_output_and_processors_under_drafts(server):
-    sampled = {"temperature": 1.0, "seed": 4, **GUIDANCE}
+def test_seeded_samples_structured_output_and_processors_under_drafts(server: ServeProcess) -> None:
+    sampled: Json = {"temperature": 1.0, "seed": 4, **GUIDANCE}
     assert (
         complete(server, **sampled)["choices"][0]["text"]
         == complete(server, **sampled)["choices"][0]["text"]
@@ -49,10 +56,13 @@ def test_seeded_samples_structured_output_and_processors_under_drafts(server):
         server, **sampled, structured_outputs={"regex": "(sea|forest)( sea| forest){3}"}
     )
     assert set(words["choices"][0]["text"].split()) <= {"sea", "forest"}
-    unique = {"logits_processors": [{"name": "no_repeat_ngram", "n": 1}], "return_token_ids": True}
+    unique: Json = {
+        "logits_processors": [{"name": "no_repeat_ngram", "n": 1}],
+        "return_token_ids": True,
+    }
     ids = complete(server, **sampled, **unique)["choices"][0]["token_ids"]
     assert len(set(ids)) == len(ids) > 3
 
 
-def test_a_server_without_rays_token_says_so(server):
+def test_a_server_without_rays_token_says_so(server: ServeProcess) -> None:
     assert "Ray's token authentication is off" in server.log.read_text(errors="replace")

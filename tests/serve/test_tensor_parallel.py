@@ -1,16 +1,19 @@
 """Two tensor-parallel workers as Ray actors in the replica's placement group, on CPUs.
 
-vLLM's CPU platform refuses Ray, so a platform plugin (tests/support/ray_cpu) says that its device
-is Ray's "GPU"; Ray is told that this machine has two. Everything else is what
-configs/llama-8b-tp2.yaml does on real ones.
+vLLM's CPU platform refuses Ray. So a platform plugin (tests/support/ray_cpu) reports its device as
+Ray's "GPU", and Ray is told that this machine has two GPUs. Everything else is as in
+configs/llama-8b-tp2.yaml.
 """
 
+from __future__ import annotations
+
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from serve_process import ServeProcess, shipped_config
+from serve_process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +21,7 @@ PLATFORM = Path(__file__).parent.parent / "support" / "ray_cpu"
 
 
 @pytest.fixture(scope="module")
-def tp_server():
+def tp_server() -> Iterator[ServeProcess]:
     config, big = shipped_config(), shipped_config("llama-8b-tp2")
     application = config["applications"][0]
     engine = application["args"]["engine"]
@@ -34,15 +37,18 @@ def tp_server():
         yield process
 
 
-def named(config, name):
-    return next(d for d in config["applications"][0]["deployments"] if d["name"] == name)
+def named(config: Json, name: str) -> Json:
+    deployments: list[Json] = config["applications"][0]["deployments"]
+    return next(d for d in deployments if d["name"] == name)
 
 
-def test_workers_are_ray_actors_and_guidance_is_the_same(tp_server, server):
-    """The greedy tokens of two workers are those of one."""
+def test_workers_are_ray_actors_and_guidance_is_the_same(
+    tp_server: ServeProcess, server: ServeProcess
+) -> None:
+    """Two workers give the same greedy tokens as one."""
     commands = [" ".join(process.cmdline()) for process in tp_server.processes()]
     assert sum("RayWorkerProc" in command for command in commands) == 2, commands
-    body = {
+    body: Json = {
         "prompt": "Once upon a time",
         "max_tokens": 24,
         "temperature": 0,

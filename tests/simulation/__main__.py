@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path as Folder
+from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from tests.simulation.sim import PATHS, simulate
@@ -16,19 +16,19 @@ from tests.simulation.sim import PATHS, simulate
 COUNTED = ("joint_steps", "solo_rows", "group_preemptions", "groups_admitted")
 
 
-def one(folder: Folder, path_name: str, seed: int) -> tuple[collections.Counter, str]:
+def one(folder: Path, path_name: str, seed: int) -> tuple[collections.Counter, str]:
     path = next(p for p in PATHS if p.name == path_name)
     counts: collections.Counter = collections.Counter()
     try:
         sim = simulate(folder, path, seed)
-    except Exception as error:  # whatever it is, it is a finding
+    except Exception as error:  # any exception is a finding
         return counts, f"--seed {seed} --path {path_name}: {type(error).__name__}: {error}"
     stats = sim.scheduler.guidance_stats()
     counts.update({name: stats[name] for name in COUNTED}, engine_steps=sim.steps, runs=1)
     return counts, ""
 
 
-def long_run(folder: Folder, joint_steps: int, processes: int) -> None:
+def long_run(folder: Path, joint_steps: int, processes: int) -> None:
     started, seed = time.monotonic(), 0
     by_path: dict[str, collections.Counter] = {p.name: collections.Counter() for p in PATHS}
     failures: list[str] = []
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     parser.add_argument("--path", choices=[p.name for p in PATHS], default=PATHS[0].name)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Folder(name)
+        folder = Path(name)
         if args.seed is None:
             long_run(folder, args.joint_steps, args.processes)
         else:

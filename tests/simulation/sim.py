@@ -1,10 +1,10 @@
 """The real GuidedScheduler and KV cache manager, driven by a fake model runner.
 
-The fake runner keeps, for every slot of every physical KV block, *which prefix* was written there,
-and checks on each sampled row that the stream's block table holds exactly its own prefix. So a lost
-block, a block handed out twice, a token computed at the wrong place or a stream out of lockstep is
-seen at once, at the cost of no model. Both runners' protocols, async scheduling and pipeline
-stages: `PATHS`.
+For every slot of every physical KV block, the fake runner records *which prefix* was written there.
+For each sampled row, it checks that the stream's block table holds exactly its own prefix. So it
+finds a lost block, a block that was allocated twice, a token computed at the wrong place, or a
+stream out of lockstep at once, without the cost of a model. It follows the protocols of both
+runners, with async scheduling and pipeline stages: see `PATHS`.
 
     python -m tests.simulation --joint-steps 1000000     a long run
     python -m tests.simulation --seed 7 --path v2-async  replays one
@@ -16,12 +16,12 @@ import os
 import random
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path as Folder
+from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig
@@ -36,14 +36,18 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import guided_engine_args
-from cfg_core.vllm_plugin.wire import StepGuidance, guided_tokens
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 VOCAB = 256
 GARBAGE = 3  # a draft that is always wrong
 
 
-class Path(NamedTuple):
-    """A way through vLLM: which runner's protocol, async scheduling, pipeline stages."""
+class EnginePath(NamedTuple):
+    """A path through vLLM: which runner's protocol, async scheduling, pipeline stages."""
 
     v2: bool = False
     asynchronous: bool = False
@@ -60,15 +64,21 @@ class Path(NamedTuple):
         return "-".join([*words, *[f"drafts{self.drafts}"] * (self.drafts > 0)])
 
 
-V1 = Path()
+V1 = EnginePath()
 PATHS = [
+    V1,
+    EnginePath(asynchronous=True),
+    EnginePath(stages=2),  # vLLM has no async scheduling on V1 with a pipeline
     *(
-        V1,
-        Path(asynchronous=True),
-        Path(stages=2),
-    ),  # vLLM has no async scheduling on V1 with a pipeline
-    *(Path(True, asynchronous, stages) for asynchronous in (False, True) for stages in (1, 2, 4)),
-    *(Path(v2, asynchronous, drafts=3) for v2 in (False, True) for asynchronous in (False, True)),
+        EnginePath(True, asynchronous, stages)
+        for asynchronous in (False, True)
+        for stages in (1, 2, 4)
+    ),
+    *(
+        EnginePath(v2, asynchronous, drafts=3)
+        for v2 in (False, True)
+        for asynchronous in (False, True)
+    ),
 ]
 
 
@@ -77,7 +87,9 @@ def model_token(leader: str, index: int) -> int:
     return 4 + zlib.crc32(f"{leader}:{index}".encode()) % 250
 
 
-def make_config(folder: Folder, kv_split: str = "elastic", drafts: int = 0, **engine_args):
+def make_config(
+    folder: Path, kv_split: str = "elastic", drafts: int = 0, **engine_args: Any
+) -> VllmConfig:
     """A VllmConfig of a model that is never loaded."""
     if not (folder / "config.json").exists():
         LlamaConfig(
@@ -112,9 +124,11 @@ def make_config(folder: Folder, kv_split: str = "elastic", drafts: int = 0, **en
 
 
 @contextmanager
-def runner_version(v2: bool):
-    """While open, a VllmConfig says that it uses this runner. Made for the other one, it could not
-    be on a CPU."""
+def runner_version(v2: bool) -> Iterator[None]:
+    """While open, every new VllmConfig is made for this runner.
+
+    A config that is made for the other runner is not possible on a CPU.
+    """
     before = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))
     try:
@@ -127,18 +141,20 @@ def runner_version(v2: bool):
 
 @dataclass
 class Sequence:
-    """A stream as a worker knows it: from what the scheduler sent, and from what it sampled
-    itself."""
+    """A stream as a worker knows it.
+
+    The worker knows what the scheduler sent, and what it sampled itself.
+    """
 
     tokens: list[int]
     num_prompt: int
     computed: int
     blocks: list[int]
     prefixes: list[int] = field(default_factory=list)
-    known: int = 0  # tokens that the scheduler has sent; V1 has the later ones only on the device
+    known: int = 0  # tokens that the scheduler has sent; V1 has later ones on the device only
     sampled_at: int = -1_000
     drafts: list[int] = field(default_factory=list)
-    rejected: int = 0  # tokens rejected on the device, of which the scheduler has not heard
+    rejected: int = 0  # tokens rejected on the device; not yet known to the scheduler
     lives: int = 0  # how often it was preempted and resumed
 
     def prefix(self, position: int) -> int:
@@ -150,24 +166,28 @@ class Sequence:
         return self.prefixes[position]
 
 
+Rejection = tuple[str, Sequence, int, int]
+"""Stream, its sequence and lives at that time, and how many tokens were rejected."""
+
+
 @dataclass
 class FakeRunner:
-    """What vLLM's workers do with a step, V1 or V2: keep block tables, write KV, sample, blend
-    (here: copy).
+    """Does what vLLM's workers do with a step, on V1 or V2.
 
-    It sees nothing but the SchedulerOutput, as a worker does. V2's first pipeline stages hear of a
-    sample as many steps later as there are stages: its stream may not come again before.
+    It keeps block tables, writes KV, samples, and blends (here: copies). As a worker, it sees only
+    the SchedulerOutput. On V2, the first pipeline stages get a sample as many steps later as there
+    are stages. Its stream must not be scheduled before.
     """
 
     block_size: int
-    path: Path
-    rejections: list = field(default_factory=list)
+    path: EnginePath
+    rejections: list[Rejection] = field(default_factory=list)
     scales: dict[str, float] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     step: int = 0
 
-    def execute(self, output) -> ModelRunnerOutput:
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.step += 1
         for stream in output.finished_req_ids:
             self.sequences.pop(stream, None)
@@ -186,7 +206,7 @@ class FakeRunner:
             sampled_token_ids=sampled,
         )
 
-    def _add(self, new) -> None:
+    def _add(self, new: NewRequestData) -> None:
         tokens = list((new.prefill_token_ids if self.path.v2 else None) or new.prompt_token_ids)
         (blocks,) = new.block_ids
         self.sequences[new.req_id] = Sequence(
@@ -197,7 +217,7 @@ class FakeRunner:
             known=len(tokens),
         )
 
-    def _update(self, cached) -> None:
+    def _update(self, cached: CachedRequestData) -> None:
         for stream, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
@@ -213,18 +233,20 @@ class FakeRunner:
                 sequence.tokens, sequence.known = list(tokens), len(tokens)
                 del sequence.prefixes[len(tokens) :]
             assert sequence.computed + sequence.rejected == computed, (
-                f"{stream}: {sequence}, told {computed}"
+                f"{stream}: {sequence}, but the scheduler sent {computed} computed tokens"
             )
 
-    def _take_drafts(self, output) -> None:
-        """Drafts that this step verifies: the worker's own, which with sync scheduling the
-        scheduler sends back."""
+    def _take_drafts(self, output: SchedulerOutput) -> None:
+        """Take the drafts that this step verifies.
+
+        They are the worker's own. With sync scheduling, the scheduler sends them back.
+        """
         for stream in output.num_scheduled_tokens:
             drafts = output.scheduled_spec_decode_tokens.get(stream, [])
             sequence = self.sequences[stream]
             own = (sequence.drafts + [GARBAGE] * len(drafts))[: len(drafts)]
             assert all(sent in (-1, mine) for sent, mine in zip(drafts, own, strict=True)), (
-                f"{stream}: other drafts"
+                f"{stream}: the scheduler sent other drafts than the worker made"
             )
             sequence.drafts = own
 
@@ -236,7 +258,7 @@ class FakeRunner:
             f"{stream} computes a token that is not sampled yet"
         )
         assert not drafts or end - drafts == len(sequence.tokens), (
-            f"{stream}: drafts before its end"
+            f"{stream}: drafts that do not follow its last token"
         )
         if self.path.v2:
             assert self.step >= sequence.sampled_at + self.path.stages, (
@@ -285,19 +307,22 @@ class FakeRunner:
         if not self.path.asynchronous:
             sequence.known += len(new)
 
-    def hear_of(self, rejections: list) -> None:
-        """The scheduler is told what was rejected in a step; of streams that were preempted since,
-        it need not be."""
+    def hear_of(self, rejections: list[Rejection]) -> None:
+        """Note that the scheduler now knows what was rejected in a step.
+
+        It need not know it for streams that were preempted since.
+        """
         for stream, sequence, lives, rejected in rejections:
             if self.sequences.get(stream) is sequence and sequence.lives == lives:
                 sequence.rejected -= rejected
 
-    def _verified(self, stream: str, row) -> list[int]:
-        """The tokens kept: drafts as long as they are the model's, and the model's next one."""
-        drafts, kept = self.sequences[stream].drafts, []
+    def _verified(self, stream: str, row: JointRow | None) -> list[int]:
+        """The tokens kept: the drafts that equal the model's tokens, and one more token."""
+        drafts = self.sequences[stream].drafts
+        kept: list[int] = []
         if row is not None:
             assert all(self.sequences[s].drafts == drafts for s in row.streams), (
-                f"{row.streams} verify other drafts"
+                f"{row.streams} verify drafts that differ"
             )
         while True:
             kept.append(self._token(stream, row, ahead=len(kept)))
@@ -305,8 +330,10 @@ class FakeRunner:
                 return kept
 
     def _propose(self, guidance: StepGuidance, batch: Iterable[str]) -> None:
-        """Drafts that are right for a while; the leader's for its followers, as GuidedSampling has
-        it."""
+        """Make drafts whose first tokens are right.
+
+        Followers get their leader's drafts, as in GuidedSampling.
+        """
         leader_of = {s: row.streams[0] for row in guidance.joint for s in row.streams}
         for stream in batch:
             sequence = self.sequences[stream]
@@ -317,7 +344,7 @@ class FakeRunner:
                 for i in range(self.path.drafts)
             ]
 
-    def _token(self, stream: str, row, ahead: int) -> int:
+    def _token(self, stream: str, row: JointRow | None, ahead: int) -> int:
         if row is None:
             assert FOLLOWER_SUFFIX not in stream, f"{stream} samples outside a joint step"
             assert stream not in self.scales, f"{stream} samples outside a joint step"
@@ -347,7 +374,7 @@ class Simulation:
     """An engine core in miniature: `add`, `abort`, `step`, `run`, with every invariant checked on
     each step."""
 
-    def __init__(self, config, num_blocks: int, path: Path = V1) -> None:
+    def __init__(self, config: VllmConfig, num_blocks: int, path: EnginePath = V1) -> None:
         self.config = config
         config.scheduler_config.async_scheduling = (
             path.asynchronous
@@ -373,8 +400,8 @@ class Simulation:
             )
         assert self.scheduler.use_v2_model_runner == path.v2
         self.runner = FakeRunner(self.block_size, path)
-        self.in_flight: deque = deque()
-        self.grammars: list = []
+        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput, list[Rejection]]] = deque()
+        self.grammars: list[SimpleNamespace] = []
         manager = self.scheduler.structured_output_manager
         manager.accept_tokens = lambda request, tokens: True
         manager.validate_tokens = lambda request, tokens: (
@@ -395,11 +422,11 @@ class Simulation:
         rid: str,
         prompt: list[int],
         max_tokens: int,
-        scale=None,
-        negative=None,
-        priority=0,
-        stop=(),
-        grammar=False,
+        scale: float | None = None,
+        negative: list[int] | None = None,
+        priority: int = 0,
+        stop: Collection[int] = (),
+        grammar: bool = False,
     ) -> None:
         extra = None
         if scale is not None:
@@ -422,7 +449,7 @@ class Simulation:
             self.grammars.append(request.structured_output_request)
         self.outputs[rid] = []
         self.stops[rid] = set(stop)
-        if scale not in (None, 1):
+        if scale is not None and scale != 1:
             self.runner.scales[rid] = scale
         self.scheduler.add_request(request)
 
@@ -431,7 +458,7 @@ class Simulation:
         return self.scheduler.has_requests() or bool(self.in_flight)
 
     def compile_grammars(self) -> None:
-        """What a thread of vLLM's does some time after the request came."""
+        """Do what a thread of vLLM does some time after the request arrived."""
         while self.grammars:
             self.grammars.pop().grammar = object()
 
@@ -440,8 +467,10 @@ class Simulation:
             self.finished[request.request_id] = "abort"
 
     def step(self) -> None:
-        """As `EngineCore.step` and `step_with_batch_queue` do: fill the queue of steps in flight,
-        then take one."""
+        """Do a step as `EngineCore.step` and `step_with_batch_queue` do.
+
+        They fill the queue of steps in flight, and then process one.
+        """
         if self.scheduler.has_requests():
             step = self.scheduler.schedule()
             self.check_roles()
@@ -460,11 +489,15 @@ class Simulation:
         if self.in_flight:
             self._take(*self.in_flight.popleft())
 
-    def _take(self, step, output, rejections) -> None:
+    def _take(
+        self, step: SchedulerOutput, output: ModelRunnerOutput, rejections: list[Rejection]
+    ) -> None:
         self.runner.hear_of(rejections)
         for per_client in self.scheduler.update_from_output(step, output).values():
             for one in per_client.outputs:
-                assert one.request_id in self.outputs, f"a client sees {one.request_id}"
+                assert one.request_id in self.outputs, (
+                    f"a client would get the output of {one.request_id}"
+                )
                 self.outputs[one.request_id] += one.new_token_ids
                 self.guided[one.request_id] = self.guided.get(one.request_id, 0) + guided_tokens(
                     one
@@ -487,7 +520,7 @@ class Simulation:
             sequence = self.runner.sequences[request.request_id]
             computed = sequence.computed + sequence.rejected
             assert request.num_computed_tokens == computed, (
-                f"{request.request_id}: {computed} tokens are computed"
+                f"{request.request_id}: the worker has computed {computed} tokens"
             )
             stale = request.num_stale_output_tokens and self.scheduler._groups.of(
                 request.request_id
@@ -510,24 +543,26 @@ class Simulation:
             assert self.steps < max_steps, f"no progress: {self.scheduler.guidance_stats()}"
 
     def check_drained(self) -> None:
-        """Invariant 2: a finished or aborted group leaves no block, no slot, no id behind."""
+        """A finished or aborted group leaves no block, no slot and no id behind."""
         stats = self.scheduler.guidance_stats()
         assert stats["running"] == stats["waiting"] == stats["groups"] == 0, stats
         assert stats["free_blocks"] == stats["total_blocks"], stats
         assert not self.scheduler.requests
         for rid, tokens in self.outputs.items():
             assert self.guided.get(rid, 0) == (len(tokens) if rid in self.runner.scales else 0), (
-                f"{rid}: guided tokens"
+                f"{rid}: wrong count of guided tokens"
             )
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
-            assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} went on after its stop token"
+            assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} continued after its stop token"
         assert not self.in_flight
 
 
-def simulate(folder: Folder, path: Path, seed: int, num_requests: int = 30) -> Simulation:
-    """One random load on one random engine, until everything has finished; raises AssertionError if
-    anything broke."""
+def simulate(folder: Path, path: EnginePath, seed: int, num_requests: int = 30) -> Simulation:
+    """Run one random load on one random engine until everything has finished.
+
+    Raises AssertionError if a check fails.
+    """
     rng = random.Random(seed)
     setup = random_setup(rng)
     num_blocks = setup.pop("num_blocks")
@@ -539,8 +574,8 @@ def simulate(folder: Folder, path: Path, seed: int, num_requests: int = 30) -> S
     return sim
 
 
-def random_setup(rng: random.Random) -> dict:
-    """Engine arguments that hurt: tiny pools, tiny budgets, few slots."""
+def random_setup(rng: random.Random) -> dict[str, Any]:
+    """Engine arguments that make conflicts frequent: tiny pools, tiny budgets, few slots."""
     kv_split = rng.choice(("elastic", "elastic", "even"))
     return {
         "kv_split": kv_split,
@@ -564,8 +599,10 @@ def random_load(
     abort_share: float = 0.02,
     reset_share: float = 0.002,
 ) -> None:
-    """Random arrivals, lengths, scales, priorities, stops, grammars, aborts and resets, until all
-    has finished."""
+    """Run a random load until all requests have finished.
+
+    Random are arrivals, lengths, scales, priorities, stops, grammars, aborts and resets.
+    """
     shared = [rng.randrange(4, VOCAB) for _ in range(64)]
     added = 0
     while added < num_requests or sim.busy:

@@ -1,7 +1,6 @@
-"""The engine core counts guided tokens itself, so the number can disagree with the length of the
-text.
+"""The engine core counts guided tokens itself, so the count can differ from the length of the text.
 
-That it agrees where nothing is wrong is checked by `check_drained` on all random loads.
+`check_drained` checks on all random loads that both agree if nothing is wrong.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from vllm.v1.request import Request
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import patches, wire
 from cfg_core.vllm_plugin.core.followers import make_group
-from tests.simulation.sim import V1, FakeRunner, Path, Simulation, make_config, model_token
+from tests.simulation.sim import V1, EnginePath, FakeRunner, Simulation, make_config, model_token
 
 attach = wire.attach
 
@@ -28,14 +27,16 @@ def model_folder(tmp_path_factory):
 
 
 def unguided_token(self, stream, row, ahead):
-    """A worker that samples from whatever row it is told to, blended or not."""
+    """A worker that samples from any row that the scheduler sends, blended or not."""
     return model_token(stream.split(FOLLOWER_SUFFIX)[0], self._num_outputs(stream) + ahead)
 
 
-@pytest.mark.parametrize("path", [V1, Path(True, True)], ids=["v1", "v2-async"])
+@pytest.mark.parametrize("path", [V1, EnginePath(True, True)], ids=["v1", "v2-async"])
 def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkeypatch, path):
-    """A scheduler that forgets its groups in every third step: such tokens are not guided, and not
-    said to be."""
+    """The scheduler forgets its groups in every third step.
+
+    The tokens of these steps are not guided, and must not be counted as guided.
+    """
     steps, forgotten = 0, 0
 
     def forget(scheduler_output, guidance):
@@ -57,7 +58,7 @@ def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkey
     assert sum(sim.guided.values()) == 4 * 30 - forgotten
 
 
-def test_the_frontend_keeps_the_count_to_itself():
+def test_the_frontend_does_not_send_the_count_to_clients():
     """vLLM would show `kv_transfer_params` to clients."""
     patches.apply("frontend")
     output = EngineCoreOutput("r", [5, 6], kv_transfer_params=wire._marked(2))
@@ -70,7 +71,7 @@ def test_the_frontend_keeps_the_count_to_itself():
 
 
 def test_both_streams_of_a_group_have_the_salt(model_folder):
-    """Else one tenant could tell from timings which negatives another one uses."""
+    """Otherwise one tenant could find out the negative prompts of another from response times."""
     hash_fn = get_hash_fn_by_name("sha256")
     init_none_hash(hash_fn)
 

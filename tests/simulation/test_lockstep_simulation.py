@@ -1,7 +1,7 @@
-"""Random loads on the real scheduler: lockstep, KV contents, roles and cleanliness, checked on
-every step.
+"""Random loads on the real scheduler.
 
-A failing seed is named in the test's id: `pytest tests/simulation -k "seed7"` replays it.
+Lockstep, KV contents, roles and cleanup are checked on every step. The test's id names a failing
+seed: `pytest tests/simulation -k "seed7"` replays it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from cfg_core.vllm_plugin.core.outcome import PROMPT_LOGPROBS
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.steady import SteadyStep
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, attach_failures
-from tests.simulation.sim import PATHS, Path, Simulation, make_config, simulate
+from tests.simulation.sim import PATHS, EnginePath, Simulation, make_config, simulate
 
 SEEDS = range(6)
 
@@ -41,7 +41,7 @@ def test_random_load(model_folder, path, seed):
 def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(
     model_folder, monkeypatch, path
 ):
-    """Otherwise the tests above would prove little."""
+    """Without these events, the tests above would prove little."""
     totals = {"group_preemptions": 0, "solo_rows": 0, "steady": 0}
     monkeypatch.setattr(
         GuidedScheduler,
@@ -120,7 +120,7 @@ def _remove_the_leader_alone(self, stream):
 
 
 FAULTS = {
-    # of the policy
+    # in the policy
     "no group ever samples": (
         lockstep,
         "plan",
@@ -143,8 +143,8 @@ FAULTS = {
         "plan",
         lambda s, n: dataclasses.replace(plan(s, n), preempt=(), order=_all(s)),
     ),
-    # of the adapter
-    "a solo sample is thought steady": (
+    # in the scheduler
+    "a solo sample is treated as steady": (
         GuidedScheduler,
         "_update_after_schedule",
         lambda self, step: [update_after_schedule(self, step), _think_it_steady(self, step)][0],
@@ -154,7 +154,7 @@ FAULTS = {
         "_take_back",
         lambda self, request, num_drafts: None,
     ),
-    "drafts of a stream alone are kept": (
+    "drafts of a solo stream are kept": (
         GuidedScheduler,
         "_take_back",
         lambda self, request, num_drafts: take_back(self, request, 0),
@@ -169,18 +169,18 @@ FAULTS = {
         "_take_back",
         GuidedScheduler._take_back,
     ),
-    "a solo stream returns before the pipeline knows": (
+    "a solo stream runs again before the pipeline has its sample": (
         GuidedScheduler,
         "_take_back",
         _take_back_at_once,
     ),
-    "solo rows are not looked for": (
+    "solo rows are not detected": (
         GuidedScheduler,
         "_samples",
         lambda self, stream, step: stream in step.num_scheduled_tokens,
     ),
-    "the worker hears nothing of solo rows": (wire, "attach", _without_solo),
-    "the worker hears nothing of joint groups": (wire, "attach", lambda step, guidance: None),
+    "the worker gets no solo rows": (wire, "attach", _without_solo),
+    "the worker gets no joint groups": (wire, "attach", lambda step, guidance: None),
     "weights are exchanged": (wire, "attach", _weights_exchanged),
     "streams come back while output is in flight": (
         GuidedScheduler,
@@ -224,9 +224,9 @@ def test_a_planted_fault_is_caught(model_folder, monkeypatch, fault):
 @pytest.mark.parametrize(
     ("path_name", "seed"),
     [
-        # A solo row was sent again as solo, and not taken back: it was taken for a steady step.
+        # A solo row was not taken back, because its step was treated as a steady step.
         ("v1", 180),
-        # A reset dropped a follower's output in flight, and its leader's was delivered.
+        # A reset dropped the follower's output in flight, but not the leader's.
         ("v2-async-pp4", 397),
     ],
 )
@@ -235,11 +235,13 @@ def test_seeds_that_once_failed(model_folder, path_name, seed):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
-def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(
+def test_without_reserved_blocks_taking_samples_back_keeps_guidance_exact(
     model_folder, monkeypatch, path
 ):
-    """vLLM then preempts one stream of a group while the other decodes. The plan is for speed, the
-    net for truth."""
+    """Without reserved blocks, vLLM preempts one stream of a group while the other decodes.
+
+    The policy avoids this for speed. Taking samples back keeps the result exact.
+    """
     taken_back = []
     monkeypatch.setattr(lockstep, "_fits", lambda *args: True)
     monkeypatch.setattr(
@@ -260,9 +262,7 @@ def test_without_reserved_blocks_the_net_alone_keeps_guidance_exact(
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
-def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(
-    model_folder, monkeypatch, path
-):
+def test_a_solo_decode_whose_input_token_is_in_flight_is_repeated(model_folder, monkeypatch, path):
     sim = Simulation(make_config(model_folder, drafts=path.drafts), 60, path)
     sim.add("r", [7] * 10, 30, scale=2.0, negative=[8] * 5)
     while len(sim.outputs["r"]) < 3:
@@ -275,17 +275,15 @@ def test_a_decode_alone_whose_input_token_is_in_flight_is_done_again(
         )
         while not sim.scheduler.guidance_stats()["solo_rows"]:
             sim.scheduler._steady = None
-            follower.next_decode_eligible_step = (
-                sim.scheduler.current_step + 2
-            )  # vLLM passes it over
+            follower.next_decode_eligible_step = sim.scheduler.current_step + 2  # vLLM skips it
             sim.step()
     sim.run()
     sim.check_drained()
     assert len(sim.outputs["r"]) == 30
 
 
-def test_plain_requests_take_vllms_own_path(model_folder, monkeypatch):
-    """Without a group, no plan is made: the stock scheduler alone decides."""
+def test_plain_requests_are_scheduled_by_vllm_itself(model_folder, monkeypatch):
+    """Without a group, no plan is made: only the stock scheduler decides."""
     monkeypatch.setattr("cfg_core.lockstep.plan", lambda *args: pytest.fail("a plan was made"))
     sim = Simulation(make_config(model_folder), 40)
     for i in range(10):
@@ -294,8 +292,11 @@ def test_plain_requests_take_vllms_own_path(model_folder, monkeypatch):
     sim.check_drained()
 
 
-def test_a_group_that_cannot_fit_ends_with_an_error_and_hurts_nobody(model_folder):
-    """The net behind admission: such a request never runs, and is never emitted unguided."""
+def test_a_group_that_cannot_fit_ends_with_an_error_and_affects_no_other(model_folder):
+    """The scheduler's own check, in addition to admission.
+
+    Such a request never runs, and never gives unguided tokens.
+    """
     sim = Simulation(make_config(model_folder), 10)
     sim.add("huge", [7] * 100, max_tokens=50, scale=2.0, negative=[8] * 100)
     sim.add("small", [7] * 20, max_tokens=5, scale=2.0)
@@ -342,7 +343,10 @@ def test_reset_of_the_prefix_cache_under_load_keeps_groups_whole(model_folder):
 
 @pytest.mark.parametrize("path", [p for p in PATHS if p.asynchronous], ids=lambda p: p.name)
 def test_a_reset_drops_the_output_in_flight_of_a_whole_group(model_folder, path):
-    """Also of the stream that was preempted just before, whose output vLLM alone would deliver."""
+    """Also the output of a stream that was preempted just before is dropped.
+
+    vLLM alone would deliver it.
+    """
     sim = Simulation(make_config(model_folder), 60, path)
     sim.add("r", [7] * 10, 30, scale=2.0, negative=[8] * 5)
     while len(sim.outputs["r"]) < 3 or not sim.scheduler.requests["r"].num_output_placeholders:
@@ -400,7 +404,7 @@ def test_a_draft_model_in_a_pipeline_is_refused_at_start(model_folder):
     from cfg_core.errors import CompatibilityError
 
     with pytest.raises(CompatibilityError, match="use tensor_parallel_size"):
-        Simulation(make_config(model_folder, drafts=3), 30, Path(v2=True, stages=2, drafts=3))
+        Simulation(make_config(model_folder, drafts=3), 30, EnginePath(v2=True, stages=2, drafts=3))
 
 
 def test_a_vllm_without_our_hooks_is_refused():
@@ -420,7 +424,7 @@ def test_a_vllm_without_our_hooks_is_refused():
 
 
 def test_a_drafter_that_is_not_known_is_refused():
-    """Not guided silently with the wrong class, and not left unguided."""
+    """It must not be guided with the wrong class, and not be left without guidance."""
     from cfg_core.errors import CompatibilityError
     from cfg_core.vllm_plugin.config import guided_class
 
@@ -438,16 +442,16 @@ def test_a_drafter_that_is_not_known_is_refused():
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("field", PROMPT_LOGPROBS)
 @pytest.mark.parametrize(
-    "path", [PATHS[0], PATHS[1], Path(v2=True, asynchronous=True)], ids=lambda p: p.name
+    "path", [PATHS[0], PATHS[1], EnginePath(v2=True, asynchronous=True)], ids=lambda p: p.name
 )
 def test_prompt_logprobs_of_a_solo_step_wait_or_go_with_their_request(
     model_folder, path, field, fails
 ):
-    """A prompt of one token is let in at once, its negative takes two steps: the step that ends the
-    prompt is solo.
+    """The step that ends the prompt is solo.
 
-    vLLM asserts in the engine's core that nothing is left over, also if the request's logits
-    processor then fails.
+    The prompt has one token and runs at once, and its negative takes two steps. vLLM asserts in the
+    engine core that no prompt logprobs are left over, also if the request's logits processor then
+    fails.
     """
     sim, told = Simulation(make_config(model_folder), 60, path), []
     execute = sim.runner.execute

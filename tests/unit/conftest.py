@@ -1,7 +1,8 @@
-"""Unit tests cannot import vllm or ray: they would start to depend on an engine, and take minutes.
+"""Unit tests cannot import vllm or ray. Such tests would depend on an engine and take minutes.
 
-While a test of this folder is collected or run, every import statement passes by `guarded`, also
-those of modules that other folders' tests have imported before. `test_import_guard.py` tests it.
+While a test of this folder is collected or run, every import statement calls `guarded`. This
+includes imports in modules that tests of other folders have imported before. `test_import_guard.py`
+tests the guard.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def import_guard() -> Iterator[None]:
     import_module = importlib.import_module
 
     def guarded_import_module(name: str, package: str | None = None) -> Any:
-        """A module that is in memory already is found without `__import__`."""
+        """A module that is already in memory is found without a call of `__import__`."""
         if not name.startswith("."):
             refuse(name)
         return import_module(name, package)
@@ -66,7 +67,7 @@ def _is_relative(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
-    """pytest calls a folder's hooks for every folder: only ours is guarded."""
+    """pytest calls this hook for all folders. The guard is for files of this folder only."""
     if HERE not in collector.path.parents:
         return (yield)
     with import_guard():

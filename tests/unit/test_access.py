@@ -1,5 +1,4 @@
-"""Keys, tenants and rates: who is let in, what the configuration refuses, and that no key is ever
-shown."""
+"""Keys, tenants and rates: who may call, which configurations are refused, and secrecy of keys."""
 
 import hashlib
 import hmac
@@ -49,8 +48,10 @@ def clock():
 
 
 def gate_of(*keys, now=None):
-    """A gate for `keys`, whose names are their keys too; a key is a name, or a mapping with further
-    fields."""
+    """A gate for `keys`. Each of them is a name, or a mapping with further fields.
+
+    The name is also the API key itself.
+    """
     entries = [{"name": key} if isinstance(key, str) else key for key in keys]
     args = AccessArgs.model_validate(
         {"keys": [{"sha256": sha256(entry["name"]), **entry} for entry in entries]}
@@ -96,15 +97,15 @@ GOOD = {"name": "alice", "sha256": sha256("alice")}
         ({"keys": [{"sha256": sha256("x")}]}, "Field required"),
         (
             {"keys": [{"name": "alice"}]},
-            "key `alice` needs either `sha256` or `env`, and neither is there",
+            "key `alice` needs either `sha256` or `env`, and neither is set",
         ),
         (
             {"keys": [{**GOOD, "env": "KEY"}]},
-            "key `alice` needs either `sha256` or `env`, and both are there",
+            "key `alice` needs either `sha256` or `env`, and both are set",
         ),
-        ({"keys": [{**GOOD, "name": "a b"}]}, "'a b' is no name for a key: use 1 to 64 letters"),
-        ({"keys": [{**GOOD, "name": "a" * 65}]}, "is no name for a key"),
-        ({"keys": [{**GOOD, "name": "a\n"}]}, "is no name for a key"),
+        ({"keys": [{**GOOD, "name": "a b"}]}, "'a b' is not a valid key name: use 1 to 64"),
+        ({"keys": [{**GOOD, "name": "a" * 65}]}, "is not a valid key name"),
+        ({"keys": [{**GOOD, "name": "a\n"}]}, "is not a valid key name"),
         (
             {"keys": [{**GOOD, "name": "anonymous"}]},
             "`anonymous` in `access.keys` is the name of callers without",
@@ -116,7 +117,7 @@ GOOD = {"name": "alice", "sha256": sha256("alice")}
         ({"keys": [{**GOOD, "sha256": "g" * 64}]}, "python -m deployments.access --hash"),
         (
             {"keys": [{"name": "alice", "env": "no-name"}]},
-            "`env` of key `alice` is no name of an environment variable",
+            "`env` of key `alice` is not the name of an environment variable",
         ),
         ({"keys": [{**GOOD, "models": []}]}, "at least 1 item"),
         ({"keys": [{**GOOD, "requests_per_minute": 0}]}, "greater than or equal to 1"),
@@ -130,7 +131,7 @@ GOOD = {"name": "alice", "sha256": sha256("alice")}
         ),
         (
             {"keys": [GOOD, {**GOOD, "name": "bob"}]},
-            "`alice` and `bob` are the same key: make another",
+            "`alice` and `bob` are the same key: make a new key",
         ),
         (
             {"keys": [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}]},
@@ -172,7 +173,7 @@ def test_the_environment_is_read_when_resolved(monkeypatch):
         ("schlüssel", "no client can send it in a header"),
     ],
 )
-def test_what_the_environment_may_not_say(monkeypatch, value, words):
+def test_bad_values_in_the_environment_are_refused(monkeypatch, value, words):
     monkeypatch.delenv("ALICE_KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("ALICE_KEY", value)
@@ -190,13 +191,13 @@ def test_one_key_under_two_variables(monkeypatch):
         args.resolved()
 
 
-def test_an_unresolved_key_is_no_key():
+def test_unresolved_keys_are_not_accepted():
     with pytest.raises(AssertionError, match="resolved"):
         Gate(AccessArgs(keys=(KeyArgs(name="alice", env="ALICE_KEY"),)))
 
 
 def test_a_key_is_never_shown(monkeypatch, caplog):
-    """Neither by what holds it, nor when it is refused, nor in a log."""
+    """No object, error message or log line shows it."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("ALICE_KEY", SECRET)
     args = AccessArgs(keys=(KeyArgs(name="alice", env="ALICE_KEY"),))
@@ -224,11 +225,11 @@ def test_a_key_in_the_wrong_place_is_not_shown_either(entry):
         AccessArgs.model_validate({"keys": [{"name": "alice", **entry}]})
     for text in (str(error.value), repr(error.value)):
         assert not any(part in text for part in (SECRET[:6], SECRET[-6:])), (
-            "pydantic shortens in the middle"
+            "pydantic shortens long values in the middle"
         )
 
 
-# --- who it is ------------------------------------------------------------------------------------
+# --- authentication -------------------------------------------------------------------------------
 
 
 def test_without_keys_everybody_is_anonymous():
@@ -277,14 +278,14 @@ def test_refused_headers(header, words):
     assert words in str(refusal.value)
 
 
-def test_an_empty_x_api_key_is_none():
+def test_an_empty_x_api_key_is_a_missing_key():
     with pytest.raises(AuthenticationError, match="An API key is needed"):
         gate_of("alice").authenticate(None, "")
 
 
 @pytest.mark.parametrize("key", ["a", "b", "c", "wrong"])
 def test_every_key_is_compared_in_constant_time(monkeypatch, key):
-    """All digests are, whichever matches, and only by hmac.compare_digest."""
+    """Every request compares all digests, and only by hmac.compare_digest."""
     compared = []
 
     def compare_digest(expected, given):
@@ -370,12 +371,14 @@ def test_tokens(clock):
     assert charged(gate, "alice", 600) is None
 
 
-def test_the_slower_of_two_rates_is_told(clock):
+def test_the_longer_wait_of_two_rates_is_reported(clock):
     gate = gate_of({"name": "alice", "requests_per_minute": 1, "tokens_per_minute": 60}, now=clock)
     assert charged(gate, "alice", 60) is None
     clock.now_s += 30.0
-    assert charged(gate, "alice", 30) == 30.0  # the tokens are there, the request is not
-    with pytest.raises(OverloadedError, match="has 1 requests a minute: try again in 30 s"):
+    assert charged(gate, "alice", 30) == 30.0  # tokens are left, requests are not
+    with pytest.raises(
+        OverloadedError, match="is limited to 1 requests per minute: try again in 30 s"
+    ):
         gate.charge(gate.authenticate("Bearer alice"), 30)
     assert charged(gate, "alice", 60) == 30.0
 
@@ -392,7 +395,7 @@ def test_a_request_above_a_minutes_tokens_can_never_pass(clock):
     gate = gate_of({"name": "alice", "tokens_per_minute": 100}, now=clock)
     for _ in range(3):
         with pytest.raises(
-            RequestError, match=r"asks for 101 tokens .* has 100 a minute: lower max_tokens"
+            RequestError, match=r"asks for 101 tokens .* may use 100 per minute: lower max_tokens"
         ) as refusal:
             gate.charge(gate.authenticate("Bearer alice"), 101)
         assert refusal.value.param == "max_tokens"
@@ -400,7 +403,7 @@ def test_a_request_above_a_minutes_tokens_can_never_pass(clock):
     assert charged(gate, "alice", 100) is None
 
 
-def test_retry_after_is_told_in_whole_seconds_that_suffice(clock):
+def test_retry_after_is_rounded_up_to_whole_seconds(clock):
     gate = gate_of({"name": "alice", "tokens_per_minute": 70}, now=clock)
     charged(gate, "alice", 70)
     with pytest.raises(OverloadedError, match="try again in 9 s") as refusal:
@@ -412,10 +415,12 @@ def test_retry_after_is_told_in_whole_seconds_that_suffice(clock):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_waits_exactly_as_told_passes_and_nobody_sooner(seed, clock):
-    """Against a bucket in exact fractions that is refilled by a plain loop. The clock counts in
-    1/1024 s between waits, so that only the waits themselves are rounded; 1 ms before they are over
-    is too soon."""
+def test_a_request_passes_after_the_reported_wait_and_not_before(seed, clock):
+    """The oracle is a bucket in exact fractions that a plain loop refills.
+
+    The clock counts in 1/1024 s between waits, so that only the waits themselves are rounded. A
+    request that comes 1 ms before its wait is over must be refused.
+    """
     rng = random.Random(seed)
     limit = rng.randrange(1, 10_000)
     gate = gate_of({"name": "alice", "tokens_per_minute": limit}, now=clock)
@@ -493,7 +498,7 @@ def test_the_digest_of_a_key(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ["", "\n", "two words\n", "schlüssel\n"])
-def test_no_digest_of_what_is_no_key(monkeypatch, line):
+def test_a_malformed_key_gets_no_digest(monkeypatch, line):
     monkeypatch.setattr("sys.stdin", io.StringIO(line))
     with pytest.raises(SystemExit, match="alone on one line"):
         main(["--hash"])

@@ -1,4 +1,4 @@
-"""The queue in front of the engines: order, bounds, fairness, 429s. No engine, no server."""
+"""The queue in front of the engines: order, bounds, fairness and 429s. No engine, no server."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ def demand(streams=1, tokens=10):
 
 
 class Caller:
-    """A request that has come to the queue."""
+    """A request in the queue."""
 
     def __init__(self, line, share=None, wants=None, priority=0, log=None, name=None):
         self.line, self.share, self.wants = line, share or Share(), wants or demand()
@@ -67,7 +67,7 @@ class Caller:
 
 
 async def end_one(callers):
-    """The only one that runs leaves."""
+    """End the only request that runs."""
     (running,) = (caller for caller in callers if caller.running)
     callers.remove(running)
     running.end()
@@ -80,7 +80,7 @@ async def settle():
 
 
 def run(test):
-    """Run an async test; nothing may be left behind."""
+    """Run an async test in an event loop of its own."""
 
     def wrapper(*args, **kwargs):
         asyncio.run(test(*args, **kwargs))
@@ -124,7 +124,7 @@ async def test_capacity_may_grow():
 
 
 @run
-async def test_who_does_not_fit_the_queue_is_refused():
+async def test_a_request_that_does_not_fit_the_queue_is_refused():
     line = queue(capacity=1, max_streams=2)
     callers = [await Caller(line).settled() for _ in range(4)]
     assert [c.refused for c in callers] == [False, False, False, True]
@@ -148,7 +148,7 @@ async def test_lower_priority_numbers_go_first():
 
 @run
 async def test_tenants_share_by_weight():
-    """Two tenants with a backlog, one of thrice the weight: of the first 40 that go, 30 are its."""
+    """Two tenants have a backlog. One has three times the weight: it gets 30 of the first 40."""
     line, log = queue(capacity=1), []
     callers = [await Caller(line).settled()]
     for share in (Share(tenant="a"), Share(tenant="b", weight=3.0)):
@@ -162,8 +162,10 @@ async def test_tenants_share_by_weight():
 
 @run
 async def test_a_burst_does_not_keep_others_out():
-    """A full queue takes room from whoever fills it, and does not hold the burst against its tenant
-    later."""
+    """A full queue drops requests of the tenant that fills it.
+
+    The burst does not count against that tenant later.
+    """
     line = queue(capacity=1, max_streams=10)
     first = await Caller(line).settled()
     burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(30)]
@@ -205,7 +207,7 @@ async def test_a_caller_who_leaves_is_forgotten():
 
 
 @run
-async def test_a_caller_who_leaves_as_he_is_admitted_gives_the_place_back():
+async def test_a_caller_that_leaves_during_admission_gives_its_place_back():
     line = queue(capacity=1)
     running = await Caller(line).settled()
     waiting = await Caller(line).settled()
@@ -245,8 +247,10 @@ async def test_retry_after_is_bounded():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_storm_leaves_nothing_behind(seed):
-    """Random tenants, sizes, departures and cancellations: sums hold after each event, all who wait
-    go in the end."""
+    """Random tenants, sizes, departures and cancellations.
+
+    The counts are right after each event. In the end, every waiting request has run.
+    """
 
     @run
     async def storm():
@@ -360,8 +364,10 @@ def test_what_a_request_asks_for(endpoint, body, guidance, streams, tokens):
     ],
 )
 def test_counts_are_integers(endpoint, name, value):
-    """vLLM would take the first three for numbers; a queue that does not would let them in as one
-    stream."""
+    """vLLM would accept the first three values as numbers.
+
+    A queue that did not would count such a request as one stream.
+    """
     with pytest.raises(RequestError, match=f"{name} is .*: send an integer"):
         demand_of(endpoint, {"prompt": "x", name: value}, None)
 
@@ -396,17 +402,19 @@ def test_token_ids_that_never_fit_are_refused(prompt):
 
 
 @pytest.mark.parametrize("prompt", ["x" * 9000, ["x" * 9000] * 600, [1] * 512, None, []])
-def test_other_prompts_are_for_the_engine_to_judge(prompt):
+def test_other_prompts_are_checked_by_the_engine(prompt):
     check_context(COMPLETION, {"prompt": prompt}, 512)
 
 
 async def test_a_burst_begins_a_few_at_a_time_while_another_tenant_is_here():
-    """It takes a replica some time to begin with a request: others do not wait for a hundred of
-    them."""
+    """A replica needs some time to start a request.
+
+    So a tenant may start only a few requests at a time while another tenant is active.
+    """
     clock = Clock()
     line = AdmissionQueue(lambda: 100, 100, 100_000, clock, most_starting=lambda: 3)
     burst = [await Caller(line, Share(tenant="burst")).settled() for _ in range(8)]
-    assert all(caller.running for caller in burst), "nobody else is here"
+    assert all(caller.running for caller in burst), "no other tenant is active"
     for caller in burst:
         caller.place.begun()
         caller.place.begun()
@@ -424,7 +432,10 @@ async def test_a_burst_begins_a_few_at_a_time_while_another_tenant_is_here():
 
 
 async def test_one_tenant_leaves_room_while_another_is_here():
-    """At most 3 of 4 places for one, while two are here; who comes next finds one free."""
+    """While two tenants are active, one gets at most 3 of 4 places.
+
+    The next request of the other finds a place free.
+    """
     clock = Clock()
     line = AdmissionQueue(lambda: 4, 100, 10_000, clock, most_of_one=lambda: 3)
     alone = [await Caller(line, Share(tenant="a")).settled() for _ in range(4)]
@@ -441,7 +452,7 @@ async def test_one_tenant_leaves_room_while_another_is_here():
     assert not last.running
     other.end()
     await settle()
-    assert not last.running  # the place is for others
+    assert not last.running  # the place is kept for other tenants
     clock.time += 61.0
     line.admit()
     await settle()

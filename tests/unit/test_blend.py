@@ -66,8 +66,11 @@ def test_equal_streams_blend_to_themselves_at_any_scale():
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, 0.5, 1.5, 7.5])
 def test_forbidden_tokens(scale):
-    """Forbidden by the leader: stays so. By the follower alone: the leader's word. By both: no
-    NaN."""
+    """Which stream decides about a token that is forbidden.
+
+    A token that the leader forbids stays forbidden. If only the follower forbids it, the leader's
+    logit applies. If both forbid it, the result is not NaN.
+    """
     rows = [[1.0, -INF, 2.0, -INF], [1.0, 2.0, -INF, -INF]]
     out = run(rows, (scale, 1 - scale))
     assert out[1] == out[3] == -INF
@@ -96,8 +99,10 @@ def test_bfloat16_logits_are_blended_in_float32():
 
 @pytest.mark.parametrize("scale", [1e300, -1e300, 1e38])
 def test_extreme_scales_stay_finite_and_follow_the_difference(scale):
-    """A float64 scale may overflow float32: the blend is then the difference of the streams,
-    without a NaN."""
+    """A float64 scale may overflow float32.
+
+    The blend is then the difference of the streams, not NaN.
+    """
     rows = torch.randn(2, 50, generator=torch.Generator().manual_seed(5)).tolist()
     out = run(rows, (scale, 1 - scale))
     logp = torch.log_softmax(torch.tensor(rows), dim=-1)

@@ -1,4 +1,4 @@
-"""Files of vectors: complete and the same bytes, however often the work was cut off."""
+"""Files of vectors: complete, and with the same bytes however often the job was interrupted."""
 
 from __future__ import annotations
 
@@ -62,13 +62,15 @@ def test_parquet(tmp_path):
 
 
 class Cut(BaseException):
-    """As a kill: nothing catches it."""
+    """Stands for a kill of the process: no code catches it."""
 
 
 @pytest.mark.parametrize("output", ["out.npy", "out.parquet"])
-def test_cut_off_before_every_step(tmp_path, output, monkeypatch):
-    """Stop before the n-th rename, for every n, and go on: the same bytes, and no part is computed
-    twice."""
+def test_interrupted_before_every_step(tmp_path, output, monkeypatch):
+    """Stop before the n-th rename, for every n, and resume.
+
+    The output has the same bytes, and no part is computed twice.
+    """
     whole = tmp_path / "whole"
     whole.mkdir()
     run(job(whole, output))
@@ -100,7 +102,7 @@ def test_cut_off_before_every_step(tmp_path, output, monkeypatch):
         assert len(embedded) - len(LINES) <= 5, "at most one part is computed again"
 
 
-def test_cut_off_between_the_output_and_the_cleaning_up(tmp_path, monkeypatch):
+def test_interrupted_between_output_and_cleanup(tmp_path, monkeypatch):
     it = job(tmp_path)
 
     def cut(path: Path, **options) -> None:
@@ -117,7 +119,7 @@ def test_cut_off_between_the_output_and_the_cleaning_up(tmp_path, monkeypatch):
     np.testing.assert_array_equal(np.load(it.output), embed(LINES))
 
 
-def test_texts_without_a_vector_are_told_by_line(tmp_path):
+def test_texts_without_a_vector_are_reported_by_line(tmp_path):
     def some(texts):
         vectors = embed(texts)
         vectors[[text in ("text 4", "text 20") for text in texts]] = np.nan

@@ -1,4 +1,4 @@
-"""deployments/generator/chunks.py: how many chunks a stream's tokens come in."""
+"""deployments/generator/chunks.py: into how many chunks the tokens of a stream are grouped."""
 
 import asyncio
 import time
@@ -65,7 +65,7 @@ async def test_choices_count_and_whole_answers_do_not():
     assert chunks.streams == 0
 
 
-async def test_a_stream_that_is_left_counts_no_more():
+async def test_a_cancelled_stream_is_no_longer_counted():
     chunks = Chunks()
     spaced = chunks.spaced(given(output(choices=300), output()))
     await anext(spaced)

@@ -1,5 +1,7 @@
-"""The configurations, as the owner of a cluster takes them: what can be seen of them without a
-cluster. The manifest and the Containerfile are in test_deploy_files.py."""
+"""The configurations for clusters: what can be checked without a cluster.
+
+The manifest and the Containerfile are checked in test_deploy_files.py.
+"""
 
 import inspect
 import math
@@ -60,12 +62,12 @@ def on_cluster(request):
 # --- configurations -------------------------------------------------------------------------------
 
 
-def test_nobody_has_complaints(config):
+def test_no_configuration_has_mistakes(config):
     assert complaints(CONFIGS[config.name]) == []
 
 
 def test_one_gpu_in_one_bundle_for_each_worker(generating):
-    """vLLM refuses a bundle with two GPUs; the replica itself lives in the first."""
+    """vLLM refuses a bundle with two GPUs. The replica itself runs in the first bundle."""
     bundles = generating.generator.get("placement_group_bundles")
     if generating.args.num_workers == 1:
         assert bundles is None
@@ -91,8 +93,10 @@ def test_requests_in_a_replica_fit_its_streams(generating):
 
 
 def test_routers_together_fill_an_engine(on_cluster):
-    """Each router counts for itself. Serve's own queue stays empty then: it knows neither tenants
-    nor priorities."""
+    """Each router counts for itself.
+
+    Serve's own queue then stays empty. It knows neither tenants nor priorities.
+    """
     sent = (
         on_cluster.args.admission.streams_per_replica
         * on_cluster.deployments["CfgRouter"]["num_replicas"]
@@ -101,8 +105,8 @@ def test_routers_together_fill_an_engine(on_cluster):
     assert on_cluster.generator["max_ongoing_requests"] >= sent
 
 
-def test_overload_is_told(generating):
-    """Without max_queued_requests Serve queues without end, and nobody gets a 429."""
+def test_overload_is_refused_with_429(generating):
+    """Without max_queued_requests, Serve queues without a limit, and no client gets a 429."""
     assert (
         0
         < generating.generator["max_queued_requests"]
@@ -119,7 +123,7 @@ def test_the_router_does_not_throttle_the_engines(generating):
 
 
 def test_scaling_down_waits_for_streams(generating):
-    """Serve's default is 20 s. Applications of encoders alone can live with that."""
+    """Serve's default is 20 s. That is enough for applications with encoders only."""
     for name, deployment in generating.deployments.items():
         if "autoscaling_config" in deployment:
             assert deployment.get("graceful_shutdown_timeout_s", 0) > 20, name
@@ -132,7 +136,7 @@ def test_no_running_stream_is_cut(on_cluster):
 
 
 def test_health_is_checked(on_cluster):
-    """The engine's answer may be late while it computes: the timeout is longer than the period."""
+    """The engine may answer late while it computes, so the timeout is longer than the period."""
     for name, deployment in on_cluster.deployments.items():
         if name != "CfgRouter":
             assert deployment["health_check_timeout_s"] > deployment["health_check_period_s"], name
@@ -153,7 +157,7 @@ def test_the_policy_can_be_reached(on_cluster):
     assert "target_ongoing_requests" not in scaling, "the policy does not read it"
 
 
-def test_encoders_sleep_in_the_mixed_one():
+def test_encoders_may_sleep_in_mixed_yaml():
     mixed = Config("mixed")
     assert [encoder.deployment for encoder in mixed.args.encoders] == ["Embedder", "Reranker"]
     for encoder in mixed.args.encoders:
@@ -163,7 +167,7 @@ def test_encoders_sleep_in_the_mixed_one():
     assert mixed.generator["autoscaling_config"]["min_replicas"] > 0
 
 
-def test_the_head_says_how_nodes_start(on_cluster):
+def test_the_comment_at_the_top_says_how_nodes_start(on_cluster):
     head = on_cluster.text.split("\nproxy_location")[0]
     for words in (
         "RAY_AUTH_MODE=token",

@@ -1,4 +1,4 @@
-"""The YAML arguments: what is accepted, and that a mistake is named with the nearest right word."""
+"""The YAML arguments: what is accepted, and that an error suggests the nearest correct name."""
 
 from pathlib import Path
 
@@ -229,7 +229,7 @@ def test_resolved_keeps_the_served_name(tmp_path):
 # --- encoders -------------------------------------------------------------------------------------
 
 
-def test_encoders_beside_a_generator():
+def test_encoders_with_a_generator():
     encoders = [
         {"model": "a/one"},
         {"model": "package:p/q/two", "deployment": "Two", "engine": {"num_threads": 2}},
@@ -259,14 +259,14 @@ def test_a_chat_template_may_be_a_file(tmp_path, monkeypatch):
         }
 
 
-def test_encoders_alone():
+def test_encoders_without_a_generator():
     args = AppArgs(encoders=({"model": "a/one"},)).resolved()
     assert args.model is args.model_name is None
     assert args.served_names == ["one"]
 
 
 def test_model_inside_a_package(tmp_path, monkeypatch):
-    """Found without running a line of the package."""
+    """The package is found without importing it."""
     (tmp_path / "some_weights" / "model").mkdir(parents=True)
     (tmp_path / "some_weights" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -290,7 +290,7 @@ def test_model_inside_a_package(tmp_path, monkeypatch):
         ("package:deployments/model", "`deployments` has no directory `model`"),
     ],
 )
-def test_packages_that_are_not_there(name, words):
+def test_missing_packages(name, words):
     with pytest.raises(ConfigError, match=words):
         resolve_model(name)
 

@@ -1,8 +1,8 @@
-"""The generator of the embedded model's training text: the same from the same seed, and countable
-by topic.
+"""The generator of the embedded model's training text.
 
-Standard library only: `models/training` is a folder of scripts, put on the path here as running one
-would.
+The text is reproducible from its seed, and its topics can be counted. The tests need the standard
+library only. `models/training` is a folder of scripts. It is put on the path here, as when one of
+the scripts runs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_share_counts_content_words_only():
 
 
 @pytest.mark.parametrize("topic", topics.LEXICON)
-def test_a_named_topic_leans_on_the_words_weakly(topic: str):
+def test_a_named_topic_shifts_the_words_slightly(topic: str):
     """300 stories, about 3000 sentence draws: the bounds are five standard deviations or more from
     0.44 and 0.1."""
     assert 0.38 < pooled_share(stories(300, topic), topic) < 0.50
@@ -122,7 +122,7 @@ def test_the_first_lesson_is_topic_words_and_two_names():
     )
 
 
-def test_the_second_lesson_leans_harder_than_the_last():
+def test_the_second_lesson_shifts_the_words_more_than_the_last():
     rng = random.Random(1)
     assert pooled_share([corpus.plain_story(rng, ("farm",)) for _ in range(200)], "farm") > 0.65
 

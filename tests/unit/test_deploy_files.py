@@ -1,5 +1,4 @@
-"""The KubeRay manifest and the Containerfile: nothing that they describe is run; what can be seen
-by reading is."""
+"""The KubeRay manifest and the Containerfile, checked by reading them. Nothing in them is run."""
 
 import importlib.util
 import json
@@ -17,7 +16,7 @@ RENDERED = REPOSITORY / "configs" / "llama-8b-tp2.yaml"
 IMAGE = "cfg-serve:VERSION"
 SECRETIVE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
 
-sys.path.append(str(REPOSITORY / "scripts"))  # as `python scripts/kuberay.py` has it
+sys.path.append(str(REPOSITORY / "scripts"))  # the default of `python scripts/kuberay.py`
 spec = importlib.util.spec_from_file_location("kuberay", REPOSITORY / "scripts" / "kuberay.py")
 kuberay = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kuberay)
@@ -85,7 +84,7 @@ def test_every_ray_process_has_the_token(cluster, containers):
         assert reference == {"name": cluster["authOptions"]["secretName"], "key": "auth_token"}
 
 
-def test_no_container_has_rights(cluster, pods, containers):
+def test_containers_run_without_privileges(cluster, pods, containers):
     for pod in pods:
         security = pod["spec"]["securityContext"]
         assert security["runAsNonRoot"] is True
@@ -124,7 +123,7 @@ def test_pods_wait_for_streams(manifest, cluster):
         assert group["template"]["spec"]["terminationGracePeriodSeconds"] > longest_s
 
 
-def test_probes_ask_ports_that_are_there(cluster):
+def test_probes_use_declared_ports(cluster):
     port = yaml.safe_load(RENDERED.read_text())["http_options"]["port"]
     for group in cluster["workerGroupSpecs"]:
         (container,) = group["template"]["spec"]["containers"]
@@ -148,7 +147,7 @@ def test_only_the_http_port_is_open_to_others(manifest, pods):
     ]
 
 
-def test_the_same_ray_everywhere(cluster):
+def test_ray_has_the_same_version_everywhere(cluster):
     assert (
         f"ray=={cluster['rayVersion']}"
         in (REPOSITORY / "requirements" / "cpu.txt").read_text().splitlines()
@@ -166,11 +165,11 @@ def test_the_same_ray_everywhere(cluster):
         (
             "tp4-across-nodes",
             None,
-            "a replica of ModelReplica may span several pods: say --gpus-per-pod",
+            "a replica of ModelReplica may span several pods: give --gpus-per-pod",
         ),
     ],
 )
-def test_what_cannot_be_rendered(name, gpus, words):
+def test_configurations_that_cannot_be_rendered_are_refused(name, gpus, words):
     with pytest.raises(kuberay.RenderError) as error:
         kuberay.render(config_path(name), IMAGE, gpus)
     assert words in str(error.value)
@@ -185,8 +184,11 @@ def test_what_cannot_be_rendered(name, gpus, words):
     ],
 )
 def test_gpu_pods(name, gpus, expected):
-    """GPUs of a pod, the fewest pods, the most. Fractions share a pod; sleeping encoders need
-    none."""
+    """Expected: the GPUs of a pod, and the minimum and maximum number of pods.
+
+    Replicas with fractions of a GPU share a pod. Encoders that may sleep need no pod at the
+    minimum.
+    """
     rendered = next(yaml.safe_load_all(kuberay.render(config_path(name), IMAGE, gpus)))
     group = rendered["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
@@ -208,7 +210,7 @@ def test_a_proxy_on_the_head_alone_is_refused():
 
 @pytest.fixture(scope="module")
 def instructions():
-    """(instruction, its words), continuation lines joined, comments left out."""
+    """(instruction, its words). Continuation lines are joined, comments are left out."""
     lines = [
         line
         for line in (DEPLOY / "Containerfile").read_text().splitlines()
@@ -256,7 +258,7 @@ def test_images_are_named_without_a_registry(instructions, cluster):
     assert "/" not in IMAGE
 
 
-def test_the_user_is_the_manifests(instructions, pods):
+def test_the_image_has_the_user_of_the_manifest(instructions, pods):
     (user,) = of(instructions, "USER")
     assert {
         f"{s['runAsUser']}:{s['runAsGroup']}"
@@ -271,7 +273,7 @@ def test_the_user_is_the_manifests(instructions, pods):
         }
 
 
-def test_the_image_takes_a_device_and_tells_its_health(instructions):
+def test_the_image_has_a_device_argument_and_a_health_check(instructions):
     assert "CFG_SERVE_DEVICE=cpu" in of(instructions, "ARG")
     (check,) = of(instructions, "HEALTHCHECK")
     assert "127.0.0.1:8000/health'" in check

@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, lines are short, and the tables are those of the code."""
+"""The pages: links lead to files, lines are short, and the tables match the code."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""How many drafts pay: the policy alone."""
+"""The policy by which speculation backs off, without an engine."""
 
 import random
 
@@ -22,34 +22,34 @@ def test_tokens_per_step_is_the_geometric_sum():
 
 
 @pytest.mark.parametrize(
-    ("chance", "length"), [(0.0, 0), (0.15, 0), (0.25, 1), (0.5, 2), (0.8, 4), (1.0, 7)]
+    ("rate", "length"), [(0.0, 0), (0.15, 0), (0.25, 1), (0.5, 2), (0.8, 4), (1.0, 7)]
 )
-def test_the_better_the_drafts_the_more_of_them(chance, length):
-    assert best_length(chance, 7, 0.2) == length
+def test_the_better_the_drafts_the_more_of_them(rate, length):
+    assert best_length(rate, 7, 0.2) == length
 
 
 def test_no_cost_never_backs_off():
     assert best_length(0.01, 5, 0) == best_length(0.0, 5, 0) == 5
 
 
-def test_drafts_dearer_than_hope_are_never_made():
+def test_drafts_that_cost_more_than_they_give_are_never_made():
     assert never_pays(4, 0.9)
     assert not never_pays(4, DRAFT_COST)
     assert sum(run(DraftLength(cost=0.9), 1.0, 4 * PROBE_EVERY)) == 0
 
 
-def run(policy, chance, steps, most=4, seed=1):
-    """The lengths of `steps` steps in which each draft is right with this chance."""
+def run(policy, rate, steps, most=4, seed=1):
+    """The lengths of `steps` steps in which each draft is right with this probability."""
     rng, lengths = random.Random(seed), []
     for _ in range(steps):
         length = policy.next(most)
-        kept = next((i for i in range(length) if rng.random() >= chance), length)
-        policy.observe(length, kept)
+        accepted = next((i for i in range(length) if rng.random() >= rate), length)
+        policy.observe(length, accepted)
         lengths.append(length)
     return lengths
 
 
-def test_it_starts_with_hope():
+def test_the_first_estimate_is_the_prior():
     assert DraftLength().next(4) == best_length(0.8, 4, DRAFT_COST)
 
 
@@ -70,9 +70,9 @@ def test_good_drafts_are_never_given_up():
     assert min(run(DraftLength(), 0.95, 500)) >= 2
 
 
-def test_nothing_is_learnt_of_drafts_behind_a_wrong_one():
-    policy = DraftLength(kept=0.0, tried=0.0)
+def test_drafts_after_a_wrong_one_do_not_change_the_estimate():
+    policy = DraftLength(accepted=0.0, tried=0.0)
     policy.observe(4, 1)
-    assert (policy.kept, policy.tried) == (1, 2)
+    assert (policy.accepted, policy.tried) == (1, 2)
     policy.observe(0, 0)
-    assert (policy.kept, policy.tried) == (1, 2)
+    assert (policy.accepted, policy.tried) == (1, 2)

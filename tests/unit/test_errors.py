@@ -1,4 +1,4 @@
-"""The exception tree: its shape, its messages, and that it survives crossing process boundaries."""
+"""The exception tree: its shape, its messages, and that errors can be pickled without loss."""
 
 from __future__ import annotations
 

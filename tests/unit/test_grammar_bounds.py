@@ -1,4 +1,4 @@
-"""How large a request's grammar may be, and that asking costs little."""
+"""The bounds on the size of a request's grammar, and that checking them is cheap."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_deep_values_overflow_nothing_and_large_ones_end_early() -> None:
 
 @given(st.text(alphabet='()[]{}\\"a', max_size=200))
 def test_depth_is_that_of_the_brackets_that_are_open(text: str) -> None:
-    """Against the plainest count: open less closed, never below 0."""
+    """The oracle is a simple count: opened brackets minus closed ones, never below 0."""
     depth, deepest, plain = 0, 0, text.replace("\\", "")
     for char in plain:
         depth = max(0, depth + (char in "([{") - (char in ")]}"))

@@ -1,5 +1,7 @@
-"""Who may have a grammar compiled next: nobody can keep others waiting, and nobody leaves anything
-behind."""
+"""Which tenant may have a grammar compiled next.
+
+No tenant can keep the others waiting, and no request leaves a place taken.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from cfg_core.grammars.places import FairPlaces
 
 
 class Tenants:
-    """Tasks that hold a place until they are let go; `order` is who got one, in turn."""
+    """Tasks that hold a place until they are released. `order`: who got a place, in turn."""
 
     def __init__(self, places: FairPlaces) -> None:
         self.places, self.order = places, []
@@ -53,7 +55,7 @@ async def test_one_tenant_leaves_a_place_to_others() -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_a_single_place_goes_round() -> None:
+async def test_tenants_take_turns_at_a_single_place() -> None:
     tenants = Tenants(FairPlaces(1, 10))
     asked = [tenants.ask(name) for name in ("a", "a", "a", "b", "c")]
     await settle()
@@ -63,7 +65,7 @@ async def test_a_single_place_goes_round() -> None:
     await asyncio.gather(*asked)
 
 
-async def test_a_tenant_that_waits_too_often_is_told() -> None:
+async def test_a_tenant_with_too_many_waiting_grammars_is_refused() -> None:
     tenants = Tenants(FairPlaces(1, 2))
     asked = [tenants.ask("a") for _ in range(3)]
     await settle()
@@ -77,7 +79,7 @@ async def test_a_tenant_that_waits_too_often_is_told() -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_cancelled_at_any_moment_every_place_comes_back() -> None:
+async def test_cancellation_at_any_moment_frees_every_place() -> None:
     rng = random.Random(5)
     places, inside = FairPlaces(3, 100), Counter()
 

@@ -1,5 +1,7 @@
-"""Logits processors beside a mask: whose fault it is when no token is left, and which tokens may be
-forced."""
+"""Logits processors together with a mask.
+
+Whose fault it is when no token is left, and which tokens a processor may force.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,16 @@ def reason(allowed: list[int], masked: list[int]) -> str:
     return str(failed.value)
 
 
-def test_a_processor_that_a_mask_contradicts_is_the_request_s_fault() -> None:
+def test_no_token_left_by_processor_and_mask_is_the_fault_of_the_request() -> None:
     assert reason([2, 3], masked=[2, 3]).startswith(REQUEST_FAULT)
 
 
-def test_a_processor_that_forbids_all_by_itself_is_not() -> None:
+def test_no_token_left_by_the_processor_alone_is_the_fault_of_the_processor() -> None:
     assert not reason([], masked=[]).startswith(REQUEST_FAULT)
     assert not reason([], masked=[1]).startswith(REQUEST_FAULT)
 
 
-def test_the_registry_knows_who_forces_what() -> None:
+def test_the_registry_returns_the_tokens_that_processors_force() -> None:
     registry = Registry.load({}, EngineInfo(26, Letters))
     asked: list[dict[str, Any]] = [
         {"name": "no_repeat_ngram", "n": 2},

@@ -34,30 +34,30 @@ def all_of(texts, every_s, meter=None):
     return asyncio.run(main())
 
 
-def test_texts_pass_in_order_and_usage_is_told_at_the_end():
+def test_texts_pass_in_order_and_usage_is_reported_at_the_end():
     assert all_of(slowly("abc"), 1.0) == [*map(Chunk, "abc"), IDLE]
 
 
-def test_usage_is_told_before_done():
+def test_usage_is_reported_before_done():
     items = all_of(slowly(["a", DONE]), 1.0)
     assert items == [Chunk("a"), IDLE, Chunk(DONE), IDLE]
 
 
-def test_usage_is_told_while_nothing_is_sent():
+def test_usage_is_reported_while_nothing_is_sent():
     items = all_of(slowly("a", 0.13), 0.05)
     assert 2 <= items.index(Chunk("a")) <= 3
 
 
-def test_the_first_sign_comes_soon():
+def test_the_first_heartbeat_comes_soon():
     assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a"), IDLE]
 
 
-def test_usage_is_told_between_texts_once_in_a_while():
+def test_usage_is_reported_between_texts_at_intervals():
     items = all_of(slowly("abcdef", 0.03), 0.05)
     assert 3 <= items.count(IDLE) <= 5
 
 
-def test_what_is_told_is_what_was_counted_by_then():
+def test_a_report_has_the_counts_of_its_moment():
     meter = Meter()
 
     async def texts():
@@ -71,7 +71,7 @@ def test_what_is_told_is_what_was_counted_by_then():
     assert told[0].tokens == 16
 
 
-def test_nothing_at_all_is_told_too():
+def test_an_empty_answer_gets_one_report():
     assert all_of(slowly(""), 1.0) == [IDLE]
 
 
@@ -82,7 +82,7 @@ def test_errors_pass(script):
 
 
 @pytest.mark.parametrize("taken", [1, 2, 3])
-def test_closing_closes_what_is_behind(taken):
+def test_closing_closes_the_source(taken):
     log = []
 
     async def main():
@@ -96,7 +96,7 @@ def test_closing_closes_what_is_behind(taken):
 
 
 @pytest.mark.parametrize("first", ["", "a"])
-def test_cancelling_whoever_waits_stops_what_is_behind(first):
+def test_cancelling_the_waiting_task_stops_the_source(first):
     log = []
 
     async def texts():

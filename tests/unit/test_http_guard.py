@@ -1,5 +1,4 @@
-"""Guard in front of hand-made ASGI apps: keys, ids, sizes, the log; and that bytes pass as they
-come."""
+"""Guard in front of small ASGI apps: API keys, request ids, body sizes, the log and streaming."""
 
 import asyncio
 import json
@@ -45,8 +44,10 @@ class Client:
         self.events = []
 
     async def call(self, path="/v1/x", headers=None, body=(), method="POST", **scope):
-        """`body`: chunks, sent one message each; then the client leaves. Returns (status, headers,
-        body)."""
+        """Send one request. Returns (status, headers, body).
+
+        body: chunks, each sent as one message. After them, the client disconnects.
+        """
         self.events.clear()
         chunks = list(body) or [b""]
         messages = [
@@ -108,7 +109,7 @@ async def never(scope, receive, send):
 
 
 def check_refusal(result, status, kind):
-    """OpenAI's shape, and what every answer carries. Returns the error object."""
+    """Check OpenAI's error shape and the headers of every answer. Returns the error object."""
     assert result[0] == status
     error = json.loads(result[2])["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -245,7 +246,7 @@ async def test_of_two_ids_the_first_counts():
     assert "state" not in scope
 
 
-async def test_behind_serve_the_proxy_tells_the_id():
+async def test_behind_serve_the_proxy_sends_the_id():
     assert await ids("given", behind_serve=True) == ("given", ["given"], [])
     inside, _, answered = await ids("ill formed", behind_serve=True)
     assert answered == [inside]
@@ -266,7 +267,7 @@ async def test_a_body_up_to_the_limit_passes(body):
 
 
 @pytest.mark.parametrize("declared", ["10", "0", "nonsense", "-1", "+5", "9" * 5000, "²"])
-async def test_any_other_length_is_counted(declared):
+async def test_a_body_is_counted_whatever_length_is_declared(declared):
     headers = {**AUTHORIZED, "content-length": declared}
     client = Client(echo, policy_of(max_body_bytes=LIMIT))
     assert (await client.call(headers=headers, body=[b"0123456789"]))[0] == 200
@@ -289,14 +290,14 @@ async def test_a_longer_body_is_refused_while_it_arrives(body):
     check_refusal(result, 413, "invalid_request_error")
 
 
-async def test_strangers_learn_nothing_of_sizes():
+async def test_without_a_key_the_size_limit_is_not_shown():
     result = await Client(never, policy_of(max_body_bytes=LIMIT)).call(
         headers={"content-length": "11"}
     )
     check_refusal(result, 401, "authentication_error")
 
 
-async def test_a_body_that_grows_too_long_under_an_answer_ends_it():
+async def test_a_body_that_exceeds_the_limit_during_the_answer_ends_it():
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await read(receive)
@@ -311,7 +312,7 @@ async def test_a_body_that_grows_too_long_under_an_answer_ends_it():
 
 
 async def test_an_answer_passes_chunk_by_chunk():
-    """Each chunk is with the client before the app makes the next."""
+    """The client has each chunk before the app makes the next."""
     seen = []
 
     async def app(scope, receive, send):
@@ -352,7 +353,7 @@ async def test_errors_that_the_app_lets_through():
     assert header(result[1], "retry-after") == ["3"]
 
 
-async def test_a_bug_is_told_without_its_text_and_raised():
+async def test_the_text_of_a_bug_is_not_sent_and_the_bug_is_raised():
     async def app(scope, receive, send):
         raise RuntimeError("secret of the server")
 
@@ -381,8 +382,11 @@ async def test_a_failure_after_the_first_byte_is_raised(error):
 
 @pytest.fixture
 def lines(caplog, monkeypatch):
-    """Of a logger of its own: once another test has imported Ray, Serve's has filters that import
-    it again."""
+    """The log lines, taken from a logger of this test.
+
+    Serve's logger cannot be used. Once another test has imported Ray, it has filters that import
+    Ray again.
+    """
     assert exchange.logger.name == "ray.serve"
     monkeypatch.setattr(exchange, "logger", logging.getLogger("test_http_guard"))
     caplog.set_level(logging.INFO, logger="test_http_guard")
@@ -424,7 +428,7 @@ async def test_refusals_and_failures_are_logged_too(lines):
     ]
 
 
-async def test_nobody_forges_a_line(lines):
+async def test_clients_cannot_forge_log_lines(lines):
     await Client(ok).call(
         "/x\nrequest_id=forged \u202e\ud800" + "y" * 1000, {"x-request-id": "a\nrequest_id=forged"}
     )
@@ -445,7 +449,7 @@ async def test_neither_keys_nor_prompts_nor_queries_are_logged(lines):
         assert word not in "".join(lines())
 
 
-async def test_prompts_are_logged_where_that_is_asked_for(lines):
+async def test_prompts_are_logged_if_configured(lines):
     client = Client(echo, policy_of(log_prompts=True))
     await client.call(
         headers={**AUTHORIZED, "x-request-id": "i"}, body=["ä€😀\n".encode(), b"y" * 600, b"end"]
@@ -461,8 +465,10 @@ async def test_prompts_are_logged_where_that_is_asked_for(lines):
 
 @pytest.fixture
 def http():
-    """A FastAPI app as deployments/ingress/app.py makes it. Afterwards this process has its policy
-    again."""
+    """A FastAPI app with a Guard, made as deployments/ingress/app.py makes it.
+
+    Restores the policy of this process afterwards.
+    """
     app = FastAPI()
     install(app)
 
@@ -493,7 +499,7 @@ def http():
     enforce(before)
 
 
-def test_a_process_is_open_until_told(http):
+def test_a_process_is_open_until_a_policy_is_set(http):
     name, given, forwarded, num_bytes = http.post("/echo", content=b"x" * 9).json()
     assert (name, num_bytes) == ("anonymous", 9)
     assert given == forwarded
@@ -515,7 +521,7 @@ def test_enforce_reaches_an_app_that_runs(http):
 
 
 def test_the_policy_is_pickled_by_name():
-    """So a copy of the app, in a replica, follows what is enforced there."""
+    """A copy of the app in a replica then uses the policy that is set there."""
     assert pickle.loads(pickle.dumps(current_policy)) is current_policy
     assert isinstance(current_policy().gate, Gate)
 
@@ -528,7 +534,7 @@ def bounded(**limits):
 
 
 async def slow_exchange(policy, parts, app=echo, headers=(), client=("10.0.0.1", 1)):
-    """`parts`: chunks of a body, and pauses in seconds; the body never ends by itself."""
+    """parts: chunks of a body, and pauses in seconds. The body never ends by itself."""
     rest, sent = list(parts), []
 
     async def receive():
@@ -552,7 +558,7 @@ async def slow_exchange(policy, parts, app=echo, headers=(), client=("10.0.0.1",
     return sent[0]["status"], b"".join(part["body"] for part in sent[1:])
 
 
-async def test_a_body_that_does_not_arrive_is_not_waited_for():
+async def test_a_body_that_does_not_arrive_in_time_is_refused():
     policy = bounded(body_timeout_s=0.1)
     status, text = await slow_exchange(policy, [b"a", 0.01, b"b", 5.0])
     assert status == 408
@@ -561,7 +567,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for():
     assert not policy.crowd._num_requests
 
 
-async def test_bodies_that_never_end_keep_nobody_else_out():
+async def test_bodies_that_never_end_do_not_block_other_clients():
     policy = bounded(max_requests_per_client=5, body_timeout_s=0.3)
     slow = [asyncio.ensure_future(slow_exchange(policy, [b"a"])) for _ in range(20)]
     await asyncio.sleep(0.05)
@@ -579,7 +585,7 @@ async def test_bodies_that_never_end_keep_nobody_else_out():
 
 
 async def test_a_body_that_is_too_large_is_read_to_its_end_before_the_answer():
-    """Else uvicorn closes a connection with unread bytes in it, and the client meets a reset."""
+    """Otherwise uvicorn closes a connection with unread bytes, and the client gets a reset."""
     client = Client(echo, bounded())
     read_after = []
 
@@ -600,13 +606,13 @@ async def test_a_body_that_is_too_large_is_read_to_its_end_before_the_answer():
     assert read_after == [0] * 5
 
 
-async def test_who_asks_leave_to_send_is_refused_before():
+async def test_a_client_that_expects_100_continue_is_refused_before_its_body():
     headers = [(b"content-length", b"1000"), (b"expect", b"100-continue")]
     status, _ = await slow_exchange(bounded(), [], headers=headers)
     assert status == 413
 
 
-async def test_a_client_that_does_not_read_is_given_up(caplog):
+async def test_a_request_whose_client_does_not_read_is_aborted(caplog):
     policy = bounded(stall_timeout_s=0.05)
     ended = []
 
@@ -633,8 +639,8 @@ async def test_a_client_that_does_not_read_is_given_up(caplog):
     assert not policy.crowd._num_requests
 
 
-async def test_messages_that_serve_has_not_taken_hold_the_application_back():
-    """As Serve makes `send`: a function that closes over a queue without a bound."""
+async def test_the_application_waits_while_serve_has_not_taken_its_messages():
+    """`send` is made as Serve makes it: a function that closes over an unbounded queue."""
     result_queue = SimpleNamespace(_message_queue=deque())
 
     async def send(message):

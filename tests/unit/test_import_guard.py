@@ -1,4 +1,4 @@
-"""The guard of conftest.py, and that it holds without help from what other tests left in memory."""
+"""The import guard of conftest.py. It works whichever modules other tests have left in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_importorskip_does_not_hide_it() -> None:
         pytest.importorskip("ray", exc_type=ModuleNotFoundError)
 
 
-def test_all_unit_tests_import_where_neither_exists() -> None:
+def test_all_unit_tests_can_be_imported_without_vllm_and_ray() -> None:
     names = sorted(path.stem for path in HERE.glob("test_*.py"))
     command = [sys.executable, "-c", IMPORT_EVERYTHING, str(HERE), *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent.parent)

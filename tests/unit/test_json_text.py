@@ -51,4 +51,4 @@ def test_other_threads_run_meanwhile():
     json_text(value)
     done.set()
     watcher.join()
-    assert len(gaps) > 10, "json.dumps would let nobody run for a quarter of a second"
+    assert len(gaps) > 10, "json.dumps would block all other threads for a quarter of a second"

@@ -1,4 +1,4 @@
-"""cfg_core/lanes.py: who waits for whom."""
+"""cfg_core/lanes.py: which jobs wait for which others."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""How many requests and bytes one client may have here."""
+"""How many requests and body bytes one client may have in progress."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ def crowd(**fields):
     return Crowd(LimitsArgs(**fields))
 
 
-def test_one_client_has_a_bound_and_others_come_in():
+def test_one_client_has_a_bound_and_others_are_admitted():
     here = crowd(max_requests_per_client=2)
     stays = [here.stay("a"), here.stay("a")]
     with pytest.raises(OverloadedError, match="This client has 2 requests"):
@@ -24,11 +24,11 @@ def test_one_client_has_a_bound_and_others_come_in():
     here.stay("a")
 
 
-def test_all_together_have_a_bound():
+def test_all_clients_together_have_a_bound():
     here = crowd(max_requests=2)
     here.stay("a")
     stay = here.stay("b")
-    with pytest.raises(OverloadedError, match="2 requests are here"):
+    with pytest.raises(OverloadedError, match="has 2 requests in progress"):
         here.stay("c")
     stay.end()
     stay.end()
@@ -39,11 +39,11 @@ def test_bytes_are_counted_until_the_request_ends():
     here = crowd(max_body_bytes_at_once=15, max_body_bytes_per_client=10)
     first, second = here.stay("a"), here.stay("a")
     first.hold(6)
-    with pytest.raises(OverloadedError, match="This client has bodies of 6 bytes"):
+    with pytest.raises(OverloadedError, match="this client's requests have 6 bytes"):
         second.hold(5)
     other = here.stay("b")
     other.hold(9)
-    with pytest.raises(OverloadedError, match="Bodies of 15 bytes"):
+    with pytest.raises(OverloadedError, match="requests in progress have 15 bytes"):
         here.stay("c").hold(1)
     first.end()
     second.hold(5)

@@ -1,4 +1,4 @@
-"""Beacons and the lookout: real sockets on the loopback address, real stopped processes."""
+"""Beacons and the lookout, with real sockets on the loopback address and real stopped processes."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def watched(port):
     return lookout
 
 
-def test_a_replica_that_stands_still_falls_silent_and_is_heard_again():
+def test_a_stopped_replica_is_silent_until_it_continues():
     with replica() as (process, port):
         lookout = watched(port)
         time.sleep(0.5)
@@ -71,7 +71,7 @@ def test_a_replica_that_stands_still_falls_silent_and_is_heard_again():
         assert within(10, lambda: lookout.silent_s("r") < 0.4)
 
 
-def test_a_replica_that_dies_falls_silent():
+def test_a_dead_replica_is_silent():
     with replica() as (process, port):
         lookout = watched(port)
         process.kill()
@@ -79,7 +79,7 @@ def test_a_replica_that_dies_falls_silent():
 
 
 def test_a_busy_replica_is_not_silent():
-    """Its interpreter computes without a pause; the beacon's thread still gets its turn."""
+    """Its interpreter computes without a pause, but the thread of the beacon still runs."""
     with replica(BUSY) as (_, port):
         lookout = watched(port)
         longest = 0.0
@@ -89,7 +89,7 @@ def test_a_busy_replica_is_not_silent():
         assert longest < 0.5
 
 
-def test_who_was_never_heard_is_not_silent():
+def test_a_replica_that_was_never_heard_is_not_silent():
     lookout = Lookout()
     lookout.watch({"r": (LOOPBACK, 1)})  # nobody listens there
     time.sleep(0.5)
@@ -104,7 +104,7 @@ def test_a_replica_that_is_not_watched_any_more_is_forgotten():
         assert within(5, lambda: lookout.silent_s("r") == 0 and not lookout._asking)
 
 
-def test_an_event_loop_that_stands_still_ends_the_process():
+def test_a_blocked_event_loop_ends_the_process():
     ended = threading.Event()
     beacon = Beacon(LOOPBACK, 0.3, end=lambda code: ended.set())
     for _ in range(20):

@@ -1,5 +1,4 @@
-"""The policy alone: every rule of lockstep.py's docstring, and its invariants under random
-snapshots."""
+"""The policy without a scheduler: every rule of lockstep.py's docstring, and its invariants."""
 
 import dataclasses
 
@@ -97,7 +96,7 @@ def test_only_the_first_half_admitted_group_keeps_its_place():
     assert step.promote == ("a-",)
 
 
-def test_short_of_blocks_whole_units_go_from_the_tail():
+def test_without_enough_blocks_whole_units_are_preempted_from_the_tail():
     needs = Needs(dict.fromkeys(("a", "a-", "b", "b-", "p"), 16))
     step = plan(snapshot(pair("a"), pair("b"), plain("p"), headroom=Headroom(3, 3, 3)), needs)
     assert [u.streams[0].id for u in step.preempt] == ["p", "b"]
@@ -105,7 +104,7 @@ def test_short_of_blocks_whole_units_go_from_the_tail():
     assert step.sampling == {"a", "a-"}
 
 
-def test_under_priority_the_greatest_rank_goes():
+def test_under_priority_the_greatest_rank_is_preempted():
     needs = Needs(dict.fromkeys(("a", "a-", "b", "b-"), 16))
     running = (pair("a", rank=(2, 0.0)), pair("b", rank=(1, 5.0)))
     step = plan(snapshot(*running, headroom=Headroom(2, 2, 2), by_rank=True), needs)
@@ -210,7 +209,7 @@ def test_invariants_of_every_plan(drawn, budget, leaders, followers, by_rank, ch
     assert tokens <= budget
     # at most one half-admitted group stays
     assert sum(u.half_admitted for u in kept) <= 1
-    # preemption happens for a reason
+    # units are preempted only if blocks may be missing
     if step.preempt and sum(u.half_admitted for u in running) <= 1:
         bound = sum(needs.at_most(min(s.remaining, budget)) for u in running for s in u.streams)
         assert bound > min(headroom.leaders, headroom.followers, headroom.total)
@@ -220,7 +219,7 @@ def test_invariants_of_every_plan(drawn, budget, leaders, followers, by_rank, ch
 
 
 def test_a_drafter_takes_a_part_of_the_budget_for_each_stream():
-    """Two streams of 1 + 3 tokens, and a slot for each."""
+    """Each of the two streams has 1 + 3 tokens and one slot for the drafter."""
     assert plan(snapshot(pair("a", 4, 4), budget=10, drafting_slots=1), Needs()).sampling == {
         "a",
         "a-",

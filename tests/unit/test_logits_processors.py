@@ -1,5 +1,8 @@
-"""A processor's life: fed once and in order, set back, made anew, closed once; a bad one hurts its
-own request only."""
+"""The life of a logits processor.
+
+It sees each token once and in order. It is made anew if tokens are taken back. It is closed once. A
+faulty one fails only its own request.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,9 @@ def test_tokens_that_were_taken_back_make_it_anew(table: ProcessorTable) -> None
 
 
 @pytest.mark.parametrize("fault", ["raise", "shape", "type", "integers", "nan", "nothing", "make"])
-def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fault: str) -> None:
+def test_a_fault_is_reported_and_fails_only_its_own_request(
+    table: ProcessorTable, fault: str
+) -> None:
     asked = [{"name": "witness"}, {"name": "witness", "fault": fault, "at": 1}]
     table.process(A, asked, [], rows())
     mine, other = rows(2)
@@ -170,7 +175,7 @@ def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fau
     assert (forbidden(mine), table.take_failures()) == (
         [],
         failures,
-    )  # again, until the scheduler has ended it
+    )  # reported again until the scheduler has ended the request
     table.forget(["a", "b"])
     assert all(w.closed == 1 for w in Witness.made)
     table.process(A, ASKED, [], [mine])  # a new request of the same name
@@ -178,10 +183,10 @@ def test_a_fault_is_told_once_and_is_the_requests_own(table: ProcessorTable, fau
 
 
 @pytest.mark.parametrize("first", [0, 2, 3])
-def test_a_fault_behind_drafts_is_told_with_its_row_and_ends_nothing(
+def test_a_fault_after_drafts_is_reported_with_its_row_and_ends_nothing(
     table: ProcessorTable, first: int
 ) -> None:
-    """Whether the row is used is known only when the drafts are verified."""
+    """Only the verification of the drafts decides whether the row is used."""
     asked = [{"name": "witness", "fault": "raise", "at": 3}]
     some = rows(4 - first)
     table.process(A, asked, [5], some, drafts=[6, 7, 8], first=first)
@@ -194,7 +199,7 @@ def test_a_fault_behind_drafts_is_told_with_its_row_and_ends_nothing(
     assert table.take_failures()["a"].row == 0
 
 
-def test_what_is_forbidden_stays_so(table: ProcessorTable) -> None:
+def test_forbidden_tokens_stay_forbidden(table: ProcessorTable) -> None:
     class Allow(LogitsProcessor):
         def __call__(self, scores: torch.Tensor) -> torch.Tensor:
             return torch.ones_like(scores)
@@ -229,7 +234,7 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
     assert all(w.closed == 1 for w in Witness.made)
 
 
-# --- what a request may say
+# --- what a request may ask for
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
     [
         ("witness", "must be a list"),
         ([3], "logits_processors.0. must be an object"),
-        ([{"n": 3}], 'with a "name"'),
+        ([{"n": 3}], 'such as {"name"'),
         ([{"name": "no_repeat_ngramm", "n": 3}], "did you mean `no_repeat_ngram`"),
         ([{"name": "no_repeat_ngram"}], "missing a required.* 'n'"),
         ([{"name": "no_repeat_ngram", "n": 3, "m": 4}], "unexpected keyword argument 'm'"),
@@ -256,15 +261,15 @@ def test_any_course_of_drafts_and_retractions_ends_with_the_sequence(seed: int) 
         ),
         ([{"name": "section_budget", "max_tokens": 10**30, "end": "x"}], "within 64 bits"),
         ([{"name": "no_repeat_ngram", "n": float("nan")}], "finite numbers"),
-        ([{"name": "no_repeat_ngram", "n": deep(2000)}], "8 deep at most"),
+        ([{"name": "no_repeat_ngram", "n": deep(2000)}], "nested at most 8 deep"),
         ([{"name": "vocabulary_gate", "characters": "a\ud800"}], "arguments must be text"),
-        ([{"name": "n" * 10**6}], "such a long name"),
+        ([{"name": "n" * 10**6}], "no logits processor with a name of 1000000 characters"),
         ("[" * 100000, "must be a list"),
         ('[{"name": "section_budget", "max_tokens": 1' + "0" * 40 + "}]", "within 64 bits"),
         ([{"name": "strange"}], "LookupError: 'nothing'"),
         ([{"name": "vocabulary_gate", "characters": "a]|(.*)*["}], "without brackets"),
-        ([{"name": "vocabulary_gate", "characters": "z-a"}], "no character class"),
-        ([{"name": "vocabulary_gate", "characters": "\u4e2d"}], "no token of this model"),
+        ([{"name": "vocabulary_gate", "characters": "z-a"}], "not a valid character class"),
+        ([{"name": "vocabulary_gate", "characters": "\u4e2d"}], "this model has no token"),
         ([{"name": "witness"}] * 17, "at most 16"),
     ],
 )
@@ -292,7 +297,7 @@ def test_a_malformed_configuration_is_refused(config: Any) -> None:
     [
         ("nowhere.at.all:X", "cannot be loaded"),
         (f"{__name__}:Nothing", "cannot be loaded"),
-        (f"{__name__}:Witness", "is no LogitsProcessorFactory"),
+        (f"{__name__}:Witness", "is not a subclass of LogitsProcessorFactory"),
         ({"factory": f"{__name__}:WitnessFactory", "limit": 3}, "limit"),
     ],
 )
@@ -301,13 +306,13 @@ def test_a_factory_that_cannot_be_loaded_is_refused(entry: Any, words: str) -> N
         Registry.load({"x": entry}, ENGINE)
 
 
-# --- those that we ship
+# --- the shipped processors
 
 
 def play(
     registry: Registry, asked: list[dict[str, Any]], num_tokens: int, seed: int, draft_rate: float
 ) -> list[int]:
-    """Sample at random what is allowed, with and without drafts in between."""
+    """Sample random allowed tokens, with and without drafts in between."""
     registry.read(asked)
     table, rng = ProcessorTable(registry.make), random.Random(seed)
     output: list[int] = []

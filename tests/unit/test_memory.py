@@ -1,4 +1,4 @@
-"""cfg_core/memory.py: what was freed goes back to the system, once all is quiet."""
+"""cfg_core/memory.py: freed memory goes back to the system once no large work is running."""
 
 import ctypes
 import threading
@@ -14,13 +14,13 @@ PIECES, PIECE_BYTES = 100_000, 2_000
 
 
 @pytest.mark.skipif(memory._malloc_trim is None, reason="a C library without malloc_trim")
-def test_what_was_freed_in_small_pieces_goes_back():
+def test_memory_that_was_freed_in_small_pieces_goes_back():
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     pieces = [libc.malloc(PIECE_BYTES) for _ in range(PIECES)]
     for piece in pieces:
         ctypes.memset(piece, 1, PIECE_BYTES)
-    keeps = pieces.pop()  # the last one: what lies below it stays unless it is asked for
+    keeps = pieces.pop()  # the last one: malloc keeps all memory below it until malloc_trim
     for piece in pieces:
         libc.free(piece)
     before = psutil.Process().memory_info().rss
@@ -53,7 +53,7 @@ def test_large_work_one_after_another_gives_back_once(given_back):
     assert given_back.count == 1
 
 
-async def test_a_large_text_is_followed_by_a_rest_and_a_long_one_is_not(given_back):
+async def test_memory_is_given_back_only_after_texts_above_the_threshold(given_back):
     lanes = Lanes("test")
     await lanes.run(LARGE_TEXT, len, "")
     assert not given_back.wait(0.3)

@@ -32,7 +32,7 @@ def test_requests_are_counted_by_path_status_and_tenant():
     )
 
 
-def test_paths_that_clients_invent_are_one():
+def test_unknown_paths_share_one_label():
     metrics = Metrics("i1", ["/v1/completions"], dict)
     for i in range(100):
         metrics.answered(f"/{i}", 404, "a", 0.0, 0.0)
@@ -42,7 +42,7 @@ def test_paths_that_clients_invent_are_one():
     )
 
 
-def test_gauges_are_read_when_told():
+def test_gauges_are_read_when_scraped():
     values = {"kv_blocks_free": 3.0}
     metrics = Metrics("i1", [], lambda: values)
     values["kv_blocks_free"] = 5

@@ -1,5 +1,7 @@
-"""GuidanceParams: what is accepted, what is refused with which sentence, and that nothing else ever
-escapes."""
+"""GuidanceParams: what is accepted, and what is refused with which message.
+
+No other exception than GuidanceError is raised.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def test_pickle_round_trip_and_hash(params: GuidanceParams) -> None:
     valid_params(),
     st.dictionaries(st.text().filter(lambda name: not looks_like_guidance(name)), ANYTHING),
 )
-def test_fields_of_others_change_nothing(params: GuidanceParams, others: dict[str, Any]) -> None:
+def test_unrelated_fields_change_nothing(params: GuidanceParams, others: dict[str, Any]) -> None:
     assert GuidanceParams.from_fields({**others, **params.to_extra_args()}) == params
 
 
@@ -121,11 +123,11 @@ def test_any_finite_real_is_a_scale(scale: float) -> None:
 @pytest.mark.parametrize(
     "fields", [None, {}, {"temperature": 0.5}, {"guidance_scale": None, "negative_prompt": None}]
 )
-def test_nothing_said_is_none(fields: dict[str, Any] | None) -> None:
+def test_without_guidance_fields_the_result_is_none(fields: dict[str, Any] | None) -> None:
     assert GuidanceParams.from_fields(fields) is None
 
 
-def test_a_scale_of_one_is_said_but_off() -> None:
+def test_a_scale_of_one_is_kept_and_means_off() -> None:
     params = GuidanceParams.from_fields({"guidance_scale": 1})
     assert params == GuidanceParams()
     assert params is not None
@@ -263,7 +265,7 @@ def test_token_ids_outside_the_vocabulary(token: int, vocab_size: int) -> None:
         check_token_ids([token], vocab_size)
 
 
-def test_checks_name_the_field_that_they_are_told() -> None:
+def test_checks_name_the_given_field() -> None:
     with pytest.raises(GuidanceError, match="weights is empty") as caught:
         check_token_ids([], param="weights")
     assert caught.value.param == "weights"
@@ -291,7 +293,7 @@ def test_malformed_fields_give_guidance_error_or_valid_params(fields: dict[str, 
 
 
 @given(ANYTHING, ANYTHING, ANYTHING)
-def test_the_constructor_too(scale: Any, text: Any, ids: Any) -> None:
+def test_the_constructor_raises_guidance_errors_only(scale: Any, text: Any, ids: Any) -> None:
     try:
         GuidanceParams(scale=scale, negative_prompt=text, negative_prompt_token_ids=ids)
     except GuidanceError as error:
@@ -300,7 +302,9 @@ def test_the_constructor_too(scale: Any, text: Any, ids: Any) -> None:
 
 @pytest.mark.parametrize("check", [check_scale, check_negative_text, check_token_ids])
 @given(value=ANYTHING)
-def test_the_checks_too(check: Callable[[object], object], value: Any) -> None:
+def test_the_checks_raise_guidance_errors_only(
+    check: Callable[[object], object], value: Any
+) -> None:
     try:
         check(value)
     except GuidanceError as error:

@@ -1,5 +1,8 @@
-"""Which replica computes a group: the rules, the cost against an oracle, what is remembered, and
-simulated traffic."""
+"""Which replica computes a group.
+
+Tested are the rules, the cost against an oracle, the memory of prefixes and sessions, and simulated
+traffic.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def test_a_guided_request_is_a_group_of_two_streams():
         ({"prompt": []}, 1, 128),
     ],
 )
-def test_what_else_a_request_asks_for(body, copies, output_tokens):
+def test_copies_and_output_tokens_of_a_request(body, copies, output_tokens):
     request = group_request("completion", body, None)
     assert (request.copies, request.output_tokens, request.session) == (copies, output_tokens, None)
 
@@ -118,10 +121,10 @@ def test_stats_may_be_missing_partial_or_wrong():
     assert lacks(group(), ReplicaLoad.of({}), 10**9) == (
         False,
         False,
-    )  # it has just started: nothing is in its way
+    )  # it has just started: it has blocks and slots
 
 
-def test_headroom_is_what_nobody_needs_soon():
+def test_headroom_is_the_blocks_that_no_request_needs_soon():
     busy = load(free_blocks=100, sent_blocks=30, queued_prefill_tokens=33, running=8)
     assert busy.headroom_blocks == 100 - 30 - 3 - 8
     assert lacks(group(), busy, 59) == (False, False)
@@ -152,7 +155,7 @@ def test_the_replica_that_holds_the_prefix():
     assert choose(request, {"a": load(), "b": load(), "c": load()}, index, 1)[0] == "b"
 
 
-def test_until_the_wait_there_is_longer_than_computing_it_again():
+def test_a_prefix_is_left_when_the_wait_is_longer_than_computing_it_again():
     index, request = PrefixIndex(), group(chunks=32)
     index.add("b", request.prefixes[0].chain, 0)  # 32 chunks: 1024 tokens
     for waiting, first in ((0, "b"), (800, "b"), (1200, "a")):
@@ -170,8 +173,8 @@ def test_both_streams_count():
     assert choose(request, {"a": load(), "b": load(), "c": load()}, index, 1)[0] == "c"
 
 
-def test_what_everybody_asks_for_pulls_nobody():
-    """The negative prompt is known to one replica only, and to all requests."""
+def test_a_prefix_of_all_requests_attracts_none():
+    """All requests have the same negative prompt, and only one replica holds it."""
     index = PrefixIndex()
     for i in range(1000):
         index.add("a", group().prefixes[1].chain, i / 10)
@@ -180,10 +183,10 @@ def test_what_everybody_asks_for_pulls_nobody():
     ranked = choose(
         group("new", "rare"), {"a": load(running=1), "b": load(running=1, last_sent=0)}, index, 100
     )
-    assert ranked == ["a", "b"]  # a tie: the other had the last one
+    assert ranked == ["a", "b"]  # a tie: b got the last request
 
 
-def test_a_rare_prefix_counts_beside_a_common_negative():
+def test_a_rare_prefix_counts_in_spite_of_a_common_negative():
     index = PrefixIndex()
     for i in range(1000):
         index.add("a", group().prefixes[1].chain, i / 10)
@@ -191,7 +194,7 @@ def test_a_rare_prefix_counts_beside_a_common_negative():
     assert choose(group("rare"), {"a": load(), "b": load(running=2)}, index, 100)[0] == "b"
 
 
-def test_no_replica_is_no_choice():
+def test_without_replicas_the_ranking_is_empty():
     assert choose(group(), {}, PrefixIndex(), 0) == []
 
 
@@ -227,8 +230,11 @@ def oracle_cost(request, replica, load, index, now, num_replicas, costs):
     st.none() | st.integers(0, 4),
 )
 def test_the_rules_and_the_cost(loads, holders, home):
-    """Room first; then the least cost, but for a tie; nobody is lost. A session's home comes first
-    only with room."""
+    """The ranking holds every replica.
+
+    Replicas with room come first, in the order of cost unless they tie. The session's own replica
+    comes first only if it has room.
+    """
     index, candidates, request = (
         PrefixIndex(),
         dict(enumerate(loads)),
@@ -253,7 +259,7 @@ def test_the_rules_and_the_cost(loads, holders, home):
         assert cost[ranked[0]] <= least + TIE * request.tokens + 1e-6
 
 
-def test_the_age_of_a_report_is_told_or_taken_for_granted():
+def test_the_age_of_a_report_is_computed_or_assumed():
     assert (
         report_age_s({}, 1000.0) == report_age_s({"reported_at_ms": "now"}, 1000.0) == REPORT_AGE_S
     )
@@ -265,7 +271,7 @@ def test_the_age_of_a_report_is_told_or_taken_for_granted():
 # --- what was sent since the report ---------------------------------------------------------------
 
 
-def test_what_waits_drains_at_the_speed_of_the_replica():
+def test_queued_tokens_drain_at_the_speed_of_the_replica():
     reported = load(queued_prefill_tokens=300, prefill_tokens_per_s=100)
 
     def left(now, *sent):
@@ -275,7 +281,7 @@ def test_what_waits_drains_at_the_speed_of_the_replica():
     assert left(11) == 200
     assert left(14) == 0
     assert left(12, (11, 50)) == 150
-    assert left(21, (20, 250)) == 150  # it came when nothing was left: its first second
+    assert left(21, (20, 250)) == 150  # sent to an empty queue one second ago
     assert left(21, (20, 250), (19, 250)) == 300
 
 
@@ -299,9 +305,9 @@ def test_the_ledger_adds_what_a_report_cannot_know():
 def test_a_plan_counts_until_it_is_sent_refused_or_too_old():
     ledger = SentLedger()
     ledger.planned("a", "1", Work(100, 10, 2, 0.0))
-    ledger.planned("b", "1", Work(100, 10, 2, 0.0))  # asked again: it moves
+    ledger.planned("b", "1", Work(100, 10, 2, 0.0))  # planned again: it moves to b
     assert (ledger.load("a", UNKNOWN, 0).streams, ledger.load("b", UNKNOWN, 0).streams) == (0, 2)
-    ledger.answered("a", "1", 0)  # a refused it: not b
+    ledger.answered("a", "1", 0)  # the answer of a does not concern b
     assert ledger.load("b", UNKNOWN, 0).streams == 2
     assert ledger.load("b", UNKNOWN, PLANNED_S + 1).streams == 0
     ledger.sent("b", "1", Work(100, 10, 2, 1.0))
@@ -312,8 +318,7 @@ def test_a_plan_counts_until_it_is_sent_refused_or_too_old():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_ledger_follows_a_replica_that_reports_late(seed):
-    """Whatever is sent, answered and reported, it adds up to the streams that are there; nothing is
-    left behind."""
+    """The ledger always has the number of streams that are there, and is empty in the end."""
     rng, ledger = random.Random(seed), SentLedger()
     there, reports, heard, now = {}, [], UNKNOWN, 0.0
     for i in range(400):
@@ -381,8 +386,8 @@ def test_a_replica_without_blocks_gets_nothing_while_another_has_some():
     assert placer.rank("then", group("p", "other"), "ab", 9.0)[0] == "a"
 
 
-def test_what_was_promised_since_the_report_is_no_headroom():
-    """Room for two groups on a, by its report; the third goes to b, however long it waits there."""
+def test_blocks_of_requests_since_the_report_are_not_headroom():
+    """By its report, replica a has room for two groups. The third goes to b, whatever the wait."""
     placer = placer_of("b")
     placer.report("b", {**IDLE, "queued_prefill_tokens": 50_000}, 0.0)
     placer.report("a", {**IDLE, "free_blocks": 40, "total_blocks": 40}, 0.0)
@@ -426,8 +431,8 @@ def test_a_dead_replica_is_forgotten():
     assert placer.rank("4", request, "ab", 9.0) == ["b", "a"]
 
 
-def test_the_same_report_again_is_no_news():
-    """Serve brings all reports when one has changed."""
+def test_a_repeated_report_changes_nothing():
+    """Serve delivers all reports again when one has changed."""
     placer = placer_of("a")
     send(placer, "1", group(), "a", 1.0)
     placer.report("a", dict(IDLE), 2.0)
@@ -448,18 +453,16 @@ def test_a_session_stays_where_it_was():
         assert send(placer, f"{i}", group(f"{i}", f"-{i}", session="s"), "abcd", float(i)) == home
 
 
-def test_a_session_lets_go_of_a_replica_that_is_overloaded():
+def test_a_session_leaves_an_overloaded_replica():
     placer = placer_of("a", "b", session_slack_tokens=500)
     assert send(placer, "0", group("s", session="s"), ["a"], 0.0) == "a"
     placer.report("a", {**IDLE, "queued_prefill_tokens": 20_000, "prefill_tokens_per_s": 1000}, 1.0)
     assert send(placer, "1", group("s", session="s"), "ab", 1.0) == "b"
     placer.report("a", IDLE, 2.0)
-    assert (
-        send(placer, "2", group("s", session="s"), "ab", 2.0) == "b"
-    )  # and does not come back for nothing
+    assert send(placer, "2", group("s", session="s"), "ab", 2.0) == "b"  # it stays on b
 
 
-def test_a_session_lets_go_of_a_replica_without_blocks_and_of_one_that_is_gone():
+def test_a_session_leaves_a_replica_without_blocks_and_a_dead_one():
     placer = placer_of("a", "b")
     send(placer, "0", group("s", session="s"), ["a"], 0.0)
     placer.report("a", {**IDLE, "free_blocks": 0}, 1.0)
@@ -500,7 +503,7 @@ def test_the_fleet_is_the_sum_of_its_replicas():
     )
 
 
-def test_the_view_is_whole_whatever_thread_reads_it():
+def test_the_view_is_consistent_in_every_thread():
     stop = threading.Event()
 
     def write():
@@ -528,8 +531,10 @@ def balanced(result):
 
 @pytest.mark.parametrize(("load", "seed"), [(0.7, 0), (0.7, 1), (1.0, 0)])
 def test_prefixes_are_hit_twice_as_often_and_the_load_is_balanced(load, seed):
-    """64 prefixes on replicas that hold about a quarter of them. At load 1 the baselines are two
-    thirds busy."""
+    """The workload has 64 prefixes, and a replica holds about a quarter of them.
+
+    At load 1, the baselines are two thirds busy.
+    """
     workload = Workload(requests=2500, load=load, seed=seed)
     ours, others = simulate(workload, "ours"), [simulate(workload, policy) for policy in BASELINES]
     assert balanced(ours)
@@ -539,9 +544,12 @@ def test_prefixes_are_hit_twice_as_often_and_the_load_is_balanced(load, seed):
         assert ours["ttft_mean_s"] < other["ttft_mean_s"]
 
 
-def test_under_zipf_what_there_is_to_gain_is_gained():
-    """The most popular prefixes are everywhere under any policy, so that there is no factor of two
-    above the baselines' hits; but of the misses that they could avoid, most are avoided."""
+def test_under_zipf_most_avoidable_misses_are_avoided():
+    """Most of the misses that the baselines could avoid are avoided.
+
+    Under any policy, all replicas hold the most popular prefixes. So twice the hits of the
+    baselines is not possible here.
+    """
     workload = Workload(requests=2500, zipf=1.0)
     ours, others = simulate(workload, "ours"), [simulate(workload, policy) for policy in BASELINES]
     whole_chunks = 1500 // 128 * CHUNK_TOKENS
@@ -554,12 +562,12 @@ def test_under_zipf_what_there_is_to_gain_is_gained():
 
 @pytest.mark.parametrize("load", [0.02, 0.7])
 @pytest.mark.parametrize("negative_chars", [256, 1500])
-def test_a_negative_that_all_share_pulls_them_nowhere(load, negative_chars):
+def test_a_negative_that_all_share_does_not_attract_requests(load, negative_chars):
     workload = Workload(requests=1500, prefixes=0, load=load, negative_chars=negative_chars)
     assert balanced(simulate(workload, "ours"))
 
 
-def test_the_naive_policy_has_the_fault_that_ours_is_free_of():
+def test_the_naive_policy_sends_all_requests_to_one_replica():
     assert simulate(Workload(requests=500), "prefix only (naive)")["max_over_mean_requests"] == 4
 
 
@@ -568,7 +576,7 @@ def test_one_prefix_for_all_is_balanced_too():
 
 
 class OneIsFull(Ours):
-    """The first replica says that it has no blocks left."""
+    """A policy whose first replica reports that it has no blocks left."""
 
     def report(self, replica, stats, now):
         super().report(replica, stats if replica else {**stats, "free_blocks": 0}, now)
@@ -601,7 +609,7 @@ def test_a_replica_that_joins_gets_its_share():
     assert 0.7 * 500 <= simulation.engines[3].jobs <= 1.3 * 500  # a quarter of 2000
 
 
-def test_when_all_is_done_nothing_is_left_behind():
+def test_after_all_requests_nothing_is_left_behind():
     workload = Workload(requests=300)
     simulation = Simulation(workload, Ours(workload)).run()
     placer = simulation.policy.placer

@@ -1,5 +1,4 @@
-"""The encoders' HTTP contract without a server: bodies in, jobs out, outputs in, JSON out, every
-refusal."""
+"""The encoders' HTTP contract without a server: bodies, jobs, answers and every refusal."""
 
 import base64
 import json
@@ -105,7 +104,7 @@ def test_endpoints_of_a_model(info, paths):
         ("embed_sparse", EMBEDDER, "cannot serve /embed_sparse"),
     ],
 )
-def test_models_that_cannot(endpoint, info, words):
+def test_models_that_cannot_serve_an_endpoint(endpoint, info, words):
     with pytest.raises(RequestError) as error:
         job_of(endpoint, {"input": "x", "query": "x", "documents": ["x"]}, info)
     assert words in str(error.value)
@@ -258,7 +257,7 @@ def test_normalisation(name, value):
         ({"prompt": "x", "prompt_name": "y"}, "prompt", "send only one"),
         ({"input": [1, 2], "prompt": "x"}, "prompt", "send texts, or leave it out"),
         ({"normalize": 1}, "normalize", "normalize is a number: send true or false"),
-        ({"normalize": True, "use_activation": False}, "normalize", "send one of them"),
+        ({"normalize": True, "use_activation": False}, "normalize", "send only one"),
         ({"messages": []}, "messages", "send the text as input"),
         ({"add_special_tokens": False}, "add_special_tokens", "send token ids instead"),
         ({"guidance_scale": 2}, "guidance_scale", "encoders generate none: leave it out"),
@@ -341,7 +340,7 @@ def test_pooling():
     answer = job.answer(outputs_of("token_embed", np.ones((2, 3), dtype=np.float32)))
     assert answer["data"] == [{"object": "pooling", "index": 0, "data": [[1.0] * 3] * 2}]
     with pytest.raises(
-        RequestError, match="task 'classify' is none of this model's: use embed, token_embed"
+        RequestError, match="this model has no task 'classify': use embed, token_embed"
     ):
         job_of("pooling", {"input": "x", "task": "classify"})
     with pytest.raises(RequestError, match="set encoding_format to float"):
@@ -495,7 +494,7 @@ def test_scores_of_unequal_lists():
         RequestError, match="text_1 has 2 texts and text_2 has 3: send one, or as many as text_2"
     ):
         job_of("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]})
-    with pytest.raises(RequestError, match="text_1 and text_2 are not both there"):
+    with pytest.raises(RequestError, match="text_1 and text_2 are not both given"):
         job_of("score", {"text_1": "a"})
 
 
@@ -563,8 +562,7 @@ def outcome(endpoint, body, info):
     st.dictionaries(st.sampled_from(FIELDS.split()), JSON, max_size=4),
 )
 def test_any_body_is_a_job_or_a_request_error(endpoint, info, fields):
-    """A job that comes out has what an engine needs: inputs of one kind, tasks that the model
-    has."""
+    """Every job has inputs of one kind, and tasks that the model has."""
     job = outcome(endpoint, GOOD | fields, info)
     if isinstance(job, RequestError):
         assert str(job).endswith(".")

@@ -1,4 +1,4 @@
-"""Model directories: what is understood, and what is refused, with the sentence."""
+"""Model directories: which are supported, and which are refused with which message."""
 
 from __future__ import annotations
 
@@ -159,14 +159,14 @@ def test_bge_m3(tmp_path):
                 "modules.json": modules("Transformer", "Pooling"),
                 "1_Pooling/config.json": {"pooling_mode": "new"},
             },
-            "the pooling 'new' is not known",
+            "the pooling 'new' is not supported",
         ),
         (
             {
                 "modules.json": modules("Transformer", "Pooling", "Dense"),
                 "2_Dense/config.json": {"activation_function": "mine.Own"},
             },
-            "Dense module of a kind that is not computed here",
+            "Dense module of a kind that is not supported",
         ),
         ({"config.json": "{"}, "is not valid JSON"),
         ({"config.json": "{}"}, "has no config.json"),
@@ -181,7 +181,7 @@ def test_bge_m3(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused(tmp_path, files, words):
+def test_unsupported_directories_are_refused(tmp_path, files, words):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         read(tmp_path, files)
 
@@ -206,8 +206,8 @@ def test_overrides(tmp_path):
             "relative position bias",
         ),
         ({"model_type": "new", "auto_map": {"AutoModel": "m.M"}}, "remote code is not run"),
-        ({"model_type": "gemma"}, "nobody checked it"),
-        ({"model_type": "qwen2", "auto_map": {"AutoModel": "m.M"}}, "say `is_causal: false`"),
+        ({"model_type": "gemma"}, "it has not been tested"),
+        ({"model_type": "qwen2", "auto_map": {"AutoModel": "m.M"}}, "set `is_causal: false`"),
     ],
 )
 def test_families_that_are_refused(tmp_path, config, words):
@@ -215,7 +215,7 @@ def test_families_that_are_refused(tmp_path, config, words):
         check_family(read(tmp_path, {"config.json": config}), DEFAULT)
 
 
-def test_code_of_its_own_is_fine_once_the_direction_is_said(tmp_path):
+def test_own_code_is_accepted_if_is_causal_is_set(tmp_path):
     config = {"model_type": "qwen2", "auto_map": {"AutoModel": "m.M"}}
     checkpoint = read(tmp_path, {"config.json": config})
     options = EngineOptions(is_causal=False)

@@ -1,4 +1,4 @@
-"""The batch policy: budget, order, ageing, cancellation; and a random run of it."""
+"""The batch policy: budget, order, ageing and cancellation, also in random runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_all_that_fits_goes_sorted_by_length():
     assert it.queued_tokens == 0
 
 
-def test_the_oldest_goes_with_its_like():
+def test_the_oldest_goes_with_inputs_of_similar_length():
     it = scheduler(60)
     it.add(sequences(20, 50, 19, 50, 21))
     assert batches(it) == [[2, 0, 4], [1], [3]]
@@ -71,14 +71,14 @@ def test_one_that_was_passed_over_goes_before_better_matches(max_skips, batch_of
     assert 2 in batches(it)[batch_of_the_odd_one]
 
 
-def test_cancelled_ones_leave():
+def test_cancelled_inputs_leave_the_queue():
     it = scheduler()
     many = sequences(10, 20, 30)
     it.add(many)
     it.cancel([many[1]])
     assert it.queued_tokens == 40
     assert batches(it) == [[0, 2]]
-    it.cancel(many)  # those that ran already: no effect
+    it.cancel(many)  # cancelling inputs that already ran has no effect
     assert it.queued_sequences == 0
 
 
@@ -107,7 +107,7 @@ def test_large_requests_that_come_at_different_times_get_the_same():
 
 
 def test_small_requests_do_not_keep_a_large_one_from_its_turns():
-    """As many come as the queue takes; the large one goes on all the same."""
+    """The queue is always full of small requests, and the large one still proceeds."""
     it = scheduler(100)
     it.add(sequences(*[50] * 20, request="large"))
     served = 0
@@ -119,7 +119,7 @@ def test_small_requests_do_not_keep_a_large_one_from_its_turns():
     assert served == 20
 
 
-def test_a_request_that_left_takes_no_turns():
+def test_a_cancelled_request_takes_no_turns():
     it = scheduler(100)
     gone = sequences(*[50] * 500, request="gone")
     it.add(gone)

@@ -1,4 +1,4 @@
-"""Prefixes of text, and who is believed to hold them: against oracles of plain loops."""
+"""Prefixes of text, and the index of who holds them, against oracles of plain loops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prefixes_of(endpoint, body, guidance):
 
 
 def common(a, b):
-    """Length of the common beginning."""
+    """The length of the common beginning."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
@@ -46,12 +46,12 @@ def test_two_texts_share_the_chunks_that_lie_in_their_common_beginning(a, b, sta
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.lists(st.integers(0, 3), max_size=200))
-def test_two_lists_of_ids_do_so_too(a, b):
+def test_two_lists_of_ids_share_chunks_in_the_same_way(a, b):
     shared = common(a, b) // CHUNK_TOKENS
     assert common(Prefix.of(tuple(a)).chain, Prefix.of(tuple(b)).chain) == shared
 
 
-def test_a_chunk_counts_only_behind_the_same_beginning():
+def test_a_chunk_counts_only_after_the_same_beginning():
     same = "s" * CHUNK
     assert not set(Prefix.of("a" * CHUNK + same).chain) & set(Prefix.of("b" * CHUNK + same).chain)
 
@@ -207,7 +207,7 @@ GUIDANCE = st.sampled_from(
 
 @given(st.sampled_from(["completion", "chat"]), JSON, JSON | MESSAGES, JSON, GUIDANCE)
 def test_whatever_a_client_sends_has_prefixes(endpoint, prompt, messages, tools, guidance):
-    """A router that raises would leave the request waiting for ever."""
+    """If the router raised, the request would wait forever."""
     body = {
         "prompt": prompt,
         "messages": messages,
@@ -219,12 +219,12 @@ def test_whatever_a_client_sends_has_prefixes(endpoint, prompt, messages, tools,
     assert len(prefixes) == (1 if guidance is None else 2)
 
 
-def test_nesting_without_end_has_prefixes_too():
+def test_very_deep_nesting_has_prefixes_too():
     tools = []
     for _ in range(100_000):
         tools = [tools]
     assert prompts_of("chat", {"messages": [], "tools": tools}, None) == [""]
-    while tools:  # else freeing it recurses, too
+    while tools:  # otherwise freeing it recurses, too
         tools = tools.pop()
 
 
@@ -247,7 +247,7 @@ def test_a_steady_rate_counts_as_rate_times_window():
     assert popularity.count(b"a", 2500) == pytest.approx(4 * 50, rel=0.01)
 
 
-def test_the_least_recently_asked_are_forgotten():
+def test_the_least_recently_requested_are_forgotten():
     popularity = Popularity(window_s=10, capacity=2)
     for chunk in (b"a", b"b", b"a", b"c"):
         popularity.asked([chunk], 0)
@@ -258,8 +258,11 @@ def test_the_least_recently_asked_are_forgotten():
 
 
 class Oracle:
-    """An LRU of chains as plain loops: each use stamps a chain from its end to its root, own chunks
-    before it; over capacity goes the leaf with the oldest stamp."""
+    """An LRU cache of chains, in plain loops.
+
+    Each use stamps a chain from its end to its root, with the request's own chunks first. When the
+    cache is over its capacity, the leaf with the oldest stamp is evicted.
+    """
 
     def __init__(self, capacity):
         self.capacity, self.stamp, self.parent, self.clock = capacity, {}, {}, 0
@@ -283,7 +286,7 @@ class Oracle:
 
 
 def random_chain(rng):
-    """Of a tree with few branches, so that chains share beginnings of all lengths."""
+    """A chain from a tree with few branches, so that chains share beginnings of all lengths."""
     return tuple(
         Prefix.of("".join(rng.choice("ab") * CHUNK for _ in range(rng.randint(0, 6)))).chain
     )
@@ -324,7 +327,7 @@ def test_a_replica_that_is_unknown_or_forgotten_holds_nothing():
     )
 
 
-def test_chunks_are_in_use_until_the_last_stream_lets_go():
+def test_chunks_are_in_use_until_the_last_stream_ends():
     index = PrefixIndex()
     short, long = (Prefix.of("x" * CHUNK * n).chain for n in (2, 5))
     for chain in (short, long, long):
@@ -346,7 +349,7 @@ def test_a_smaller_capacity_takes_effect():
     assert index.matched("a", chain) == 4
 
 
-def test_the_lifetime_is_learnt_from_what_is_evicted():
+def test_the_lifetime_is_measured_from_evictions():
     index = PrefixIndex(window_s=100)
     index.resize("a", 20)
     assert index.lifetime_s == 100

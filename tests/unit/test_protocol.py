@@ -1,4 +1,4 @@
-"""Contract 5.2 without a server: bodies in, guidance out, and every refusal with its sentence."""
+"""The HTTP fields of guidance without a server: bodies, guidance, and every refusal."""
 
 import json
 import math
@@ -28,10 +28,10 @@ USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
 
 
-# --- what is understood ---------------------------------------------------------------------------
+# --- what is accepted -----------------------------------------------------------------------------
 
 
-def test_plain_bodies_say_nothing_about_guidance():
+def test_plain_bodies_give_no_guidance():
     assert read_guidance({"prompt": "x", "guided_choice": ["a"], "n": 2}, "completion") is None
     assert (
         read_guidance({"messages": [USER], "negative_prompt": None, "guidance_scale": None}, "chat")
@@ -147,7 +147,7 @@ REFUSED = [
         "completion",
         {"logits_processors": [], "use_beam_search": True},
         "logits_processors",
-        "Beam search knows no",
+        "Beam search does not support",
     ),
     ("completion", {"logit_processors": []}, "logit_processors", "Did you mean logits_processors?"),
     ("completion", {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
@@ -253,7 +253,7 @@ def test_refusals(endpoint, fields, param, words):
 
 
 def test_no_field_that_looks_like_guidance_passes_unread():
-    """1000 seeded field names with the prefixes of contract 5.2: each is known, or refused."""
+    """1000 seeded field names that look like guidance: each is known, or refused."""
     rng = random.Random(0)
     known = {
         "guidance_scale",
@@ -384,7 +384,7 @@ def test_http_table(error, status, retry_after):
     assert answer.body["error"]["code"] == status
 
 
-def test_messages_that_json_cannot_carry_are_mended():
+def test_messages_that_json_cannot_encode_are_repaired():
     body = http_error(RequestError("bad \ud800 text", "prompt")).body
     assert json.dumps(body, ensure_ascii=False).encode()
 
@@ -490,7 +490,7 @@ def test_guidance_in_a_bare_json_text():
 @pytest.mark.parametrize(
     "raw", [b'{"prompt": "' + b"[" * 5000 + b'"}', b'{"prompt": "' + b'\\"[' * 5000 + b'"}']
 )
-def test_brackets_in_text_are_no_nesting(raw):
+def test_brackets_in_text_do_not_count_as_nesting(raw):
     assert decode_body(raw)["prompt"].count("[") == 5000
 
 

@@ -1,4 +1,4 @@
-"""A value that many want and few ask for."""
+"""deployments/http/recent.py: many callers share one recent answer."""
 
 import asyncio
 
@@ -21,13 +21,13 @@ class Source:
         return asked
 
 
-async def test_many_who_come_together_ask_once():
+async def test_concurrent_callers_share_one_call():
     source = Source(0.02)
     value = Recent(source)
     assert await asyncio.gather(*(value.value() for _ in range(100))) == [1] * 100
 
 
-async def test_an_old_answer_is_asked_anew(monkeypatch):
+async def test_an_old_answer_is_refreshed(monkeypatch):
     source = Source()
     value = Recent(source)
     assert [await value.value(), await value.value()] == [1, 1]
@@ -35,7 +35,7 @@ async def test_an_old_answer_is_asked_anew(monkeypatch):
     assert await value.value() == 2
 
 
-async def test_a_slow_answer_is_not_waited_for_while_there_is_another(monkeypatch):
+async def test_callers_get_the_last_answer_if_a_new_one_is_slow(monkeypatch):
     monkeypatch.setattr(recent, "FRESH_S", 0.0)
     monkeypatch.setattr(recent, "PATIENCE_S", 0.01)
     source = Source()
@@ -48,7 +48,7 @@ async def test_a_slow_answer_is_not_waited_for_while_there_is_another(monkeypatc
     assert await value.value() == 2
 
 
-async def test_an_error_is_told_to_all_and_not_kept():
+async def test_an_error_is_raised_to_all_callers_and_not_kept():
     source = Source(0.02)
     source.error = ValueError("broken")
     value = Recent(source)
@@ -58,7 +58,7 @@ async def test_an_error_is_told_to_all_and_not_kept():
     assert await value.value() == 2
 
 
-async def test_who_leaves_takes_nobody_along():
+async def test_a_cancelled_caller_does_not_cancel_others():
     source = Source(0.05)
     value = Recent(source)
     first, second = (asyncio.ensure_future(value.value()) for _ in range(2))

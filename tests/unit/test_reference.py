@@ -33,7 +33,7 @@ N = 12
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """Random weights, loud enough that the best token is well ahead of the next."""
+    """Random weights, so large that the best token is well ahead of the next."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -49,7 +49,7 @@ def model() -> LlamaForCausalLM:
 
 
 class Table:
-    """A model of one line: the next token's logits are row `last token` of a table [V, V]."""
+    """A model whose logits for the next token are row `last token` of a table [V, V]."""
 
     def __init__(self, rows: Sequence[Sequence[float]]) -> None:
         self.rows = torch.tensor(rows)
@@ -115,7 +115,7 @@ def test_a_token_forbidden_by_the_negative_alone_keeps_the_conditional(scale: fl
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_token_forbidden_by_both_is_no_nan(scale: float) -> None:
+def test_a_token_forbidden_by_both_gives_no_nan(scale: float) -> None:
     guided = guide(log_p(0.0, 0.5, 0.5), log_p(0.0, 0.9, 0.1), scale)
     assert guided[0] == FORBIDDEN
     assert guided[1:].isfinite().all()
@@ -165,8 +165,10 @@ def test_the_default_negative_is_the_last_token(model: LlamaForCausalLM) -> None
 
 
 def test_log_probs_are_the_normalised_guided_rows(model: LlamaForCausalLM) -> None:
-    """Checked at step 2 against the definition: a softmax of `n + s (c - n)` over the grown
-    streams."""
+    """Checked at step 2 against the definition.
+
+    The definition is a softmax of `n + s (c - n)` over both streams with the tokens so far.
+    """
     got = guided_generate(model, PROMPT, NEGATIVE, scale=1.5, max_new_tokens=3, keep_log_probs=True)
     assert len(got.log_probs) == 3
     grown = got.token_ids[:2]
@@ -186,14 +188,14 @@ def test_stops_after_the_end_token(model: LlamaForCausalLM) -> None:
     assert got.token_ids == hf(model, 3.0, eos_token_id=end)
 
 
-def test_no_token_is_asked_for(model: LlamaForCausalLM) -> None:
+def test_zero_new_tokens(model: LlamaForCausalLM) -> None:
     got = guided_generate(model, PROMPT, scale=3.0, max_new_tokens=0)
     assert got.token_ids == []
     assert got.min_gap == math.inf
 
 
 def test_processors_see_the_guided_scores(model: LlamaForCausalLM) -> None:
-    """HF applies its repetition penalty behind guidance too, and to the unnormalised scores."""
+    """HF, too, applies its repetition penalty after guidance, and to the unnormalised scores."""
 
     def penalise(scores: Tensor, prompt: list[int], output: list[int]) -> Tensor:
         for token in set(prompt + output):
@@ -208,8 +210,10 @@ def test_processors_see_the_guided_scores(model: LlamaForCausalLM) -> None:
 
 
 def test_the_streams_share_their_tokens() -> None:
-    """The next logits depend on the last token alone, so from the second step on both streams
-    agree."""
+    """The next logits depend on the last token only, so both streams soon agree.
+
+    They agree from the second step on.
+    """
     table = Table([[0.0, 1.0, 5.0], [3.0, 0.0, 1.0], [0.0, 4.0, 1.0]])
     got = guided_generate(table, [0], [2], scale=2.0, max_new_tokens=4)
     assert got.token_ids == [2, 1, 0, 2]
@@ -263,8 +267,7 @@ def test_invert_at_the_borders(uniform: float, token: int) -> None:
 
 
 def test_invert_never_leaves_the_vocabulary() -> None:
-    """Thirds add up to a total whose product with the largest uniform may round up to the total
-    itself."""
+    """The sum of thirds, times the largest uniform, may round up to the sum itself."""
     probs = torch.tensor([1 / 3] * 3 + [2**-52, 0.0], dtype=torch.float64)
     assert invert(probs, 1 - 2**-53) <= 3
 

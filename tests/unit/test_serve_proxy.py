@@ -1,5 +1,7 @@
-"""What stands in front of Serve's proxy, without Serve; HTTP/1.0 with a real uvicorn on a real
-socket."""
+"""The middleware in front of Serve's proxy, without Serve.
+
+HTTP/1.0 is tested with a real uvicorn on a real socket.
+"""
 
 import asyncio
 import json
@@ -67,7 +69,7 @@ async def test_answers_pass_as_they_are():
 
 
 @pytest.mark.parametrize("status", [404, 408, 429, 500, 503])
-async def test_what_serve_says_in_plain_text_is_said_in_our_shape(status):
+async def test_plain_text_errors_of_serve_get_our_error_shape(status):
     headers = [(b"content-type", b"text/plain"), (b"retry-after", b"3")]
     head = {"type": "http.response.start", "status": status, "headers": headers}
     start, told = await ask(porter(script(head, body(b"no ", True), body(b"route"))))
@@ -78,7 +80,7 @@ async def test_what_serve_says_in_plain_text_is_said_in_our_shape(status):
     assert int(dict(start["headers"])[b"content-length"]) == len(told["body"])
 
 
-async def test_where_serve_says_nothing_the_client_is_told():
+async def test_without_an_answer_of_serve_the_client_gets_an_error():
     start, told = await ask(porter(script()))
     assert start["status"] == 503
     assert (
@@ -113,7 +115,7 @@ async def test_bounds_for_each_address_and_none_for_health():
     assert (await ask(front))[0]["status"] == 200
 
 
-async def test_gets_of_one_address_take_turns_and_hold_up_nobody_else():
+async def test_gets_of_one_address_take_turns_and_delay_no_other_client():
     here = most = 0
 
     async def app(scope, receive, send):
@@ -176,7 +178,7 @@ class Reader:
 
 
 async def told_to(front, *messages, headers=()):
-    """What a client is told that sends these, and then nothing more."""
+    """The answer to a client that sends these messages, and nothing after them."""
     sent, coming = [], deque(messages)
 
     async def receive():
@@ -211,7 +213,7 @@ async def test_a_long_body_is_passed_on_before_it_is_whole():
     assert app.got == [large]
 
 
-async def test_a_client_that_does_not_finish_its_body_costs_nothing_behind_the_proxy():
+async def test_a_body_that_is_not_finished_does_not_reach_the_application():
     app = Reader()
     sent = await told_to(porter(app, body_timeout_s=0.02), part(b"a"))
     assert (app.got, sent[0]["status"]) == (None, 408)
@@ -219,7 +221,7 @@ async def test_a_client_that_does_not_finish_its_body_costs_nothing_behind_the_p
     assert app.got is None
 
 
-async def test_a_client_that_waits_for_leave_to_send_gets_it_from_behind_the_proxy():
+async def test_a_request_that_expects_100_continue_reaches_the_application_at_once():
     app = Reader()
     assert await told_to(porter(app), headers=[(b"expect", b"100-continue")]) == []
     assert app.got == []
@@ -269,7 +271,7 @@ def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_the_connection(port, h
     assert answer == b"data: 1\n\n" * 3 + b"data: [DONE]\n\n"
 
 
-def test_a_stream_in_http_1_1_has(port):
+def test_a_stream_in_http_1_1_has_chunks(port):
     head, answer = exchange(port, "1.1")
     assert b"transfer-encoding: chunked" in head
     assert answer.startswith(b"9\r\ndata: 1")

@@ -1,4 +1,4 @@
-"""Where calls went, and who fell silent."""
+"""The ingress's state: to which replica each call went, and which replicas are silent."""
 
 import threading
 
@@ -17,7 +17,7 @@ def test_a_dispatch_is_seen_while_it_is_expected():
     assert dispatch.replica == "replica 1", "the call is over"
 
 
-def test_a_suspect_is_the_last_choice_and_a_lost_one_is_none(monkeypatch):
+def test_a_suspect_replica_is_the_last_choice_and_a_lost_one_is_not_used(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(shared.time, "monotonic", lambda: now[0])
     assert shared.usable("abc") == ["a", "b", "c"]

@@ -203,7 +203,7 @@ def locate(model: str) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"{model} is no directory here, and the hub did not give it: {reason}"
+            f"{model} is not a directory, and the Hugging Face hub does not provide it: {reason}"
         ) from None
 
 
@@ -255,8 +255,8 @@ def _modules(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
     if kinds[:2] != ["Transformer", "Pooling"] or -1 in numbers or numbers != sorted(numbers):
         raise ConfigError(
             f"modules.json lists {', '.join(kinds)}: only Transformer, Pooling, Dense and Normalize"
-            " (in this order), or MLMTransformer and SpladePooling, are computed here. Serve it"
-            " with sentence-transformers."
+            " (in this order), or MLMTransformer and SpladePooling, are supported. Serve this"
+            " model with sentence-transformers."
         )
     settings: dict[str, Any] = {
         "head": "embedding",
@@ -283,7 +283,7 @@ def _pooling(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in poolings:
         if name not in POOLINGS:
             raise ConfigError(
-                f"the pooling {name!r} is not known here: known are {', '.join(POOLINGS)}."
+                f"the pooling {name!r} is not supported: use one of {', '.join(POOLINGS)}."
             )
     return {"poolings": poolings, "include_prompt": config.get("include_prompt", True)}
 
@@ -304,8 +304,8 @@ def _dense(path: Path, config: Mapping[str, Any]) -> DenseLayer:
         or config.get("use_residual")
     ):
         raise ConfigError(
-            f"{path.name} is a Dense module of a kind that is not computed here ({activation},"
-            f" {inner})."
+            f"{path.name} is a Dense module of a kind that is not supported ({activation},"
+            f" {inner}). Serve this model with sentence-transformers."
         )
     return DenseLayer(
         path=path, activation=activation.rsplit(".", 1)[-1], bias=bool(config.get("bias", True))
@@ -371,8 +371,8 @@ def _classifier_activation(
         }[saved]
     if saved:
         raise ConfigError(
-            f"the activation {saved} of this classifier is not known here: Identity, Sigmoid,"
-            " Softmax are."
+            f"the activation {saved} of this classifier is not supported: use Identity, Sigmoid or"
+            " Softmax."
         )
     if config.get("problem_type") == "regression":
         return "identity"

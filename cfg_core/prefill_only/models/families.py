@@ -43,7 +43,7 @@ REASONS = {
     "mpt": _ALIBI,
     "jina_bert": _ALIBI,
     "longformer": "it attends to global tokens besides a window",
-    "big_bird": "its attention is sparse by blocks",
+    "big_bird": "it uses block-sparse attention",
     "mamba": "it has recurrent state",
     "mamba2": "it has recurrent state",
 }
@@ -63,14 +63,14 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
             (
                 "its code comes with the checkpoint, and remote code is not run"
                 if own_code
-                else "nobody checked it"
+                else "it has not been tested"
             ),
         )
     if config.get("auto_map") and kind in DECODERS and _is_causal(config, options) is None:
         raise CompatibilityError(
-            f"this {kind} checkpoint brings code of its own, which is not run and may attend in"
-            " both directions: say `is_causal: false` (gte-Qwen2, LLM2Vec) or `is_causal: true` in"
-            " the engine's options."
+            f"this {kind} checkpoint comes with its own code, which is not run and may use"
+            " bidirectional attention: set `is_causal: false` (gte-Qwen2, LLM2Vec) or"
+            " `is_causal: true` in the engine's options."
         )
 
 
@@ -85,7 +85,7 @@ def _is_causal(config: Mapping[str, Any], options: EngineOptions) -> bool | None
 
 def _refuse(kind: str, reason: str) -> None:
     raise CompatibilityError(
-        f"models of the type {kind or 'unknown'} are not served here: {reason}. Served are:"
-        f" {', '.join(ENCODERS + DECODERS)}. vLLM's `runner: pooling` or sentence-transformers may"
-        " take it."
+        f"models of the type {kind or 'unknown'} are not supported: {reason}. Supported types:"
+        f" {', '.join(ENCODERS + DECODERS)}. Try vLLM's `runner: pooling` or"
+        " sentence-transformers."
     )

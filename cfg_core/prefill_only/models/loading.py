@@ -91,8 +91,8 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
     if missing:
         raise ConfigError(
             f"{checkpoint.path} lacks weights of the {checkpoint.model_type} model:"
-            f" {', '.join(sorted(missing)[:3])}{' and more' if len(missing) > 3 else ''}. Is it the"
-            " right checkpoint for this use?"
+            f" {', '.join(sorted(missing)[:3])}{' and more' if len(missing) > 3 else ''}. Use a"
+            " checkpoint that was saved for this task."
         )
     return model
 
@@ -110,8 +110,8 @@ def _set_causal(model: Any, causal: bool) -> None:
 def _check_forward(model: Any) -> None:
     if "position_ids" not in parameters_of(backbone_of(model)):
         raise CompatibilityError(
-            f"{type(model).__name__} takes no position_ids: packed sequences would run into each"
-            " other."
+            f"{type(model).__name__} takes no position_ids, so it cannot tell where packed"
+            " sequences begin: use a model of another type."
         )
 
 

@@ -76,7 +76,7 @@ def _adapted(backend: Backend) -> Callable[..., tuple[torch.Tensor, None]]:
         for name in _UNSUPPORTED:
             if kwargs.get(name) is not None:
                 raise CompatibilityError(
-                    f"this model's attention uses {name}, which is not computed here."
+                    f"this model's attention uses {name}, which is not supported."
                 )
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -47,8 +47,8 @@ class OutputProcessor:
             value = self._value(task, finished.values[task][place], sequence.options)
             if not _finite(value):
                 return EngineError(
-                    f"the model computed NaN or infinity for input {sequence.index}: send it"
-                    " without that input, or serve the model with dtype float32."
+                    f"the model computed NaN or infinity for input {sequence.index}: leave"
+                    " that input out, or serve the model with dtype float32."
                 )
             values[task] = value
         return Output(values, len(sequence))

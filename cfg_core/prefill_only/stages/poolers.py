@@ -331,5 +331,5 @@ def _classifier_pooling(model: Any) -> str:
     if named in ("mean", "late"):
         return str(named)
     raise CompatibilityError(
-        f"classifier_pooling {named!r} is not computed here: cls, bos, mean and late are."
+        f"classifier_pooling {named!r} is not supported: use cls, bos, mean or late."
     )

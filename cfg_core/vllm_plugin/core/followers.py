@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from cfg_core.groups import Group
-from cfg_core.params import NEGATIVE_IDS, SCALE, STREAM_LOGPROBS, check_scale, check_token_ids
+from cfg_core.params import SCALE, GuidanceParams
 
 
 def is_guided(request: Request) -> bool:
@@ -28,14 +27,14 @@ def make_group(
 
     fits: whether two streams of these lengths in tokens, the leader's first, fit the empty KV pool.
     """
-    extra: Mapping[str, Any] = leader.sampling_params.extra_args
     try:
-        group = Group.pair(
-            leader.request_id, check_scale(extra[SCALE]), bool(extra.get(STREAM_LOGPROBS))
-        )
-        negative = check_token_ids(extra.get(NEGATIVE_IDS))
+        params = GuidanceParams.from_fields(leader.sampling_params.extra_args)
     except ValueError:
         return None
+    if params is None or params.negative_prompt_token_ids is None:
+        return None
+    negative = params.negative_prompt_token_ids
+    group = Group.pair(leader.request_id, params.scale, params.logprobs)
     leader.max_tokens = min(
         leader.max_tokens, max_model_len - max(len(negative), leader.num_prompt_tokens)
     )

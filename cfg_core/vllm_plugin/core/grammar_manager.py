@@ -149,16 +149,15 @@ class GrammarManager(StructuredOutputManager):
         slow = getattr(grammar, "_cfg_serve_slow_ms", None)
         if slow is not None:
             self._failed[request.request_id] = (
-                f"{REQUEST_FAULT}its grammar became too slow: one token took {slow:.0f} ms, at most"
-                f" {self._most_ms:.0f} are allowed, since all requests wait for it. Make it"
-                " unambiguous, or nest fewer repetitions."
+                f"{REQUEST_FAULT}its grammar became too slow: one token took {slow:.0f} ms, and at"
+                f" most {self._most_ms:.0f} ms are allowed, because all requests wait for it. Make"
+                " it unambiguous, or nest fewer repetitions."
             )
             return False
         if not accepted:
             self._failed[request.request_id] = (
-                f"{REQUEST_FAULT}no token was left that its grammar allows at this place, under the"
-                " other options of the request (such as allowed_token_ids, bad_words or"
-                " min_tokens). Leave one of them out."
+                f"{REQUEST_FAULT}its grammar and its other options (such as allowed_token_ids,"
+                " bad_words or min_tokens) together allow no token here. Leave one of them out."
             )
         return accepted
 

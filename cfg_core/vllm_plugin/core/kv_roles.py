@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from cfg_core.errors import CompatibilityError
 from cfg_core.lockstep import Headroom
+from cfg_core.pool import EVEN, Pool
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -63,6 +66,10 @@ class KVRoles:
         """Blocks of the pool, without vLLM's null block."""
         return int(self._manager.block_pool.num_gpu_blocks) - 1
 
+    def empty(self, kv_split: str) -> Pool:
+        """The pool as it is when no stream holds a block."""
+        return Pool(self.total, int(self._manager.watermark_blocks), kv_split)
+
     @property
     def free(self) -> int:
         """Blocks that can be handed out now. Cached blocks that nobody uses are included."""
@@ -74,11 +81,6 @@ class KVRoles:
         Sliding windows are taken into account. Prefix-cache hits are not.
         """
         return self.needed(None, num_tokens)
-
-    @property
-    def watermark(self) -> int:
-        """Blocks that vLLM keeps free when it admits a request while others run."""
-        return int(self._manager.watermark_blocks)
 
     def entries(self, is_follower: Callable[[str], bool]) -> list[int]:
         """Number of block-table entries: of leaders and plain requests, and of followers.
@@ -131,8 +133,8 @@ class KVRoles:
 class ElasticSplit:
     """One pool for both roles. A stream of either role may take any free block."""
 
-    def __init__(self, roles: KVRoles) -> None:
-        self._roles = roles
+    def __init__(self, roles: KVRoles, pool: Pool) -> None:
+        self._roles, self.pool = roles, pool
 
     def headroom(self) -> Headroom:
         free = self._roles.free
@@ -140,11 +142,10 @@ class ElasticSplit:
 
     def fits(self, leader_tokens: int, follower_tokens: int) -> bool:
         """Whether a group whose streams end at these lengths fits the empty pool."""
-        needed = self._roles.whole(leader_tokens) + self._roles.whole(follower_tokens)
-        return needed + self._roles.watermark <= self._roles.total
+        return self.pool.fits(self._roles.whole(leader_tokens), self._roles.whole(follower_tokens))
 
 
-class EvenSplit:
+class EvenSplit(ElasticSplit):
     """Two equal halves: leaders and plain requests in one, followers in the other.
 
     The split is enforced where blocks are handed out, by wrapping `allocate_slots` of this engine's
@@ -152,10 +153,11 @@ class EvenSplit:
     """
 
     def __init__(
-        self, roles: KVRoles, is_follower: Callable[[str], bool], max_model_len: int
+        self, roles: KVRoles, pool: Pool, is_follower: Callable[[str], bool], max_model_len: int
     ) -> None:
-        self._roles, self._is_follower = roles, is_follower
-        self.limit = roles.total // 2
+        super().__init__(roles, pool)
+        self._is_follower = is_follower
+        self.limit = pool.limit
         # Between refreshes this is an upper bound: blocks that were freed since are still counted.
         self._held = [0, 0]
         if roles.whole(max_model_len) > self.limit:
@@ -165,14 +167,10 @@ class EvenSplit:
                 " max_model_len, give the engine more KV memory, or use kv_split: elastic."
             )
 
+    @override
     def headroom(self) -> Headroom:
         self._held = self._roles.entries(self._is_follower)
         return Headroom(self._roles.free, self.limit - self._held[0], self.limit - self._held[1])
-
-    def fits(self, leader_tokens: int, follower_tokens: int) -> bool:
-        """Whether a group whose streams end at these lengths fits the two empty halves."""
-        longer = self._roles.whole(max(leader_tokens, follower_tokens))
-        return longer + self._roles.watermark <= self.limit
 
     def enforce(self, manager: KVCacheManager) -> None:
         """Wrap `manager.allocate_slots`."""
@@ -208,10 +206,11 @@ def split_pool(
     roles: KVRoles,
     is_follower: Callable[[str], bool],
     max_model_len: int,
-) -> ElasticSplit | EvenSplit:
-    """Make the split named `kv_split` (`elastic` or `even`), and enforce it on `manager`."""
-    if kv_split == "elastic":
-        return ElasticSplit(roles)
-    split = EvenSplit(roles, is_follower, max_model_len)
+) -> ElasticSplit:
+    """Make the split named `kv_split` (one of KV_SPLITS), and enforce it on `manager`."""
+    pool = roles.empty(kv_split)
+    if kv_split != EVEN:
+        return ElasticSplit(roles, pool)
+    split = EvenSplit(roles, pool, is_follower, max_model_len)
     split.enforce(manager)
     return split

@@ -1,15 +1,17 @@
 """Admission: checks guided requests in vLLM's frontend, where the caller still gets the error.
 
-It wraps `InputProcessor.process_inputs` (patches.py). Every entry point (LLM, AsyncLLM, `vllm
-serve`) passes each request through that method. A request with any guidance field is either refused
+It wraps `InputProcessor.process_inputs` (patches.py). Every entry point (LLM, AsyncLLM, vLLM's
+server) passes each request through that method. A request with any guidance field is either refused
 or resolved. A resolved request has the scale, the negative as token ids, and `max_tokens` cut to
 what both streams can hold.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMClientError, VLLMValidationError
@@ -29,7 +31,8 @@ from cfg_core.params import (
     check_token_ids,
     looks_like_guidance,
 )
-from cfg_core.vllm_plugin.config import grammar_bounds_of
+from cfg_core.pool import Pool
+from cfg_core.vllm_plugin.config import grammar_bounds_of, kv_split_of
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.processor_registry import registry_of
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
+_Ids = list[int] | tuple[int, ...]
 _REGISTRY = "cfg_serve_logits_processors"
 GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.core.scheduler."
 
@@ -116,15 +120,14 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
     _check_request(request)
     if params.logprobs and (sampling.logprobs is None or sampling.flat_logprobs):
         raise GuidanceError(
-            f"{STREAM_LOGPROBS} goes with logprobs, and not with flat_logprobs: ask for logprobs"
-            " too (0 is enough, in a chat true).",
+            f"{STREAM_LOGPROBS} needs logprobs, and does not support flat_logprobs: set logprobs"
+            " (0 is enough; true in a chat) and leave flat_logprobs out.",
             STREAM_LOGPROBS,
         )
     negative = _negative_token_ids(processor, params, request.prompt_token_ids)
     sampling.max_tokens = _room(processor.vllm_config, request.prompt_token_ids, negative, sampling)
-    sampling.extra_args = {**rest, SCALE: params.scale, NEGATIVE_IDS: list(negative)}
-    if params.logprobs:
-        sampling.extra_args[STREAM_LOGPROBS] = True
+    resolved = replace(params, negative_prompt=None, negative_prompt_token_ids=tuple(negative))
+    sampling.extra_args = {**rest, **resolved.to_extra_args()}
 
 
 def _let_grammar_end(config: VllmConfig, sampling: SamplingParams) -> None:
@@ -155,7 +158,7 @@ def _check_forced(
         if sampling.structured_outputs is not None and _masks_from_start(config):
             raise RequestError(
                 f"{name} forces tokens that a grammar may forbid: leave one of the two out, or use"
-                " a reasoning parser, whose grammar begins behind the section.",
+                " a reasoning parser, whose grammar begins after the reasoning.",
                 LOGITS_PROCESSORS,
             )
         if sampling.allowed_token_ids is not None and not set(tokens) <= set(
@@ -186,9 +189,9 @@ def _is_guided(config: VllmConfig) -> bool:
 def _check_engine(config: VllmConfig) -> None:
     if not _is_guided(config):
         raise GuidanceError(
-            "this engine does not guide: start it with guided_engine_args() from"
-            " cfg_core.vllm_plugin (vllm serve: the flags that `python -m cfg_core.vllm_plugin`"
-            " prints).",
+            "this engine runs without guidance: start it with guided_engine_args() from"
+            " cfg_core.vllm_plugin, or start vLLM's server with the flags that"
+            " `python -m cfg_core.vllm_plugin` prints.",
             SCALE,
         )
 
@@ -201,17 +204,17 @@ def _check_request(request: EngineCoreRequest) -> None:
         )
     if request.mm_features:
         raise GuidanceError(
-            "guidance of prompts with images, audio or video is not supported yet.", SCALE
+            "guidance does not support images, audio or video in the prompt yet.", SCALE
         )
     if request.resumable:
-        raise GuidanceError("guidance of streaming-input sessions is not supported.", SCALE)
+        raise GuidanceError("guidance does not support streaming-input sessions.", SCALE)
     if FOLLOWER_SUFFIX in request.request_id:
         raise GuidanceError(f"a request id may not contain {FOLLOWER_SUFFIX!r}.", "request_id")
 
 
 def _negative_token_ids(
     processor: InputProcessor, params: GuidanceParams, prompt: list[int]
-) -> tuple[int, ...] | list[int]:
+) -> _Ids:
     """The negative stream's prompt.
 
     By default it is the prompt's last token, as in the paper and in transformers.
@@ -250,8 +253,8 @@ def _tokenize(processor: InputProcessor, text: str) -> list[int]:
 
 def _room(
     config: VllmConfig,
-    prompt: list[int],
-    negative: list[int] | tuple[int, ...],
+    prompt: _Ids,
+    negative: _Ids,
     sampling: SamplingParams,
 ) -> int:
     """Return `max_tokens`, cut to what both streams can hold.
@@ -264,19 +267,19 @@ def _room(
         raise _negative_too_long(str(len(negative)), limit, NEGATIVE_IDS)
     asked: int = sampling.max_tokens
     max_tokens = min(asked, limit - max(len(prompt), len(negative)))
-    pool = _usable_pool(config)
-    if pool is not None and pool_tokens(config, len(prompt), len(negative), max_tokens) > pool:
+    pool = _pool(config)
+    if pool is not None and not _fits(config, pool, prompt, negative, max_tokens):
         if asked < limit - len(prompt):
             raise _too_large(config, prompt, negative, asked, pool)
         # The caller set no max_tokens, so vLLM set it to the rest of the context. Take as much of
         # that as the pool holds.
-        max_tokens = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
+        max_tokens = _most_tokens(config, pool, prompt, negative, max_tokens)
         if max_tokens < 1:
             raise _too_large(config, prompt, negative, 1, pool)
     if sampling.min_tokens > max_tokens:
         raise CapacityError(
-            f"min_tokens is {sampling.min_tokens}, but beside these prompts there is room for"
-            f" {max_tokens} tokens.",
+            f"min_tokens is {sampling.min_tokens}, but these prompts leave room for only"
+            f" {max_tokens} tokens: lower min_tokens, or shorten the prompts.",
             "min_tokens",
         )
     return max_tokens
@@ -290,44 +293,41 @@ def _negative_too_long(num_tokens: str, limit: int, param: str) -> CapacityError
     )
 
 
-def _usable_pool(config: VllmConfig) -> int | None:
-    """Tokens that the KV pool holds, less vLLM's null block and watermark; None while unknown."""
+def _pool(config: VllmConfig) -> Pool | None:
+    """The empty KV pool, in blocks of `block_size` tokens; None while it is unknown."""
     cache = config.cache_config
-    pool: int | None = cache.kv_cache_size_tokens
-    if pool is None:
+    tokens: int | None = cache.kv_cache_size_tokens
+    if tokens is None:
         return None
-    set_aside = 1 + int(config.scheduler_config.watermark * (cache.num_gpu_blocks or 0))
-    return pool - int(set_aside * cache.block_size)
+    watermark = int(config.scheduler_config.watermark * (cache.num_gpu_blocks or 0))
+    return Pool(int(tokens // cache.block_size) - 1, watermark, kv_split_of(config))
 
 
-def pool_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int) -> int:
-    """KV slots, in whole blocks, that a pair of streams occupies after `max_tokens` tokens.
-
-    prompt, negative: lengths of the two prompts in tokens.
-    """
+def _fits(config: VllmConfig, pool: Pool, prompt: _Ids, negative: _Ids, max_tokens: int) -> bool:
+    """Whether both streams fit the empty pool with `max_tokens` tokens each."""
     size: int = config.cache_config.block_size
-    return sum(-(-(length + max_tokens) // size) * size for length in (prompt, negative))
+    leader, follower = (-(-(len(ids) + max_tokens) // size) for ids in (prompt, negative))
+    return pool.fits(leader, follower)
 
 
-def _most_tokens(config: VllmConfig, prompt: int, negative: int, max_tokens: int, pool: int) -> int:
-    """The largest number of output tokens, at most `max_tokens`, with which the pair fits.
-
-    pool: tokens that the KV pool holds.
-    """
-    guess = min(max_tokens, (pool - prompt - negative) // 2)
-    while guess > 0 and pool_tokens(config, prompt, negative, guess) > pool:
-        guess -= 1
-    return guess
+def _most_tokens(config: VllmConfig, pool: Pool, prompt: _Ids, negative: _Ids, at_most: int) -> int:
+    """The largest number of output tokens, at most `at_most`, with which the group fits; or 0."""
+    too_many = bisect.bisect_left(
+        range(at_most + 1), True, key=lambda n: not _fits(config, pool, prompt, negative, n)
+    )
+    return max(too_many - 1, 0)
 
 
 def _too_large(
-    config: VllmConfig, prompt: Any, negative: Any, max_tokens: int, pool: int
+    config: VllmConfig, prompt: _Ids, negative: _Ids, max_tokens: int, pool: Pool
 ) -> CapacityError:
-    most = _most_tokens(config, len(prompt), len(negative), max_tokens, pool)
+    most = _most_tokens(config, pool, prompt, negative, max_tokens)
     advice = f"ask for at most {most} tokens" if most > 0 else "shorten the prompts"
+    tokens = (pool.limit - pool.watermark) * config.cache_config.block_size
+    role = " for each role" if pool.limit < pool.blocks else ""
     return CapacityError(
         f"the prompt ({len(prompt)} tokens), the negative prompt ({len(negative)}) and twice"
-        f" max_tokens ({max_tokens}) can never fit the KV pool of {pool} tokens: {advice}, or give"
-        " the engine more KV memory.",
+        f" max_tokens ({max_tokens}) can never fit the KV pool of {tokens} tokens{role}: {advice},"
+        " or give the engine more KV memory.",
         "max_tokens",
     )

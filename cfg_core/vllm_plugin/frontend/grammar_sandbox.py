@@ -122,7 +122,7 @@ class GrammarSandbox:
             payload = json.dumps(request).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(
-                f"{STRUCTURED_OUTPUTS} is no JSON: {error}.", STRUCTURED_OUTPUTS
+                f"{STRUCTURED_OUTPUTS} is not valid JSON: {error}.", STRUCTURED_OUTPUTS
             ) from None
         key = hashlib.sha256(payload).digest()
         if (verdict := self._remembered(key)) is not None:
@@ -150,9 +150,9 @@ class GrammarSandbox:
     def _killed(self, answer: bytes) -> str:
         if answer == frames.OUT_OF_TIME:
             return (
-                f"The grammar takes too long to compile: more than {self._limits.cpu_s:g} s of"
-                f" computation, or {self._limits.wall_s:g} s in all. Make it smaller, or nest fewer"
-                " repetitions."
+                f"The grammar takes too long to compile: more than {self._limits.cpu_s:g} s of CPU"
+                f" time, or {self._limits.wall_s:g} s of wall-clock time. Make it smaller, or nest"
+                " fewer repetitions."
             )
         return (
             "The grammar cannot be compiled: its compiler ran out of memory or stack. Make it"

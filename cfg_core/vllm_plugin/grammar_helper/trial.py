@@ -143,9 +143,9 @@ class Trial:
             slowest = max(slowest, 1000 * (time.process_time() - started))
             if slowest > most_ms:
                 raise RefusedTrial(
-                    "The grammar is too slow: to find the tokens that may follow takes"
-                    f" {slowest:.0f} ms at step {step + 1}, and all requests wait for it; at most"
-                    f" {most_ms:.0f} ms are allowed. Simplify it."
+                    f"The grammar is too slow: at step {step + 1}, finding the allowed tokens took"
+                    f" {slowest:.0f} ms, and all requests wait for it. At most {most_ms:.0f} ms are"
+                    " allowed: simplify it."
                 )
             tokens = _allowed_by(mask[0])
             if step == 0:

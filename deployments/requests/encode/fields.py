@@ -191,7 +191,7 @@ def read_prompt(body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input
             raise RequestError(f"{name} is {json_type(value)}: send a text.", name)
         if not isinstance(inputs[0], str):
             raise RequestError(
-                f"{name} goes in front of single texts: send texts, or leave it out.", name
+                f"{name} applies to single texts only: send texts, or leave it out.", name
             )
     return info.prompt_text(given.get("prompt_name"), given.get("prompt"))
 
@@ -213,7 +213,8 @@ def read_activation(body: Mapping[str, Any]) -> bool | None:
     values = [read_flag(body, name) for name in names]
     if len(set(values)) == 2:
         raise RequestError(
-            "use_activation and normalize mean the same and differ: send one of them.", "normalize"
+            "use_activation and normalize mean the same, but have different values: send only one.",
+            "normalize",
         )
     return values[0] if values else None
 

@@ -232,7 +232,7 @@ def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     )
     if names is None:
         raise RequestError(
-            "text_1 and text_2 are not both there: send them, or queries and documents.", "text_1"
+            "text_1 and text_2 are not both given: send both, or queries and documents.", "text_1"
         )
     left, right = (read_texts(body, name) for name in names)
     if len(left) not in (1, len(right)):
@@ -249,7 +249,7 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     task: Task = body.get("task") or info.tasks[0]
     if task not in info.tasks:
         raise RequestError(
-            f"task {task!r:.60} is none of this model's: use {', '.join(info.tasks)}.", "task"
+            f"this model has no task {task!r:.60}: use {', '.join(info.tasks)}.", "task"
         )
     base64 = wants_base64(body)
     if base64 and task == "sparse":

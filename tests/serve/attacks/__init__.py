@@ -1,2 +1,1 @@
-"""What hostile.py plays against a server: attacks, watchers that know right answers, and the
-table."""
+"""The parts of hostile.py: attacks, watchers that know the right answers, and the table."""

@@ -1,5 +1,7 @@
-"""An attack, and one attempt of it: clients that count what came back and note what should not
-have."""
+"""An attack, and one attempt at it.
+
+An attempt sends requests, counts the answers, and records those that the attack does not allow.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,29 @@ import aiohttp
 from yarl import URL
 
 ATTACKER, WATCHER = "10.6.6.6", "10.0.0.1"
-"""Addresses that clients say they have, in X-Forwarded-For: Serve's proxy believes this machine."""
+"""Addresses that clients claim in X-Forwarded-For. Serve's proxy accepts them from this machine."""
 
 REQUEST_LIMIT_S = 30.0
 MAX_FAULTS = 12
-"""Faults that are kept in words; all are counted."""
+"""Number of distinct faults that are kept in words. The others are only counted."""
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 LOST = re.compile(
-    r"engine (was|is|of this replica is) (lost|gone|dead)|did not answer|died|unavailable"
+    r"engine (was|is|(of this replica )?has) (lost|gone|dead|stopped)|did not answer|died"
+    r"|unavailable"
 )
-"""What a server says of an engine that it takes for dead."""
+"""Matches what a server says about an engine that it believes to be dead."""
 
 JSON_TYPE = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What one request got. status: 0 if no answer came; then `ending` says how it ended.
+    """The answer to one request.
 
-    text: the whole body. seconds: to its end.
+    status: 0 if no answer came. Then `ending` says how the request ended.
+    text: the whole body.
+    seconds: time until the end of the body.
     """
 
     status: int
@@ -46,7 +51,7 @@ class Reply:
 
     @property
     def kind(self) -> str:
-        """As the table counts it."""
+        """Return the name under which the table counts this answer."""
         if not self.status:
             return self.ending
         if self.status == 200:
@@ -62,13 +67,15 @@ class Reply:
 
 
 def is_failure(kind: str) -> bool:
-    """True for what no client of a working server is told: 500 and its like. 503 and 504 may say
-    that it is busy."""
+    """Return whether `kind` is an answer that a working server never gives, such as 500.
+
+    503 and 504 are allowed, because they may mean that the server is busy.
+    """
     return kind.startswith(("500", "501", "502", "503 (engine lost)", "200, then an error event"))
 
 
 def in_error_shape(text: str) -> bool:
-    """True for OpenAI's error object."""
+    """Return whether `text` is OpenAI's error object."""
     try:
         error = json.loads(text)["error"]
         return isinstance(error, dict) and error.keys() >= ERROR_FIELDS
@@ -77,7 +84,10 @@ def in_error_shape(text: str) -> bool:
 
 
 def nested(depth: int, inner: bytes = b"1") -> bytes:
-    """JSON text: lists in lists. By hand, since json.dumps has a limit of its own."""
+    """Return JSON text of nested lists.
+
+    json.dumps cannot write it, because json.dumps limits the depth.
+    """
     return b"[" * depth + inner + b"]" * depth
 
 
@@ -87,10 +97,14 @@ def json_bytes(body: Any) -> bytes:
 
 @dataclass
 class Attempt:
-    """One attack, being played. told: endings of requests. faults: demands that did not hold, in
-    words.
+    """One attack that is being played.
 
-    processes: of the server, by a part of their command line; None where they cannot be touched.
+    headers: sent with each request.
+    keys: API keys by name.
+    kill: kills the server's processes whose command line contains a text, and returns their number.
+        None: the server is not ours.
+    told: number of requests by the kind of their answer.
+    faults: demands that did not hold, in words.
     """
 
     url: str
@@ -117,7 +131,7 @@ class Attempt:
         return f"{self.host}:{self.port}"
 
     def at(self, path: str) -> URL:
-        """The address of `path`, which is sent as it is."""
+        """Return the URL of `path`. The path is sent unchanged."""
         return URL(self.url + path, encoded=True)
 
     def fault(self, words: str) -> None:
@@ -136,8 +150,14 @@ class Attempt:
         limit_s: float = REQUEST_LIMIT_S,
         count: bool = True,
     ) -> Reply:
-        """One request, to the end of its answer. body: a JSON value, or bytes as they are. Never
-        raises for what the server does. An error that is not in OpenAI's shape is a fault."""
+        """Send one request, and read its answer to the end.
+
+        It never raises because of what the server does. An error that does not have the shape of
+        OpenAI's errors is a fault.
+
+        body: a JSON value, or bytes that are sent unchanged.
+        """
+        assert self.session is not None
         start = time.monotonic()
         sent = {**JSON_TYPE, **self.headers, **(headers or {})}
         data = None if body is None else json_bytes(body)
@@ -174,19 +194,19 @@ class Attempt:
     async def expect(
         self, what: str, path: str, body: Any, *statuses: int, **options: Any
     ) -> Reply:
-        """`send`; a status that is not among these is a fault."""
+        """Send a request. A status that is not in `statuses` is a fault."""
         reply = await self.send(path, body, **options)
         if reply.status not in statuses:
             self.fault(f"{what}: {reply.kind}")
         return reply
 
     async def leave(self, path: str, body: Any, after_s: float) -> None:
-        """Send a request, and close the connection after so long."""
+        """Send a request, and close the connection after `after_s` seconds."""
         reply = await self.send(path, body, limit_s=after_s, count=False)
         self.told["left" if not reply.status else reply.kind] += 1
 
     async def together(self, num: int, one: Callable[[int], Awaitable[Any]]) -> list[Any]:
-        """`one(0)` to `one(num - 1)` at once. What they return, in order."""
+        """Run `one(0)` to `one(num - 1)` concurrently. Return their results in order."""
         return await asyncio.gather(*(one(number) for number in range(num)))
 
 
@@ -195,12 +215,15 @@ Play = Callable[[Attempt], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """play: its docstring says what is sent and what should come back. finding: of issue 17; 0: of
-    the same kind.
+    """One attack.
 
-    limit_s: after it the attempt is cut off. keyed: on a server with keys. breaks: it kills, so
-    watchers may be told errors. bounded: it ends by itself within seconds once the server is
-    mended, so the test in CI plays it."""
+    finding: number of the finding in issue 17. 0: the attack has no finding of its own.
+    play: sends the requests. Its docstring says what it sends and which answers it demands.
+    limit_s: the attempt is cut off after this time.
+    keyed: the attack needs a server with keys.
+    breaks: the attack kills processes, so watchers may get errors.
+    bounded: against a correct server it ends by itself within seconds, so the test in CI plays it.
+    """
 
     name: str
     finding: int
@@ -219,7 +242,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(finding: int, **options: Any) -> Callable[[Play], Play]:
-    """Decorator: adds an attack, under its function's name with dashes."""
+    """Register the decorated function as an attack, under its name with dashes."""
 
     def add(play: Play) -> Play:
         name = play.__name__.replace("_", "-")
@@ -230,7 +253,7 @@ def attack(finding: int, **options: Any) -> Callable[[Play], Play]:
 
 
 async def attempt_to(play: Attack, attempt: Attempt) -> None:
-    """Play it, for at most its time."""
+    """Play the attack, for at most its time limit."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         attempt.url, connector=connector, timeout=aiohttp.ClientTimeout(None)

@@ -1,15 +1,17 @@
-"""Attacks by the size of what is sent, or of what must come back: findings 1, 6, 8 and 9."""
+"""Attacks by the size of requests or of their answers: findings 1, 6, 8 and 9."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from typing import Any
 
-from attacks.attempt import Attempt, attack, json_bytes
+from attacks.attempt import Attempt, Reply, attack, json_bytes
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 MB = 10**6
 MAX_BODY_BYTES = 8 * 2**20
-"""`max_body_bytes` of configs/cfg.yaml, which is the default."""
+"""`max_body_bytes` of configs/cfg.yaml. It is the default."""
 
 LONG_S = 60.0
 WORDS = "the little dog went to the sea "
@@ -19,16 +21,19 @@ def text_of(num_bytes: int) -> str:
     return (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
 
 
-def filled(body: dict[str, object], name: str, size: int = MAX_BODY_BYTES - 64) -> bytes:
-    """`body` with a text as `name`, so long that all of it has `size` bytes."""
-    empty = len(json_bytes(body | {name: ""}))
-    return json_bytes(body | {name: text_of(size - empty)})
+def filled(body: Mapping[str, Any], name: str, size: int = MAX_BODY_BYTES - 64) -> bytes:
+    """Return `body` as JSON of `size` bytes, with a long text as `name`."""
+    empty = len(json_bytes({**body, name: ""}))
+    return json_bytes({**body, name: text_of(size - empty)})
 
 
 @attack(1, bounded=True)
 async def heavy_bodies(attempt: Attempt) -> None:
-    """Embeddings of 800 and of 2,048 inputs: answered. Prompts of 4.2 MB, and all else of almost
-    max_body_bytes, one after another: answered, or refused with 400."""
+    """Send embeddings of 800 and of 2,048 inputs. They must be answered.
+
+    Then send texts of 4.2 MB and of almost max_body_bytes in several fields, one after another.
+    Each must be answered or refused with 400.
+    """
     encoder = {"model": attempt.encoder}
     for num in (800, 2048):
         texts = [f"A dog {number}." for number in range(num)]
@@ -54,9 +59,12 @@ async def heavy_bodies(attempt: Attempt) -> None:
 
 @attack(1, limit_s=150)
 async def heavy_answers(attempt: Attempt) -> None:
-    """The largest answers of each kind, one after another: 16,000 tokens with 20 logprobs each,
-    2,048 documents and their texts, the strings of 500,000 tokens, the text of 400,000. Answered,
-    or refused with 400 before any work."""
+    """Request the largest answer of each kind, one after another.
+
+    These are 16,000 tokens with 20 logprobs each, 2,048 documents with their texts, the strings of
+    500,000 tokens, and the text of 400,000 tokens. Each must be answered, or be refused with 400
+    before any work is done.
+    """
     body = {"prompt": "Once", "n": 40, "max_tokens": 400, "logprobs": 20, "ignore_eos": True}
     await attempt.expect("n=40 with logprobs", COMPLETIONS, body, 200, 400, limit_s=120)
     documents = [f"The dog {number}. {text_of(1000)}" for number in range(2048)]
@@ -82,10 +90,12 @@ async def heavy_answers(attempt: Attempt) -> None:
 
 @attack(6)
 async def many_streams(attempt: Attempt) -> None:
-    """`n: 10000`, a list of 5,000 prompts, `n: 128`, guided and plain: refused with 400, or served
-    without holding others up."""
+    """Send `n: 10000`, a list of 5,000 prompts, and `n: 128`, guided and plain.
+
+    Each must be refused with 400, or be served without a delay for other clients.
+    """
     work = {"max_tokens": 200, "ignore_eos": True}
-    shapes = [
+    shapes: list[dict[str, Any]] = [
         {"prompt": "Once", "n": 10_000},
         {"prompt": ["Once"] * 5000},
         {"prompt": "Once", "n": 128},
@@ -100,8 +110,10 @@ async def many_streams(attempt: Attempt) -> None:
 
 @attack(8, bounded=True)
 async def field_names(attempt: Attempt) -> None:
-    """200,000 unknown field names made of the letters of ours, at several routes: refused with 400,
-    or answered, at once."""
+    """Send 200,000 unknown field names, made of the letters of known names, to several routes.
+
+    Each request must be refused with 400, or answered, without delay.
+    """
     names = near_names(200_000)
     fields = ",".join(f'"{name}":1' for name in names)
     for path, start in (
@@ -121,8 +133,10 @@ async def field_names(attempt: Attempt) -> None:
 
 
 def near_names(num: int) -> list[str]:
-    """Different names as long as ours, of the same letters: what difflib takes longest to tell from
-    them."""
+    """Return different names, each with the letters of a known field name in another order.
+
+    difflib needs the most time to compare such names.
+    """
     rng, names = random.Random(0), dict.fromkeys([""])
     known = ("logits_processors", "negative_prompt", "negative_messages", "cfg_scale_guidance")
     while len(names) <= num:
@@ -134,13 +148,18 @@ def near_names(num: int) -> list[str]:
 
 @attack(9)
 async def tokenizing(attempt: Attempt) -> None:
-    """Six /tokenize of 2 MB at once, of the generator and of the encoder, and four embeddings of 2
-    MB with truncation: answered or refused, while others are served."""
+    """Send six /tokenize of 2 MB at once, to the generator and to the encoder.
+
+    Then send four embeddings, four chats and four negative prompts of 2 MB. All must be answered or
+    refused, while other clients are served.
+    """
     for model in (attempt.model, attempt.encoder):
         body = filled({"model": model}, "prompt", 2 * MB)
-        await attempt.together(
-            6, lambda _, body=body: attempt.expect("2 MB", "/tokenize", body, 200, 400, 429)
-        )
+
+        async def tokenize(_: int, body: bytes = body) -> Reply:
+            return await attempt.expect("2 MB", "/tokenize", body, 200, 400, 429)
+
+        await attempt.together(6, tokenize)
     body = filled({"model": attempt.encoder, "truncate_prompt_tokens": -1}, "input", 2 * MB)
     await attempt.together(
         4, lambda _: attempt.expect("2 MB, truncated", EMBEDDINGS, body, 200, 400, 429)
@@ -155,8 +174,10 @@ async def tokenizing(attempt: Attempt) -> None:
 
 @attack(0)
 async def floods(attempt: Attempt) -> None:
-    """Ten seconds of malformed bodies as fast as 50 clients send them, small ones and of 1 MB:
-    refused with 400 or 429."""
+    """Send 40 malformed bodies, small ones and of 1 MB, from each of 50 concurrent clients.
+
+    Each must be refused with 400 or 429.
+    """
     shapes = [
         b"{not json",
         b"[]",

@@ -1,4 +1,7 @@
-"""Attacks by connections, and by requests that cost more than they seem to: findings 5 and 10."""
+"""Attacks by many connections, slow clients and floods of cheap requests.
+
+Findings 5, 7 and 10.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from attacks.wire import Held, exchange, head
 COMPLETIONS = "/v1/completions"
 NUM_CONNECTIONS = 1100
 HOLD_S = 40.0
-"""Longer than `body_timeout_s`, after which the server gives up on a body: 30 s by default."""
+"""Longer than `body_timeout_s` (default: 30 s), after which the server gives up on a body."""
 UNREAD_S = 30.0
 STORY = {"prompt": "Once", "max_tokens": 490, "ignore_eos": True, "logprobs": 20, "stream": True}
 
@@ -26,8 +29,12 @@ def post_head(attempt: Attempt, num_bytes: int, path: str = COMPLETIONS) -> byte
 
 
 async def hold(attempt: Attempt, first: bytes, drip: bool = False, must_end: bool = False) -> None:
-    """Open them all, hold them, and count those that the server has ended. must_end: it is a fault
-    if one is still open."""
+    """Open NUM_CONNECTIONS connections, hold them, and count those that the server has ended.
+
+    first: sent on each connection.
+    drip: also send one byte per second on each connection.
+    must_end: a connection that is still open after HOLD_S is a fault.
+    """
     held = Held(attempt.host, attempt.port)
     start = time.monotonic()
     try:
@@ -50,33 +57,40 @@ async def hold(attempt: Attempt, first: bytes, drip: bool = False, must_end: boo
 
 @attack(5)
 async def bodies_unfinished(attempt: Attempt) -> None:
-    """1,100 connections that promise a body of 1,000 bytes, send one, and then nothing for 40 s:
-    others are served, and the server ends them in time."""
+    """Open 1,100 connections that announce a body of 1,000 bytes, and send only one byte in 40 s.
+
+    Other clients must be served, and the server must end the connections in time.
+    """
     await hold(attempt, post_head(attempt, 1000) + b"{", must_end=True)
 
 
 @attack(5)
 async def bodies_dripping(attempt: Attempt) -> None:
-    """1,100 connections that send one byte of their body a second, for 40 s: as before."""
+    """Open 1,100 connections that send one byte of their body per second, for 40 s.
+
+    Other clients must be served, and the server must end the connections in time.
+    """
     await hold(attempt, post_head(attempt, 1000) + b"{", drip=True, must_end=True)
 
 
 @attack(5)
 async def heads_unfinished(attempt: Attempt) -> None:
-    """1,100 connections that send half a head: others are served."""
+    """Open 1,100 connections that send half a head. Other clients must be served."""
     await hold(attempt, post_head(attempt, 1000)[:-4])
 
 
 @attack(5)
 async def silent_connections(attempt: Attempt) -> None:
-    """1,100 connections on which nothing is sent: others are served."""
+    """Open 1,100 connections, and send nothing. Other clients must be served."""
     await hold(attempt, b"")
 
 
 @attack(5)
 async def large_bodies_unfinished(attempt: Attempt) -> None:
-    """200 connections that send 1 MB of a body of 8 MB, and wait: memory is bounded, others are
-    served."""
+    """Open 200 connections that send 1 MB of a body of 8 MB, and wait.
+
+    Memory must stay bounded, and other clients must be served.
+    """
     held = Held(attempt.host, attempt.port)
     first = post_head(attempt, 8_000_000) + b'{"prompt": "' + b"x" * 10**6
     try:
@@ -90,8 +104,10 @@ async def large_bodies_unfinished(attempt: Attempt) -> None:
 
 @attack(5, bounded=True)
 async def requests_left(attempt: Attempt) -> None:
-    """300 clients that send a whole request for 490 tokens and leave at once: nothing stays
-    behind."""
+    """Send a whole request for 490 tokens from 300 clients that leave at once.
+
+    The server must keep nothing of these requests.
+    """
     body = json_bytes(STORY)
     for _ in range(3):
         held = Held(attempt.host, attempt.port)
@@ -107,22 +123,30 @@ async def requests_left(attempt: Attempt) -> None:
 
 @attack(10, bounded=True)
 async def ready_flood(attempt: Attempt) -> None:
-    """2,000 GET /ready at once without a key, twice: answered, while others are served."""
+    """Send 2,000 GET /ready at once without a key, twice.
+
+    They must be answered, and other clients must be served.
+    """
     for _ in range(2):
         await attempt.together(2000, lambda _: attempt.send("/ready", method="GET"))
 
 
 @attack(10)
 async def open_paths_flood(attempt: Attempt) -> None:
-    """2,000 GET of /v1/models, /metrics, /health and an unknown path, 500 each, at once."""
+    """Send 500 GET each of /v1/models, /metrics, /health and an unknown path, all at once.
+
+    Other clients must be served.
+    """
     paths = ("/v1/models", "/metrics", "/health", "/no/such/path")
     await attempt.together(2000, lambda number: attempt.send(paths[number % 4], method="GET"))
 
 
 @attack(7)
 async def streams_never_read(attempt: Attempt) -> None:
-    """100 streams of 490 tokens with 20 logprobs whose clients never read, for 30 s: others are
-    served, and no engine counts as dead."""
+    """Open 100 streams of 490 tokens with 20 logprobs, and read none of them for 30 s.
+
+    Other clients must be served, and no engine may be reported dead.
+    """
     body = json_bytes(STORY)
     held = Held(attempt.host, attempt.port, receive_bytes=4096)
     try:
@@ -135,7 +159,7 @@ async def streams_never_read(attempt: Attempt) -> None:
 
 @attack(7)
 async def slow_readers(attempt: Attempt) -> None:
-    """30 streams whose clients read 2 KiB a second, for 20 s: others are served."""
+    """Read 30 streams at 2 KiB per second, for 20 s. Other clients must be served."""
     body = json_bytes(STORY)
     held = Held(attempt.host, attempt.port, receive_bytes=4096)
     try:
@@ -155,7 +179,10 @@ async def slow_readers(attempt: Attempt) -> None:
 
 @attack(0, bounded=True)
 async def slow_writers(attempt: Attempt) -> None:
-    """20 clients that send a good request in pieces of 20 bytes, one in 50 ms: each is answered."""
+    """Send a valid request from 20 clients, in pieces of 20 bytes every 50 ms.
+
+    Each must be answered.
+    """
     body = json_bytes({"prompt": "Once", "max_tokens": 4, "user": "x" * 400})
     sent = post_head(attempt, len(body)) + body
 
@@ -179,8 +206,10 @@ async def slow_writers(attempt: Attempt) -> None:
 
 @attack(0, bounded=True)
 async def pipelined(attempt: Attempt) -> None:
-    """50 requests on one connection without waiting for answers, on ten connections: each is
-    answered, or the connection ends; others are served."""
+    """Send 50 requests on each of ten connections without waiting for answers.
+
+    Each must be answered, or the connection must end. Other clients must be served.
+    """
     body = json_bytes({"prompt": "Once", "max_tokens": 20, "ignore_eos": True})
     sent = (post_head(attempt, len(body)) + body) * 50
 

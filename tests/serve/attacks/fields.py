@@ -1,8 +1,8 @@
-"""All fields of all routes, values that none of them expects, and values that some do. For the
-fuzz.
+"""The material of the fuzz: all fields of all routes, valid values and invalid ones.
 
 The fields are those of vLLM's CompletionRequest, ChatCompletionRequest, TokenizeCompletionRequest,
-TokenizeChatRequest and DetokenizeRequest, of deployments/requests/encode, and of guidance."""
+TokenizeChatRequest and DetokenizeRequest, of deployments/requests/encode, and of guidance.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ROUTES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "/classify": (ENCODER | {"input": "A dog."}, ENCODERS),
     "/embed_sparse": (ENCODER | {"inputs": "A dog."}, ENCODERS),
 }
-"""Of each POST route a body that it takes, and the fields that it or its neighbours know."""
+"""For each POST route, a valid body, and fields that it or a similar route knows."""
 
 READ = (
     "/v1/models",
@@ -112,7 +112,7 @@ RAW += [
     b'{"a":1,"a":[2]}',
 ]
 RAW += [b"{" + b",".join(b'"k%d":1' % i for i in range(3000)) + b"}"]
-"""JSON text as it is sent: what json.dumps does not write, or what is large."""
+"""JSON text that is sent unchanged: text that json.dumps does not write, and large values."""
 
 VALID: list[Any] = [
     *ODD,

@@ -1,7 +1,8 @@
-"""Requests near valid ones, over all routes, reproducible from one number; and what is wrong with
-their answers.
+"""Fuzz all routes with requests that are nearly valid, and check the answers.
 
-python tests/serve/hostile.py --fuzz 10000 [--seed N]
+    python tests/serve/hostile.py --fuzz 10000 [--seed N]
+
+The requests are reproducible from the seed.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from attacks.fields import DAMAGE, HEADERS, METHODS, RAW, READ, ROUTES, VALID
 
 CLIENTS = 6
 SHOWN = 400
-"""Of a body that is printed."""
+"""Number of bytes of a body that are printed."""
 
 GENERATION = ("/v1/completions", "/v1/chat/completions")
-"""Routes with the most fields: asked more often."""
+"""Routes with the most fields. They are chosen more often."""
 
 OVERLOADED = ("503", "504")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shot:
-    """One request. number: its place in the sequence of its seed."""
+    """One request.
+
+    number: its index in the sequence of its seed.
+    """
 
     number: int
     method: str
@@ -43,7 +47,7 @@ class Shot:
 
 
 def shots(count: int, seed: int) -> Iterator[Shot]:
-    """The same for the same seed; each depends on the seed and its own number alone."""
+    """Yield `count` requests. Each depends only on the seed and on its own number."""
     for number in range(count):
         rng = random.Random(f"{seed} {number}")
         yield read_shot(rng, number) if rng.random() < 0.04 else body_shot(rng, number)
@@ -81,7 +85,7 @@ def encoded(value: Any) -> bytes:
 
 
 def odd_value(rng: random.Random) -> bytes:
-    """A value of another field, an odd one, or one inside another."""
+    """Return a value of another field, an odd value, or such a value inside a list or object."""
     if rng.random() < 0.1:
         return rng.choice(RAW)
     value = rng.choice(VALID)
@@ -99,7 +103,10 @@ def damaged(rng: random.Random, text: bytes) -> bytes:
 
 
 def complaint(shot: Shot, reply: Reply) -> str | None:
-    """What is wrong with this answer; None: nothing. 503 and 504 are counted apart."""
+    """Return what is wrong with an answer. None: nothing.
+
+    503 and 504 in the right shape are not wrong.
+    """
     if reply.kind in OVERLOADED and in_error_shape(reply.text):
         return None
     if not reply.status or reply.status >= 500 or is_failure(reply.kind):
@@ -110,8 +117,10 @@ def complaint(shot: Shot, reply: Reply) -> str | None:
 
 
 async def fuzz(attempt: Attempt, count: int, seed: int) -> None:
-    """Send them, a few at a time. Each that fails is printed; `python tests/serve/hostile.py --seed
-    SEED --shot NUMBER` sends one again."""
+    """Send `count` requests from a few concurrent clients, and print each that fails.
+
+    `python tests/serve/hostile.py --seed SEED --shot NUMBER` sends one of them again.
+    """
     sequence = shots(count, seed)
 
     async def client(_: int) -> None:
@@ -141,6 +150,8 @@ BOUNDED_COUNT = 300
 
 @attack(0, bounded=True)
 async def fuzzed(attempt: Attempt) -> None:
-    """300 requests with wrong types, huge values, deep nesting and damaged JSON, over all routes:
-    no 500, each answered in OpenAI's shape."""
+    """Send 300 requests with wrong types, huge values, deep nesting and damaged JSON to all routes.
+
+    None may get a 500. Each error must have the shape of OpenAI's errors.
+    """
     await fuzz(attempt, BOUNDED_COUNT, seed=17)

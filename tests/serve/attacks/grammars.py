@@ -1,7 +1,8 @@
-"""Attacks by grammars, and by options that do not go together: findings 3 and 11."""
+"""Attacks by grammars and by incompatible options: findings 3 and 11."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from attacks.attempt import Attempt, attack, json_bytes, nested
@@ -9,7 +10,7 @@ from attacks.attempt import Attempt, attack, json_bytes, nested
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ASK = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
 ANSWERED = (200, 400, 429, 503, 504)
-"""503 and 504: with a deadline for compilation as the reason."""
+"""503 and 504 are allowed, because compilation has a deadline."""
 
 
 def schema(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def deep_schema(depth: int) -> dict[str, Any]:
 
 
 def mutual(num: int) -> dict[str, Any]:
-    """Schemas that each refer to the next, the last to the first, with nothing between."""
+    """Return schemas that consist of references only. They form a cycle."""
     defs = {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % num}"} for i in range(num)}
     return {"json": {"$defs": defs, "$ref": "#/$defs/d0"}}
 
@@ -40,7 +41,7 @@ def exponential(depth: int) -> str:
 
 
 def grammars() -> dict[str, dict[str, Any]]:
-    """Each a value of structured_outputs."""
+    """Return values of structured_outputs, by name."""
     many = [f"choice number {i}" for i in range(100_000)]
     alternatives = "|".join(f"word{i}x*" for i in range(5000))
     return {
@@ -94,9 +95,12 @@ def many_rules(num: int) -> list[str]:
 
 @attack(3, limit_s=200)
 async def heavy_grammars(attempt: Attempt) -> None:
-    """29 grammars that compile for long or for ever, one after another: choices, enums, properties,
-    regexes, repeats, recursion, lark, whitespace patterns. Answered, refused with 400, or ended by
-    a deadline; other grammars go on."""
+    """Send grammars that compile for a long time or never end, one after another.
+
+    They have large choices, enums, properties, regexes, repeats, recursion, lark or whitespace
+    patterns. Each must be answered, be refused with 400, or be ended by a deadline. Grammars of
+    other clients must be served.
+    """
     for name, grammar in grammars().items():
         body = json_bytes(ASK | {"structured_outputs": grammar})
         await attempt.expect(name, COMPLETIONS, body, *ANSWERED, limit_s=20)
@@ -114,7 +118,10 @@ FEW = (
 
 @attack(3, bounded=True)
 async def few_grammars(attempt: Attempt) -> None:
-    """Six of them at once: as before."""
+    """Send six of these grammars at once.
+
+    Each must be answered, be refused with 400, or be ended by a deadline.
+    """
     known = grammars()
 
     async def ask(number: int) -> None:
@@ -126,14 +133,18 @@ async def few_grammars(attempt: Attempt) -> None:
 
 @attack(3)
 async def grammars_left(attempt: Attempt) -> None:
-    """The same grammars, two at a time, from clients that leave after a second, plain and guided:
-    what they held is free again at once."""
+    """Send the same grammars, two at a time, plain and guided, from clients that leave after 1 s.
+
+    The server must free at once what these requests held.
+    """
     for name, grammar in grammars().items():
         body = json_bytes(ASK | {"structured_outputs": grammar, "stream": len(name) % 2 == 0})
         guided = json_bytes(ASK | {"structured_outputs": grammar, "guidance_scale": 2})
-        await attempt.together(
-            2, lambda i, both=(body, guided): attempt.leave(COMPLETIONS, both[i], 1.0)
-        )
+
+        def leave(i: int, both: tuple[bytes, bytes] = (body, guided)) -> Awaitable[None]:
+            return attempt.leave(COMPLETIONS, both[i], 1.0)
+
+        await attempt.together(2, leave)
 
 
 Sent = dict[str, tuple[str, bytes]]
@@ -168,7 +179,7 @@ def deep_bodies() -> Sent:
 
 
 def odd_pairs() -> dict[str, dict[str, Any]]:
-    """Fields that do not go together, or that no engine here has."""
+    """Return incompatible fields, and fields that no engine here supports."""
     grammar, word = (
         {"structured_outputs": {"regex": "[a-z]{3}"}},
         {"structured_outputs": {"choice": ["abc"]}},
@@ -213,7 +224,7 @@ def odd_chats() -> dict[str, dict[str, Any]]:
 
 
 def client_errors() -> Sent:
-    """What was told as 500, and more of the kind."""
+    """Return requests that once were answered with 500, and similar ones."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
     found = deep_bodies()
     found |= {name: (COMPLETIONS, json_bytes(ASK | fields)) for name, fields in odd_pairs().items()}
@@ -222,8 +233,10 @@ def client_errors() -> Sent:
 
 @attack(11, bounded=True)
 async def client_errors_as_500(attempt: Attempt) -> None:
-    """Faults of clients that were told as faults of the server: fields nested 50 and 900 deep,
-    transfer parameters, options that do not go with a grammar or with each other. Refused with 400,
-    or served."""
+    """Send requests with client errors that once were reported as server errors.
+
+    They have fields nested 50 and 900 deep, transfer parameters, or options that are incompatible
+    with a grammar or with each other. Each must be refused with a 4xx status, or be served.
+    """
     for name, (path, body) in client_errors().items():
         await attempt.expect(name, path, body, 200, 400, 404, 422, 429, limit_s=20)

@@ -1,5 +1,8 @@
-"""A key's limits: many ways to ask for the same work, and what each is charged. Finding 4. On a
-server with keys."""
+"""Attacks on the limits of a key: finding 4.
+
+They request the same work in many ways, and check what the key is charged. They need a server with
+keys.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS
 from attacks.stage import LIMITED_TOKENS, bearer
 
 CLOSE = 0.02
-"""The largest share by which a charge may differ from the engine's work."""
+"""Largest relative difference between a charge and the engine's work."""
 CHARGED = re.compile(
     r'^cfg_serve_charged_tokens_total\{[^}]*tenant="attacker"[^}]*\} (\S+)$', re.MULTILINE
 )
@@ -25,15 +28,16 @@ SHORT_S = 15.0
 
 USER = [{"role": "user", "content": "Tell me a story about the sea."}]
 TOKENS = {"max_tokens": 12, "ignore_eos": True, "temperature": 0}
-GUIDED = {"guidance_scale": 2, "negative_prompt": "A story about the farm."}
+GUIDED: dict[str, Any] = {"guidance_scale": 2, "negative_prompt": "A story about the farm."}
+GUIDANCES: tuple[dict[str, Any], ...] = ({}, GUIDED, {"guidance_scale": 1.5})
 NUMBERS = ("3", 3.0, "3.0", True, [3], None, " 3 ", "3_0", 3)
-"""Spellings of a number; some of them are 3 for vLLM."""
+"""Spellings of a number. vLLM reads some of them as 3."""
 
 Way = tuple[str, dict[str, Any]]
 
 
 def prompts() -> list[Any]:
-    """A prompt in each of its forms."""
+    """Return a prompt in each form that the API accepts."""
     ids = [0, 300, 301, 302]
     return [
         "Once upon a time",
@@ -59,7 +63,7 @@ def completions() -> Iterator[Way]:
 
 
 def odd_extras() -> list[dict[str, Any]]:
-    """Fields that another counter might read, or that change what is done."""
+    """Return fields that a wrong counter might read, or that change the work."""
     return [
         {"messages": []},
         {"messages": USER},
@@ -87,7 +91,7 @@ def odd_extras() -> list[dict[str, Any]]:
 
 
 def chats() -> Iterator[Way]:
-    for guided, stream in itertools.product(({}, GUIDED, {"guidance_scale": 1.5}), (False, True)):
+    for guided, stream in itertools.product(GUIDANCES, (False, True)):
         yield CHAT, {"messages": USER, **TOKENS, **guided, "stream": stream}
         yield CHAT, {"messages": USER * 3, **TOKENS, **guided, "stream": stream, "n": 3}
     for name, number in itertools.product(("n", "max_completion_tokens", "max_tokens"), NUMBERS):
@@ -136,7 +140,7 @@ def others(attempt: Attempt) -> Iterator[Way]:
 
 
 def ways(attempt: Attempt) -> list[Way]:
-    """Two hundred and more."""
+    """Return all ways, more than 200."""
     return [*completions(), *chats(), *others(attempt)]
 
 
@@ -144,7 +148,7 @@ def ways(attempt: Attempt) -> list[Way]:
 
 
 def work_of(path: str, body: dict[str, Any], text: str) -> int | None:
-    """Tokens of all streams that the answer tells of. None: it tells of none."""
+    """Return the tokens of all streams, as the answer reports them. None: it reports none."""
     if path == "/detokenize":
         return len(body["tokens"])
     objects = _objects(text)
@@ -173,8 +177,9 @@ def work_of(path: str, body: dict[str, Any], text: str) -> int | None:
 
 def num_prompts(body: dict[str, Any]) -> int:
     prompt = body.get("prompt")
-    listed = isinstance(prompt, list) and "messages" not in body and not isinstance(prompt[0], int)
-    return len(prompt) if listed else 1
+    if not isinstance(prompt, list) or "messages" in body or isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
 
 
 def _objects(text: str) -> list[Any]:
@@ -184,7 +189,7 @@ def _objects(text: str) -> list[Any]:
 
 
 async def charged(attempt: Attempt) -> float | None:
-    """Of the key `attacker`, so far. None: /metrics does not tell."""
+    """Return what the key `attacker` was charged so far. None: /metrics does not report it."""
     reply = await attempt.send("/metrics", method="GET", count=False)
     found = CHARGED.findall(reply.text)
     if not found and "cfg_serve_charged_tokens" not in reply.text:
@@ -193,7 +198,11 @@ async def charged(attempt: Attempt) -> float | None:
 
 
 async def settled(attempt: Attempt, before: float, work: int) -> float:
-    """What was charged since `before`: the charge may come a little after the answer."""
+    """Return what was charged since `before`.
+
+    The charge may come shortly after the answer, so it waits until the charge is about `work`, at
+    most for SETTLED_S.
+    """
     deadline = time.monotonic() + SETTLED_S
     while True:
         told = (await charged(attempt) or 0.0) - before
@@ -204,15 +213,18 @@ async def settled(attempt: Attempt, before: float, work: int) -> float:
 
 @attack(4, keyed=True, limit_s=300)
 async def charges(attempt: Attempt) -> None:
-    """200 ways to ask for work, one after another: numbers as texts and floats, messages beside
-    prompts, two limits, all forms of prompts, guided, streamed, tokenizers, encoders. Each is
-    refused with 400, or charged what the engine did, within 2 %."""
+    """Request work in more than 200 ways, one after another.
+
+    They use numbers as texts and floats, messages beside prompts, two limits, all forms of prompts,
+    guidance, streams, tokenizers and encoders. Each must be refused with 400, or be charged the
+    engine's work within 2 %.
+    """
     for path, body in ways(attempt):
         if body.get("stream"):
             body = body | {"stream_options": {"include_usage": True}}
         before = await charged(attempt)
         if before is None:
-            attempt.fault("/metrics does not tell what a key was charged")
+            attempt.fault("/metrics does not report what a key was charged")
             return
         reply = await attempt.send(path, body, limit_s=SHORT_S)
         if reply.status != 200:
@@ -229,8 +241,11 @@ async def charges(attempt: Attempt) -> None:
 
 @attack(4, keyed=True)
 async def walking_around(attempt: Attempt) -> None:
-    """A key with 3,000 tokens a minute asks for as much as it can get in 30 s, in six ways that
-    other counters misread: it gets what its limit allows, and what one request goes beyond it."""
+    """Request as much work as possible in 30 s, with a key of 3,000 tokens per minute.
+
+    The requests have six forms that a wrong counter would misread. The key may get what its limit
+    allows, and one request beyond it.
+    """
     limited = dict(attempt.headers) | bearer("limited")
     big = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True}
     tries = [big | {"n": "8"}, big | {"n": 8.0}, {**big, "prompt": ["Once"] * 8, "messages": []}]

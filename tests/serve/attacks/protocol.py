@@ -1,5 +1,4 @@
-"""Small things at the edge of HTTP, and a router that is killed: finding 12, and more of the
-kind."""
+"""Attacks by unusual or invalid HTTP, and a router that is killed: finding 12 and similar cases."""
 
 from __future__ import annotations
 
@@ -22,7 +21,10 @@ RAW_LIMIT_S = 20.0
 def raw_post(
     attempt: Attempt, body: bytes, version: str = "1.1", path: str = COMPLETIONS, **more: str
 ) -> bytes:
-    """A whole request. more: headers, with underscores for dashes."""
+    """Return a whole request as bytes.
+
+    more: headers, with underscores for dashes.
+    """
     headers = {
         "Host": attempt.authority,
         "Content-Type": "application/json",
@@ -36,8 +38,10 @@ def raw_post(
 
 @attack(12, bounded=True)
 async def too_large(attempt: Attempt) -> None:
-    """Bodies of 8 MiB and a bit, and of 40 MB, by httpx, by a socket that sends all of it, with and
-    without a declared length: each gets its 413."""
+    """Send bodies of slightly more than 8 MiB and of 40 MB, with and without a declared length.
+
+    They are sent by httpx, and by a socket that sends the whole body. Each must get 413.
+    """
     for size in (MAX_BODY_BYTES + 100, 40_000_000):
         body = json_bytes({"prompt": text_of(size)})
         await _by_httpx(attempt, body, size)
@@ -73,8 +77,10 @@ def _expect_413(attempt: Attempt, what: str, kind: str) -> None:
 
 @attack(12, bounded=True)
 async def http_1_0(attempt: Attempt) -> None:
-    """HTTP/1.0, streamed and whole: answered without `transfer-encoding: chunked`, which that
-    version does not know."""
+    """Send requests by HTTP/1.0, streamed and not.
+
+    The answer must not have `transfer-encoding: chunked`, which HTTP/1.0 does not know.
+    """
     for stream in (False, True):
         sent = raw_post(attempt, json_bytes(ASK | {"stream": stream}), version="1.0")
         answer = await exchange(attempt.host, attempt.port, sent, RAW_LIMIT_S)
@@ -87,7 +93,7 @@ async def http_1_0(attempt: Attempt) -> None:
 
 @attack(12, bounded=True)
 async def model_paths(attempt: Attempt) -> None:
-    """/v1/models: shows no path of a directory."""
+    """Read /v1/models. It must not show the path of a directory."""
     reply = await attempt.expect("/v1/models", "/v1/models", None, 200, method="GET")
     if found := re.findall(
         r'"(/[\w.-]+/[^"]*|[^"]*/site-packages/[^"]*)"',
@@ -98,8 +104,11 @@ async def model_paths(attempt: Attempt) -> None:
 
 @attack(12, breaks=True)
 async def router_killed(attempt: Attempt) -> None:
-    """The CfgRouter process is killed under requests: what they are told is in OpenAI's shape,
-    never plain text. Needs a server of its own."""
+    """Kill the CfgRouter process while it has requests.
+
+    Their errors must have the shape of OpenAI's errors, and must never be plain text. This needs a
+    server that hostile.py has started.
+    """
     if attempt.kill is None:
         attempt.told["not played: this server is not ours"] += 1
         return
@@ -111,7 +120,7 @@ async def router_killed(attempt: Attempt) -> None:
 
 
 async def _ask_on(attempt: Attempt, until: float) -> None:
-    """`send` notes answers that are not in OpenAI's shape."""
+    """Send requests until `until`. An error that is not in OpenAI's shape is a fault."""
     while time.monotonic() < until:
         reply = await attempt.send(
             COMPLETIONS, ASK | {"max_tokens": 100, "ignore_eos": True}, limit_s=40, count=False
@@ -127,8 +136,10 @@ async def _ask_on(attempt: Attempt, until: float) -> None:
 
 @attack(0, bounded=True)
 async def odd_requests(attempt: Attempt) -> None:
-    """HEAD, OPTIONS and other methods on each route, wrong content types, gzip, duplicate keys,
-    long model names: told in OpenAI's shape, below 500."""
+    """Send unusual methods, wrong content types, gzip, duplicate keys and long model names.
+
+    Each error must have the shape of OpenAI's errors.
+    """
     await _methods(attempt)
     body = json_bytes(ASK)
     for kind in (
@@ -173,7 +184,7 @@ async def _methods(attempt: Attempt) -> None:
 
 
 def odd_heads(attempt: Attempt) -> dict[str, bytes]:
-    """Requests that no client library sends, by what is odd about them."""
+    """Return requests that no client library sends, by a description of what is odd."""
     body = json_bytes(ASK)
     good = raw_post(attempt, body)
     host = f"Host: {attempt.authority}\r\n".encode()
@@ -202,8 +213,12 @@ def odd_heads(attempt: Attempt) -> dict[str, bytes]:
 
 @attack(0)
 async def odd_headers(attempt: Attempt) -> None:
-    """5,000 headers, one of 1 MB, ill-formed heads and lengths, two lengths, unknown methods, from
-    sockets: answered below 500 or cut off, and a good one after them is answered."""
+    """Send malformed heads from sockets.
+
+    They have 5,000 headers, a header of 1 MB, invalid lengths, two lengths, or unknown methods.
+    Each must be answered below 500 or with 505, or the connection must be closed. A valid request
+    after them must be answered.
+    """
     for name, request in odd_heads(attempt).items():
         answer = await exchange(attempt.host, attempt.port, request, 8)
         attempt.told[answer.kind] += 1

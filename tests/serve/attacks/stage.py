@@ -1,4 +1,4 @@
-"""The server under attack, its watchers, and what they say before, during and after an attack."""
+"""The server under attack, its watchers, and their results before, during and after an attack."""
 
 from __future__ import annotations
 
@@ -27,21 +27,26 @@ from attacks.watchers import WAITING, Seen
 WARM_UP_S, CALM_S = 12.0, 5.0
 CALM_LIMIT_S, REST_LIMIT_S = 60.0, 20.0
 ANSWER_LIMIT_S = 200.0
-"""Of a command to the watchers: they wait for what they have asked."""
+"""Time limit of a command to the watchers. They first wait for their open requests."""
 
 CLASSES = {"embedding", "grammar", READY}
-"""Of watchers, besides the questions: each must be answered right before it counts as calm."""
+"""Classes of watchers' requests besides the questions.
+
+All is calm only after each class got a right answer.
+"""
 
 KEYS = {"watcher": "key-of-watchers", "attacker": "key-of-attackers", "limited": "key-with-limits"}
 LIMITED_TOKENS = 3000
-"""What the key `limited` may use in a minute."""
+"""Tokens that the key `limited` may use in a minute."""
 
 
 def keyed_config() -> dict[str, Any]:
-    """The shipped configuration with a key for the watchers, one for attackers, and one with a
-    small rate."""
+    """Return the shipped configuration with three keys.
+
+    One key is for the watchers, one for attackers, and one has a small rate.
+    """
     config = shipped_config()
-    keys = [
+    keys: list[dict[str, Any]] = [
         {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
         for name, key in KEYS.items()
     ]
@@ -55,13 +60,16 @@ def bearer(name: str) -> dict[str, str]:
 
 
 class Running:
-    """A server that somebody else started. Its processes are found if it runs on this machine."""
+    """A server that was not started here.
+
+    Its processes are found if it runs on this machine.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def processes(self) -> list[psutil.Process]:
-        """Ray's raylet of the proxy that listens there, and all that it started."""
+        """Return the raylet that started the listening proxy, and all its descendants."""
         port = urlsplit(self.url).port
         for connection in psutil.net_connections("tcp"):
             if (
@@ -92,17 +100,24 @@ class Watching:
             url,
             json.dumps(headers),
         ]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, **pipes)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands, self._answers = self._process.stdin, self._process.stdout
 
     def tell(self, command: str) -> Any:
-        """Returns what they answer. Raises AssertionError if they cannot."""
+        """Send a command, and return the answer.
+
+        Raises AssertionError if the watchers report an error or have ended.
+        """
         limit = threading.Timer(ANSWER_LIMIT_S, self._process.kill)
         limit.start()
         try:
-            self._process.stdin.write(command + "\n")
-            self._process.stdin.flush()
-            told = json.loads(self._process.stdout.readline() or '{"error": "the watchers ended"}')
+            self._commands.write(command + "\n")
+            self._commands.flush()
+            told = json.loads(self._answers.readline() or '{"error": "the watchers ended"}')
         finally:
             limit.cancel()
         assert not (isinstance(told, dict) and "error" in told), f"{command}: {told}"
@@ -114,15 +129,18 @@ class Watching:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._commands.close()
+        self._answers.close()
 
 
 class Stage:
-    """A server, its watchers, and what was measured without attacks. Give it a URL, or it starts
-    the shipped configuration; keyed: with keys. warm_up_s, calm_s: how long watchers are alone, at
-    first and before each attack. bounds: memory that has grown beyond them is looked at again. Use
-    as a context manager."""
+    """A server, its watchers, and their results without an attack. Use it as a context manager.
+
+    url: of a running server. None: the stage starts the shipped configuration.
+    keyed: the server has keys.
+    warm_up_s, calm_s: how long watchers run alone, at first and before each attack.
+    bounds: if memory grows beyond them, the attack is played a second time.
+    """
 
     def __init__(
         self,
@@ -135,6 +153,7 @@ class Stage:
         self.keyed, self._given, self._warm_up_s, self._calm_s = keyed, url, warm_up_s, calm_s
         self._bounds = bounds
         self._own: ServeProcess | None = None
+        self.server: ServeProcess | Running
         self.watching: Watching | None = None
 
     def __enter__(self) -> Stage:
@@ -152,11 +171,18 @@ class Stage:
         if self._given is None:
             self._own = ServeProcess(keyed_config() if self.keyed else shipped_config())
             self._own.wait_until_ready()
-        self.server = self._own or Running(self._given)
+            self.server = self._own
+        else:
+            self.server = Running(self._given)
         self.watching = Watching(self.server.url, self.keyed)
         self.watching.tell("learn")
         self.calm, self._is_lost = Calm(), False
         self._watch_calm(self._warm_up_s)
+
+    @property
+    def _watchers(self) -> Watching:
+        assert self.watching is not None
+        return self.watching
 
     def stop(self) -> None:
         if self.watching:
@@ -172,12 +198,14 @@ class Stage:
     # --- one attack -------------------------------------------------------------------------------
 
     def play(self, attack: Attack, seconds: float) -> Row:
-        """Play it, and wait until all is as before. A server of our own that did not come back
-        after the last one is started again before."""
+        """Play an attack, and wait until all is calm again.
+
+        If our own server did not recover from the last attack, it is restarted first.
+        """
         if self._is_lost and self._own:
-            print("  the server did not come back, and is started again", flush=True)
+            print("  the server did not recover, and is restarted", flush=True)
             self.restart()
-        self.watching.tell("pause")
+        self._watchers.tell("pause")
         blocks, memory, engines = self.free_blocks(), self.server.memory_bytes(), self._engines()
         self._watch_calm(self._calm_s)
         attempt, most, started = self._attempt(attack, seconds), Peak(self.server), time.monotonic()
@@ -202,13 +230,13 @@ class Stage:
         )
 
     def _again(self, row: Row, seconds: float) -> Row:
-        """`row`, and what memory is after the same attack a second time."""
+        """Play the attack of `row` a second time. Return `row` with the memory after that."""
         asyncio.run(attempt_to(row.attack, self._attempt(row.attack, seconds)))
         assert row.held.memory is not None
         return replace(row, held=replace(row.held, again=self._rested(row.held.memory[2])))
 
     def _held(self, blocks: int | None, memory: int, most: Peak) -> Held:
-        self.watching.tell("pause")
+        self._watchers.tell("pause")
         after = self._rested(memory)
         peak = max(most.end(), memory, after)
         free = self.free_blocks()
@@ -227,20 +255,23 @@ class Stage:
         )
 
     def _watch_calm(self, seconds: float) -> None:
-        """Nobody attacks: what watchers see now is what they must see."""
-        self.watching.tell("go")
-        self.watching.collect()
+        """Record the watchers' results without an attack, for later comparison."""
+        self._watchers.tell("go")
+        self._watchers.collect()
         time.sleep(seconds)
-        self.calm.add(self.watching.collect())
+        self.calm.add(self._watchers.collect())
 
     def _until_calm(self, ended: float) -> tuple[list[Seen], float | None]:
-        """What watchers have seen since the attack began; and the seconds from its end until each
-        class of them was answered right again, and none else for two seconds. None: that did not
-        come."""
-        seen = self.watching.collect()
+        """Wait until all is calm. Return the watchers' results since the attack began, and a time.
+
+        All is calm once each class got a right answer, and no watcher got anything else for two
+        seconds. The time is in seconds since `ended`, the end of the attack. None: the limit was
+        reached first.
+        """
+        seen = self._watchers.collect()
         while time.monotonic() - ended < CALM_LIMIT_S:
             time.sleep(1)
-            seen += self.watching.collect()
+            seen += self._watchers.collect()
             bad = max([ended, *(one.ended for one in seen if one.kind not in ("right", WAITING))])
             right = {
                 one.name: one.ended
@@ -255,7 +286,10 @@ class Stage:
     # --- what the server holds --------------------------------------------------------------------
 
     def free_blocks(self) -> int | None:
-        """Once nobody asks. None: it does not answer."""
+        """Wait until the engine is idle. Return its free KV blocks.
+
+        None: the server does not answer, or the engine does not get idle.
+        """
         for _ in range(40):
             with suppress(httpx.HTTPError, LookupError):
                 state = httpx.get(f"{self.server.url}/ready", timeout=30).json()["engine"]
@@ -265,7 +299,10 @@ class Stage:
         return None
 
     def _rested(self, before: int) -> int:
-        """Memory after a rest, which ends as soon as it is back."""
+        """Return the memory after a rest.
+
+        The rest ends as soon as memory is back within the bounds, or after REST_LIMIT_S.
+        """
         deadline = time.monotonic() + REST_LIMIT_S
         while (
             size := self.server.memory_bytes()
@@ -274,7 +311,7 @@ class Stage:
         return size
 
     def _engines(self) -> set[str]:
-        """The server's engines and replicas: name and process id."""
+        """Return name and process id of each engine and replica of the server."""
         found = set()
         for process in self.server.processes():
             with suppress(psutil.Error):
@@ -282,12 +319,12 @@ class Stage:
                 if "ServeReplica:" in title or "EngineCore" in title:
                     name = (
                         title.split(".")[0].removeprefix("ray::").strip()
-                    )  # Ray pads it, or names a method
+                    )  # Ray pads the title, or appends the name of a method
                     found.add(f"{name} {process.pid}")
         return found
 
     def _kill(self, title: str) -> int:
-        """Kill the processes whose command line holds `title`; how many there were."""
+        """Kill the processes whose command line contains `title`. Return their number."""
         found = [
             process for process in self.server.processes() if title in " ".join(process.cmdline())
         ]
@@ -297,14 +334,16 @@ class Stage:
 
 
 def settled(seen: list[Seen]) -> list[Seen]:
-    """`seen` with each request once: one that still waited when asked is told again later, when it
-    ends."""
+    """Return `seen` with each request once.
+
+    A request that still waited at a `collect` is reported again when it has ended.
+    """
     last = {(one.name, one.started): one for one in seen}
     return list(last.values())
 
 
 class Peak:
-    """The most memory, until `end`."""
+    """Measures the maximum of the server's memory, until `end` is called."""
 
     def __init__(self, server: ServeProcess | Running, every_s: float = 4.0) -> None:
         self._server, self._every_s = server, every_s

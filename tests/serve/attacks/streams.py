@@ -1,4 +1,4 @@
-"""Ordinary load, and all of it at once: finding 7."""
+"""Ordinary requests from many clients at once: finding 7."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = (
 )
 TOKENS, CLIENTS = 490, 100
 FINISH_S = 150.0
-"""For what has begun, after `--seconds`."""
+"""Time for streams that have begun, after `--seconds`."""
 
 
 def body_of(prompt: str) -> dict[str, object]:
@@ -35,7 +35,7 @@ def body_of(prompt: str) -> dict[str, object]:
 
 
 async def right_texts(attempt: Attempt) -> dict[str, str]:
-    """Asked for alone."""
+    """Return the right text of each prompt. The prompts are sent one by one."""
     texts = {}
     for prompt in PROMPTS:
         reply = await attempt.send(COMPLETIONS, body_of(prompt), limit_s=60, count=False)
@@ -44,7 +44,8 @@ async def right_texts(attempt: Attempt) -> dict[str, str]:
 
 
 async def read_stream(attempt: Attempt, prompt: str, right: str) -> str:
-    """How one stream ended: right, or what was wrong with it."""
+    """Read one stream. Return `right`, or what was wrong with it."""
+    assert attempt.session is not None
     text, ending = "", "ended without [DONE]"
     sent = {**JSON_TYPE, **attempt.headers}
     async with attempt.session.post(
@@ -79,8 +80,10 @@ async def client(attempt: Attempt, number: int, texts: dict[str, str], until: fl
 
 @attack(7, limit_s=600)
 async def hundred_clients(attempt: Attempt) -> None:
-    """100 clients that ask for streams of 490 tokens with 20 logprobs and read them all, for
-    `--seconds`: every stream is right, or refused with 429 before its first byte."""
+    """Read streams of 490 tokens with 20 logprobs from 100 clients, for `--seconds`.
+
+    Every stream must be right, or be refused with 429 before its first byte.
+    """
     texts = await right_texts(attempt)
     until = time.monotonic() + attempt.seconds
     tasks = [

@@ -1,5 +1,7 @@
-"""What watchers saw, measured against their time without the attack; one row of the table, and its
-verdict."""
+"""The rows of the table, and their verdicts.
+
+A row compares the watchers' requests during an attack with those before it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a verdict allows. memory: after a rest, over that before the attack; or, where it grew
-    more, `again`: after a second attack over that after the first."""
+    """The bounds of a verdict.
+
+    extra_wait_s: by how much a watcher may wait longer than without the attack.
+    ready_s: how long /ready may take.
+    memory: ratio of memory after a rest to memory before the attack.
+    again: used if `memory` is exceeded. Ratio of memory after a second attack to memory after the
+        first.
+    """
 
     extra_wait_s: float = 2.0
     ready_s: float = 1.0
@@ -31,7 +39,7 @@ BOUNDS = Bounds()
 
 @dataclass
 class Calm:
-    """The slowest time of each class of watcher's requests while nothing was attacked."""
+    """The slowest time of each class of watchers' requests without an attack."""
 
     slowest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -43,10 +51,16 @@ class Calm:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """Watchers' requests from an attack's start until all was calm again. waited: of each class the
-    longest wait in seconds beyond its slowest without the attack. slowest: the ten longest such
-    waits, each with its class and when it began, in seconds since the attack's start. told: what
-    those got that were neither right, wrong nor 429."""
+    """Watchers' requests from the start of an attack until all was calm again.
+
+    refused: number of answers with 429.
+    told: number of answers that were neither right, wrong nor 429, by kind.
+    waited: for each class, the longest wait beyond its slowest request without the attack, in
+        seconds.
+    slowest: the ten longest of these waits. Each has its class and its start, in seconds since the
+        start of the attack.
+    ready_s: the slowest answer of /ready.
+    """
 
     right: int
     wrong: int
@@ -104,11 +118,14 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What the server held, before the attack, at the most, and after a rest. None: not known.
+    """What the server held. None: not known.
 
-    memory: bytes, of all its processes, shared pages counted once. again: memory after a second
-    attack, played where the first one left more: what the first use of something takes once is no
-    leak. blocks: free KV blocks, before and after."""
+    memory: bytes of all its processes before the attack, at the maximum, and after a rest. Shared
+        pages are counted once.
+    again: memory after a second attack. It is played if the first one left more memory in use,
+        because memory that is allocated once, at first use, is not a leak.
+    blocks: free KV blocks before and after.
+    """
 
     memory: tuple[int, int, int] | None
     again: int | None = None
@@ -118,13 +135,13 @@ class Held:
         return self.memory is not None and self.memory[2] > bounds.memory * self.memory[0]
 
     def shown(self) -> str:
-        """Memory, in MiB."""
+        """Return the memory as text, in MiB."""
         sizes = ", ".join(f"{size / MIB:.0f}" for size in self.memory or ())
         return sizes + (f", again {self.again / MIB:.0f}" if self.again is not None else "") or "-"
 
     def faults(self, bounds: Bounds) -> list[str]:
         found = []
-        if self.has_grown(bounds):
+        if self.memory is not None and self.has_grown(bounds):
             before, _, after = self.memory
             if self.again is None:
                 found.append(f"memory is {100 * (after / before - 1):.0f} % above before")
@@ -139,9 +156,14 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One attack: what came back, what watchers saw, what the server held. calm_s: from the
-    attack's end until watchers were answered as before; None: not within the limit. deaths: what
-    ended or was started again."""
+    """The result of one attack.
+
+    told: number of attackers' requests by the kind of their answer.
+    faults: demands that did not hold, in words.
+    calm_s: seconds from the end of the attack until watchers got answers as before. None: not
+        within the limit.
+    deaths: processes that died.
+    """
 
     attack: Attack
     took_s: float
@@ -153,7 +175,7 @@ class Row:
     deaths: list[str]
 
     def complaints(self, bounds: Bounds = BOUNDS) -> list[str]:
-        """The demands that did not hold; empty: all held."""
+        """Return the demands that did not hold. Empty: all held."""
         found = [f"{num} x {words}" if num > 1 else words for words, num in self.faults.items()]
         found += [
             f"{num} requests told {kind}" for kind, num in self.told.items() if is_failure(kind)

@@ -1,9 +1,11 @@
-"""Clients with known right answers, in a process of their own: what attackers take of this process
-is not theirs.
+"""Clients that know the right answers to their requests, in a process of their own.
 
-`python watchers.py URL HEADERS` reads commands on stdin, one a line, and answers each with a line
-of JSON: `learn`, `go`, `pause`, `collect`. The headers are JSON, as is what `collect` tells: what
-each request since the last `collect` got, those that still wait included."""
+The load of the attackers' process does not slow them down.
+
+`python watchers.py URL HEADERS` reads commands from stdin, one per line, and answers each with a
+line of JSON. HEADERS are JSON too. The commands are `learn`, `go`, `pause` and `collect`. `collect`
+returns the result of each request since the last `collect`, including requests that still wait.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ TEXTS = [
     for place in ("sea", "hill")
 ]
 SAME_VECTOR = 1e-5
-"""The largest difference of a component: float32, batched with other texts."""
+"""Largest difference of a component: float32, computed in a batch with other texts."""
 
 PAUSE_S, READY_EVERY_S = 0.3, 0.5
 LIMIT_S = 60.0
@@ -40,10 +42,13 @@ WAITING = "waiting"
 
 @dataclass(frozen=True)
 class Seen:
-    """What one request of a watcher got. kind: right, wrong, lost, waiting, or the error that it
-    was told.
+    """The result of one request of a watcher.
 
-    Times are of time.monotonic(), which all processes of a machine share."""
+    name: class of the request.
+    kind: right, wrong, lost, waiting, or the error that the watcher got.
+
+    Times are those of time.monotonic(), which all processes of a machine share.
+    """
 
     name: str
     started: float
@@ -53,7 +58,12 @@ class Seen:
 
 @dataclass
 class Watchers:
-    """running: while they ask. open: what is being asked, and since when."""
+    """The clients.
+
+    running: set while they send requests.
+    seen: results since the last `collect`.
+    open: class and start of each request that still waits.
+    """
 
     url: str
     headers: dict[str, str]
@@ -66,14 +76,14 @@ class Watchers:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def client(self) -> httpx.AsyncClient:
-        """Each request makes a connection of its own, as a new client would."""
+        """Return a client that opens a new connection for each request."""
         limits = httpx.Limits(max_keepalive_connections=0)
         return httpx.AsyncClient(
             base_url=self.url, headers=self.headers, timeout=LIMIT_S, limits=limits
         )
 
     async def learn(self) -> None:
-        """The right answers, asked for one by one."""
+        """Request the right answers, one by one."""
         async with self.client() as client:
             for question in QUESTIONS:
                 answer = await client.post("/v1/completions", json=question.body(False))
@@ -135,8 +145,10 @@ class Watchers:
         return "right" if off < SAME_VECTOR else "wrong"
 
     def structured(self, client: httpx.AsyncClient) -> tuple[str, Awaitable[str]]:
-        """A new grammar each time, with one text in its language: compiled, not found in a
-        cache."""
+        """Ask with a new grammar, which only one text matches.
+
+        The grammar has to be compiled each time, because it is not in a cache.
+        """
         return "grammar", self._structured(client, f"w{self.rng.randrange(10**9)}")
 
     async def _structured(self, client: httpx.AsyncClient, word: str) -> str:
@@ -159,7 +171,7 @@ class Watchers:
         return "right" if answer.status_code == 200 else str(answer.status_code)
 
     async def finished(self) -> None:
-        """Returns when nothing is being asked any more, or after a minute."""
+        """Return when no request waits any more, or after LIMIT_S."""
         for _ in range(round(LIMIT_S / 0.05)):
             if not self.open:
                 break
@@ -196,7 +208,7 @@ async def main(url: str, headers: dict[str, str]) -> None:
         told: Any
         try:
             told = await obey(watchers, line.strip())
-        except Exception as error:  # the one who commands must hear of it
+        except Exception as error:  # reported to the process that sent the command
             told = {"error": repr(error)}
         print(json.dumps(told), flush=True)
     watching.cancel()

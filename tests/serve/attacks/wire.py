@@ -1,4 +1,4 @@
-"""HTTP by hand: requests that no client library sends, and connections that are held open."""
+"""HTTP without a client library: malformed requests, and connections that are held open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE_BYTES = 2**18
 
 
 def head(method: str, path: str, headers: Mapping[str, str], version: str = "1.1") -> bytes:
-    """The head of a request, with its empty line."""
+    """Return the head of a request, with the empty line at its end."""
     lines = [
         f"{method} {path} HTTP/{version}",
         *(f"{name}: {value}" for name, value in headers.items()),
@@ -24,7 +24,11 @@ def head(method: str, path: str, headers: Mapping[str, str], version: str = "1.1
 
 @dataclass(frozen=True, kw_only=True)
 class RawAnswer:
-    """status: 0 if none came. ending: closed, reset, silent (the time was over), or complete."""
+    """An answer as it was received.
+
+    status: 0 if no answer came.
+    ending: closed, reset, silent (the time limit was reached), or complete.
+    """
 
     status: int
     headers: str
@@ -39,8 +43,10 @@ class RawAnswer:
 async def exchange(
     host: str, port: int, sent: bytes, limit_s: float, pause_s: float = 0.0
 ) -> RawAnswer:
-    """Send all of `sent` on a connection of its own, piece by piece, whatever comes back; then read
-    to the end of one answer, of the connection, or of the time."""
+    """Send all of `sent` on a new connection, in pieces, and then read one answer.
+
+    Reading ends at the end of the answer or of the connection, or at the time limit.
+    """
     received = bytearray()
     ending = "closed"
     try:
@@ -71,8 +77,10 @@ async def _send(writer: asyncio.StreamWriter, sent: bytes, pause_s: float) -> No
 
 
 def is_complete(received: bytes) -> bool:
-    """True once an answer with a length, or with chunks, is whole; others end with their
-    connection."""
+    """Return whether an answer with a length or with chunks is complete.
+
+    Other answers end with their connection.
+    """
     headers, found, body = received.partition(b"\r\n\r\n")
     if not found:
         return False
@@ -95,7 +103,10 @@ def parsed(received: bytes, ending: str) -> RawAnswer:
 
 
 class Held:
-    """Connections that are held open. `close` ends them all."""
+    """Connections that are held open. `close` ends them all.
+
+    receive_bytes: size of each connection's receive buffer.
+    """
 
     def __init__(self, host: str, port: int, receive_bytes: int | None = None) -> None:
         self._address = (host, port)
@@ -104,7 +115,10 @@ class Held:
         self.refused = 0
 
     async def open(self, first: bytes, limit_s: float = 5.0) -> None:
-        """One more, on which `first` is sent. One that cannot be made is counted as refused."""
+        """Open a connection, and send `first` on it.
+
+        A connection that cannot be opened is counted in `refused`.
+        """
         connection = socket.socket()
         connection.setblocking(False)
         if self._receive_bytes:
@@ -121,7 +135,10 @@ class Held:
         self.sockets.append(connection)
 
     async def drip(self, until: float, pause_s: float = 1.0) -> None:
-        """Send one byte on each, every second. until: of time.monotonic()."""
+        """Send one byte on each connection every `pause_s` seconds.
+
+        until: end, as time.monotonic() has it.
+        """
         while time.monotonic() < until:
             for connection in self.sockets:
                 with suppress(OSError):
@@ -129,7 +146,10 @@ class Held:
             await asyncio.sleep(pause_s)
 
     def ended(self) -> int:
-        """How many the server has answered or closed. Reads what they have received."""
+        """Return how many connections the server has answered or closed.
+
+        It reads what the connections have received.
+        """
         return sum(_has_answer(connection) for connection in self.sockets)
 
     def close(self) -> None:

@@ -1,20 +1,20 @@
 """Test support: vLLM's Model Runner V2 without a GPU, its kernels run by Triton's interpreter.
 
-What a GPU has by default can so be tested for what it computes. Not tested this way: races between
-streams, CUDA graphs, the kernels as compiled. What stands in the way on a CPU is mended here and
-nowhere else:
+This tests the results of what vLLM does on a GPU by default. It does not test races between
+streams, CUDA graphs, or the compiled kernels. Whatever does not work on a CPU is worked around
+here, and nowhere else:
 
 - Triton finds no driver: `interpret_triton`, before vllm is imported.
 - some kernels give integer masks, which only the compiler accepts: `interpret_triton`.
 - the resampling kernel of probabilistic drafts calls a CUDA library's `log1p`, which is None there:
   `interpret_triton`.
 - the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports
-  in each worker, sends it to vLLM's own PyTorch version.
-- V1 with a pipeline wants a tensor that stock vLLM makes only while it compiles:
+  in each worker, redirects it to vLLM's own PyTorch version.
+- V1 with a pipeline needs a tensor that stock vLLM makes only while it compiles:
   `make_intermediate_tensors`.
 
-`keep_async_scheduling` undoes that vLLM's CPU platform turns async scheduling off, for either
-runner.
+vLLM's CPU platform turns async scheduling off. `keep_async_scheduling` prevents that, for both
+runners.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 
 def interpret_triton() -> None:
-    """Make Triton interpret kernels, and let it pass for a driver. Call before `import vllm`."""
+    """Make Triton interpret kernels, and act as its own driver. Call this before `import vllm`."""
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.backends
     from triton.runtime.interpreter import InterpreterBuilder
@@ -32,7 +32,7 @@ def interpret_triton() -> None:
     class Driver:
         @staticmethod
         def is_active() -> bool:
-            return False  # Triton itself must never pick it
+            return False  # Triton itself must never choose it
 
     triton.backends.backends.setdefault(
         "cpu", triton.backends.Backend(compiler=None, driver=Driver)
@@ -47,7 +47,7 @@ def interpret_triton() -> None:
     import triton.language as tl
     from triton.language.extra import libdevice
 
-    libdevice.log1p = lambda x: tl.log(tl.maximum(1.0 + x, 1e-38))  # what is below is not used
+    libdevice.log1p = lambda x: tl.log(tl.maximum(1.0 + x, 1e-38))  # smaller values are not used
 
 
 def _with_boolean_mask(original: Any, position: int) -> Any:
@@ -62,8 +62,10 @@ def _with_boolean_mask(original: Any, position: int) -> Any:
 
 
 def keep_async_scheduling() -> None:
-    """Let the caller decide on async scheduling. Only the process that builds the VllmConfig needs
-    it."""
+    """Let the caller turn async scheduling on or off.
+
+    Only the process that builds the VllmConfig needs this.
+    """
     from vllm.platforms.cpu import CpuPlatform
 
     original = CpuPlatform.check_and_update_config.__func__
@@ -77,8 +79,10 @@ def keep_async_scheduling() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """`WorkerExtension`, on first use: it needs vllm, which must not be imported before
-    `interpret_triton`."""
+    """Make `WorkerExtension` on first use.
+
+    It needs vllm, which must not be imported before `interpret_triton`.
+    """
     if name != "WorkerExtension":
         raise AttributeError(name)
     import vllm.v1.sample.ops.topk_topp_sampler as sampler
@@ -91,8 +95,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _make_intermediate_tensors(worker: Any) -> None:
-    """What V1's second pipeline stage receives into. Stock vLLM makes it while it compiles, so not
-    with eager mode."""
+    """Make the tensors into which V1's second pipeline stage receives.
+
+    Stock vLLM makes them only while it compiles, so not in eager mode.
+    """
     from vllm.distributed.parallel_state import get_pp_group
 
     runner = worker.model_runner

@@ -1,8 +1,8 @@
 """Test support: a vLLM platform plugin with which stock RayExecutorV2 runs workers on CPUs.
 
-vLLM's CPU platform refuses Ray; this one is it, but says that its device is Ray's "GPU". Tell Ray
-that the machine has as many as there are workers. Installed wherever this folder is on the Python
-path (see the dist-info beside it).
+vLLM's CPU platform does not support Ray. This plugin is that platform, but names its device Ray's
+"GPU". Start Ray with as many GPUs as there are workers. The plugin is installed wherever this
+folder is on the Python path (see the dist-info next to it).
 """
 
 from vllm.platforms.cpu import CpuPlatform
@@ -13,5 +13,5 @@ class RayCpuPlatform(CpuPlatform):
 
 
 def register() -> str:
-    """Entry point `vllm.platform_plugins`."""
+    """The entry point `vllm.platform_plugins`."""
     return "ray_cpu_platform.RayCpuPlatform"

@@ -118,16 +118,16 @@ class Registry:
                 f"{where}: {name}: {reason[:_MAX_REASON].rstrip('.')}.", FIELD
             ) from None
 
-    def forced(self, asked: Sequence[Mapping[str, Any]]) -> dict[str, Collection[int]]:
-        """Return the tokens that each processor of a request may force, by its name.
+    def forced(self, asked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Collection[int]]]:
+        """Return the processors of a request that force tokens, by name, each with its tokens.
 
-        asked: what `read` returned. Processors that force no token are left out.
+        asked: what `read` returned. A name may occur several times.
         """
         given = (
             (name, self._factories[name].forces(**arguments))
             for name, arguments in map(_split, asked)
         )
-        return {name: tokens for name, tokens in given if tokens}
+        return [(name, tokens) for name, tokens in given if tokens]
 
     def make(self, asked: Sequence[Mapping[str, Any]], sequence: SequenceInfo) -> list[Named]:
         """Make one processor for each entry that `read` returned, or raise ProcessorError."""

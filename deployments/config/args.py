@@ -17,7 +17,7 @@ from cfg_core.logits_processors.config import check_config as check_processors
 from deployments.config.access import AccessArgs
 from deployments.config.admission import AdmissionArgs
 from deployments.config.base import YamlArgs
-from deployments.config.checks import check_generator, check_unique
+from deployments.config.checks import check_body_limits, check_generator, check_unique
 from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, check_frontend
 from deployments.config.grammars import GrammarArgs
@@ -176,6 +176,7 @@ class AppArgs(YamlArgs):
     def _consistent(self) -> AppArgs:
         check_generator(dict(self))
         check_frontend(self.frontend, self.engine)
+        check_body_limits(self.access.max_body_bytes, self.limits)
         check_unique([encoder.deployment for encoder in self.encoders], self.served_names)
         return self
 

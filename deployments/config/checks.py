@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import ConfigError
+from deployments.config.limits import LimitsArgs
 
 RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
-
 
 OF_THE_GENERATOR = ("engine", "frontend", "served_model_name", "logits_processors", "draft_cost")
 """Keys of `args` that say nothing without `model`."""
@@ -25,6 +25,18 @@ def check_generator(args: Mapping[str, Any]) -> None:
         if args["model"] is None and args[key]:
             hint = "name the model, or move it to an encoder"
             raise ConfigError(f"`{key}` in `args` belongs to `model`, which is missing: {hint}.")
+
+
+def check_body_limits(max_body_bytes: int, limits: LimitsArgs) -> None:
+    """Raise ConfigError if a body that `access` allows can never be served under `limits`."""
+    for name in ("max_body_bytes_at_once", "max_body_bytes_per_client"):
+        limit = getattr(limits, name)
+        if limit < max_body_bytes:
+            raise ConfigError(
+                f"`limits.{name}` is {limit}, below `access.max_body_bytes` ({max_body_bytes}), so"
+                " a large body would always get 429: raise the limit, or lower"
+                " `access.max_body_bytes`."
+            )
 
 
 def check_unique(deployments: Sequence[str], served_names: Sequence[str]) -> None:

@@ -106,6 +106,14 @@ def test_args_are_frozen():
         ({"encoders": [{"model": "a", "deployment": "CfgRouter"}]}, "is the name of another part"),
         ({"model": "x/m", "encoders": [{"model": "y/m"}]}, "two models are served as `m`"),
         (
+            {"model": "m", "limits": {"max_body_bytes_per_client": 1_000_000}},
+            "`limits.max_body_bytes_per_client` is 1000000, below `access.max_body_bytes`",
+        ),
+        (
+            {"model": "m", "limits": {"max_body_bytes_at_once": 1_000_000}},
+            "`limits.max_body_bytes_at_once` is 1000000, below",
+        ),
+        (
             {"model": "m", "frontend": {"chat_templat": "x"}},
             "unknown key `chat_templat` in `frontend`: did you mean",
         ),

@@ -60,7 +60,9 @@ def test_the_registry_returns_the_tokens_that_processors_force() -> None:
     asked: list[dict[str, Any]] = [
         {"name": "no_repeat_ngram", "n": 2},
         {"name": "section_budget", "max_tokens": 3, "end": "xyz"},
+        {"name": "section_budget", "max_tokens": 9, "end": "ab"},
     ]
-    assert {name: list(tokens) for name, tokens in registry.forced(asked).items()} == {
-        "section_budget": [23, 24, 25]
-    }
+    assert [(name, list(tokens)) for name, tokens in registry.forced(asked)] == [
+        ("section_budget", [23, 24, 25]),
+        ("section_budget", [0, 1]),
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,13 +148,13 @@ def _masks_from_start(config: VllmConfig) -> bool:
 
 
 def _check_forced(
-    config: VllmConfig, sampling: SamplingParams, forced: Mapping[str, Collection[int]]
+    config: VllmConfig, sampling: SamplingParams, forced: Iterable[tuple[str, Collection[int]]]
 ) -> None:
     """Refuse logits processors that force tokens which a mask may forbid.
 
-    forced: the tokens that each processor forces, by the processor's name.
+    forced: the names of these processors, each with the tokens that it forces.
     """
-    for name, tokens in forced.items():
+    for name, tokens in forced:
         if sampling.structured_outputs is not None and _masks_from_start(config):
             raise RequestError(
                 f"{name} forces tokens that a grammar may forbid: leave one of the two out, or use"

@@ -83,19 +83,24 @@ def grammar_limits_of(config: VllmConfig) -> GrammarLimits:
 
 
 def check_grammars(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` if all are known and are positive numbers. Raises ConfigError otherwise."""
-    known = {f.name for cls in (GrammarBounds, GrammarLimits) for f in dataclasses.fields(cls)}
-    check_keys(fields, known, GRAMMARS)
+    """Return `fields` if all are known and have usable values.
+
+    A value is a positive number, or for `at_start` true or false. Raises ConfigError for an unknown
+    name, and CompatibilityError for a value that cannot be used.
+    """
+    of_both = (*dataclasses.fields(GrammarBounds), *dataclasses.fields(GrammarLimits))
+    defaults = {field.name: field.default for field in of_both}
+    check_keys(fields, defaults, GRAMMARS)
     for name, value in fields.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise CompatibilityError(
-                f"`{name}` in `{GRAMMARS}` is {value!r}: it must be a number above 0."
-            )
+        is_switch = isinstance(defaults[name], bool)
+        if not (isinstance(value, bool) if is_switch else _is_positive(value)):
+            needed = "true or false" if is_switch else "a number above 0"
+            raise CompatibilityError(f"`{name}` in `{GRAMMARS}` is {value!r}: it must be {needed}.")
     return dict(fields)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 < value < math.inf
 
 
 def _built(cls: type[_Numbers], fields: Mapping[str, Any]) -> _Numbers:
@@ -172,7 +177,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
         "adaptive verification (set enable_adaptive_verification=False)": bool(
             speculative and speculative.enable_adaptive_verification
         ),
-        "a draft model with pipeline parallelism (vLLM crashes; use tensor_parallel_size)": bool(
+        "speculation with pipeline parallelism (use tensor_parallel_size)": bool(
             speculative and parallel.pipeline_parallel_size > 1
         ),
         "batch-sharded sampling (set enable_batch_sharded_sampling=False)": (

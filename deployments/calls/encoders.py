@@ -16,7 +16,7 @@ from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from deployments.calls.ray_errors import value_of
 from deployments.config.args import AppArgs
 from deployments.requests.body import json_type
-from deployments.requests.encode.jobs import (
+from deployments.requests.encode.capabilities import (
     PATHS,
     EncodeEndpoint,
     can_serve,

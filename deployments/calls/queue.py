@@ -17,69 +17,20 @@ import heapq
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from cfg_core.errors import OverloadedError, RequestError
+from deployments.calls.tallies import DrainRate, Sum
+from deployments.calls.tenants import Company, Entry, Share, State, Tenant
 from deployments.requests.demand import Demand
 
-RATE_WINDOW_S = 30.0
-"""Seconds over which the rate of ending requests is measured."""
-
-OTHERS_S = 60.0
-"""Seconds for which a tenant counts as active after its last request."""
-
 RETRY_AT_LEAST_S, RETRY_AT_MOST_S = 1.0, 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """A tenant, as the queue sees it.
-
-    max_streams: running and waiting, at most; None: no limit of its own.
-    """
-
-    tenant: str = "anonymous"
-    weight: float = 1.0
-    max_streams: int | None = None
-
-
-class _State(Enum):
-    WAITING = auto()
-    RUNNING = auto()
-    GONE = auto()
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    share: Share
-    demand: Demand
-    priority: int
-    start: float  # virtual time
-    admitted: asyncio.Future[None]
-    state: _State = _State.WAITING
-
-    @property
-    def cost(self) -> float:
-        """Virtual time that the request takes."""
-        return self.demand.tokens / self.share.weight
-
-
-@dataclass(slots=True)
-class _Tenant:
-    finish: float = 0.0  # virtual time at which its last request ends
-    streams: int = 0  # waiting and running
-    running: int = 0  # streams
-    starting: int = 0  # requests with a place, of whose answer nothing has arrived
-    waiting: list[_Entry] = field(default_factory=list)
 
 
 class Place:
     """One request's place with the engines, which the caller must `leave`."""
 
-    def __init__(self, queue: AdmissionQueue, entry: _Entry) -> None:
+    def __init__(self, queue: AdmissionQueue, entry: Entry) -> None:
         self._queue, self._entry = queue, entry
         self._is_starting = True
 
@@ -91,29 +42,9 @@ class Place:
 
     def leave(self) -> None:
         """Free the place, because the request has ended; a second call does nothing."""
-        if self._entry.state is _State.RUNNING:
+        if self._entry.state is State.RUNNING:
             self.begun()
             self._queue._leave(self._entry)
-
-
-class Company:
-    """Whether more than one tenant was active within OTHERS_S.
-
-    It remembers only the last two tenants, which is enough.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._last: tuple[str, float] | None = None
-        self._other_at = -math.inf  # when a tenant other than the last was last seen
-
-    def seen(self, tenant: str) -> None:
-        if self._last is not None and self._last[0] != tenant:
-            self._other_at = self._last[1]
-        self._last = tenant, self._now()
-
-    def is_mixed(self) -> bool:
-        return self._now() - self._other_at < OTHERS_S
 
 
 class AdmissionQueue:
@@ -145,13 +76,13 @@ class AdmissionQueue:
         self._most_of_one, self._most_starting = most_of_one, most_starting
         self._company = Company(now)
         # A heap. Entries that are no longer waiting stay in it until they are popped.
-        self._line: list[tuple[int, float, int, _Entry]] = []
+        self._line: list[tuple[int, float, int, Entry]] = []
         self._tie = itertools.count()
         self._virtual = 0.0
-        self._tenants: dict[str, _Tenant] = {}
-        self._running = _Sum()
-        self._queued = _Sum()
-        self._rate = _DrainRate(now)
+        self._tenants: dict[str, Tenant] = {}
+        self._running = Sum()
+        self._queued = Sum()
+        self._rate = DrainRate(now)
         self._refused = 0
 
     async def enter(self, share: Share, demand: Demand, priority: int = 0) -> Place:
@@ -170,17 +101,17 @@ class AdmissionQueue:
             await entry.admitted
         except asyncio.CancelledError:
             place.leave()
-            if entry.state is _State.WAITING:
+            if entry.state is State.WAITING:
                 self._drop(entry)
             raise
         return place
 
-    def _begun(self, entry: _Entry) -> None:
+    def _begun(self, entry: Entry) -> None:
         self._tenants[entry.share.tenant].starting -= 1
         self.admit()
 
-    def _leave(self, entry: _Entry) -> None:
-        entry.state = _State.GONE
+    def _leave(self, entry: Entry) -> None:
+        entry.state = State.GONE
         demand, tenant = entry.demand, self._tenants[entry.share.tenant]
         self._running -= demand
         self._rate.ended(demand.tokens)
@@ -198,9 +129,9 @@ class AdmissionQueue:
         capacity, is_mixed = self._capacity(), self._company.is_mixed()
         while self._line:
             *_, entry = self._line[0]
-            if entry.admitted.cancelled() and entry.state is _State.WAITING:
+            if entry.admitted.cancelled() and entry.state is State.WAITING:
                 self._drop(entry)  # its caller was cancelled, but has not run since
-            if entry.state is _State.WAITING:
+            if entry.state is State.WAITING:
                 if (
                     self._running.streams
                     and self._running.streams + entry.demand.streams > capacity
@@ -237,7 +168,7 @@ class AdmissionQueue:
 
     def check_integrity(self) -> None:
         """For tests: assert what must hold between events."""
-        waiting = [entry for *_, entry in self._line if entry.state is _State.WAITING]
+        waiting = [entry for *_, entry in self._line if entry.state is State.WAITING]
         assert {id(e) for t in self._tenants.values() for e in t.waiting} == {
             id(e) for e in waiting
         }
@@ -270,7 +201,7 @@ class AdmissionQueue:
                 self.retry_after_s(),
             )
 
-    def _has_its_share(self, entry: _Entry) -> bool:
+    def _has_its_share(self, entry: Entry) -> bool:
         """Whether the tenant has all that one tenant may have while others are active.
 
         A tenant with nothing running may always start a request.
@@ -283,10 +214,10 @@ class AdmissionQueue:
             or tenant.running + entry.demand.streams > self._most_of_one()
         )
 
-    def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> _Entry:
-        tenant = self._tenants.setdefault(share.tenant, _Tenant())
+    def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> Entry:
+        tenant = self._tenants.setdefault(share.tenant, Tenant())
         start = max(self._virtual, tenant.finish)
-        entry = _Entry(share, demand, priority, start, asyncio.get_running_loop().create_future())
+        entry = Entry(share, demand, priority, start, asyncio.get_running_loop().create_future())
         tenant.finish = start + entry.cost
         tenant.waiting.append(entry)
         tenant.streams += demand.streams
@@ -294,8 +225,8 @@ class AdmissionQueue:
         heapq.heappush(self._line, (priority, start, next(self._tie), entry))
         return entry
 
-    def _start(self, entry: _Entry) -> None:
-        self._leave_line(entry, _State.RUNNING)
+    def _start(self, entry: Entry) -> None:
+        self._leave_line(entry, State.RUNNING)
         self._virtual = max(self._virtual, entry.start)
         self._running += entry.demand
         tenant = self._tenants[entry.share.tenant]
@@ -318,15 +249,15 @@ class AdmissionQueue:
                 message = f"Too many requests are waiting: try again in {wait_s:.0f} s."
                 entry.admitted.set_exception(OverloadedError(message, wait_s))
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: Entry) -> None:
         """Remove a request that waits, for which its tenant is then not charged."""
-        self._leave_line(entry, _State.GONE)
+        self._leave_line(entry, State.GONE)
         tenant = self._tenants[entry.share.tenant]
         tenant.finish -= entry.cost
         tenant.streams -= entry.demand.streams
         self._forget_idle()
 
-    def _leave_line(self, entry: _Entry, state: _State) -> None:
+    def _leave_line(self, entry: Entry, state: State) -> None:
         entry.state = state
         self._tenants[entry.share.tenant].waiting.remove(entry)
         self._queued -= entry.demand
@@ -337,46 +268,3 @@ class AdmissionQueue:
         ]
         for name in idle:
             del self._tenants[name]
-
-
-@dataclass(slots=True)
-class _Sum:
-    """A sum of demands."""
-
-    requests: int = 0
-    streams: int = 0
-    tokens: int = 0
-
-    def __iadd__(self, demand: Demand) -> _Sum:
-        return self._add(demand, 1)
-
-    def __isub__(self, demand: Demand) -> _Sum:
-        return self._add(demand, -1)
-
-    def _add(self, demand: Demand, sign: int) -> _Sum:
-        self.requests += sign
-        self.streams += sign * demand.streams
-        self.tokens += sign * demand.tokens
-        return self
-
-
-class _DrainRate:
-    """Tokens per second of the requests that ended within the last RATE_WINDOW_S."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._start = now, now()
-        self._ended: deque[tuple[float, int]] = deque()
-
-    def ended(self, tokens: int) -> None:
-        self._ended.append((self._now(), tokens))
-        self._forget_old()
-
-    def per_second(self) -> float:
-        """The rate; 0 if no request has ended lately."""
-        self._forget_old()
-        span_s = min(RATE_WINDOW_S, max(1.0, self._now() - self._start))
-        return sum(tokens for _, tokens in self._ended) / span_s
-
-    def _forget_old(self) -> None:
-        while self._ended and self._ended[0][0] < self._now() - RATE_WINDOW_S:
-            self._ended.popleft()

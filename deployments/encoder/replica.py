@@ -21,7 +21,8 @@ from deployments.lifecycle.log_handlers import log_handlers_kept
 from deployments.lifecycle.watchdog import exit_with_engine
 from deployments.messages import Failed
 from deployments.requests.encode.answers import tokenize_answer
-from deployments.requests.encode.jobs import EncodeCall, EncodeJob, TokenizeRequest, in_terms_of
+from deployments.requests.encode.jobs import EncodeCall, EncodeJob, in_terms_of
+from deployments.requests.encode.tokens import TokenizeRequest
 from deployments.requests.usage import Computed
 from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
 

@@ -17,7 +17,8 @@ from deployments.http.json_answer import json_answer
 from deployments.ingress.app import app, tenant_of
 from deployments.ingress.bodies import Bodies
 from deployments.ingress.tenants import Gate
-from deployments.requests.encode.jobs import EncodeEndpoint, read_job
+from deployments.requests.encode.capabilities import EncodeEndpoint
+from deployments.requests.encode.readers import read_job
 from deployments.requests.terms import take_timeout
 
 

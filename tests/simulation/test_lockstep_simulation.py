@@ -400,7 +400,7 @@ def test_what_cannot_be_exact_is_refused_at_start(model_folder, section, option,
         Simulation(config, 30)
 
 
-def test_a_draft_model_in_a_pipeline_is_refused_at_start(model_folder):
+def test_speculation_with_pipeline_parallelism_is_refused_at_start(model_folder):
     from cfg_core.errors import CompatibilityError
 
     with pytest.raises(CompatibilityError, match="use tensor_parallel_size"):

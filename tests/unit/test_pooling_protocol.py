@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Output, RequestOptions, SparseVector
+from deployments.requests.encode.capabilities import PATHS, can_serve, paths_of
 from deployments.requests.encode.fields import MAX_ITEMS, read_inputs
-from deployments.requests.encode.jobs import (
-    PATHS,
-    can_serve,
-    in_terms_of,
-    paths_of,
-    read_detokenize,
-    read_job,
-    read_tokenize,
-)
+from deployments.requests.encode.jobs import in_terms_of
+from deployments.requests.encode.readers import read_job
+from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 
 EMBEDDER = ModelInfo(
     tasks=("embed", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100

@@ -15,8 +15,9 @@ from torch import nn
 
 from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.batch import PackedBatch
-from cfg_core.prefill_only.models.checkpoint import Checkpoint, DenseLayer
+from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.models.loading import backbone_of
+from cfg_core.prefill_only.models.settings import DenseLayer
 from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
 
 

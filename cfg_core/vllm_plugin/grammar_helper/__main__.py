@@ -2,7 +2,7 @@
 
     python -m cfg_core.vllm_plugin.grammar_helper
 
-frontend/grammar_sandbox.py starts it and exchanges frames with it (frames.py). The helper never
+frontend/helper_process.py starts it and exchanges frames with it (frames.py). The helper never
 parses a grammar itself. Only a fork does, under limits on CPU time, memory and stack, and with a
 deadline. When a fork dies, nothing else is lost. One fork always waits in advance, because forking
 takes longer than compiling most grammars. The helper ends with its parent, and its forks end with

@@ -1,0 +1,55 @@
+"""Which endpoints a model of an encoder can serve.
+
+Imports neither ray nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cfg_core.errors import RequestError
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.types import Task
+
+EncodeEndpoint = Literal["embeddings", "rerank", "score", "pooling", "classify", "embed_sparse"]
+
+PATHS: dict[EncodeEndpoint, str] = {
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/score",
+    "pooling": "/pooling",
+    "classify": "/classify",
+    "embed_sparse": "/embed_sparse",
+}
+"""The path of each endpoint, as error messages and /v1/models show it."""
+
+
+def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
+    """Whether this model can compute what the endpoint returns."""
+    if endpoint in ("rerank", "score"):
+        return info.takes_pairs or "embed" in info.tasks
+    needed: dict[str, Task] = {
+        "embeddings": "embed",
+        "classify": "classify",
+        "embed_sparse": "sparse",
+    }
+    return endpoint == "pooling" or needed[endpoint] in info.tasks
+
+
+def paths_of(info: ModelInfo) -> list[str]:
+    """The paths of the endpoints that this model can serve."""
+    return [path for endpoint, path in PATHS.items() if can_serve(info, endpoint)]
+
+
+def cannot_serve(name: str, info: ModelInfo, endpoint: EncodeEndpoint) -> RequestError:
+    """The error for a model that cannot serve the endpoint.
+
+    It says what the model computes, and which endpoints to use.
+    """
+    computes = ", ".join(info.tasks)
+    if info.labels:
+        computes = "one score for a pair" if info.takes_pairs else f"{len(info.labels)} labels"
+    instead = ", ".join(paths_of(info))
+    return RequestError(
+        f"{name} computes {computes}, so it cannot serve {PATHS[endpoint]}: use {instead}.", "model"
+    )

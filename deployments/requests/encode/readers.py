@@ -1,0 +1,251 @@
+"""Read the bodies of requests to encoders into jobs.
+
+The ingress does it, so bad requests are refused without a call to an engine.
+
+The formats are those of OpenAI (embeddings), Cohere, Jina and TEI (rerank, embed_sparse) and vLLM
+(the rest). Unknown fields are ignored, as all of these servers do, except fields that look like
+guidance. Imports neither ray nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.params import looks_like_guidance
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.types import RequestOptions, Task
+from deployments.requests.encode.answers import (
+    ClassifyAnswer,
+    Cosine,
+    EmbeddingsAnswer,
+    PoolingAnswer,
+    RerankAnswer,
+    ScoreAnswer,
+    Scores,
+    SparseAnswer,
+    TeiRerankAnswer,
+)
+from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
+from deployments.requests.encode.fields import (
+    read_activation,
+    read_dimensions,
+    read_document,
+    read_flag,
+    read_inputs,
+    read_prompt,
+    read_text,
+    read_texts,
+    read_truncation,
+    read_whole_number,
+    wants_base64,
+)
+from deployments.requests.encode.jobs import EncodeCall, EncodeJob
+from deployments.requests.guidance import CARRIERS, carried, near_miss
+
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("passage", "document")
+"""Names of the prompts that retrieval models put in front of queries and of documents."""
+
+SCORE_FIELDS = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
+
+
+def read_job(
+    endpoint: EncodeEndpoint, body: Mapping[str, Any], model: str, info: ModelInfo
+) -> EncodeJob:
+    """The job that a request body asks for.
+
+    Raises RequestError for every mistake that can be found without tokenizing. The engine checks
+    lengths and token ids.
+
+    model: its name for clients.
+    """
+    if not can_serve(info, endpoint):
+        raise cannot_serve(model, info, endpoint)
+    refuse_foreign_fields(body)
+    return READERS[endpoint](body, model, info)
+
+
+def refuse_foreign_fields(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for fields that ask for something that encoders cannot do."""
+    inner = [name for carrier in CARRIERS for name in carried(body, carrier)]
+    for name in (*body, *inner):
+        if (looks_like_guidance(name) or near_miss(name)) and body.get(name, name) is not None:
+            raise GuidanceError(
+                f"{name} guides generated text, and encoders generate none: leave it out.", name
+            )
+    if body.get("messages") is not None:
+        raise RequestError("messages are for chat models: send the text as input.", "messages")
+    if body.get("add_special_tokens") is False:
+        hint = "send token ids instead of text"
+        raise RequestError(
+            f"texts always get the model's special tokens: {hint}.", "add_special_tokens"
+        )
+
+
+def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    inputs = read_inputs(body.get("input"))
+    options = RequestOptions(
+        prompt=read_prompt(body, info, inputs),
+        dimensions=read_dimensions(body, info),
+        normalize=read_activation(body),
+        **read_truncation(body, info),
+    )
+    answer = EmbeddingsAnswer(model=model, base64=wants_base64(body))
+    return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
+
+
+def _rerank(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    """The job of /rerank: Cohere's and Jina's format has `documents`, TEI's has `texts`."""
+    has_documents, has_texts = body.get("documents") is not None, body.get("texts") is not None
+    if has_documents == has_texts:
+        given = "both given: send only one" if has_texts else "both missing: send documents"
+        raise RequestError(
+            f"documents (as Cohere and Jina) and texts (as TEI) are {given}.", "documents"
+        )
+    query = read_text(body, "query")
+    return _tei_rerank(body, query, info) if has_texts else _cohere_rerank(body, query, model, info)
+
+
+def _cohere_rerank(body: Mapping[str, Any], query: str, model: str, info: ModelInfo) -> EncodeJob:
+    documents = read_texts(body, "documents", read_document)
+    top_n = read_whole_number(body, "top_n", lowest=0)
+    kept = documents if read_flag(body, "return_documents") else None
+    calls, scores = _comparisons(
+        ([query], "query"), (documents, "documents"), body, info, read_activation(body) is False
+    )
+    return EncodeJob(
+        calls=calls,
+        answer=RerankAnswer(model=model, scores=scores, top_n=top_n or None, documents=kept),
+    )
+
+
+def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJob:
+    texts = read_texts(body, "texts")
+    kept = texts if read_flag(body, "return_text") else None
+    calls, scores = _comparisons(
+        ([query], "query"), (texts, "texts"), body, info, read_flag(body, "raw_scores")
+    )
+    return EncodeJob(calls=calls, answer=TeiRerankAnswer(scores=scores, texts=kept))
+
+
+def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    """The job of /score: one text with one, one with N, or N with N, as in vLLM."""
+    names = next(
+        (pair for pair in SCORE_FIELDS if all(body.get(name) is not None for name in pair)), None
+    )
+    if names is None:
+        raise RequestError(
+            "text_1 and text_2 are not both given: send both, or queries and documents.", "text_1"
+        )
+    left, right = (read_texts(body, name) for name in names)
+    if len(left) not in (1, len(right)):
+        hint = f"send one, or as many as {names[1]}"
+        raise RequestError(
+            f"{names[0]} has {len(left)} texts and {names[1]} has {len(right)}: {hint}.", names[0]
+        )
+    raw = read_activation(body) is False
+    calls, scores = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
+    return EncodeJob(calls=calls, answer=ScoreAnswer(model=model, scores=scores))
+
+
+def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    task: Task = body.get("task") or info.tasks[0]
+    if task not in info.tasks:
+        raise RequestError(
+            f"this model has no task {task!r:.60}: use {', '.join(info.tasks)}.", "task"
+        )
+    base64 = wants_base64(body)
+    if base64 and task == "sparse":
+        raise RequestError(
+            "sparse vectors have no base64 form: set encoding_format to float.", "encoding_format"
+        )
+    inputs = read_inputs(body.get("input"), pairs=task == "classify")
+    options = RequestOptions(
+        tasks=(task,),
+        prompt=read_prompt(body, info, inputs),
+        dimensions=read_dimensions(body, info) if task == "embed" else None,
+        normalize=read_activation(body),
+        raw_scores=read_activation(body) is False,
+        **read_truncation(body, info),
+    )
+    return EncodeJob(
+        calls=(EncodeCall(inputs=inputs, options=options),),
+        answer=PoolingAnswer(model=model, task=task, base64=base64),
+    )
+
+
+def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    inputs = read_inputs(body.get("input"), pairs=True)
+    options = RequestOptions(
+        tasks=("classify",),
+        prompt=read_prompt(body, info, inputs),
+        raw_scores=read_activation(body) is False,
+        **read_truncation(body, info),
+    )
+    answer = ClassifyAnswer(model=model, labels=info.labels)
+    return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
+
+
+def _embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
+    texts = read_texts(body, "inputs")
+    options = RequestOptions(
+        tasks=("sparse",), prompt=read_prompt(body, info, texts), **read_truncation(body, info)
+    )
+    return EncodeJob(
+        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),), answer=SparseAnswer()
+    )
+
+
+READERS: dict[EncodeEndpoint, Callable[[Mapping[str, Any], str, ModelInfo], EncodeJob]] = {
+    "embeddings": _embeddings,
+    "rerank": _rerank,
+    "score": _score,
+    "pooling": _pooling,
+    "classify": _classify,
+    "embed_sparse": _embed_sparse,
+}
+
+
+# --- comparing texts ------------------------------------------------------------------------------
+
+
+def _comparisons(
+    left: tuple[list[str], str],
+    right: tuple[list[str], str],
+    body: Mapping[str, Any],
+    info: ModelInfo,
+    raw: bool,
+) -> tuple[tuple[EncodeCall, ...], Scores | Cosine]:
+    """The calls and the scoring that compare each text on the right with one on the left.
+
+    A cross-encoder scores each pair. With an embedding model the score is the cosine of the two
+    vectors.
+
+    left: queries and the name of their field; one query for all documents, or one for each.
+    right: documents and the name of their field.
+    raw: whether scores are left without the activation.
+    """
+    truncation = read_truncation(body, info)
+    (queries, query_field), (documents, document_field) = left, right
+    if info.takes_pairs:
+        partners = queries * len(documents) if len(queries) == 1 else queries
+        pairs = list(zip(partners, documents, strict=True))
+        options = RequestOptions(tasks=("classify",), raw_scores=raw, **truncation)
+        return (EncodeCall(inputs=pairs, options=options, field=document_field),), Scores()
+    for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
+    for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
+    calls = (
+        EncodeCall(inputs=queries, options=for_queries, field=query_field),
+        EncodeCall(inputs=documents, options=for_documents, field=document_field),
+    )
+    return calls, Cosine(num_queries=len(queries))
+
+
+def _role_prompt(info: ModelInfo, names: Sequence[str]) -> str:
+    return next((info.prompts[name] for name in names if name in info.prompts), info.default_prompt)

@@ -24,7 +24,7 @@ serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
 test: setup-dev  ## run all tests in two processes (ARGS="tests/unit -x" for some, in one)
-	@exec $(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadgroup --no-loadscope-reorder)
+	@exec $(BIN)/python -m pytest $(or $(ARGS),-n 2 --no-loadscope-reorder)
 
 check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
 	$(BIN)/ruff check .

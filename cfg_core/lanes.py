@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from cfg_core.memory import Rest
+from cfg_core.memory import DelayedTrim
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Lanes:
     def __init__(self, name: str, num_short: int = 1) -> None:
         self._short = ThreadPoolExecutor(num_short, f"{name}-short")
         self._long = ThreadPoolExecutor(1, f"{name}-long")
-        self._rest = Rest()
+        self._trim = DelayedTrim()
 
     def submit(
         self, num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any
@@ -45,7 +45,7 @@ class Lanes:
         lane = self._long if num_chars > LONG_TEXT else self._short
         future = lane.submit(function, *args, **kwargs)
         if num_chars > LARGE_TEXT:
-            future.add_done_callback(lambda _: self._rest.after_large_work())
+            future.add_done_callback(lambda _: self._trim.schedule())
         return future
 
     async def run(self, num_chars: int, function: Callable[..., T], *args: Any) -> T:
@@ -57,7 +57,7 @@ class Lanes:
 
     def close(self) -> None:
         """Drop the jobs that wait, and do not interrupt those that run."""
-        self._rest.close()
+        self._trim.close()
         for pool in (self._short, self._long):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -3,7 +3,7 @@
 A call to a generator carries one `GenerateCall`, and yields:
 
     Heartbeat*  (Chunk | Heartbeat)*  Heartbeat     a stream: the last Chunk is `[DONE]`
-    Heartbeat*  Whole+  Heartbeat                   an answer that is not streamed, in pieces
+    (Whole | Heartbeat)*  Heartbeat                 an answer that is not streamed, in pieces
     ...  Heartbeat  Failed                          a failure, at any point
 
 A failure is sent as a value and not raised, because Serve logs a traceback for every exception,
@@ -27,7 +27,7 @@ from deployments.requests.usage import Usage
 class GenerateCall:
     """One request for generated text, with its whole group.
 
-    body: the client's JSON body, without `timeout` but with its guidance fields.
+    body: the client's JSON body, with its guidance fields but without `timeout` and `priority`.
     guidance: these fields, read and checked; None if there are none.
     group: what the placement policy needs to know.
     headers: those of the client's headers that vLLM reads.

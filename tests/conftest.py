@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,13 +30,35 @@ settings.load_profile("cfg-serve")
 
 FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu")
 HERE = Path(__file__).parent
+SINGLE = ("test_paths.py",)
+OWN_SERVER = (
+    *("test_calls.py", "test_configs.py", "test_embedder.py", "test_faults.py", "test_frontend.py"),
+    *("test_nodes.py", "test_ports.py", "test_speculative.py"),
+)
+"""Files of tests/serve that start their own servers, or none."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give a test its group. pytest-xdist runs a group in one worker, so that the engine which the
-    tests of a file share is started once."""
-    if not item.get_closest_marker("xdist_group"):
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (`-n 2`), run the tests of one group in one worker: see `_group`."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _group
+    return scheduler
+
+
+def _group(nodeid: str) -> str:
+    """The group of a test.
+
+    The tests of a file share an engine, which should start once. Most files of tests/serve share
+    one server. Each test of SINGLE starts its own processes.
+    """
+    file = nodeid.partition("::")[0]
+    folder, _, name = file.rpartition("/")
+    if name in SINGLE:
+        return nodeid
+    return "server" if folder == "tests/serve" and name not in OWN_SERVER else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -39,7 +39,7 @@ class Answer:
         self._on_sign = on_sign
         self._heard_at = time.monotonic()
         self._waiting: asyncio.Timeout | None = None
-        self._is_lost = False
+        self._is_silent = False
         self.usage = Usage()
 
     async def next(self) -> Chunk | Whole:
@@ -54,7 +54,7 @@ class Answer:
             try:
                 item = await self._item()
             except EngineDeadError:
-                note = shared.suspect if self._is_lost else shared.lost
+                note = shared.suspect if self._is_silent else shared.lost
                 note(self._dispatch.replica)
                 raise
             self._heard_at = time.monotonic()
@@ -83,17 +83,17 @@ class Answer:
         so many seconds. A call that still waits for a replica is not given up.
         """
         replica, now = self._dispatch.replica, time.monotonic()
-        if replica is None or self._is_lost:
+        if replica is None or self._is_silent:
             return
         if now - max(self._heard_at, self._dispatch.at) <= for_s:
             return
         if shared.lookout().silent_s(replica) > for_s:
-            self._is_lost = True
+            self._is_silent = True
             if self._waiting is not None and not self._waiting.expired():
                 self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def _item(self) -> Item:
-        if self._is_lost:
+        if self._is_silent:
             raise EngineDeadError(LOST)
         try:
             async with asyncio.timeout_at(self._deadline) as self._waiting:
@@ -102,7 +102,7 @@ class Answer:
             if self._waiting is None or not self._waiting.expired():
                 raise
             self.cancel()
-            raise (EngineDeadError(LOST) if self._is_lost else out_of_time()) from None
+            raise (EngineDeadError(LOST) if self._is_silent else out_of_time()) from None
         finally:
             self._waiting = None
 

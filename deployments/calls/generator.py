@@ -19,7 +19,7 @@ from cfg_core.errors import EngineDeadError, EngineError
 from deployments.calls.answers import Answer, in_time
 from deployments.calls.events import EventStream, events
 from deployments.calls.queue import AdmissionQueue, Place
-from deployments.calls.tenants import Share
+from deployments.calls.queue_entries import Share
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole

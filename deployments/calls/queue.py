@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 
 from cfg_core.errors import OverloadedError, RequestError
-from deployments.calls.tallies import DrainRate, Sum
-from deployments.calls.tenants import Company, Entry, Share, State, Tenant
+from deployments.calls.queue_counts import DrainRate, Sum
+from deployments.calls.queue_entries import ActiveTenants, Entry, Share, State, Tenant
 from deployments.requests.demand import Demand
 
 RETRY_AT_LEAST_S, RETRY_AT_MOST_S = 1.0, 120.0
@@ -74,7 +74,7 @@ class AdmissionQueue:
     ) -> None:
         self._capacity, self._max_streams, self._max_tokens = capacity, max_streams, max_tokens
         self._most_of_one, self._most_starting = most_of_one, most_starting
-        self._company = Company(now)
+        self._active = ActiveTenants(now)
         # A heap. Entries that are no longer waiting stay in it until they are popped.
         self._line: list[tuple[int, float, int, Entry]] = []
         self._tie = itertools.count()
@@ -91,7 +91,7 @@ class AdmissionQueue:
         Cancelling leaves the queue. Raises OverloadedError if there is no room to wait. Raises
         RequestError if the tenant may never have that many streams.
         """
-        self._company.seen(share.tenant)
+        self._active.seen(share.tenant)
         self._check_share(share, demand)
         entry = self._wait_in_line(share, demand, priority)
         place = Place(self, entry)
@@ -126,7 +126,7 @@ class AdmissionQueue:
         Called whenever a place is freed. Call it also when the capacity may have grown.
         """
         passed_over = []
-        capacity, is_mixed = self._capacity(), self._company.is_mixed()
+        capacity, are_several = self._capacity(), self._active.are_several()
         while self._line:
             *_, entry = self._line[0]
             if entry.admitted.cancelled() and entry.state is State.WAITING:
@@ -137,7 +137,7 @@ class AdmissionQueue:
                     and self._running.streams + entry.demand.streams > capacity
                 ):
                     break
-                if is_mixed and self._has_its_share(entry):
+                if are_several and self._has_its_share(entry):
                     passed_over.append(self._line[0])
                 else:
                     self._start(entry)

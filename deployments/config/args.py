@@ -110,9 +110,10 @@ class AppArgs(YamlArgs):
         gt=2 * ASK_EVERY_S,
         description=(
             "Seconds without a sign of life after which a replica of the generator is treated as"
-            " lost: its process hangs, its node died, or the network link is cut. Its requests are"
-            " then sent to another replica, or end with an error. A replica that is only busy is"
-            " not treated as lost, because a separate thread gives its signs of life."
+            " failed: its process hangs, its node died, or the network link is cut. Its requests"
+            " are then sent to another replica, or end with an error. A replica that is only busy"
+            " is not treated as failed, because a separate thread gives its signs of life. The"
+            " value must be above 1."
         ),
     )
     hang_timeout_s: float = Field(

@@ -57,7 +57,10 @@ class GrammarArgs(YamlArgs):
     schema_depth: int = Field(
         default=_B.schema_depth,
         ge=1,
-        description="Maximum nesting depth of objects and lists in a schema.",
+        description=(
+            "Maximum nesting depth of objects and lists in a schema. Eight more levels are allowed,"
+            " because requests may wrap the schema."
+        ),
     )
     properties: int = Field(
         default=_B.properties,

@@ -1,4 +1,4 @@
-"""Turns whatever vLLM raises into one of our own errors, which are small and cross processes.
+"""Turns whatever vLLM raises into an error of cfg_core.errors, which can be sent between processes.
 
 vLLM does not check the types of many fields, so a client's mistake causes an AttributeError or a
 KeyError in vLLM, which must not be reported as a server error. The rule is: an error of this kind

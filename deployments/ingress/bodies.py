@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from cfg_core.memory import Rest
+from cfg_core.memory import DelayedTrim
 from deployments.requests.body import decode_body
 
 LARGE_BYTES = 2**16
@@ -28,7 +28,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self._large = asyncio.Lock()
-        self._rest = Rest()
+        self._trim = DelayedTrim()
 
     async def read(self, request: Request) -> dict[str, Any]:
         """Return the request's body, or raise RequestError if it is not a JSON object."""
@@ -44,5 +44,5 @@ class Bodies:
         if len(raw) <= LARGE_BYTES:
             return make(decode_body(raw))
         async with self._large:
-            self._rest.after_large_work()
+            self._trim.schedule()
             return await asyncio.to_thread(lambda: make(decode_body(raw)))

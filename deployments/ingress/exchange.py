@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, EngineError
-from deployments.http.crowd import Stay
 from deployments.http.errors import http_error
+from deployments.http.open_requests import OpenRequest
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.tenants import ANONYMOUS, Tenant
@@ -75,7 +75,7 @@ class Exchange:
         self._tells_id = not (behind_serve and is_well_formed)
         self._tenant: Tenant | None = None
         self._client = scope["client"][0] if scope.get("client") else "unknown"
-        self._stay: Stay | None = None
+        self._open_request: OpenRequest | None = None
         self._body_is_whole = False
         self._body_deadline = 0.0  # by the event loop's clock
         self._queue = queue_behind(send)
@@ -108,8 +108,8 @@ class Exchange:
                 await self._answer(EngineError("Internal error: see the server's log."))
             raise
         finally:
-            if self._stay is not None:
-                self._stay.end()
+            if self._open_request is not None:
+                self._open_request.end()
             self._log()
             self._count()
 
@@ -128,11 +128,12 @@ class Exchange:
         Raises OverloadedError if this client, or all clients together, have too many requests here.
         """
         policy = self._policy
-        self._body_deadline = asyncio.get_running_loop().time() + policy.crowd.args.body_timeout_s
+        limits = policy.open_requests.args
+        self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
         if policy.gate.has_keys and self._tenant is not None:
             self._client = self._tenant.name
         if self._path not in OPEN_PATHS:
-            self._stay = policy.crowd.stay(self._client)
+            self._open_request = policy.open_requests.begin(self._client)
 
     def _check_declared_size(self) -> None:
         """Check Content-Length.
@@ -169,8 +170,8 @@ class Exchange:
             self._body_is_whole = not message.get("more_body", False)
             self._bytes_in += len(body)
             self._check_size(self._bytes_in)
-            if self._stay is not None:
-                self._stay.hold(len(body))
+            if self._open_request is not None:
+                self._open_request.hold(len(body))
             if self._policy.log_prompts:
                 self._head = (self._head + body)[: 4 * MAX_LOGGED_CHARS]
         return message
@@ -186,7 +187,7 @@ class Exchange:
             async with asyncio.timeout_at(self._body_deadline):
                 return await self._receive()
         except TimeoutError:
-            limit = self._policy.crowd.args.body_timeout_s
+            limit = self._policy.open_requests.args.body_timeout_s
             raise BodyTimeoutError(
                 f"The body did not arrive within {limit:g} s: send it faster."
             ) from None
@@ -218,7 +219,7 @@ class Exchange:
             message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
         elif message["type"] == "http.response.body":
             self._bytes_out += len(message.get("body", b""))
-        limit_s = self._policy.crowd.args.stall_timeout_s
+        limit_s = self._policy.open_requests.args.stall_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 await self._send(message)

@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from cfg_core.errors import UnknownModelError
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GenerateJob, GeneratorClient
-from deployments.calls.tenants import Share
+from deployments.calls.queue_entries import Share
 from deployments.config.args import AppArgs
 from deployments.ingress.app import app, client_of, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies

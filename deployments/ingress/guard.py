@@ -9,8 +9,8 @@ app, which CfgRouter.__init__ cannot reach. The app therefore holds a function, 
 (ingress/policy.py). It is pickled by name, and returns what `shared.enforce` (routing/shared.py)
 has set in the replica's own process. To wire:
 
-    install(app)                             ingress/app.py, where the app is made
-    shared.enforce(Policy.of(args.access))   CfgRouter.__init__; args.access is resolved
+    install(app)                    ingress/app.py, where the app is made
+    shared.enforce(Policy.of(...))  CfgRouter.__init__, with the resolved args.access
 
 Imports neither ray, vllm nor torch.
 """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from deployments.config.access import AccessArgs
 from deployments.config.limits import LimitsArgs
-from deployments.http.crowd import Crowd
+from deployments.http.open_requests import OpenRequests
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.tenants import Gate
 from deployments.routing import shared
@@ -20,7 +20,7 @@ class Policy:
     """
 
     gate: Gate
-    crowd: Crowd
+    open_requests: OpenRequests
     max_body_bytes: int
     log_prompts: bool = False
     metrics: Metrics | None = None
@@ -29,13 +29,13 @@ class Policy:
     def of(
         cls, access: AccessArgs, metrics: Metrics | None = None, limits: LimitsArgs | None = None
     ) -> Policy:
-        """Build a policy with full buckets for the rates and nobody in the crowd.
+        """Build a policy with full buckets for the rates and no open requests.
 
         access: must be resolved.
         """
         return cls(
             gate=Gate(access, charged=metrics.charged) if metrics else Gate(access),
-            crowd=Crowd(limits or LimitsArgs()),
+            open_requests=OpenRequests(limits or LimitsArgs()),
             max_body_bytes=access.max_body_bytes,
             log_prompts=access.log_prompts,
             metrics=metrics,

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import BodyTimeoutError, CfgServeError, OverloadedError
 from deployments.config.limits import LimitsArgs
-from deployments.http.crowd import Crowd, Stay, Turns
+from deployments.http.open_requests import OpenRequest, OpenRequests, Turns
 from deployments.http.recent import Recent
 from deployments.proxy.answers import Answered, answer_of
 from deployments.proxy.http_1_0 import end_by_closing
@@ -65,15 +65,15 @@ def middlewares() -> list[Middleware]:
     of_one = int(os.environ.get("CFG_SERVE_MAX_REQUESTS_PER_ADDRESS", 1024))
     timeout_s = float(os.environ.get("CFG_SERVE_BODY_TIMEOUT_S", 30))
     limits = LimitsArgs(max_requests=most, max_requests_per_client=of_one, body_timeout_s=timeout_s)
-    return [Middleware(Porter, limits=limits)]
+    return [Middleware(ConnectionLimits, limits=limits)]
 
 
-class Porter:
+class ConnectionLimits:
     """ASGI middleware of Serve's proxy, with the bounds of this module."""
 
     def __init__(self, app: ASGIApp, limits: LimitsArgs) -> None:
         self._app = app
-        self._crowd = Crowd(limits)
+        self._requests = OpenRequests(limits)
         self._turns = Turns(GETS_AT_ONCE)
         self._shared = {path: SharedAnswer(app) for path in SHARED_PATHS}
 
@@ -89,7 +89,7 @@ class Porter:
         answered = Answered(send, end_by_closing(scope, send))
         address = scope["client"][0] if scope.get("client") else "unknown"
         try:
-            stay: Stay = self._crowd.stay(address)
+            open_request: OpenRequest = self._requests.begin(address)
         except OverloadedError as error:
             await tell(error, answered)
             return
@@ -102,7 +102,7 @@ class Porter:
         except BodyTimeoutError as error:
             await tell(error, answered)
         finally:
-            stay.end()
+            open_request.end()
 
     async def _beginning(self, scope: Scope, receive: Receive) -> Receive | None:
         """A `receive` for the application, once the body or HELD_BYTES of it have arrived.
@@ -111,7 +111,7 @@ class Porter:
         """
         if any(name == b"expect" for name, _ in scope["headers"]):
             return receive  # the client waits: Guard decides whether it should send its body
-        limit_s = self._crowd.args.body_timeout_s
+        limit_s = self._requests.args.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 messages = await _first(HELD_BYTES, receive)

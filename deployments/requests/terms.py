@@ -24,8 +24,8 @@ SOONEST, LATEST = -1000, 1000
 class Terms:
     """The terms of one request.
 
-    priority: lower numbers are served sooner. timeout_s: seconds from the request's arrival; None
-    for no limit.
+    priority: lower numbers are served sooner. timeout_s: seconds from the end of the request's
+    body; None for no limit.
     """
 
     priority: int = 0

@@ -25,11 +25,7 @@ IN_CI = {
 CHOSEN = [p for p in paths.PATHS if p.name in IN_CI] + paths.NGRAM[:1]
 
 
-# Each path starts its own processes, so it can be a group of its own.
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, id=p.name, marks=pytest.mark.xdist_group(f"path {p.name}")) for p in CHOSEN],
-)
+@pytest.mark.parametrize("path", CHOSEN, ids=lambda p: p.name)
 def test_tokens_are_those_of_the_reference(path, model_folder, llama):
     report = paths.run(path, model_folder("llama"))
     assert paths.differences(path, report, llama) == []

@@ -15,12 +15,6 @@ import pytest
 from serve_process import ServeProcess, shipped_config
 
 
-def pytest_itemcollected(item: pytest.Function) -> None:
-    """Put the tests that take this server into one group, which runs in one worker."""
-    if "server" in item.fixturenames and not hasattr(item.module, "server"):
-        item.add_marker(pytest.mark.xdist_group("server"))
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServeProcess | SimpleNamespace]:
     if url := os.environ.get("CFG_SERVE_URL"):

@@ -8,7 +8,7 @@ import pytest
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.params import GuidanceParams
 from deployments.calls.queue import RETRY_AT_MOST_S, AdmissionQueue
-from deployments.calls.tenants import Share
+from deployments.calls.queue_entries import Share
 from deployments.requests.demand import (
     Demand,
     check_answer_size,

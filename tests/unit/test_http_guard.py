@@ -563,8 +563,8 @@ async def test_a_body_that_does_not_arrive_in_time_is_refused():
     status, text = await slow_exchange(policy, [b"a", 0.01, b"b", 5.0])
     assert status == 408
     assert "did not arrive within 0.1 s" in json.loads(text)["error"]["message"]
-    policy.crowd.check_integrity()
-    assert not policy.crowd._num_requests
+    policy.open_requests.check_integrity()
+    assert not policy.open_requests._num_requests
 
 
 async def test_bodies_that_never_end_do_not_block_other_clients():
@@ -581,7 +581,7 @@ async def test_bodies_that_never_end_do_not_block_other_clients():
     assert health[0] == 200
     assert [(await task)[0] for task in slow].count(408) == 5
     assert (await other)[0] == 408
-    assert not policy.crowd._num_requests
+    assert not policy.open_requests._num_requests
 
 
 async def test_a_body_that_is_too_large_is_read_to_its_end_before_the_answer():
@@ -636,7 +636,7 @@ async def test_a_request_whose_client_does_not_read_is_aborted(caplog):
         await Guard(endless, lambda: policy)(scope, receive, send)
     assert ended == [True]
     assert "has not read its answer" in caplog.text
-    assert not policy.crowd._num_requests
+    assert not policy.open_requests._num_requests
 
 
 async def test_the_application_waits_while_serve_has_not_taken_its_messages():

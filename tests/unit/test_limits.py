@@ -7,44 +7,44 @@ from hypothesis import strategies as st
 from cfg_core.errors import ConfigError, OverloadedError
 from deployments.config.limits import LimitsArgs
 from deployments.config.message_sizes import check_message_sizes
-from deployments.http.crowd import Crowd
+from deployments.http.open_requests import OpenRequests
 
 
-def crowd(**fields):
-    return Crowd(LimitsArgs(**fields))
+def counted(**fields):
+    return OpenRequests(LimitsArgs(**fields))
 
 
 def test_one_client_has_a_bound_and_others_are_admitted():
-    here = crowd(max_requests_per_client=2)
-    stays = [here.stay("a"), here.stay("a")]
+    here = counted(max_requests_per_client=2)
+    open_requests = [here.begin("a"), here.begin("a")]
     with pytest.raises(OverloadedError, match="This client has 2 requests"):
-        here.stay("a")
-    here.stay("b")
-    stays[0].end()
-    here.stay("a")
+        here.begin("a")
+    here.begin("b")
+    open_requests[0].end()
+    here.begin("a")
 
 
 def test_all_clients_together_have_a_bound():
-    here = crowd(max_requests=2)
-    here.stay("a")
-    stay = here.stay("b")
+    here = counted(max_requests=2)
+    here.begin("a")
+    request = here.begin("b")
     with pytest.raises(OverloadedError, match="has 2 requests in progress"):
-        here.stay("c")
-    stay.end()
-    stay.end()
-    here.stay("c")
+        here.begin("c")
+    request.end()
+    request.end()
+    here.begin("c")
 
 
 def test_bytes_are_counted_until_the_request_ends():
-    here = crowd(max_body_bytes_at_once=15, max_body_bytes_per_client=10)
-    first, second = here.stay("a"), here.stay("a")
+    here = counted(max_body_bytes_at_once=15, max_body_bytes_per_client=10)
+    first, second = here.begin("a"), here.begin("a")
     first.hold(6)
     with pytest.raises(OverloadedError, match="this client's requests have 6 bytes"):
         second.hold(5)
-    other = here.stay("b")
+    other = here.begin("b")
     other.hold(9)
     with pytest.raises(OverloadedError, match="requests in progress have 15 bytes"):
-        here.stay("c").hold(1)
+        here.begin("c").hold(1)
     first.end()
     second.hold(5)
     here.check_integrity()
@@ -52,18 +52,21 @@ def test_bytes_are_counted_until_the_request_ends():
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=60))
 def test_nothing_is_left_behind(visits):
-    here, stays = crowd(max_requests=8, max_requests_per_client=4, max_body_bytes_at_once=50), []
+    here, open_requests = (
+        counted(max_requests=8, max_requests_per_client=4, max_body_bytes_at_once=50),
+        [],
+    )
     for client, num_bytes, ends in visits:
         try:
-            stays.append(here.stay(client))
-            stays[-1].hold(num_bytes)
+            open_requests.append(here.begin(client))
+            open_requests[-1].hold(num_bytes)
         except OverloadedError:
             pass
-        if ends and stays:
-            stays.pop(0).end()
+        if ends and open_requests:
+            open_requests.pop(0).end()
         here.check_integrity()
-    for stay in stays:
-        stay.end()
+    for request in open_requests:
+        request.end()
     here.check_integrity()
     assert here._num_requests == here._num_bytes == 0
 

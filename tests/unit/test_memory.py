@@ -24,7 +24,7 @@ def test_memory_that_was_freed_in_small_pieces_goes_back():
     for piece in pieces:
         libc.free(piece)
     before = psutil.Process().memory_info().rss
-    memory.give_back()
+    memory.trim()
     assert before - psutil.Process().memory_info().rss > 0.8 * PIECES * PIECE_BYTES
     libc.free(keeps)
 
@@ -35,19 +35,19 @@ def given_back(monkeypatch):
     event = threading.Event()
     event.count = 0
 
-    def give_back():
+    def trim():
         event.count += 1
         event.set()
 
-    monkeypatch.setattr(memory, "give_back", give_back)
-    monkeypatch.setattr(memory, "REST_S", 0.1)
+    monkeypatch.setattr(memory, "trim", trim)
+    monkeypatch.setattr(memory, "TRIM_DELAY_S", 0.1)
     return event
 
 
 def test_large_work_one_after_another_gives_back_once(given_back):
-    rest = memory.Rest()
+    rest = memory.DelayedTrim()
     for _ in range(20):
-        rest.after_large_work()
+        rest.schedule()
     assert given_back.wait(5)
     time.sleep(0.3)
     assert given_back.count == 1
@@ -63,7 +63,7 @@ async def test_memory_is_given_back_only_after_texts_above_the_threshold(given_b
 
 
 def test_closing_drops_it(given_back):
-    rest = memory.Rest()
-    rest.after_large_work()
+    rest = memory.DelayedTrim()
+    rest.schedule()
     rest.close()
     assert not given_back.wait(0.3)

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from deployments.config.limits import LimitsArgs
-from deployments.proxy.middleware import GETS_AT_ONCE, HELD_BYTES, Porter
+from deployments.proxy.middleware import GETS_AT_ONCE, HELD_BYTES, ConnectionLimits
 
 START = {
     "type": "http.response.start",
@@ -60,7 +60,7 @@ async def ask(porter, **fields):
 
 
 def porter(app, **limits):
-    return Porter(app, LimitsArgs(**limits))
+    return ConnectionLimits(app, LimitsArgs(**limits))
 
 
 async def test_answers_pass_as_they_are():

@@ -37,7 +37,7 @@ class Scheduler:
         """Sorted by `due`. Of sequences with the same `due`, the older comes first."""
         self._queued_tokens = 0
         self._turn = 0.0
-        """Virtual time of the fair queue: tokens that each waiting request has had its turn for."""
+        """Virtual time of the fair queue: tokens to which each waiting request is entitled."""
         self._ends: dict[Any, float] = {}
         """For each waiting request, the `due` of a sequence that would follow its last one."""
 

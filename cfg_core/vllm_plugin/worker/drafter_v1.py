@@ -141,7 +141,7 @@ class _BlendedDraftHead:
         """[batch x at once, hidden size] -> [batch x at once, vocabulary]."""
         logits: torch.Tensor = self._model.compute_logits(hidden_states)
         by_request = logits.view(-1, self._at_once, logits.shape[-1])
-        streams, weights = self._rows.streams, self._rows.group_weights
+        streams, weights = self._rows.in_batch, self._rows.group_weights
         for i in range(self._at_once):
             by_request[streams[0], i] = blend(by_request[streams, i], weights).to(logits.dtype)
         return logits

@@ -53,10 +53,10 @@ class GuidedSpeculator(DraftModelSpeculator):
         self._leader_of.copy_(self._own_row)
         self._leads.fill_(False)
         if rows is not None:
-            leaders = rows.streams[0]
-            self._partners[:, leaders] = rows.streams
+            leaders = rows.in_batch[0]
+            self._partners[:, leaders] = rows.in_batch
             self._weights[:, leaders] = rows.group_weights
-            self._leader_of[rows.streams[1:]] = leaders
+            self._leader_of[rows.in_batch[1:]] = leaders
             self._leads[leaders] = True
 
     @override

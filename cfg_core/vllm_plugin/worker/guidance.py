@@ -16,7 +16,7 @@ from cfg_core.vllm_plugin.worker.rows import Rows
 
 @dataclass
 class RunnerGuidance:
-    """Guidance of the current step; empty between steps.
+    """Guidance of the current step. Model Runner V2 clears it when the next step begins.
 
     step: what the scheduler sent about this step; None if no stream of a group samples in it.
     rows: where the joint groups' rows are; None if no group is joint.

@@ -30,23 +30,24 @@ from cfg_core.vllm_plugin.wire import JointRow
 class Rows(NamedTuple):
     """Index tensors of the joint groups of one step, on the logits' device.
 
-    streams: [streams, groups] int64, places in the batch, the leaders' first.
-    logits: [streams, rows] int64, their rows of logits. Each stream has one row more than drafts.
+    in_batch: [streams, groups] int64, the streams' places in the batch, the leaders' first.
+    of_logits: [streams, rows] int64, their rows of logits. Each stream has one row more than
+        drafts.
     weights: [streams, rows] float32.
     group_weights: [streams, groups] float32, the same weights once for each group.
     asked: the rows of the groups that want their streams' log-probabilities; None if there are
         none.
     """
 
-    streams: torch.Tensor
-    logits: torch.Tensor
+    in_batch: torch.Tensor
+    of_logits: torch.Tensor
     weights: torch.Tensor
     group_weights: torch.Tensor
     asked: Asked | None = None
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
-        per_stream[self.streams[1:]] = per_stream[self.streams[0]]
+        per_stream[self.in_batch[1:]] = per_stream[self.in_batch[0]]
 
 
 def first_rows(spec_decode_metadata: Any, num_reqs: int) -> np.ndarray:
@@ -109,7 +110,7 @@ def stage_asked(
 
 def kept_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
     """The rows of `logits` that `widen` will need, before the blend; None if nobody asks."""
-    return None if rows.asked is None else keep(logits, rows.logits[:, rows.asked.columns])
+    return None if rows.asked is None else keep(logits, rows.of_logits[:, rows.asked.columns])
 
 
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
@@ -130,7 +131,7 @@ def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     they are changed in place. Otherwise the result is a copy.
     """
     out = logits.float()
-    out[rows.logits[0]] = blend(logits[rows.logits], rows.weights)
+    out[rows.of_logits[0]] = blend(logits[rows.of_logits], rows.weights)
     return out
 
 

@@ -114,7 +114,7 @@ class GuidedRunnerV1(GPUModelRunner):
             drafts = drafts.clone()
             rows.copy_to_followers(drafts)
             return drafts
-        for leader, *followers in rows.streams.T.tolist():
+        for leader, *followers in rows.in_batch.T.tolist():
             for follower in followers:
                 drafts[follower] = drafts[leader]
         return drafts

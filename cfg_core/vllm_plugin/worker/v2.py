@@ -110,7 +110,7 @@ def _add_logprobs(output: SamplerOutput, rows: Rows, kept: torch.Tensor | None) 
     asked = rows.asked
     if asked is not None and kept is not None and output.logprobs_tensors is not None:
         sampled = output.sampled_token_ids[asked.places, asked.offsets]
-        at = rows.logits[0, asked.columns]
+        at = rows.of_logits[0, asked.columns]
         output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, at)
 
 

@@ -14,7 +14,7 @@ from cfg_core.errors import OverloadedError
 from deployments.config.limits import LimitsArgs
 
 
-class Crowd:
+class OpenRequests:
     """Counts the requests and body bytes that are here, in total and of each client."""
 
     def __init__(self, args: LimitsArgs) -> None:
@@ -23,10 +23,10 @@ class Crowd:
         self._bytes: Counter[str] = Counter()
         self._num_requests = self._num_bytes = 0
 
-    def stay(self, client: str) -> Stay:
+    def begin(self, client: str) -> OpenRequest:
         """Count a new request of `client`.
 
-        The caller must call `end` of the Stay. Raises OverloadedError if there are too many
+        The caller must call `end` of the OpenRequest. Raises OverloadedError if there are too many
         requests.
         """
         if self._num_requests >= self.args.max_requests:
@@ -38,7 +38,7 @@ class Crowd:
                 f"This client has {self._requests[client]} requests in progress, its maximum"
             )
         self.add(client, requests=1)
-        return Stay(self, client)
+        return OpenRequest(self, client)
 
     def hold(self, client: str, num_bytes: int) -> None:
         """Count more bytes of a body.
@@ -73,11 +73,11 @@ class Crowd:
             assert all(count > 0 for count in counts.values())
 
 
-class Stay:
+class OpenRequest:
     """One request, from its head to the end of its answer."""
 
-    def __init__(self, crowd: Crowd, client: str) -> None:
-        self._crowd, self._client = crowd, client
+    def __init__(self, requests: OpenRequests, client: str) -> None:
+        self._requests, self._client = requests, client
         self._num_bytes = 0
         self._ended = False
 
@@ -87,14 +87,14 @@ class Stay:
         Raises OverloadedError if there are too many.
         """
         if num_bytes:
-            self._crowd.hold(self._client, num_bytes)
+            self._requests.hold(self._client, num_bytes)
             self._num_bytes += num_bytes
 
     def end(self) -> None:
         """Take the request and its bytes out of the counts; a second call does nothing."""
         if not self._ended:
             self._ended = True
-            self._crowd.add(self._client, requests=-1, num_bytes=-self._num_bytes)
+            self._requests.add(self._client, requests=-1, num_bytes=-self._num_bytes)
 
 
 class Turns:

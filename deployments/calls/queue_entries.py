@@ -56,7 +56,7 @@ class Tenant:
     waiting: list[Entry] = field(default_factory=list)
 
 
-class Company:
+class ActiveTenants:
     """Whether more than one tenant was active within OTHERS_S.
 
     It remembers only the last two tenants, which is enough.
@@ -72,5 +72,5 @@ class Company:
             self._other_at = self._last[1]
         self._last = tenant, self._now()
 
-    def is_mixed(self) -> bool:
+    def are_several(self) -> bool:
         return self._now() - self._other_at < OTHERS_S

@@ -23,8 +23,14 @@ setup setup-dev:
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000)
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
-test: setup-dev  ## run all tests in two processes (ARGS="tests/unit -x" for some, in one)
-	@exec $(BIN)/python -m pytest $(or $(ARGS),-n 2 --no-loadscope-reorder)
+# Two processes, but one for tests/serve: a server keeps all cores busy, and tests measure its waits.
+test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
+ifeq ($(ARGS),)
+	@failed=0; $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --ignore=tests/serve || failed=1; \
+	$(BIN)/python -m pytest tests/serve || failed=1; exit $$failed
+else
+	@exec $(BIN)/python -m pytest $(ARGS)
+endif
 
 check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
 	$(BIN)/ruff check .

@@ -30,12 +30,6 @@ settings.load_profile("cfg-serve")
 
 FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu")
 HERE = Path(__file__).parent
-SINGLE = ("test_paths.py",)
-OWN_SERVER = (
-    *("test_calls.py", "test_configs.py", "test_embedder.py", "test_faults.py", "test_frontend.py"),
-    *("test_nodes.py", "test_ports.py", "test_speculative.py"),
-)
-"""Files of tests/serve that start their own servers, or none."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -49,16 +43,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _group(nodeid: str) -> str:
-    """The group of a test.
+    """The group of a test: its file, whose tests share an engine that should start once.
 
-    The tests of a file share an engine, which should start once. Most files of tests/serve share
-    one server. Each test of SINGLE starts its own processes.
+    Each test of test_paths.py starts its own processes, so it is a group of its own.
     """
     file = nodeid.partition("::")[0]
-    folder, _, name = file.rpartition("/")
-    if name in SINGLE:
-        return nodeid
-    return "server" if folder == "tests/serve" and name not in OWN_SERVER else file
+    return nodeid if file.endswith("/test_paths.py") else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

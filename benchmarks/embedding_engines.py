@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 NUM_CLIENTS = 32
@@ -37,6 +38,7 @@ def ours_online(model: str, dtype: str) -> Run:
 
 
 def sentence_transformers(model: str, dtype: str) -> Run:
+    sys.path.append(str(Path(sys.prefix) / "oracle"))  # requirements/oracle.in says why
     from sentence_transformers import SentenceTransformer
 
     engine = SentenceTransformer(model, device="cpu")

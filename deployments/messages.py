@@ -3,7 +3,7 @@
 A call to a generator carries one `GenerateCall`, and yields:
 
     Heartbeat*  (Chunk | Heartbeat)*  Heartbeat     a stream: the last Chunk is `[DONE]`
-    (Whole | Heartbeat)*  Heartbeat                 an answer that is not streamed, in pieces
+    Heartbeat*  Whole  (Whole | Heartbeat)*         an answer that is not streamed, in pieces
     ...  Heartbeat  Failed                          a failure, at any point
 
 A failure is sent as a value and not raised, because Serve logs a traceback for every exception,

@@ -29,7 +29,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
-LISTS = ("cpu", "cuda", "dev")
+LISTS = ("cpu", "cuda", "dev", "oracle")
+ORACLE = Path(sys.prefix) / "oracle"
 
 NOT_FROM_A_LIST = frozenset({"cfg-serve", "pip", "uv"})
 """Packages that no list names.
@@ -98,9 +99,14 @@ def here(pins: Pins) -> dict[str, str]:
 # ---- what is installed ---------------------------------------------------------------------------
 
 
-def installed() -> dict[str, str]:
-    """Canonical name -> version, of every distribution in this interpreter's site-packages."""
-    paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+def installed(*folders: Path) -> dict[str, str]:
+    """Canonical name -> version, of every distribution in `folders`.
+
+    By default these are this interpreter's site-packages.
+    """
+    paths = [str(folder) for folder in folders] or [
+        path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
+    ]
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
         found[canonicalize_name(distribution.metadata["Name"])] = distribution.version
@@ -207,9 +213,11 @@ def audit() -> list[str]:
         lists[name], wrong = read_list((REQUIREMENTS / f"{name}.txt").read_text(), f"{name}.txt")
         found += wrong
     packages = installed()
-    return (
-        found + unpinned(direct_requirements(), lists) + compare(packages, *wanted(packages, lists))
-    )
+    found += unpinned(direct_requirements(), lists) + compare(packages, *wanted(packages, lists))
+    if ORACLE.exists():
+        oracle = here(lists["oracle"])
+        found += compare(installed(ORACLE), oracle, oracle)
+    return found
 
 
 def ask_pip_audit() -> int:

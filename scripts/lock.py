@@ -3,9 +3,9 @@
 `make lock` runs this script. It needs a package index.
 
 uv compiles the lists, for every Python version and platform at once. It is taken from the PATH, or
-else installed into .venv. torch's CPU build is not on the default package index, so for cpu.txt and
-dev.txt uv also searches pip's find-links folders and TORCH_INDEX. For cuda.txt it does not, because
-the CPU build must not get into that list. What cpu.txt pins is not pinned again in dev.txt.
+else installed into .venv. torch's CPU build is not on the default package index, so for every list
+but cuda.txt uv also searches pip's find-links folders and TORCH_INDEX. The CPU build must not get
+into cuda.txt. What cpu.txt pins is not pinned again in dev.txt and oracle.txt.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ LISTS = {
     "cpu": "--override overrides-cpu.in",
     "cuda": "--override overrides-cuda.in",
     "dev": "--constraint cpu.txt",
+    "oracle": "--constraint cpu.txt",
 }
 HEADERS = {
     "cpu": "Everything for a machine without a GPU, in the versions that the tests run with.",
@@ -31,6 +32,7 @@ HEADERS = {
         " one."
     ),
     "dev": "What tests and checks need in addition to the runtime.",
+    "oracle": "What tests compare the embedding engine with, installed into .venv/oracle.",
 }
 
 
@@ -59,7 +61,7 @@ def cpu_wheels() -> list[str]:
 
 
 def runtime_names() -> frozenset[str]:
-    """Names that cpu.txt pins. dev.txt leaves them out, so that it fits cpu.txt and cuda.txt."""
+    """Names that cpu.txt pins. dev.txt and oracle.txt leave them out, to fit cuda.txt, too."""
     return frozenset(
         line.split("==")[0] for line in (REQUIREMENTS / "cpu.txt").read_text().splitlines()
     )
@@ -79,7 +81,7 @@ def compile_list(name: str) -> None:
     pins = subprocess.run(
         command, cwd=REQUIREMENTS, check=True, capture_output=True, text=True
     ).stdout
-    pins = without(pins, runtime_names() if name == "dev" else frozenset())
+    pins = without(pins, runtime_names() if name in ("dev", "oracle") else frozenset())
     header = (
         f"# {HEADERS[name]}\n# Made from {name}.in by `make lock`; installed with `pip install"
         " --no-deps`.\n"

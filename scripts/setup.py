@@ -34,6 +34,7 @@ VENV_PYTHON = VENV / "bin" / "python"
 STATE = VENV / "setup"  # inside .venv, so that nothing is left elsewhere
 STAMP, MARKER = STATE / "stamp.json", STATE / "incomplete"
 REQUIREMENTS = ROOT / "requirements"
+ORACLE = VENV / "oracle"  # a folder of its own: requirements/oracle.in says why
 START = time.monotonic()
 # --no-compile: few of the 20,000 files are ever imported, and `verify` compiles those. --retries 0:
 # if an extra index cannot be reached, each retry costs seconds for every package. --only-binary:
@@ -59,6 +60,7 @@ def fingerprints(device: str, python: str, version: str) -> dict[str, str]:
             [str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]
         ),
         "dev": digest(read_pins("dev").values()),
+        "oracle": digest(read_pins("oracle").values()),
         "project": digest([(ROOT / "pyproject.toml").read_text()]),
     }
 
@@ -179,6 +181,12 @@ def install_dev() -> None:
     pip_install("the tools of tests and checks", "--no-deps", "-r", str(REQUIREMENTS / "dev.txt"))
 
 
+def install_oracle() -> None:
+    shutil.rmtree(ORACLE, ignore_errors=True)
+    into = ("--target", str(ORACLE), "--no-deps")
+    pip_install("what the tests compare with", *into, "-r", str(REQUIREMENTS / "oracle.txt"))
+
+
 def install_project() -> None:
     """Install this project as editable, with the pinned setuptools, so that no index is needed."""
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
@@ -266,7 +274,9 @@ def set_up(dev: bool) -> None:
         verify()
         done = record({}, wanted, "runtime")
         MARKER.unlink()
-    stages = {"project": install_project, **({"dev": install_dev} if dev else {})}
+    stages = {"project": install_project}
+    if dev:
+        stages |= {"dev": install_dev, "oracle": install_oracle}
     outdated = [part for part in stages if done.get(part) != wanted[part]]
     for part in outdated:
         stages[part]()

@@ -126,7 +126,7 @@ class AdmissionQueue:
         Called whenever a place is freed. Call it also when the capacity may have grown.
         """
         passed_over = []
-        capacity, are_several = self._capacity(), self._active.are_several()
+        capacity, several_tenants = self._capacity(), self._active.are_several()
         while self._line:
             *_, entry = self._line[0]
             if entry.admitted.cancelled() and entry.state is State.WAITING:
@@ -137,7 +137,7 @@ class AdmissionQueue:
                     and self._running.streams + entry.demand.streams > capacity
                 ):
                     break
-                if are_several and self._has_its_share(entry):
+                if several_tenants and self._has_its_share(entry):
                     passed_over.append(self._line[0])
                 else:
                     self._start(entry)

@@ -27,6 +27,8 @@ class Share:
 
 
 class State(Enum):
+    """Of a request in the queue: waiting for a place, holding one, or done (or given up)."""
+
     WAITING = auto()
     RUNNING = auto()
     GONE = auto()
@@ -34,10 +36,17 @@ class State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Entry:
+    """A request in the queue.
+
+    priority: a smaller number goes first, as in vLLM.
+    start: virtual time at which its turn comes.
+    admitted: done when the request has its place.
+    """
+
     share: Share
     demand: Demand
     priority: int
-    start: float  # virtual time
+    start: float
     admitted: asyncio.Future[None]
     state: State = State.WAITING
 

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
+from oracle_packages import oracle_packages
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
+
+with oracle_packages():
+    from sentence_transformers import SentenceTransformer
 
 LINES = (Path(__file__).parent / "questions.jsonl").read_text(encoding="utf-8").splitlines()
 PAIRS = [(line["question"], line["passage"]) for line in map(json.loads, LINES)]

@@ -10,13 +10,16 @@ import pytest
 import tiny_checkpoints as tiny
 import torch
 import transformers
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+from oracle_packages import oracle_packages
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
+
+with oracle_packages():
+    from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 
 TEXTS = tiny.random_texts(20, seed=9, longest=60)
 PROMPTS = {"query": "waa wab wac ", "document": "wba "}

@@ -40,8 +40,9 @@ _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
 class ServeProcess:
     """One `serve run CONFIG` on a free port.
 
-    `stop()` ends every process that it started. The processes carry a mark in their environment,
-    so processes that Ray has detached are found too.
+    `stop()` ends every process that it started, in order; `kill()` ends them at once. The processes
+    carry a mark in their environment, so processes that Ray has detached are found too. At the end
+    of a `with` block they are killed.
 
     address: of a running Ray. By default, `serve run` starts a Ray of its own.
     stock: run with Serve's own settings and without a token, as plain `serve run` does.
@@ -130,12 +131,12 @@ class ServeProcess:
         try:
             self.wait_until_ready()
         except BaseException:
-            self.stop()
+            self.kill()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.kill()
 
     def stop(self) -> None:
         """Send SIGINT as Ctrl-C does, wait, and then kill the processes that are left."""
@@ -143,9 +144,16 @@ class ServeProcess:
             os.kill(self._process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=30)
-        for process in self.processes():
-            with suppress(psutil.Error):
-                process.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        deadline = time.monotonic() + 10
+        # Ray may start a process while its others are killed.
+        while (processes := self.processes()) and time.monotonic() < deadline:
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.1)
         self._process.wait(timeout=10)
         shutil.rmtree(self._dir, ignore_errors=True)
 

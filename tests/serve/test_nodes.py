@@ -68,20 +68,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def test_an_encoder_sleeps_until_it_is_called(server: ServeProcess, nodes: Cluster) -> None:
-    """/ready answers 200 without a start of the encoder.
-
-    The first call starts the encoder and waits for it. Later it scales to zero again.
-    """
-    assert not nodes.find(ENCODER)
-    assert httpx.get(f"{server.url}/ready", timeout=30).status_code == 200
-    assert not nodes.find(ENCODER)
-    answer = httpx.post(f"{server.url}/v1/embeddings", json=EMBEDDING, timeout=LIMIT_S)
-    assert answer.status_code == 200, answer.text
-    assert len(answer.json()["data"][0]["embedding"]) == 384
-    wait_for(lambda: not nodes.find(ENCODER))
-
-
 def struck(server: ServeProcess, strike: Callable[[], object]) -> tuple[float, list[Outcome]]:
     """Run six clients, and call `strike`. Return the time of that call, and all outcomes."""
     load = Load(server.url, clients=6)
@@ -127,9 +113,25 @@ def test_an_engine_dies_and_its_requests_go_to_the_other(
     server: ServeProcess, nodes: Cluster
 ) -> None:
     check(*struck(server, nodes.find(ENGINE)[0].kill), told_within_s=3)
-    wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
+
+
+def test_an_encoder_sleeps_until_it_is_called(server: ServeProcess, nodes: Cluster) -> None:
+    """/ready answers 200 without a start of the encoder.
+
+    The first call starts the encoder and waits for it. Later it scales to zero again.
+    """
+    assert not nodes.find(ENCODER)
+    assert httpx.get(f"{server.url}/ready", timeout=30).status_code == 200
+    assert not nodes.find(ENCODER)
+    answer = httpx.post(f"{server.url}/v1/embeddings", json=EMBEDDING, timeout=LIMIT_S)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"][0]["embedding"]) == 384
+    wait_for(lambda: not nodes.find(ENCODER))
 
 
 def test_a_node_dies_and_its_requests_go_to_the_other(server: ServeProcess, nodes: Cluster) -> None:
-    """Nothing reports that the node is dead. Its requests are given up for lack of heartbeats."""
+    """Both engines run again, and the node of one dies.
+
+    Nothing reports that the node is dead. Its requests are given up for lack of heartbeats."""
+    wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
     check(*struck(server, nodes.nodes[1].kill), told_within_s=SILENCE_S + 3)

@@ -27,9 +27,15 @@ def test_this_repository_asks_for_nothing_unpinned():
         assert wrong == []
         assert lists[name]
     asked = audit.direct_requirements()
-    assert {"build-system", "dependencies", "extra:cpu", "cpu.in", "cuda.in", "dev.in"} <= set(
-        asked
-    )
+    assert {
+        "build-system",
+        "dependencies",
+        "extra:cpu",
+        "cpu.in",
+        "cuda.in",
+        "dev.in",
+        "oracle.in",
+    } <= set(asked)
     assert all(asked.values())
     assert audit.unpinned(asked, lists) == []
 

@@ -7,6 +7,7 @@ vLLM RFC #5825; plain requests count as leaders there.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -130,22 +131,31 @@ class KVRoles:
         return needed
 
 
-class ElasticSplit:
-    """One pool for both roles. A stream of either role may take any free block."""
+class Split(ABC):
+    """How the roles share the pool."""
 
     def __init__(self, roles: KVRoles, pool: Pool) -> None:
         self._roles, self.pool = roles, pool
 
+    @abstractmethod
     def headroom(self) -> Headroom:
-        free = self._roles.free
-        return Headroom(free, free, free)
+        """Blocks that may still be taken: in all, by leaders and plain requests, by followers."""
 
     def fits(self, leader_tokens: int, follower_tokens: int) -> bool:
         """Whether a group whose streams end at these lengths fits the empty pool."""
         return self.pool.fits(self._roles.whole(leader_tokens), self._roles.whole(follower_tokens))
 
 
-class EvenSplit(ElasticSplit):
+class ElasticSplit(Split):
+    """One pool for both roles. A stream of either role may take any free block."""
+
+    @override
+    def headroom(self) -> Headroom:
+        free = self._roles.free
+        return Headroom(free, free, free)
+
+
+class EvenSplit(Split):
     """Two equal halves: leaders and plain requests in one, followers in the other.
 
     The split is enforced where blocks are handed out, by wrapping `allocate_slots` of this engine's
@@ -157,12 +167,11 @@ class EvenSplit(ElasticSplit):
     ) -> None:
         super().__init__(roles, pool)
         self._is_follower = is_follower
-        self.limit = pool.limit
         # Between refreshes this is an upper bound: blocks that were freed since are still counted.
         self._held = [0, 0]
-        if roles.whole(max_model_len) > self.limit:
+        if roles.whole(max_model_len) > pool.limit:
             raise CompatibilityError(
-                f"kv_split: even gives each role {self.limit} KV blocks, but one sequence of"
+                f"kv_split: even gives each role {pool.limit} KV blocks, but one sequence of"
                 f" max_model_len {max_model_len} needs {roles.whole(max_model_len)}: lower"
                 " max_model_len, give the engine more KV memory, or use kv_split: elastic."
             )
@@ -170,7 +179,8 @@ class EvenSplit(ElasticSplit):
     @override
     def headroom(self) -> Headroom:
         self._held = self._roles.entries(self._is_follower)
-        return Headroom(self._roles.free, self.limit - self._held[0], self.limit - self._held[1])
+        leaders, followers = (self.pool.limit - held for held in self._held)
+        return Headroom(self._roles.free, leaders, followers)
 
     def enforce(self, manager: KVCacheManager) -> None:
         """Wrap `manager.allocate_slots`."""
@@ -179,9 +189,9 @@ class EvenSplit(ElasticSplit):
         def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
             role = self._is_follower(request.request_id)
             needed = self._entries_needed(request, num_new_tokens, kwargs)
-            if needed > self.limit - self._held[role]:
+            if needed > self.pool.limit - self._held[role]:
                 self.headroom()
-                if needed > self.limit - self._held[role]:
+                if needed > self.pool.limit - self._held[role]:
                     return None
             blocks = allocate(request, num_new_tokens, *args, **kwargs)
             if blocks is not None:
@@ -206,7 +216,7 @@ def split_pool(
     roles: KVRoles,
     is_follower: Callable[[str], bool],
     max_model_len: int,
-) -> ElasticSplit:
+) -> Split:
     """Make the split named `kv_split` (one of KV_SPLITS), and enforce it on `manager`."""
     pool = roles.empty(kv_split)
     if kv_split != EVEN:

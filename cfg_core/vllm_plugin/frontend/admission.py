@@ -8,7 +8,6 @@ what both streams can hold.
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.input_processor import InputProcessor
 
-from cfg_core.errors import CapacityError, GuidanceError, RequestError
+from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
@@ -31,8 +30,8 @@ from cfg_core.params import (
     check_token_ids,
     looks_like_guidance,
 )
-from cfg_core.pool import Pool
-from cfg_core.vllm_plugin.config import grammar_bounds_of, kv_split_of
+from cfg_core.vllm_plugin.config import grammar_bounds_of
+from cfg_core.vllm_plugin.frontend import capacity
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.processor_registry import registry_of
 
@@ -125,7 +124,8 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
             STREAM_LOGPROBS,
         )
     negative = _negative_token_ids(processor, params, request.prompt_token_ids)
-    sampling.max_tokens = _room(processor.vllm_config, request.prompt_token_ids, negative, sampling)
+    prompts = capacity.Lengths(len(request.prompt_token_ids), len(negative))
+    sampling.max_tokens = capacity.max_tokens(processor.vllm_config, prompts, sampling)
     resolved = replace(params, negative_prompt=None, negative_prompt_token_ids=tuple(negative))
     sampling.extra_args = {**rest, **resolved.to_extra_args()}
 
@@ -240,7 +240,7 @@ def _tokenize(processor: InputProcessor, text: str) -> list[int]:
             [parse_model_prompt(model, text)], renderer.default_cmpl_tok_params
         )
     except VLLMClientError as error:  # the renderer refuses plain text only for its length
-        raise _negative_too_long(
+        raise capacity.negative_too_long(
             f"more than {model.max_model_len}", model.max_model_len, NEGATIVE_TEXT
         ) from error
     ids: list[int] = rendered["prompt_token_ids"]
@@ -249,85 +249,3 @@ def _tokenize(processor: InputProcessor, text: str) -> list[int]:
             f"{NEGATIVE_TEXT} has no tokens: leave it out, or send {NEGATIVE_IDS}.", NEGATIVE_TEXT
         )
     return ids
-
-
-def _room(
-    config: VllmConfig,
-    prompt: _Ids,
-    negative: _Ids,
-    sampling: SamplingParams,
-) -> int:
-    """Return `max_tokens`, cut to what both streams can hold.
-
-    The context length limits the longer stream. If the caller did not set `max_tokens`, it is also
-    cut to what the KV pool holds. Raises CapacityError if the group can never run.
-    """
-    limit: int = config.model_config.max_model_len
-    if len(negative) >= limit:
-        raise _negative_too_long(str(len(negative)), limit, NEGATIVE_IDS)
-    asked: int = sampling.max_tokens
-    max_tokens = min(asked, limit - max(len(prompt), len(negative)))
-    pool = _pool(config)
-    if pool is not None and not _fits(config, pool, prompt, negative, max_tokens):
-        if asked < limit - len(prompt):
-            raise _too_large(config, prompt, negative, asked, pool)
-        # The caller set no max_tokens, so vLLM set it to the rest of the context. Take as much of
-        # that as the pool holds.
-        max_tokens = _most_tokens(config, pool, prompt, negative, max_tokens)
-        if max_tokens < 1:
-            raise _too_large(config, prompt, negative, 1, pool)
-    if sampling.min_tokens > max_tokens:
-        raise CapacityError(
-            f"min_tokens is {sampling.min_tokens}, but these prompts leave room for only"
-            f" {max_tokens} tokens: lower min_tokens, or shorten the prompts.",
-            "min_tokens",
-        )
-    return max_tokens
-
-
-def _negative_too_long(num_tokens: str, limit: int, param: str) -> CapacityError:
-    return CapacityError(
-        f"the negative prompt has {num_tokens} tokens; with at least one output token it must fit"
-        f" the model's context of {limit}: shorten it.",
-        param,
-    )
-
-
-def _pool(config: VllmConfig) -> Pool | None:
-    """The empty KV pool, in blocks of `block_size` tokens; None while it is unknown."""
-    cache = config.cache_config
-    tokens: int | None = cache.kv_cache_size_tokens
-    if tokens is None:
-        return None
-    watermark = int(config.scheduler_config.watermark * (cache.num_gpu_blocks or 0))
-    return Pool(int(tokens // cache.block_size) - 1, watermark, kv_split_of(config))
-
-
-def _fits(config: VllmConfig, pool: Pool, prompt: _Ids, negative: _Ids, max_tokens: int) -> bool:
-    """Whether both streams fit the empty pool with `max_tokens` tokens each."""
-    size: int = config.cache_config.block_size
-    leader, follower = (-(-(len(ids) + max_tokens) // size) for ids in (prompt, negative))
-    return pool.fits(leader, follower)
-
-
-def _most_tokens(config: VllmConfig, pool: Pool, prompt: _Ids, negative: _Ids, at_most: int) -> int:
-    """The largest number of output tokens, at most `at_most`, with which the group fits; or 0."""
-    too_many = bisect.bisect_left(
-        range(at_most + 1), True, key=lambda n: not _fits(config, pool, prompt, negative, n)
-    )
-    return max(too_many - 1, 0)
-
-
-def _too_large(
-    config: VllmConfig, prompt: _Ids, negative: _Ids, max_tokens: int, pool: Pool
-) -> CapacityError:
-    most = _most_tokens(config, pool, prompt, negative, max_tokens)
-    advice = f"ask for at most {most} tokens" if most > 0 else "shorten the prompts"
-    tokens = (pool.limit - pool.watermark) * config.cache_config.block_size
-    role = " for each role" if pool.limit < pool.blocks else ""
-    return CapacityError(
-        f"the prompt ({len(prompt)} tokens), the negative prompt ({len(negative)}) and twice"
-        f" max_tokens ({max_tokens}) can never fit the KV pool of {tokens} tokens{role}: {advice},"
-        " or give the engine more KV memory.",
-        "max_tokens",
-    )

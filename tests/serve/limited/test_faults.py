@@ -8,56 +8,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from serve_process import Json, ServeProcess, shipped_config
+from limited_server import KEY, bearer
+from serve_process import Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 
 GUIDANCE: Json = {"guidance_scale": 2.0, "negative_prompt": "A story about the sea."}
 RECOVERY_S = 240
-KEY = "some-key"
-
-
-@pytest.fixture(scope="module")
-def weak_server() -> Iterator[ServeProcess]:
-    """Serve with 24 KV blocks of 32 tokens, two streams at a time, and two queued streams."""
-    config = shipped_config()
-    application = config["applications"][0]
-    application["args"]["engine"] |= {
-        "block_size": 32,
-        "num_gpu_blocks_override": 24,
-        "max_num_seqs": 4,
-    }
-    application["args"]["logits_processors"] = {"breaks": "faulty_processors:Breaks"}
-    application["args"]["admission"] = {"streams_per_replica": 2, "max_queued_streams": 2}
-    application["args"]["access"] = {
-        "max_body_bytes": 4096,
-        "keys": [
-            {"name": "usual", "env": "USUAL_KEY"},
-            {
-                "name": "encoders-only",
-                "sha256": sha256(b"other").hexdigest(),
-                "models": ["all-MiniLM-L6-v2"],
-            },
-            {"name": "generator-only", "sha256": sha256(b"gen").hexdigest(), "models": ["stories"]},
-            {
-                "name": "slow",
-                "sha256": sha256(b"slow").hexdigest(),
-                "requests_per_minute": 1,
-                "min_priority": 5,
-            },
-        ],
-    }
-    with ServeProcess(
-        config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY}
-    ) as process:
-        yield process
 
 
 def complete(
@@ -69,10 +30,6 @@ def complete(
     )
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
 def error_of(answer: httpx.Response) -> tuple[int, str]:
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -81,49 +38,49 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, error["message"]
 
 
-def test_a_key_is_needed_and_says_what_one_may_do(weak_server: ServeProcess) -> None:
-    url = f"{weak_server.url}/v1/completions"
+def test_a_key_is_needed_and_says_what_one_may_do(limited_server: ServeProcess) -> None:
+    url = f"{limited_server.url}/v1/completions"
     nobody = httpx.post(url, json={"prompt": "x"}, timeout=30)
     assert error_of(nobody) == (
         401,
         "An API key is needed: send the header `Authorization: Bearer KEY`.",
     )
     assert nobody.headers["www-authenticate"] == "Bearer"
-    assert error_of(complete(weak_server, key="wrong"))[0] == 401
-    status, message = error_of(complete(weak_server, key="other"))
+    assert error_of(complete(limited_server, key="wrong"))[0] == 401
+    status, message = error_of(complete(limited_server, key="other"))
     assert (status, "use all-MiniLM-L6-v2" in message) == (403, True)
     embedding = {"model": "all-MiniLM-L6-v2", "input": "x"}
     for key, expected in (("other", 200), ("wrong", 401), ("gen", 403)):
         answer = httpx.post(
-            f"{weak_server.url}/v1/embeddings", json=embedding, headers=bearer(key), timeout=60
+            f"{limited_server.url}/v1/embeddings", json=embedding, headers=bearer(key), timeout=60
         )
         assert answer.status_code == expected
         body = {"model": "all-MiniLM-L6-v2", "prompt": "x"}
         answer = httpx.post(
-            f"{weak_server.url}/tokenize", json=body, headers=bearer(key), timeout=60
+            f"{limited_server.url}/tokenize", json=body, headers=bearer(key), timeout=60
         )
         assert answer.status_code == expected
-    assert complete(weak_server, key="gen", max_tokens=2).status_code == 200
-    assert complete(weak_server, key="gen", max_tokens=2, model="stories").status_code == 200
-    assert error_of(complete(weak_server, key="gen", model=5))[0] == 403
-    assert httpx.get(f"{weak_server.url}/health", timeout=30).status_code == 200
-    assert httpx.get(f"{weak_server.url}/metrics", timeout=30).status_code == 401
+    assert complete(limited_server, key="gen", max_tokens=2).status_code == 200
+    assert complete(limited_server, key="gen", max_tokens=2, model="stories").status_code == 200
+    assert error_of(complete(limited_server, key="gen", model=5))[0] == 403
+    assert httpx.get(f"{limited_server.url}/health", timeout=30).status_code == 200
+    assert httpx.get(f"{limited_server.url}/metrics", timeout=30).status_code == 401
 
 
-def test_a_key_has_rates_and_a_least_priority(weak_server: ServeProcess) -> None:
-    status, message = error_of(complete(weak_server, key="slow", priority=1))
+def test_a_key_has_rates_and_a_least_priority(limited_server: ServeProcess) -> None:
+    status, message = error_of(complete(limited_server, key="slow", priority=1))
     assert (status, message) == (
         400,
         "priority 1 is more urgent than this key allows: ask for 5 or more.",
     )
-    assert complete(weak_server, key="slow", max_tokens=2).status_code == 200
-    refused = complete(weak_server, key="slow", max_tokens=2)
+    assert complete(limited_server, key="slow", max_tokens=2).status_code == 200
+    refused = complete(limited_server, key="slow", max_tokens=2)
     assert error_of(refused)[0] == 429
     assert 30 < int(refused.headers["retry-after"]) <= 60
 
 
-def test_a_large_body_is_refused(weak_server: ServeProcess) -> None:
-    status, message = error_of(complete(weak_server, prompt="x" * 5000))
+def test_a_large_body_is_refused(limited_server: ServeProcess) -> None:
+    status, message = error_of(complete(limited_server, prompt="x" * 5000))
     assert (status, message) == (
         413,
         "The body is larger than 4096 bytes: send less in one request.",
@@ -132,17 +89,21 @@ def test_a_large_body_is_refused(weak_server: ServeProcess) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_group_that_never_fits_the_pool_is_refused(
-    weak_server: ServeProcess, stream: bool
+    limited_server: ServeProcess, stream: bool
 ) -> None:
-    answer = complete(weak_server, stream, max_tokens=400, **GUIDANCE)
+    answer = complete(limited_server, stream, max_tokens=400, **GUIDANCE)
     assert answer.status_code == 400
     assert "can never fit the KV pool" in answer.json()["error"]["message"]
-    assert complete(weak_server, stream, max_tokens=400).status_code == 200  # a plain request fits
+    assert (
+        complete(limited_server, stream, max_tokens=400).status_code == 200
+    )  # a plain request fits
 
 
-def test_too_many_requests_get_429(weak_server: ServeProcess) -> None:
+def test_too_many_requests_get_429(limited_server: ServeProcess) -> None:
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        calls = [pool.submit(complete, weak_server, bool(i % 2), max_tokens=200) for i in range(12)]
+        calls = [
+            pool.submit(complete, limited_server, bool(i % 2), max_tokens=200) for i in range(12)
+        ]
         answers = [call.result() for call in calls]
     refused = [answer for answer in answers if answer.status_code != 200]
     assert len(answers) > len(refused) > 0
@@ -154,40 +115,41 @@ def test_too_many_requests_get_429(weak_server: ServeProcess) -> None:
 
 @pytest.mark.parametrize("guidance", [{}, GUIDANCE])
 def test_a_processor_that_fails_says_why_and_fails_alone(
-    weak_server: ServeProcess, guidance: Json
+    limited_server: ServeProcess, guidance: Json
 ) -> None:
     body = {"max_tokens": 40, **guidance, "logits_processors": [{"name": "breaks", "after": 5}]}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(complete, weak_server, max_tokens=40)
-        answer = complete(weak_server, **body)
+        beside = pool.submit(complete, limited_server, max_tokens=40)
+        answer = complete(limited_server, **body)
     assert beside.result().status_code == 200
     assert answer.status_code == 500
     assert "breaks" in answer.json()["error"]["message"]
     assert "failed on purpose" in answer.json()["error"]["message"]
-    streamed = complete(weak_server, stream=True, **body)
+    streamed = complete(limited_server, stream=True, **body)
     *texts, last = [event.split("data: ")[1] for event in streamed.text.split("\n\n") if event]
     assert "failed on purpose" in json.loads(last)["error"]["message"]
     assert len(texts) >= 1
 
 
-def test_the_controller_dies_and_no_replica_goes_with_it(weak_server: ServeProcess) -> None:
+def test_the_controller_dies_and_no_replica_goes_with_it(limited_server: ServeProcess) -> None:
     """Serve starts another controller, which asks each replica for its state.
 
     The state includes the path of the replica's log file.
     """
-    before = pids(weak_server, "ServeReplica")
-    (controller,) = pids(weak_server, "ServeController")
+    before = pids(limited_server, "ServeReplica")
+    (controller,) = pids(limited_server, "ServeController")
     os.kill(controller, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while (
-        pids(weak_server, "ServeController") in ([], [controller]) and time.monotonic() < deadline
+        pids(limited_server, "ServeController") in ([], [controller])
+        and time.monotonic() < deadline
     ):
         time.sleep(0.2)
     for _ in range(20):
-        assert complete(weak_server, max_tokens=2, **GUIDANCE).status_code == 200
+        assert complete(limited_server, max_tokens=2, **GUIDANCE).status_code == 200
         time.sleep(0.5)
-    assert pids(weak_server, "ServeReplica") == before
-    assert pids(weak_server, "ServeController") not in ([], [controller])
+    assert pids(limited_server, "ServeReplica") == before
+    assert pids(limited_server, "ServeController") not in ([], [controller])
 
 
 def pids(server: ServeProcess, words: str) -> list[int]:
@@ -196,7 +158,7 @@ def pids(server: ServeProcess, words: str) -> list[int]:
     )
 
 
-def test_an_engine_that_dies(weak_server: ServeProcess) -> None:
+def test_an_engine_that_dies(limited_server: ServeProcess) -> None:
     """The streams of a dead engine end with an error event, and never with [DONE].
 
     A request that has sent no byte yet is retried, and succeeds on the replica that Serve starts.
@@ -207,7 +169,7 @@ def test_an_engine_that_dies(weak_server: ServeProcess) -> None:
 
     def read_stream() -> None:
         body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
-        url = f"{weak_server.url}/v1/completions"
+        url = f"{limited_server.url}/v1/completions"
         with httpx.stream("POST", url, json=body, timeout=60, headers=bearer(KEY)) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
@@ -216,18 +178,18 @@ def test_an_engine_that_dies(weak_server: ServeProcess) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         stream = pool.submit(read_stream)
         assert started.wait(30)
-        waiting = pool.submit(complete, weak_server, max_tokens=200, **GUIDANCE)
+        waiting = pool.submit(complete, limited_server, max_tokens=200, **GUIDANCE)
         time.sleep(0.1)
-        for process in weak_server.processes():
+        for process in limited_server.processes():
             if "EngineCore" in " ".join(process.cmdline()):
                 process.kill()
         stream.result(timeout=30)
         assert "event: error" in lines
         assert "data: [DONE]" not in lines
-        unready = httpx.get(f"{weak_server.url}/ready", timeout=30)
+        unready = httpx.get(f"{limited_server.url}/ready", timeout=30)
         assert unready.status_code == 503
         assert int(unready.headers["retry-after"]) >= 1
         answer = waiting.result(timeout=RECOVERY_S)
         assert answer.status_code == 200, answer.text
         assert answer.json()["guidance"]["guided_tokens"] == 200
-    assert httpx.get(f"{weak_server.url}/ready", timeout=30).json()["engine"]["running"] == 0
+    assert httpx.get(f"{limited_server.url}/ready", timeout=30).json()["engine"]["running"] == 0

@@ -39,7 +39,7 @@ def test_an_adapter_is_a_model_and_may_be_guided(limited_server: ServeProcess) -
     models = httpx.get(
         f"{limited_server.url}/v1/models", headers=bearer(KEY), timeout=LIMIT_S
     ).json()["data"]
-    assert [model["id"] for model in models] == ["stories", "odd-stories"]
+    assert [model["id"] for model in models] == ["stories", "odd-stories", "all-MiniLM-L6-v2"]
     guidances: tuple[Json, ...] = ({}, GUIDANCE)
     asked = [(model, fields) for model in ("stories", "odd-stories") for fields in guidances]
     answers = [complete(limited_server, model, **fields) for model, fields in asked]

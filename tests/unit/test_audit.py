@@ -83,6 +83,13 @@ def test_differences_are_reported():
     assert unknown.startswith("extra 5 is in no list")
 
 
+def test_the_packages_of_a_folder_of_its_own(tmp_path):
+    metadata = tmp_path / "scikit_learn-1.9.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: scikit-learn\nVersion: 1.9\n")
+    assert audit.installed(tmp_path) == {"scikit-learn": "1.9"}
+
+
 def test_a_local_version_is_another_version():
     assert audit.compare({"torch": "2.13.0"}, {}, {"torch": "2.13.0+cpu"})
 

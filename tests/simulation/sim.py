@@ -35,6 +35,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.groups import FOLLOWER_SUFFIX
+from cfg_core.pool import EVEN
 from cfg_core.vllm_plugin import guided_engine_args
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
 
@@ -531,10 +532,10 @@ class Simulation:
 
     def check_roles(self) -> None:
         """Under the even split, no role holds more than its half."""
-        limit = getattr(self.scheduler._split, "limit", None)
-        if limit is not None:
+        pool = self.scheduler._split.pool
+        if pool.kv_split == EVEN:
             entries = self.scheduler._roles.entries(self.scheduler._groups.is_follower)
-            assert max(entries) <= limit, (entries, limit)
+            assert max(entries) <= pool.limit, (entries, pool)
 
     def run(self, max_steps: int = 20_000) -> None:
         self.compile_grammars()

@@ -27,7 +27,8 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "serve")]
 
-from bench_embeddings import card, minilm, workloads  # noqa: E402
+from bench_embeddings import minilm, workloads  # noqa: E402
+from card import card  # noqa: E402
 from serve_process import ServeProcess, shipped_config  # noqa: E402
 
 from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions  # noqa: E402

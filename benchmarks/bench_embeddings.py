@@ -24,7 +24,6 @@ import importlib.util
 import json
 import math
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from card import card, oracle_version
 from embedding_engines import ENGINES, GEMM_TOKENS
 
 HERE = Path(__file__).resolve().parent
@@ -253,30 +253,6 @@ def cosines(engines: list[Child], texts: list[str]) -> dict[str, float]:
 # ---- showing -------------------------------------------------------------------------------------
 
 
-def card() -> dict[str, str]:
-    from importlib.metadata import version
-
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
-    ).stdout
-    info = Path("/proc/cpuinfo").read_text()
-    cpu = next(
-        (line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?"
-    )
-    bf16 = "avx512_bf16" in info
-    return {
-        "machine": (
-            f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"
-        ),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-        "sentence-transformers": version("sentence-transformers"),
-        "commit": commit.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def show(rows: list[dict[str, Any]]) -> None:
     columns = [
         "workload",
@@ -351,7 +327,8 @@ def main() -> None:
         load: sum(len(e.ids) for e in tokenizer.encode_batch(items))
         for load, items in texts.items()
     }
-    about, rows = card(), rows_of(best, texts, tokens)
+    about = card() | {"sentence-transformers": oracle_version("sentence-transformers")}
+    rows = rows_of(best, texts, tokens)
     result = {"card": about, "tokens": tokens, "min_cosine": near, "rows": rows}
     for key, value in about.items():
         print(f"{key}: {value}")

@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
 
-from bench_embeddings import card  # noqa: E402
+from card import card  # noqa: E402
 from serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
 
 VLLM = "vllm serve"

@@ -393,7 +393,7 @@ def main() -> None:
     parser.add_argument("--prefixes", type=int, default=64)
     parser.add_argument("--requests", type=int, default=3000)
     args = parser.parse_args()
-    from bench_embeddings import card
+    from card import card
 
     common: dict[str, Any] = vars(args)
     workloads = {

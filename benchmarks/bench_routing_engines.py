@@ -32,7 +32,7 @@ import httpx
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "serve"), str(HERE)]
 
-from bench_embeddings import card  # noqa: E402
+from card import card  # noqa: E402
 from cluster import Cluster  # noqa: E402
 from routing_policies import POLICIES, POLICY_FILE  # noqa: E402
 from serve_process import free_port, shipped_config  # noqa: E402

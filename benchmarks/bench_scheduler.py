@@ -25,7 +25,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from bench_embeddings import card  # noqa: E402
+from card import card  # noqa: E402
 
 from tests.simulation.sim import (  # noqa: E402
     EnginePath,

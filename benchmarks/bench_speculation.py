@@ -39,7 +39,7 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-from bench_embeddings import card  # noqa: E402
+from card import card  # noqa: E402
 
 DRAFTS = 3
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)

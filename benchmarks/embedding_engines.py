@@ -14,7 +14,6 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 NUM_CLIENTS = 32
@@ -38,7 +37,9 @@ def ours_online(model: str, dtype: str) -> Run:
 
 
 def sentence_transformers(model: str, dtype: str) -> Run:
-    sys.path.append(str(Path(sys.prefix) / "oracle"))  # requirements/oracle.in says why
+    from card import ORACLE
+
+    sys.path.append(ORACLE)
     from sentence_transformers import SentenceTransformer
 
     engine = SentenceTransformer(model, device="cpu")

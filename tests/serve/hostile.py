@@ -149,7 +149,7 @@ def main() -> None:
     if args.shot is not None:
         return one_shot(args.url, args.seed, args.shot)
     names = [name for name in args.only if ATTACKS[name].bounded or not args.bounded]
-    from bench_embeddings import card
+    from card import card
 
     print(json.dumps(card()))
     print(HEADER, flush=True)

@@ -1,0 +1,42 @@
+"""On which machine and with which versions a benchmark ran."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import distributions, version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ORACLE = str(Path(sys.prefix) / "oracle")
+"""The packages that benchmarks only compare with: see requirements/oracle.in."""
+
+
+def card() -> dict[str, str]:
+    """The machine, its Python, torch and transformers, the commit and the date."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
+    ).stdout
+    info = Path("/proc/cpuinfo").read_text()
+    cpu = next(
+        (line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?"
+    )
+    bf16 = "avx512_bf16" in info
+    return {
+        "machine": (
+            f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"
+        ),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "commit": commit.strip() or "?",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def oracle_version(package: str) -> str:
+    """The version of a package in `.venv/oracle`. Raises StopIteration if it is not there."""
+    return next(iter(distributions(name=package, path=[ORACLE]))).version

@@ -23,7 +23,7 @@ setup setup-dev:
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000)
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
-# Two processes, but one for tests/serve: a server keeps all cores busy, and tests measure its waits.
+# Two processes, but one for tests/serve: a server uses all cores, and tests measure its waits.
 test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
 ifeq ($(ARGS),)
 	@failed=0; $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --ignore=tests/serve || failed=1; \

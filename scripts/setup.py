@@ -59,8 +59,7 @@ def fingerprints(device: str, python: str, version: str) -> dict[str, str]:
         "runtime": digest(
             [str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]
         ),
-        "dev": digest(read_pins("dev").values()),
-        "oracle": digest(read_pins("oracle").values()),
+        "dev": digest([*read_pins("dev").values(), *read_pins("oracle").values()]),
         "project": digest([(ROOT / "pyproject.toml").read_text()]),
     }
 
@@ -179,9 +178,6 @@ def read_pins(name: str) -> dict[str, str]:
 
 def install_dev() -> None:
     pip_install("the tools of tests and checks", "--no-deps", "-r", str(REQUIREMENTS / "dev.txt"))
-
-
-def install_oracle() -> None:
     shutil.rmtree(ORACLE, ignore_errors=True)
     into = ("--target", str(ORACLE), "--no-deps")
     pip_install("what the tests compare with", *into, "-r", str(REQUIREMENTS / "oracle.txt"))
@@ -274,9 +270,7 @@ def set_up(dev: bool) -> None:
         verify()
         done = record({}, wanted, "runtime")
         MARKER.unlink()
-    stages = {"project": install_project}
-    if dev:
-        stages |= {"dev": install_dev, "oracle": install_oracle}
+    stages = {"project": install_project, **({"dev": install_dev} if dev else {})}
     outdated = [part for part in stages if done.get(part) != wanted[part]]
     for part in outdated:
         stages[part]()

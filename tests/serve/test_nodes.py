@@ -132,6 +132,7 @@ def test_an_encoder_sleeps_until_it_is_called(server: ServeProcess, nodes: Clust
 def test_a_node_dies_and_its_requests_go_to_the_other(server: ServeProcess, nodes: Cluster) -> None:
     """Both engines run again, and the node of one dies.
 
-    Nothing reports that the node is dead. Its requests are given up for lack of heartbeats."""
+    Nothing reports that the node is dead. Its requests are given up for lack of heartbeats.
+    """
     wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
     check(*struck(server, nodes.nodes[1].kill), told_within_s=SILENCE_S + 3)

@@ -19,7 +19,6 @@ runners.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from types import ModuleType
@@ -59,13 +58,9 @@ def _speed_up_interpreter() -> None:
 
     It replaces the functions of `triton.language`, and restores them after the kernel. No process
     with this module compiles a kernel, so they can stay replaced. It also builds its table of
-    numpy's types in each call, and looks for overflows of integers, which compiled kernels do not
-    do. Together this is more than half of the time.
+    numpy's types in each call.
     """
     from triton.runtime import interpreter
-
-    builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
     patch, np_dtype = interpreter._patch_lang, interpreter._get_np_dtype
     of_scalar = functools.cache(np_dtype)

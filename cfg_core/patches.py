@@ -28,6 +28,9 @@ class Patch:
     upstream: what the other package has today.
     test: the test that fails when the patch is no longer needed, or no longer works.
     per_object: whether the attribute is replaced on single objects, not on its class or module.
+    fault: a function of ours that is called with the original, and returns whether it has the fault
+        that the patch mends. `apply` skips the row if it has not. Empty: the row always applies.
+    adds: whether the other package has no such attribute, so that nothing is replaced.
     """
 
     target: str
@@ -37,6 +40,8 @@ class Patch:
     upstream: str
     test: str
     per_object: bool = False
+    fault: str = ""
+    adds: bool = False
 
     @property
     def owner(self) -> Any:
@@ -59,12 +64,14 @@ _originals: dict[str, Any] = {}
 def apply(patches: Iterable[Patch]) -> None:
     """Apply the patches of classes and modules, each once per process.
 
-    Patches of single objects are skipped.
+    Patches of single objects are skipped, and those whose fault the installed version has not.
     """
     for patch in patches:
         if patch.per_object or patch.target in _originals:
             continue
         original = inspect.getattr_static(patch.owner, patch.attribute, None)
+        if patch.fault and not load(patch.fault)(original):
+            continue
         _originals[patch.target] = original
         setattr(patch.owner, patch.attribute, load(patch.by)(original))
 

@@ -10,7 +10,7 @@ from cfg_core import patches
 from cfg_core.patches import Patch
 
 _GENERATOR = "deployments.generator"
-_NO_HOOK = "0.32.0 has no hook for it"
+_NO_HOOK = "no hook for it up to 0.33.0"
 _CALLS = f"{_GENERATOR}.engine_calls:EngineCalls"
 _REPLICA = "generator replica"
 
@@ -20,7 +20,7 @@ PATCHES = (
         by=f"{_GENERATOR}.token_texts:TokenTexts",
         process=_REPLICA,
         reason="vLLM decodes up to 20 logprobs for each token; here each token id is decoded once.",
-        upstream="0.32.0 does not cache the texts of tokens",
+        upstream="vLLM does not cache the texts of tokens",
         test="tests/contract/test_token_texts.py",
     ),
     Patch(
@@ -113,7 +113,7 @@ PATCHES = (
         by=f"{_GENERATOR}.renderer_lanes:use_lanes",
         process=_REPLICA,
         reason="Short texts are tokenized in parallel with long ones, not after them.",
-        upstream="0.32.0 renders in one thread, first come first served",
+        upstream="vLLM renders in one thread, first come first served",
         test="tests/engine/test_vllm_server.py",
         per_object=True,
     ),
@@ -122,7 +122,7 @@ PATCHES = (
         by="deployments.lifecycle.log_handlers:log_handlers_kept",
         process="replicas, while vLLM starts",
         reason="vLLM configures logging by dictConfig, which closes the handlers of Serve.",
-        upstream="0.32.0 calls dictConfig on import and for each engine",
+        upstream="vLLM calls dictConfig on import and for each engine",
         test="tests/unit/test_log_handlers.py",
         per_object=True,
     ),

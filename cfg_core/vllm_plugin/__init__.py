@@ -28,6 +28,7 @@ def guided_engine_args(
     logits_processors: Mapping[str, Any] | None = None,
     draft_cost: float | None = None,
     grammars: Mapping[str, Any] | None = None,
+    allow_untested_vllm: bool = False,
 ) -> dict[str, Any]:
     """Engine arguments that make a vLLM engine understand guidance.
 
@@ -42,6 +43,8 @@ def guided_engine_args(
     grammars: bounds on the size of grammars, and limits of their trial: fields of
         `cfg_core.grammars.bounds.GrammarBounds` and `cfg_core.grammars.limits.GrammarLimits`.
         Default: the defaults of these two classes.
+    allow_untested_vllm: accept a vLLM version that was not tested, if it has all names and
+        signatures that we use. Guidance may still be wrong on it.
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an
     unknown kv_split, a bad draft_cost or an unsupported vLLM, and ConfigError for malformed
@@ -49,8 +52,10 @@ def guided_engine_args(
     """
     from cfg_core.logits_processors.config import check_config
     from cfg_core.vllm_plugin import config, patches
+    from cfg_core.vllm_plugin.versions import tested
 
-    config.check_version()
+    tested.check_version(allow_untested_vllm)
+    tested.check_names(__name__)
     patches.apply("frontend")
     ours: dict[str, Any] = {"kv_split": config.check_kv_split(kv_split)}
     if logits_processors:
@@ -59,6 +64,8 @@ def guided_engine_args(
         ours["draft_cost"] = config.check_draft_cost(draft_cost)
     if grammars:
         ours[config.GRAMMARS] = config.check_grammars(grammars)
+    if allow_untested_vllm:
+        ours[config.ALLOW_UNTESTED] = True
     return {
         "scheduler_cls": SCHEDULER,
         "worker_cls": WORKER,

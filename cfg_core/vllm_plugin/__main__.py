@@ -15,13 +15,18 @@ from cfg_core.vllm_plugin import guided_engine_args
 
 
 def flags(
-    kv_split: str, logits_processors: dict[str, str] | None = None, draft_cost: float | None = None
+    kv_split: str,
+    logits_processors: dict[str, str] | None = None,
+    draft_cost: float | None = None,
+    allow_untested_vllm: bool = False,
 ) -> list[str]:
     """The engine arguments of `guided_engine_args` as command-line flags.
 
     No flag contains a space.
     """
-    args = guided_engine_args(kv_split, logits_processors, draft_cost)
+    args = guided_engine_args(
+        kv_split, logits_processors, draft_cost, allow_untested_vllm=allow_untested_vllm
+    )
     return [
         f"--scheduler-cls={args['scheduler_cls']}",
         f"--worker-cls={args['worker_cls']}",
@@ -44,6 +49,11 @@ if __name__ == "__main__":
         type=float,
         help="cost of one more draft token, in steps without drafts; 0: drafting never backs off",
     )
+    parser.add_argument(
+        "--allow-untested-vllm",
+        action="store_true",
+        help="accept a vLLM version that was not tested; only its names and signatures are checked",
+    )
     given = parser.parse_args()
     processors = dict(entry.partition("=")[::2] for entry in given.logits_processor)
-    print(" ".join(flags(given.kv_split, processors, given.draft_cost)))
+    print(" ".join(flags(given.kv_split, processors, given.draft_cost, given.allow_untested_vllm)))

@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import vllm
-
 from cfg_core.draft_length import DRAFT_COST
 from cfg_core.errors import CompatibilityError
 from cfg_core.grammars.bounds import GrammarBounds
@@ -20,16 +18,19 @@ from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.keys import check_keys
 from cfg_core.logits_processors import config as processor_config
 from cfg_core.pool import KV_SPLITS
+from cfg_core.vllm_plugin.versions.tested import TESTED, check_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
-SUPPORTED_VLLM = "0.32."
 ADDITIONAL_CONFIG = "cfg_serve"
 """Key of our options in vLLM's `additional_config`."""
 
 _Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
+
+ALLOW_UNTESTED = "allow_untested_vllm"
+"""Key, in our options: whether a vLLM version may run that was not tested."""
 
 METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
 """The methods of speculation that are supported."""
@@ -119,18 +120,6 @@ def check_kv_split(value: object) -> str:
     return str(value)
 
 
-def check_version() -> None:
-    """Refuse a vLLM version that this plugin was not written for.
-
-    Raises CompatibilityError.
-    """
-    if not vllm.__version__.startswith(SUPPORTED_VLLM):
-        raise CompatibilityError(
-            f"cfg-serve supports vLLM {SUPPORTED_VLLM}x, and this is {vllm.__version__}: install"
-            f" vllm=={SUPPORTED_VLLM}0."
-        )
-
-
 def check_overrides(cls: type) -> None:
     """Refuse a vLLM that lacks a method which `cls` or a base of it overrides (`@override`).
 
@@ -141,8 +130,8 @@ def check_overrides(cls: type) -> None:
         for name, method in vars(ours).items():
             if getattr(method, "__override__", False) and not any(name in vars(b) for b in above):
                 raise CompatibilityError(
-                    f"vLLM has no method {name} for {ours.__qualname__} to override: cfg-serve "
-                    f"needs vllm=={SUPPORTED_VLLM}0 as released, and this one was changed."
+                    f"vLLM has no method {name} for {ours.__qualname__} to override: install a"
+                    f" tested version as released ({', '.join(TESTED)})."
                 )
 
 
@@ -166,8 +155,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
     Raises CompatibilityError.
     """
-    check_version()
     config = scheduler.vllm_config
+    check_version(bool(ours(config).get(ALLOW_UNTESTED)))
     model, parallel = config.model_config, config.parallel_config
     speculative = config.speculative_config
     method = None if speculative is None else speculative.method

@@ -14,8 +14,9 @@ from cfg_core.patches import Patch
 _CORE = "cfg_core.vllm_plugin.core"
 _FRONTEND = "cfg_core.vllm_plugin.frontend"
 _WORKER = "cfg_core.vllm_plugin.worker"
+_LAST_ADAPTER = f"{_WORKER}.cpu_worker:takes_last_adapter"
 _FAULTS = "tests/contract/test_stock_faults.py"
-_NO_HOOK = "0.32.0 has no hook for it"
+_NO_HOOK = "no hook for it up to 0.33.0"
 
 PATCHES = (
     Patch(
@@ -72,8 +73,9 @@ PATCHES = (
         by=f"{_CORE}.stats:utility_method",
         process="engine core",
         reason="Frontends ask the engine core for counts as for its other utility methods.",
-        upstream="utility methods are methods of EngineCore; 0.32.0 has no registry for others",
+        upstream="utility methods are methods of EngineCore; there is no registry for others",
         test="tests/contract/test_serving_names.py",
+        adds=True,
     ),
     Patch(
         target="vllm.distributed.device_communicators.shm_broadcast:MessageQueue.dequeue",
@@ -83,7 +85,7 @@ PATCHES = (
             "The wait for a worker on another machine ends when the executor treats the worker "
             "as failed. Without this, the engine hangs."
         ),
-        upstream="fault of 0.32.0",
+        upstream="fault of 0.32.0 and 0.33.0",
         test=_FAULTS,
     ),
     Patch(
@@ -94,7 +96,7 @@ PATCHES = (
             "Each grammar is compiled by the backend that was chosen for it, and its time per "
             "token is limited. Aborting a request cancels its compilation."
         ),
-        upstream="fault of 0.32.0: one backend for all requests, no time limit, no cancellation",
+        upstream="one backend for all requests, no time limit, no cancellation (up to 0.33.0)",
         test="tests/engine/test_grammars.py",
         per_object=True,
     ),
@@ -194,7 +196,7 @@ PATCHES = (
             "vLLM's CPU kernel loses its output: under speculation, temperature, top-k and top-p "
             "of sampled requests are read from uninitialized memory."
         ),
-        upstream="fault of 0.32.0",
+        upstream="fault of 0.32.0 and 0.33.0",
         test=_FAULTS,
     ),
     Patch(
@@ -207,6 +209,7 @@ PATCHES = (
         ),
         upstream="fault of 0.32.0, fixed in 0.33.0",
         test=_FAULTS,
+        fault=_LAST_ADAPTER,
     ),
     Patch(
         target="vllm.lora.punica_wrapper.punica_cpu:bgmv_shrink",
@@ -215,6 +218,7 @@ PATCHES = (
         reason="The same function, imported by name.",
         upstream="as above",
         test=_FAULTS,
+        fault=_LAST_ADAPTER,
     ),
 )
 

@@ -73,6 +73,13 @@ class AppArgs(YamlArgs):
             " `name: {factory: package.module:Class, option: value}`."
         ),
     )
+    allow_untested_vllm: bool = Field(
+        default=False,
+        description=(
+            "Start the generator with a vLLM version that was not tested, if that version has all"
+            " names and signatures that cfg-serve uses. Guidance may still be wrong on it."
+        ),
+    )
     engine: dict[str, Any] = Field(
         default_factory=dict,
         description="Options of the vLLM engine, by the field names of vLLM's AsyncEngineArgs.",
@@ -240,6 +247,7 @@ class AppArgs(YamlArgs):
             "logits_processors": self.logits_processors,
             "draft_cost": self.draft_cost,
             "grammars": self.grammars.fields,
+            "allow_untested_vllm": self.allow_untested_vllm,
         }
 
     def engine_kwargs(self) -> dict[str, Any]:

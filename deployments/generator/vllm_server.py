@@ -17,7 +17,6 @@ import pydantic
 from starlette.datastructures import Headers, State
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
@@ -28,8 +27,9 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
-from cfg_core.vllm_plugin import guided_engine_args, pace
+from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
+from cfg_core.vllm_plugin.versions.tested import check_names
 from deployments import patches
 from deployments.generator import sse
 from deployments.generator.engine_calls import EngineCalls, Run, share_of
@@ -102,6 +102,7 @@ class VllmServer:
         /detokenize counts as four.
         """
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
+        check_names("deployments.generator")
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
             path = Path(folder) / "pace"
             pace.new_file(path)
@@ -237,10 +238,10 @@ class VllmServer:
             )
 
 
-def frontend_args(frontend: Mapping[str, Any]) -> FrontendArgs:
+def frontend_args(frontend: Mapping[str, Any]) -> Any:
     """vLLM's object for the `frontend` of AppArgs."""
     adapters = [LoRAModulePath(**adapter) for adapter in frontend.get("lora_modules", ())]
-    return FrontendArgs(**{**frontend, "lora_modules": adapters or None})
+    return versions.chosen().frontend_args({**frontend, "lora_modules": adapters or None})
 
 
 def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:

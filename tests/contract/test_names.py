@@ -1,28 +1,36 @@
 """Every name of another package that our source uses exists.
 
-Methods that we override have the expected signature. If a module was moved, a test fails here: none
-is skipped. tests/contract/names.py says what is checked.
+Methods that we override have the expected signature, and what we call takes our arguments. If a
+module was moved, a test fails here: none is skipped. cfg_core/foreign/reader.py says what is read.
 """
 
 import importlib
+import inspect
 import sys
-from pathlib import Path
 
 import pytest
-from names import mismatch, problems
 
-ROOT = Path(__file__).parents[2]
-FILES = [path for package in ("cfg_core", "deployments") for path in (ROOT / package).rglob("*.py")]
+from cfg_core.foreign import classes
+from cfg_core.foreign.check import modules, problems
+from cfg_core.foreign.inventory import MISSING, describe
+from cfg_core.foreign.reader import read
+from cfg_core.foreign.uses import mismatch
+from cfg_core.vllm_plugin import versions
+
+FILES = {name: path for package in ("cfg_core", "deployments") for name, path in modules(package)}
 
 
-def dotted(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+@pytest.mark.parametrize("module", FILES)
+def test_all_foreign_names_exist(module):
+    if not versions.is_for_another(FILES[module]):
+        assert problems(FILES[module], module) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_all_foreign_names_exist(path):
-    assert problems(path, dotted(path)) == []
+def test_every_version_is_read_where_it_is_installed():
+    """Of the modules in versions/, only those for other versions are left out."""
+    left_out = {name for name, path in FILES.items() if versions.is_for_another(path)}
+    all_versions = {cls.__module__ for cls in versions.NEWEST_FIRST}
+    assert left_out == all_versions - {type(versions.chosen()).__module__}
 
 
 # --- planted changes of another package -----------------------------------------------------------
@@ -36,6 +44,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.pool = Pool()
         self.running: list[str] = []
+        self.failed: set[str] = set()
 
     def schedule(self, throttle: bool = False) -> int:
         return len(self.running)
@@ -52,7 +61,10 @@ class Guided(Scheduler):
 
 def free(scheduler: Scheduler) -> int:
     pool = scheduler.pool
-    return pool.num_free + len(scheduler.running)
+    return pool.num_free + len(scheduler.running) + scheduler.schedule(throttle=True)
+
+def fail(scheduler: Scheduler) -> None:
+    scheduler.failed.add("a")
 """
 
 PLANTED = {
@@ -81,6 +93,7 @@ def plant(tmp_path, monkeypatch):
         return tmp_path / "ours.py"
 
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(classes, "PACKAGES", ["foreign"])
     yield make
     for name in [name for name in sys.modules if name.partition(".")[0] in ("foreign", "ours")]:
         del sys.modules[name]
@@ -101,8 +114,77 @@ def test_a_planted_change_is_caught(plant, old, new, told):
 
 def test_a_moved_module_is_caught(plant):
     path = plant(FOREIGN, module="moved")
-    with pytest.raises(ModuleNotFoundError, match=r"foreign\.sched"):
+    assert "there is no module foreign.sched" in problems(path, "ours")[0]
+
+
+def test_a_new_parameter_that_a_call_does_not_give_is_caught(plant):
+    changed = FOREIGN.replace("throttle: bool = False", "now: int")
+    ours = OURS.replace("throttle: bool = False", "now: int")
+    found = problems(plant(changed, ours), "ours")
+    assert any("missing a required argument: 'now'" in problem for problem in found)
+    ours = ours.replace("throttle=True", "1").replace("schedule(throttle)", "schedule(now, 2)")
+    (problem,) = problems(plant(changed, ours), "ours")
+    assert "too many positional arguments" in problem
+    assert problems(plant(changed, ours.replace("now, 2", "now")), "ours") == []
+
+
+def test_a_file_that_cannot_be_imported_says_why(plant):
+    path = plant("def broken(:")
+    with pytest.raises(SyntaxError):
         problems(path, "ours")
+    path = plant("import no_such_package\n" + FOREIGN)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        problems(path, "ours")
+
+
+# --- descriptions, which scripts/drift.py compares ------------------------------------------------
+
+CHANGES = {
+    "nothing": ("", "", None),
+    "a comment": ("return len(self.running)", "return len(self.running)  # new", None),
+    "a docstring": ("        return len", "        'New.'\n        return len", None),
+    "a set turned dict": (
+        "self.failed: set[str] = set()",
+        "self.failed: dict[str, str] = {}",
+        ("foreign.sched:Scheduler.failed", "attribute: set[str]", "attribute: dict[str, str]"),
+    ),
+    "another class": (
+        "self.pool = Pool()",
+        "self.pool = list()",
+        ("foreign.sched:Scheduler.pool", "attribute: Pool(...)", "attribute: list(...)"),
+    ),
+    "a new parameter with a default": (
+        "throttle: bool = False",
+        "throttle: bool = False, now: int = 0",
+        (
+            "foreign.sched:Scheduler.schedule",
+            "def (self, throttle=...)",
+            "def (self, throttle=..., now=...)",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "change"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_a_used_name_is_can_be_compared(plant, old, new, change):
+    targets = {use.target for use in read(plant(FOREIGN), "ours")}
+    before = {target: describe(target) for target in targets}
+    assert MISSING not in before.values()
+    plant(FOREIGN.replace(old, new) if old else FOREIGN)
+    changed = [
+        (target, before[target].shape, describe(target).shape)
+        for target in targets
+        if before[target] != describe(target)
+    ]
+    assert changed == ([] if change is None else [change])
+
+
+def test_another_body_is_another_description(plant):
+    before = (plant(FOREIGN), describe("foreign.sched:Scheduler.schedule"))[1]
+    plant(FOREIGN.replace("return len(self.running)", "return 0"))
+    after = describe("foreign.sched:Scheduler.schedule")
+    assert before.shape == after.shape
+    assert before.body != after.body
 
 
 def test_an_override_must_be_marked(plant):
@@ -114,7 +196,6 @@ def test_overrides_with_variable_arguments_match():
     def ours(first, *args, **kwargs): ...
     def stock(first, second, *, third=None): ...
 
+    ours, stock = inspect.signature(ours), inspect.signature(stock)
     assert mismatch(ours, stock) is None
-    assert mismatch(stock, ours) == "the overridden method has no parameter second" or mismatch(
-        stock, ours
-    ).endswith("third")
+    assert mismatch(stock, ours) == "the overridden method has no parameter second"

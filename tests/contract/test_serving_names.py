@@ -126,11 +126,11 @@ def test_engine_options_read_from_source_are_the_real_ones():
 
 
 def test_the_frontend_has_its_options():
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
-
+    from cfg_core.vllm_plugin import versions
     from deployments.config.engine_keys import FRONTEND_KEYS, vllm_engine_fields
 
-    assert {field.name for field in dataclasses.fields(FrontendArgs)} >= FRONTEND_KEYS
+    options = versions.chosen().frontend_args({})
+    assert {field.name for field in dataclasses.fields(options)} >= FRONTEND_KEYS
     assert FRONTEND_KEYS.isdisjoint(vllm_engine_fields())
 
 

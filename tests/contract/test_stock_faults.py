@@ -1,17 +1,28 @@
-"""The faults of vLLM that we patch (patches.py): each patch is right, and still needed."""
+"""The faults of vLLM that we patch (patches.py): each patch is right, and still needed.
+
+A fault that a later version mends has a `fault` in its row: the patch is applied only where that
+finds the fault. Here FAULTY names the versions that have it. If none of the tested versions has it
+any more, a test fails, and the patch can be deleted.
+"""
 
 import threading
 import time
 
 import pytest
 import torch
+import vllm
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.platforms import current_platform
 
 from cfg_core.patches import stock
 from cfg_core.vllm_plugin.core import remote_queues
 from cfg_core.vllm_plugin.patches import PATCHES
-from cfg_core.vllm_plugin.worker.cpu_worker import expand_batch_to_tokens, make_bgmv_shrink
+from cfg_core.vllm_plugin.versions.tested import TESTED
+from cfg_core.vllm_plugin.worker.cpu_worker import (
+    expand_batch_to_tokens,
+    make_bgmv_shrink,
+    takes_last_adapter,
+)
 
 STOCK = {patch.attribute: stock(patch) for patch in PATCHES if not patch.per_object}
 """The stock functions, even if an earlier test of this process has applied our patches."""
@@ -60,9 +71,18 @@ def test_a_token_without_an_adapter_takes_none():
     assert shrunk(bgmv_shrink) == [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]]
 
 
-def test_stock_vllm_still_uses_the_last_adapter_for_it():
-    """If this test fails, vLLM has fixed the fault: delete our patch."""
-    assert shrunk(STOCK["bgmv_shrink"]) == [[2.0, 2.0]] * 3
+FAULTY = {"0.31", "0.32"}
+"""The versions in which a token without an adapter takes the last one."""
+
+
+def test_the_patch_of_adapters_applies_where_the_fault_is():
+    stock_is_wrong = shrunk(STOCK["bgmv_shrink"]) == [[2.0, 2.0]] * 3
+    assert stock_is_wrong == takes_last_adapter(STOCK["bgmv_shrink"])
+    assert stock_is_wrong == (vllm.__version__.rpartition(".")[0] in FAULTY)
+
+
+def test_a_tested_version_still_needs_the_patch_of_adapters():
+    assert FAULTY & {*TESTED}, "delete make_bgmv_shrink, takes_last_adapter and their two rows"
 
 
 @pytest.fixture

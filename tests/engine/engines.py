@@ -156,8 +156,8 @@ class Engine:
         manager, hits = self.scheduler.kv_cache_manager, {}
         original = manager.get_computed_blocks
 
-        def count(request: Any) -> Any:
-            found = original(request)
+        def count(request: Any, *args: Any) -> Any:
+            found = original(request, *args)
             prompt = tuple(request.prompt_token_ids)
             hits[prompt] = max(hits.get(prompt, 0), found[1])
             return found

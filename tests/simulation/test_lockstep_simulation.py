@@ -319,9 +319,9 @@ def test_both_streams_use_the_prefix_cache(model_folder):
     sim = Simulation(make_config(model_folder), 60)
     hits = []
     lookup = sim.scheduler.kv_cache_manager.get_computed_blocks
-    sim.scheduler.kv_cache_manager.get_computed_blocks = lambda r: (
-        hits.append((r.request_id, lookup(r)[1])),
-        lookup(r),
+    sim.scheduler.kv_cache_manager.get_computed_blocks = lambda r, *more: (
+        hits.append((r.request_id, lookup(r, *more)[1])),
+        lookup(r, *more),
     )[1]
     for rid in ("first", "second"):
         sim.add(rid, list(range(10, 60)), max_tokens=5, scale=2.0, negative=list(range(100, 140)))
@@ -419,7 +419,7 @@ def test_a_vllm_without_our_hooks_is_refused():
             pass
 
     check_overrides(GuidedAsyncScheduler)
-    with pytest.raises(CompatibilityError, match=r"no method a_method_that_vllm_lost.*0\.32\.0"):
+    with pytest.raises(CompatibilityError, match=r"no method a_method_that_vllm_lost.*0\.32"):
         check_overrides(Changed)
 
 

@@ -102,11 +102,16 @@ class GrammarManager(StructuredOutputManager):
             ) from None
 
     @override
-    def _fill_bitmasks(self, batch: Iterable[tuple[Any, int, bool]]) -> None:
-        """Do what vLLM does, measure each grammar, and allow masks of different widths."""
-        for grammar, index, apply_mask in batch:
-            if not apply_mask or grammar.is_terminated():
-                self._grammar_bitmask[index].fill_(self._full_mask)
+    def _fill_bitmasks(self, batch: Iterable[tuple[Any, ...]]) -> None:
+        """Do what vLLM does, measure each grammar, and allow masks of different widths.
+
+        Each row is a grammar, its index in the bitmask, whether the grammar constrains it, and, in
+        some versions, what vLLM reads only if it does not.
+        """
+        for row in batch:
+            grammar, index, constrains = row[:3]
+            if not constrains or grammar.is_terminated():
+                super()._fill_bitmasks((row,))
                 continue
             started = time.thread_time()
             self._fill(grammar, index)

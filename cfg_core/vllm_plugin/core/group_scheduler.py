@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.groups import Group, GroupTable
-from cfg_core.vllm_plugin import config, patches, wire
+from cfg_core.vllm_plugin import config, patches, versions, wire
 from cfg_core.vllm_plugin.core import grammar_manager, outcome, stats
 from cfg_core.vllm_plugin.core.followers import is_guided, make_group
 from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
@@ -85,7 +85,7 @@ class GroupScheduler(Scheduler):
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         request.structured_output_request = None
         super().add_request(request)
-        self.grammar_compile_error_reqs.add(request.request_id)
+        versions.chosen().fail_requests(self, [request.request_id])
 
     @override
     def finish_requests(
@@ -124,7 +124,7 @@ class GroupScheduler(Scheduler):
             outcome.drop_output(failures, model_runner_output)
             for request_id in failures:
                 self._prompt_logprobs.forget(request_id)
-            self.grammar_compile_error_reqs.update(failures)
+            versions.chosen().fail_requests(self, failures)
         uncompiled = grammar_manager.uncompiled(self.requests, self.grammar_compile_error_reqs)
         outputs = self._update_groups(scheduler_output, model_runner_output)
         unmatched = grammar_manager.take_failures(self.structured_output_manager)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.wire import StepGuidance, split_logprobs
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def drop_output(failures: Iterable[str], model_runner_output: ModelRunnerOutput)
 
 
 def tell_reasons(failures: Mapping[str, str], outputs: Mapping[int, EngineCoreOutputs]) -> None:
-    """Put the reason of each failure where the caller finds it: in `stop_reason`.
+    """Put the reason of each failure into the output, where the caller finds it.
 
     The finish reason of these requests is "error".
     """
     for output in each(outputs) if failures else ():
         if output.finished and output.request_id in failures:
-            output.stop_reason = failures[output.request_id]
+            versions.chosen().tell_reason(output, failures[output.request_id])
 
 
 def hide(followers: Collection[str], outputs: Mapping[int, EngineCoreOutputs]) -> None:

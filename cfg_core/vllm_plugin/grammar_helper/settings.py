@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _TOKENIZER = (
+    "model",
     "tokenizer",
     "runner_type",
     "tokenizer_mode",
     "tokenizer_revision",
     "trust_remote_code",
+    "code_revision",
 )
 
 

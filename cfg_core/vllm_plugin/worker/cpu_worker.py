@@ -1,4 +1,4 @@
-"""The guided worker of CPUs, and patches for faults of vLLM 0.32 on CPUs.
+"""The guided worker of CPUs, and patches for faults of vLLM on CPUs.
 
 The faults patched here are those that our users would meet (see patches.py). Two more are avoided
 in v1.py: seeds of requests with chunked prompts, and speculation in steps without drafts.
@@ -90,3 +90,10 @@ def make_bgmv_shrink(stock: Callable[..., None]) -> Callable[..., None]:
         output_tensor[lora_indices_tensor < 0] = 0
 
     return bgmv_shrink
+
+
+def takes_last_adapter(stock: Callable[..., None]) -> bool:
+    """Whether `stock`, vLLM's bgmv_shrink, takes the index -1 for the last adapter."""
+    output = torch.zeros(1, 1)
+    stock(torch.ones(1, 1), torch.ones(1, 1, 1, 1), output, torch.tensor([-1]), 1.0)
+    return bool(output.any())

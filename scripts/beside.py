@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def install(version: str) -> Path:
         if not pip_install(folder, str(requirement)):
             print(f"beside: the package index has no {requirement}: what .venv has stays")
     if build != BUILDS[0]:
-        use_pinned_kernels(folder / "vllm")
+        make_cpu_build(folder)
     (folder / DONE).touch()
     return folder
 
@@ -92,12 +93,18 @@ def names_in(pins: str) -> set[str]:
     return {line.split("==")[0] for line in lines if "==" in line}
 
 
-def use_pinned_kernels(vllm: Path) -> None:
-    """Replace the compiled parts of a CUDA build with those of the pinned CPU build."""
-    for library in vllm.rglob("*.so"):
+def make_cpu_build(folder: Path) -> None:
+    """Replace the compiled parts of a CUDA build with those of the pinned CPU build.
+
+    vLLM chooses its platform by the version in the metadata, where CPU builds have `cpu`.
+    """
+    for library in (folder / "vllm").rglob("*.so"):
         library.unlink()
     for library in pinned_vllm().glob("*.so"):
-        (vllm / library.name).symlink_to(library)
+        (folder / "vllm" / library.name).symlink_to(library)
+    (metadata,) = folder.glob("vllm-*.dist-info/METADATA")
+    text = metadata.read_text(encoding="utf-8")
+    metadata.write_text(re.sub(r"^(Version: \S+)$", r"\1+cpu", text, count=1, flags=re.MULTILINE))
 
 
 def pinned_vllm() -> Path:
@@ -112,7 +119,6 @@ def environment(folder: Path) -> dict[str, str]:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, given)]),
-        "VLLM_TARGET_DEVICE": "cpu",  # else a CUDA build finds no device
         "CFG_SERVE_ALLOW_UNTESTED_VLLM": "1",
     }
 

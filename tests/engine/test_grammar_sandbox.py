@@ -45,11 +45,13 @@ def config_of(folder: Path) -> Any:
 
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
     model = SimpleNamespace(
+        model=str(folder),
         tokenizer=str(folder),
         runner_type="generate",
         tokenizer_mode="auto",
         tokenizer_revision=None,
         trust_remote_code=False,
+        code_revision=None,
         skip_tokenizer_init=False,
         is_diffusion=False,
         hf_config=SimpleNamespace(model_type="llama"),

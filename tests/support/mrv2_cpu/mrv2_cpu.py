@@ -10,6 +10,7 @@ here, and nowhere else:
   `interpret_triton`.
 - the top-k/top-p kernel does not run under the interpreter: `WorkerExtension`, which vLLM imports
   in each worker, redirects it to vLLM's own PyTorch version.
+- vLLM 0.33's worker refuses V2 without a Triton driver: `WorkerExtension` removes the refusal.
 - V1 with a pipeline needs a tensor that stock vLLM makes only while it compiles:
   `make_intermediate_tensors`.
 
@@ -120,8 +121,10 @@ def __getattr__(name: str) -> Any:
     if name != "WorkerExtension":
         raise AttributeError(name)
     import vllm.v1.sample.ops.topk_topp_sampler as sampler
+    import vllm.v1.worker.gpu_worker as gpu_worker
 
     sampler.HAS_TRITON = False
+    gpu_worker.HAS_TRITON = True  # only 0.33 reads it
     extension = type(
         "WorkerExtension", (), {"make_intermediate_tensors": _make_intermediate_tensors}
     )

@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from lists import REQUIREMENTS, newest
 from machine import SetupError, check_disk, check_platform, choose_python, detect_device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,6 @@ VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 STATE = VENV / "setup"  # inside .venv, so that nothing is left elsewhere
 STAMP, MARKER = STATE / "stamp.json", STATE / "incomplete"
-REQUIREMENTS = ROOT / "requirements"
 ORACLE = VENV / "oracle"  # a folder of its own: requirements/oracle.in says why
 START = time.monotonic()
 # --no-compile: few of the 20,000 files are ever imported, and `verify` compiles those. --retries 0:
@@ -55,10 +55,9 @@ def say(text: str) -> None:
 
 def fingerprints(device: str, python: str, version: str) -> dict[str, str]:
     """A digest for each part of a set-up. A part whose digest differs from the stamp is redone."""
+    pins = read_pins(newest(device)).values()
     return {
-        "runtime": digest(
-            [str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]
-        ),
+        "runtime": digest([str(ROOT), device, python, *version.split(".")[:2], *pins]),
         "dev": digest([*read_pins("dev").values(), *read_pins("oracle").values()]),
         "project": digest([(ROOT / "pyproject.toml").read_text()]),
     }
@@ -122,9 +121,9 @@ def install_runtime(device: str) -> None:
     check_disk(ROOT, device)
     if device == "cuda":
         everything = "vLLM, torch, Ray and what they need (CUDA)"
-        pip_install(everything, "--no-deps", "-r", str(REQUIREMENTS / "cuda.txt"))
+        pip_install(everything, "--no-deps", "-r", str(REQUIREMENTS / f"{newest('cuda')}.txt"))
         return
-    pins = read_pins("cpu")
+    pins = read_pins(newest("cpu"))
     others = STATE / "cpu-without-torch.txt"
     others.write_text("\n".join(line for name, line in pins.items() if name != "torch") + "\n")
     install_cpu_torch(pins["torch"])
@@ -156,7 +155,7 @@ def install_cuda_torch_for_cpu(pin: str) -> None:
         f" larger. {SMALL_ONE}"
     )
     check_disk(ROOT, "cpu, with the CUDA build of torch")
-    pins = {**read_pins("cuda"), **read_pins("cpu")}
+    pins = {**read_pins(newest("cuda")), **read_pins(newest("cpu"))}
     del pins["torch"]
     constraints = STATE / "constraints.txt"
     constraints.write_text("\n".join(pins.values()) + "\n")

@@ -13,8 +13,9 @@ import re
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
+DEVICES = ("cpu", "cuda")
 SHARED = ("dev", "oracle")
-RUNTIME = re.compile(r"(?P<device>cpu|cuda)-(?P<vllm>\d+\.\d+)")
+RUNTIME = re.compile(r"(cpu|cuda)-\d+\.\d+")
 
 
 def runtime_lists(suffix: str = ".txt") -> list[str]:

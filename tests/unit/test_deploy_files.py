@@ -273,8 +273,11 @@ def test_the_image_has_the_user_of_the_manifest(instructions, pods):
         }
 
 
-def test_the_image_has_a_device_argument_and_a_health_check(instructions):
-    assert "CFG_SERVE_DEVICE=cpu" in of(instructions, "ARG")
+def test_the_image_has_arguments_and_a_health_check(instructions):
+    assert {"CFG_SERVE_DEVICE=cpu", "VLLM=", "TORCH_INDEX="} == set(of(instructions, "ARG"))
+    (make,) = [words for words in of(instructions, "RUN") if "scripts/setup.py" in words]
+    for name in ("CFG_SERVE_DEVICE", "VLLM", "TORCH_INDEX"):
+        assert f'{name}="${name}"' in make
     (check,) = of(instructions, "HEALTHCHECK")
     assert "127.0.0.1:8000/health'" in check
     assert '@app.get("/health")' in (REPOSITORY / "deployments/ingress/router.py").read_text()

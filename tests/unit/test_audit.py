@@ -35,6 +35,7 @@ def test_this_repository_asks_for_nothing_unpinned():
         "extra:cpu",
         "cpu-0.32.in",
         "cuda-0.32.in",
+        "cuda-0.33.in",
         "dev.in",
         "oracle.in",
     } <= set(asked)

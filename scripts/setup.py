@@ -124,15 +124,17 @@ def make_venv(python: str, version: str) -> None:
 
 def install_runtime(choice: Choice) -> None:
     check_disk(ROOT, choice.device)
-    if choice.device == "cuda":
-        everything = "vLLM, torch, Ray and what they need (CUDA)"
-        pip_install(everything, "--no-deps", "-r", str(REQUIREMENTS / f"{choice.runtime}.txt"))
-        return
     pins = read_pins(choice.runtime)
-    others = STATE / "cpu-without-torch.txt"
-    others.write_text("\n".join(line for name, line in pins.items() if name != "torch") + "\n")
-    install_cpu_torch(pins["torch"], choice.vllm)
-    pip_install("vLLM, Ray and what they need", "--no-deps", "-r", str(others))
+    if choice.device == "cpu":
+        install_cpu_torch(pins.pop("torch"), choice.vllm)
+        what = "vLLM, Ray and what they need"
+    else:
+        # With ==, pip takes torch's CPU build, 2.13.0+cpu, where it is configured to look for that.
+        pins["torch"] = pins["torch"].replace("torch==", "torch===")
+        what = "vLLM, torch, Ray and what they need (CUDA)"
+    lines = STATE / f"{choice.runtime}.txt"
+    lines.write_text("\n".join(pins.values()) + "\n")
+    pip_install(what, "--no-deps", "-r", str(lines))
 
 
 def install_cpu_torch(pin: str, vllm: str) -> None:

@@ -63,7 +63,8 @@ def requirements(tmp_path, monkeypatch):
     folder = tmp_path / "requirements"
     folder.mkdir()
     for name in ("cpu-0.9", "cuda-0.9", "cuda-0.10"):
-        (folder / f"{name}.txt").write_text(f"vllm=={name[-3:]}\ntorch==2\nlibrary-of-{name}==1\n")
+        vllm = name.split("-")[1]
+        (folder / f"{name}.txt").write_text(f"vllm=={vllm}\ntorch==2\nlibrary-of-{name}==1\n")
     for name in ("dev.txt", "oracle.txt", "cuda-0.11.in", "overrides-cuda-0.11.in"):
         (folder / name).write_text("tool==1\n")
     monkeypatch.setattr(lists, "REQUIREMENTS", folder)
@@ -222,15 +223,25 @@ def test_an_environment_is_made_once_for_each_choice(run, capsys):
     assert run(vllm="0.9") == ["cuda-0.9.txt"]
     assert "removing the old .venv (its device, Python or pins changed)" in capsys.readouterr().out
     assert run() == []
-    assert run("cpu") == ["torch==2", "cpu-without-torch.txt"]
+    assert run("cpu") == ["torch==2", "cpu-0.9.txt"]
     assert run("cpu", "0.9") == []
 
 
+def test_the_build_of_torch_for_cuda_is_never_the_one_for_cpus(run, tmp_path):
+    """pip takes 2+cpu for torch==2 where it is configured to look for torch's CPU build."""
+    run("cuda")
+    lines = (tmp_path / ".venv/setup/cuda-0.10.txt").read_text().splitlines()
+    assert lines == ["vllm==0.10", "torch===2", "library-of-cuda-0.10==1"]
+    run("cpu")
+    lines = (tmp_path / ".venv/setup/cpu-0.9.txt").read_text().splitlines()
+    assert lines == ["vllm==0.9", "library-of-cpu-0.9==1"]
+
+
 def test_a_default_follows_the_machine_and_the_lists(run, requirements, monkeypatch):
-    assert run() == ["torch==2", "cpu-without-torch.txt"]
+    assert run() == ["torch==2", "cpu-0.9.txt"]
     on(monkeypatch, "cuda")
     assert run() == ["cuda-0.10.txt"]
-    (requirements / "cuda-0.11.txt").write_text("vllm==0.11.0\n")
+    (requirements / "cuda-0.11.txt").write_text("vllm==0.11.0\ntorch==2\n")
     assert run() == ["cuda-0.11.txt"]
 
 
@@ -238,13 +249,13 @@ def test_a_default_that_is_asked_for_is_kept(run, requirements, monkeypatch):
     on(monkeypatch, "cuda")
     assert run() == ["cuda-0.10.txt"]
     assert run(vllm="0.10") == []
-    (requirements / "cuda-0.11.txt").write_text("vllm==0.11.0\n")
+    (requirements / "cuda-0.11.txt").write_text("vllm==0.11.0\ntorch==2\n")
     assert run() == []
 
 
 def test_new_pins_do_not_end_a_choice(run, requirements):
     run("cuda", "0.9")
-    (requirements / "cuda-0.9.txt").write_text("vllm==0.9.1\n")
+    (requirements / "cuda-0.9.txt").write_text("vllm==0.9.1\ntorch==2\n")
     assert run() == ["cuda-0.9.txt"]
     assert run() == []
 

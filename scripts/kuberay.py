@@ -5,8 +5,8 @@
 
 The configuration goes into the manifest word for word. The GPUs of a pod, the number of pods and
 the time that they may take to stop are computed from it. The environment variables come from
-configs/serve.env, the version of Ray from requirements/cuda.txt, and everything else from
-deploy/kuberay/rayservice.template.yaml.
+configs/serve.env, the version of Ray from the newest list for CUDA in requirements/, and everything
+else from deploy/kuberay/rayservice.template.yaml.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from string import Template
 from typing import Any
 
 import yaml
+from lists import REQUIREMENTS, newest
 from serve_env import serve_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,11 +136,10 @@ def pods(deployments: list[dict[str, Any]], gpus_per_pod: int) -> tuple[int, int
 
 
 def pinned_ray() -> str:
-    """The version of Ray in the image, which requirements/cuda.txt pins."""
-    found = re.search(
-        r"^ray==(\S+)", (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8"), re.M
-    )
-    assert found, "requirements/cuda.txt pins ray"
+    """The version of Ray in the image. All runtime lists pin the same one."""
+    pins = (REQUIREMENTS / f"{newest('cuda')}.txt").read_text(encoding="utf-8")
+    found = re.search(r"^ray==(\S+)", pins, re.M)
+    assert found, "the lists pin ray"
     return found[1]
 
 

@@ -1,11 +1,15 @@
 """Compile requirements/*.in into the pinned lists beside them.
 
-`make lock` runs this script. It needs a package index.
+    python scripts/lock.py [NAME ...]     `make lock` runs it for all lists; NAME is like cuda-0.33
+
+It needs a package index. A new version of vLLM needs an .in file for each device that has a build,
+and no change here.
 
 uv compiles the lists, for every Python version and platform at once. It is taken from the PATH, or
 else installed into .venv. torch's CPU build is not on the default package index, so for every list
-but cuda.txt uv also searches pip's find-links folders and TORCH_INDEX. The CPU build must not get
-into cuda.txt. What cpu.txt pins is not pinned again in dev.txt and oracle.txt.
+but those for CUDA uv also searches pip's find-links folders and TORCH_INDEX. The CPU build must not
+get into the lists for CUDA. A runtime list is compiled with the overrides of its device and, if it
+has some, its own. What the newest list for CPUs pins is not pinned again in dev.txt and oracle.txt.
 """
 
 from __future__ import annotations
@@ -17,19 +21,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
+from lists import REQUIREMENTS, SHARED, is_runtime, newest, runtime_lists
+
 COMPILE = "pip compile -q --universal --python-version 3.11 --no-annotate --no-header"
-LISTS = {
-    "cpu": "--override overrides-cpu.in",
-    "cuda": "--override overrides-cuda.in",
-    "dev": "--constraint cpu.txt",
-    "oracle": "--constraint cpu.txt",
-}
 HEADERS = {
     "cpu": "Everything for a machine without a GPU, in the versions that the tests run with.",
     "cuda": (
-        "Everything for a machine with an NVIDIA GPU. Resolved, but not yet installed and run on"
-        " one."
+        "Everything for a machine with an NVIDIA GPU. Installed without one, and never run on one."
     ),
     "dev": "What tests and checks need in addition to the runtime.",
     "oracle": "What tests compare the embedding engine with, installed into .venv/oracle.",
@@ -60,11 +58,23 @@ def cpu_wheels() -> list[str]:
     return extra + [word for place in places for word in ("--find-links", place)]
 
 
+def options(name: str) -> list[str]:
+    """What uv is told about a list: its overrides, or the list that it goes with."""
+    if not is_runtime(name):
+        return ["--constraint", f"{newest('cpu')}.txt", *cpu_wheels()]
+    device = name.split("-")[0]
+    overrides = [f"overrides-{device}.in", f"overrides-{name}.in"]
+    found = [word for x in overrides if (REQUIREMENTS / x).exists() for word in ("--override", x)]
+    return found if device == "cuda" else found + cpu_wheels()
+
+
 def runtime_names() -> frozenset[str]:
-    """Names that cpu.txt pins. dev.txt and oracle.txt leave them out, to fit cuda.txt, too."""
-    return frozenset(
-        line.split("==")[0] for line in (REQUIREMENTS / "cpu.txt").read_text().splitlines()
-    )
+    """Names that the newest list for CPUs pins. dev.txt and oracle.txt leave them out.
+
+    So these two fit every runtime list, whatever version it pins.
+    """
+    pins = (REQUIREMENTS / f"{newest('cpu')}.txt").read_text()
+    return frozenset(line.split("==")[0] for line in pins.splitlines())
 
 
 def without(pins: str, names: frozenset[str]) -> str:
@@ -75,21 +85,24 @@ def without(pins: str, names: frozenset[str]) -> str:
     )
 
 
+def header(name: str) -> str:
+    return (
+        f"# {HEADERS[name.split('-')[0]]}\n# Made from {name}.in by `make lock`; installed with"
+        " `pip install --no-deps`.\n"
+    )
+
+
 def compile_list(name: str) -> None:
-    extra = [] if name == "cuda" else cpu_wheels()
-    command = [uv(), *shlex.split(COMPILE), *extra, *shlex.split(LISTS[name]), f"{name}.in"]
+    command = [uv(), *shlex.split(COMPILE), *options(name), f"{name}.in"]
     pins = subprocess.run(
         command, cwd=REQUIREMENTS, check=True, capture_output=True, text=True
     ).stdout
-    pins = without(pins, runtime_names() if name in ("dev", "oracle") else frozenset())
-    header = (
-        f"# {HEADERS[name]}\n# Made from {name}.in by `make lock`; installed with `pip install"
-        " --no-deps`.\n"
-    )
-    (REQUIREMENTS / f"{name}.txt").write_text(header + pins)
+    pins = without(pins, frozenset() if is_runtime(name) else runtime_names())
+    (REQUIREMENTS / f"{name}.txt").write_text(header(name) + pins)
     print(f"requirements/{name}.txt: {len(pins.splitlines())} pins")
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or LISTS:
+    # The runtime lists come first, because the shared ones are compiled against one of them.
+    for each in sys.argv[1:] or [*runtime_lists(".in"), *SHARED]:
         compile_list(each)

@@ -39,15 +39,17 @@ def check_disk(folder: Path, kind: str) -> None:
         )
 
 
-def detect_device() -> str:
-    """cpu or cuda: $CFG_SERVE_DEVICE if it is set.
-
-    Else it is cuda if the driver lists a GPU or has made its device file.
-    """
+def asked_device() -> str:
+    """$CFG_SERVE_DEVICE: cpu, cuda, or nothing."""
     wanted = os.environ.get("CFG_SERVE_DEVICE", "")
     if wanted not in ("", "cpu", "cuda"):
         raise SetupError(f"CFG_SERVE_DEVICE is {wanted!r}: set it to cpu or cuda, or leave it out.")
-    return wanted or ("cuda" if Path("/dev/nvidia0").exists() or driver_lists_gpu() else "cpu")
+    return wanted
+
+
+def detect_device() -> str:
+    """cpu or cuda: it is cuda if the driver lists a GPU or has made its device file."""
+    return "cuda" if Path("/dev/nvidia0").exists() or driver_lists_gpu() else "cpu"
 
 
 def driver_lists_gpu() -> bool:

@@ -7,9 +7,12 @@ Nothing is installed outside of `.venv`.
 This script uses only the standard library, because it runs before anything is installed. A finished
 set-up leaves a stamp in `.venv/setup/`. As long as the stamp matches the requirements, the next run
 returns at once. An interrupted set-up leaves a marker there instead, and the next run starts over.
+If CFG_SERVE_DEVICE or VLLM is given, device and version are kept in `.venv/setup/`, too, and later
+runs need not repeat them. `make clean` forgets them.
 
     PYTHON=python3.12          which interpreter to use (default: the first suitable one)
     CFG_SERVE_DEVICE=cpu|cuda  instead of looking for an NVIDIA GPU
+    VLLM=0.32                  which version of vLLM (default: the newest in requirements/)
     TORCH_INDEX=ADDRESS        index with PyTorch's CPU wheels, if pip is not configured for it
 """
 
@@ -26,14 +29,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from machine import SetupError, check_disk, check_platform, choose_python, detect_device
+from choice import Choice, choose, keep
+from lists import REQUIREMENTS
+from machine import SetupError, check_disk, check_platform, choose_python
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 STATE = VENV / "setup"  # inside .venv, so that nothing is left elsewhere
 STAMP, MARKER = STATE / "stamp.json", STATE / "incomplete"
-REQUIREMENTS = ROOT / "requirements"
+CHOICE = STATE / "choice.json"  # not in the stamp: an interruption does not make it void
 ORACLE = VENV / "oracle"  # a folder of its own: requirements/oracle.in says why
 START = time.monotonic()
 # --no-compile: few of the 20,000 files are ever imported, and `verify` compiles those. --retries 0:
@@ -53,12 +58,11 @@ def say(text: str) -> None:
 # ---- what is installed already -------------------------------------------------------------------
 
 
-def fingerprints(device: str, python: str, version: str) -> dict[str, str]:
+def fingerprints(choice: Choice, python: str, version: str) -> dict[str, str]:
     """A digest for each part of a set-up. A part whose digest differs from the stamp is redone."""
+    pins = read_pins(choice.runtime).values()
     return {
-        "runtime": digest(
-            [str(ROOT), device, python, *version.split(".")[:2], *read_pins(device).values()]
-        ),
+        "runtime": digest([str(ROOT), choice.device, python, *version.split(".")[:2], *pins]),
         "dev": digest([*read_pins("dev").values(), *read_pins("oracle").values()]),
         "project": digest([(ROOT / "pyproject.toml").read_text()]),
     }
@@ -88,7 +92,7 @@ def remove_stale_venv() -> None:
             f"{VENV.name} was not made by this set-up. Move it away or remove it, then run this"
             " again."
         )
-    reason = "it was interrupted" if MARKER.exists() else "its Python or its requirements changed"
+    reason = "it was interrupted" if MARKER.exists() else "its device, Python or pins changed"
     say(f"removing the old .venv ({reason})")
     MARKER.touch()
     for entry in sorted(VENV.iterdir(), key=lambda path: path == STATE):  # the marker goes last
@@ -118,20 +122,22 @@ def make_venv(python: str, version: str) -> None:
         raise SetupError(f"{python} -m venv failed:\n{tail(done.stdout.decode(errors='replace'))}")
 
 
-def install_runtime(device: str) -> None:
-    check_disk(ROOT, device)
-    if device == "cuda":
-        everything = "vLLM, torch, Ray and what they need (CUDA)"
-        pip_install(everything, "--no-deps", "-r", str(REQUIREMENTS / "cuda.txt"))
-        return
-    pins = read_pins("cpu")
-    others = STATE / "cpu-without-torch.txt"
-    others.write_text("\n".join(line for name, line in pins.items() if name != "torch") + "\n")
-    install_cpu_torch(pins["torch"])
-    pip_install("vLLM, Ray and what they need", "--no-deps", "-r", str(others))
+def install_runtime(choice: Choice) -> None:
+    check_disk(ROOT, choice.device)
+    pins = read_pins(choice.runtime)
+    if choice.device == "cpu":
+        install_cpu_torch(pins.pop("torch"), choice.vllm)
+        what = "vLLM, Ray and what they need"
+    else:
+        # With ==, pip takes torch's CPU build, 2.13.0+cpu, where it is configured to look for that.
+        pins["torch"] = pins["torch"].replace("torch==", "torch===")
+        what = "vLLM, torch, Ray and what they need (CUDA)"
+    lines = STATE / f"{choice.runtime}.txt"
+    lines.write_text("\n".join(pins.values()) + "\n")
+    pip_install(what, "--no-deps", "-r", str(lines))
 
 
-def install_cpu_torch(pin: str) -> None:
+def install_cpu_torch(pin: str, vllm: str) -> None:
     """Install torch's CPU build, from TORCH_INDEX or from where pip is configured to look.
 
     If there is none, the CUDA build is installed, which runs on CPUs, too.
@@ -147,16 +153,16 @@ def install_cpu_torch(pin: str) -> None:
             raise SetupError(
                 f"{pin} is not at TORCH_INDEX={index} for this Python. Correct it or leave it out."
             ) from None
-        install_cuda_torch_for_cpu(pin.split("+")[0])
+        install_cuda_torch_for_cpu(pin.split("+")[0], vllm)
 
 
-def install_cuda_torch_for_cpu(pin: str) -> None:
+def install_cuda_torch_for_cpu(pin: str, vllm: str) -> None:
     say(
         "pip finds no CPU build of torch: taking the CUDA build, which runs here too but is 2.5 GB"
         f" larger. {SMALL_ONE}"
     )
     check_disk(ROOT, "cpu, with the CUDA build of torch")
-    pins = {**read_pins("cuda"), **read_pins("cpu")}
+    pins = {**read_pins(f"cuda-{vllm}"), **read_pins(f"cpu-{vllm}")}
     del pins["torch"]
     constraints = STATE / "constraints.txt"
     constraints.write_text("\n".join(pins.values()) + "\n")
@@ -261,22 +267,25 @@ def record(done: dict[str, str], wanted: dict[str, str], part: str) -> dict[str,
 
 def set_up(dev: bool) -> None:
     check_platform()
-    device, (python, version) = detect_device(), choose_python()
-    wanted, done = fingerprints(device, python, version), read_stamp()
+    choice, (python, version) = choose(CHOICE), choose_python()
+    say(f"vLLM {choice.vllm} for {choice.device}")
+    wanted, done = fingerprints(choice, python, version), read_stamp()
     if done.get("runtime") != wanted["runtime"]:
         remove_stale_venv()
         make_venv(python, version)
-        install_runtime(device)
+        keep(choice, CHOICE)  # now, so that a run after an interruption takes the same
+        install_runtime(choice)
         verify()
         done = record({}, wanted, "runtime")
         MARKER.unlink()
+    keep(choice, CHOICE)  # also if the user asks for what .venv has
     stages = {"project": install_project, **({"dev": install_dev} if dev else {})}
     outdated = [part for part in stages if done.get(part) != wanted[part]]
     for part in outdated:
         stages[part]()
         done = record(done, wanted, part)
     if outdated:
-        say(f"ready ({device})")
+        say("ready")
 
 
 def main() -> int:

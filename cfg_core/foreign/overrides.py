@@ -13,14 +13,19 @@ from cfg_core.foreign.uses import Use, call_problem, called, mismatch, target_of
 
 def of_module(module: ModuleType) -> Iterator[Use]:
     """The overrides, attributes of `self` and calls of `super()` in all classes of a module."""
-    for cls in vars(module).values():
-        if not isinstance(cls, type) or cls.__module__ != module.__name__:
-            continue
+    classes = [
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and cls.__module__ == module.__name__
+    ]
+    for cls in classes:
         foreign = [base for base in cls.__mro__[1:] if is_foreign(base)]
         if foreign:
             yield from _methods(cls, foreign)
             yield from _self_uses(cls)
             yield from _super_calls(cls)
+            if not any(other is not cls and issubclass(other, cls) for other in classes):
+                yield from _not_implemented(cls)
 
 
 def _where(cls: type, name: str) -> str:
@@ -77,3 +82,11 @@ def _super_calls(cls: type) -> Iterator[Use]:
         found = called(owner, name)
         problem = call_problem(node, found, bound=True) if found is not None else None
         yield Use(_where(cls, f"super().{name}"), target_of(owner, name), problem)
+
+
+def _not_implemented(cls: type) -> Iterator[Use]:
+    """Abstract methods of another package's class that `cls` lacks, so that it cannot be made."""
+    for name in sorted(getattr(cls, "__abstractmethods__", ())):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if is_foreign(owner):
+            yield Use(_where(cls, name), target_of(owner, name), "is abstract: implement it")

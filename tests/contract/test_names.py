@@ -128,6 +128,18 @@ def test_a_new_parameter_that_a_call_does_not_give_is_caught(plant):
     assert problems(plant(changed, ours.replace("now, 2", "now")), "ours") == []
 
 
+def test_a_new_abstract_method_is_caught(plant):
+    """A class of ours could not be made any more. vLLM 0.33 did so to AsyncModelRunnerOutput."""
+    base = "from abc import ABC, abstractmethod\n" + FOREIGN.replace(
+        "class Scheduler:", "class Scheduler(ABC):"
+    )
+    assert problems(plant(base), "ours") == []
+    new = "\n    @abstractmethod\n    def drain(self): ...\n"
+    (problem,) = problems(plant(base + new), "ours")
+    assert "Guided.drain" in problem
+    assert "is abstract: implement it" in problem
+
+
 def test_a_file_that_cannot_be_imported_says_why(plant):
     path = plant("def broken(:")
     with pytest.raises(SyntaxError):

@@ -39,7 +39,7 @@ def test_everything_that_a_row_names_exists(patch):
         ("vllm.no_such_module:x", "does not exist"),
         ("vllm.v1.core.sched.scheduler:NoSuchClass.schedule", "does not exist"),
         ("vllm.v1.core.sched.scheduler:Scheduler.no_such_method", "does not exist"),
-        ("vllm.v1.core.sched.scheduler:Scheduler.schedule", "has no parameter prompt"),
+        ("vllm.v1.core.sched.scheduler:Scheduler.schedule", "has no parameter"),
     ],
 )
 def test_a_row_that_does_not_fit_is_found(target, problem):

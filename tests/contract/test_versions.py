@@ -6,6 +6,7 @@ import pytest
 import vllm
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from cfg_core.errors import REQUEST_FAULT, CompatibilityError
 from cfg_core.vllm_plugin import config, guided_engine_args, versions
@@ -73,6 +74,21 @@ def test_an_untested_version_with_another_signature_is_refused(untested, monkeyp
     monkeypatch.setattr(Scheduler, "schedule", schedule)
     with pytest.raises(CompatibilityError, match="schedule: the overridden method has a parameter"):
         guided_engine_args(allow_untested_vllm=True)
+
+
+class Late(AsyncModelRunnerOutput):
+    def get_output(self):
+        return ["tokens"]
+
+    def get_kv_connector_output(self):
+        return "kv"
+
+
+def test_what_is_known_later_is_changed_later():
+    late = versions.chosen().when_ready(Late(), lambda output: output.append("failures"))
+    assert late.get_output() == ["tokens", "failures"]
+    if isinstance(versions.chosen(), V033):
+        assert late.get_kv_connector_output() == "kv"
 
 
 def test_the_reason_of_a_failure_reaches_the_client():

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput
+
+
+class ReadyOutput(AsyncModelRunnerOutput):
+    """An asynchronous output of a step. `change` is called with the result when it is ready."""
+
+    def __init__(
+        self, inner: AsyncModelRunnerOutput, change: Callable[[ModelRunnerOutput], None]
+    ) -> None:
+        self._inner, self._change = inner, change
+
+    @override
+    def get_output(self) -> ModelRunnerOutput:
+        output = self._inner.get_output()
+        self._change(output)
+        return output
 
 
 class V032:
@@ -28,6 +46,12 @@ class V032:
         reason (deployments/generator/engine_calls.py).
         """
         output.stop_reason = reason
+
+    def when_ready(
+        self, output: AsyncModelRunnerOutput, change: Callable[[ModelRunnerOutput], None]
+    ) -> AsyncModelRunnerOutput:
+        """`output`, but `change` is called with its result when that is ready."""
+        return ReadyOutput(output, change)
 
     def frontend_args(self, fields: dict[str, Any]) -> Any:
         """vLLM's FrontendArgs: the options of its OpenAI server."""

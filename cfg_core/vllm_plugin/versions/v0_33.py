@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from cfg_core.errors import REQUEST_FAULT
-from cfg_core.vllm_plugin.versions.v0_32 import V032
+from cfg_core.vllm_plugin.versions.v0_32 import V032, ReadyOutput
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestError
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput
+
+
+class ReadyOutputV033(ReadyOutput):
+    """It also has what a KV connector reports, which vLLM asks for if `get_output` fails."""
+
+    @override
+    def get_kv_connector_output(self) -> Any:
+        return self._inner.get_kv_connector_output()
 
 
 class V033(V032):
@@ -36,6 +45,12 @@ class V033(V032):
         """As in 0.32. The client of vLLM's own server is told the reason, too."""
         super().tell_reason(output, reason)
         output.error = _error(reason)
+
+    @override
+    def when_ready(
+        self, output: AsyncModelRunnerOutput, change: Callable[[ModelRunnerOutput], None]
+    ) -> AsyncModelRunnerOutput:
+        return ReadyOutputV033(output, change)
 
     @override
     def frontend_args(self, fields: dict[str, Any]) -> Any:

@@ -9,16 +9,17 @@ processor failed, and the scheduler ends them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import override
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from cfg_core.logits_processors.base import SequenceInfo
 from cfg_core.logits_processors.config import FIELD
 from cfg_core.logits_processors.registry import Registry
-from cfg_core.logits_processors.sequences import Failure, ProcessorTable
+from cfg_core.logits_processors.sequences import ProcessorTable
+from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.wire import attach_failures
 
 if TYPE_CHECKING:
@@ -73,23 +74,11 @@ class StepProcessors:
         if not failures:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return _OutputWithFailures(output, failures)
+            attach = partial(attach_failures, failures=failures)
+            return versions.chosen().when_ready(output, attach)
         attach_failures(output, failures)
         return output
 
     def close(self) -> None:
         """Close all processors, at the end of the worker."""
         self.table.close()
-
-
-class _OutputWithFailures(AsyncModelRunnerOutput):
-    """An asynchronous output to which failures are attached when it is ready."""
-
-    def __init__(self, inner: AsyncModelRunnerOutput, failures: dict[str, Failure]) -> None:
-        self._inner, self._failures = inner, failures
-
-    @override
-    def get_output(self) -> Any:
-        output = self._inner.get_output()
-        attach_failures(output, self._failures)
-        return output

@@ -1,5 +1,6 @@
 # `make` lists the targets. Everything is installed into .venv and nowhere else (see scripts/setup.py).
 CONFIG ?= configs/cfg.yaml
+VERSION ?= 0.33.0
 ARGS ?=
 PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
 # runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)
@@ -8,7 +9,7 @@ BIN := .venv/bin
 export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check bench lock clean
+.PHONY: help setup setup-dev serve test beside drift check bench lock clean
 
 help:  ## this list
 	@echo "targets of cfg-serve:"
@@ -31,6 +32,12 @@ ifeq ($(ARGS),)
 else
 	@exec $(BIN)/python -m pytest $(ARGS)
 endif
+
+beside: setup-dev  ## run contract tests and the simulation on another vLLM, without a GPU (VERSION=..., ARGS=tests)
+	@$(BIN)/python scripts/beside.py $(VERSION) -m pytest -n 2 --no-loadscope-reorder $(or $(ARGS),tests/contract tests/simulation)
+
+drift: setup-dev  ## what another vLLM changes of what we use, and which tests pass (VERSION=..., ARGS="--tests ...")
+	@$(BIN)/python scripts/drift.py $(VERSION) $(ARGS)
 
 check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution
 from pathlib import Path
 
+from lists import REQUIREMENTS, versions
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +44,10 @@ def install(version: str) -> Path:
     folder = FOLDER / version
     if (folder / DONE).exists():
         return folder
+    if not any(importlib.metadata.distributions(name=BUILDS[0])):
+        raise BesideError(
+            "This needs vLLM's CPU build in .venv: run `make setup-dev CFG_SERVE_DEVICE=cpu`."
+        )
     shutil.rmtree(folder, ignore_errors=True)
     build = next((b for b in BUILDS if pip_install(folder, f"{b}=={version}")), None)
     if build is None:
@@ -72,7 +77,8 @@ def unmet(distribution: Distribution) -> Iterator[Requirement]:
 
     Torch is left out, and so are the packages that only the CUDA build of the pinned vLLM needs.
     """
-    cuda_only = names_in("cuda-0.32") - names_in("cpu-0.32")
+    pinned = versions("cpu")[-1]
+    cuda_only = names_in(f"cuda-{pinned}") - names_in(f"cpu-{pinned}")
     for line in distribution.requires or ():
         requirement = Requirement(line)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -89,7 +95,7 @@ def unmet(distribution: Distribution) -> Iterator[Requirement]:
 
 
 def names_in(pins: str) -> set[str]:
-    lines = (ROOT / "requirements" / f"{pins}.txt").read_text(encoding="utf-8").splitlines()
+    lines = (REQUIREMENTS / f"{pins}.txt").read_text(encoding="utf-8").splitlines()
     return {line.split("==")[0] for line in lines if "==" in line}
 
 

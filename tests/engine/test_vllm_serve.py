@@ -43,8 +43,10 @@ def server(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """The base URL of a running server, with the flags that the plugin prints."""
+    command = [sys.executable, "-m", "cfg_core.vllm_plugin"]
+    command += ["--logits-processor", "failing=witness:FailingFactory"]
     flags = subprocess.run(
-        [sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True
+        command, check=True, capture_output=True, text=True, env=server_environment()
     ).stdout.split()
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
@@ -70,9 +72,11 @@ def server(
 
 
 def server_environment() -> dict[str, str]:
-    """This process's environment, without its settings for in-process engines."""
+    """This process's environment, without its settings for in-process engines, but with ours."""
     in_process = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_DIST_IDENT")
-    return {name: value for name, value in os.environ.items() if name not in in_process}
+    kept = {name: value for name, value in os.environ.items() if name not in in_process}
+    path = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(Path(__file__).parent)]))
+    return kept | {"PYTHONPATH": path}
 
 
 def free_port() -> int:
@@ -168,5 +172,20 @@ def test_bad_guidance_gets_a_400_and_the_server_still_works(
         next(iter(xargs)) in body["error"]["message"]
         or "negative_prompt" in body["error"]["message"]
     )
+    status, body = complete(server, prompt=list(PROMPTS[0]))
+    assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])
+
+
+def test_a_failed_processor_ends_its_request_alone(server: str, llama: Oracle) -> None:
+    """On vLLM 0.33 and later, the client is told the reason, too."""
+    from cfg_core.vllm_plugin import versions
+    from cfg_core.vllm_plugin.versions.v0_33 import V033
+
+    status, body = complete(
+        server, prompt=list(PROMPTS[0]), vllm_xargs={"logits_processors": ["failing"]}
+    )
+    assert status == 500, body
+    if isinstance(versions.chosen(), V033):
+        assert "logits processor 'failing' raised" in body["error"]["message"]
     status, body = complete(server, prompt=list(PROMPTS[0]))
     assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])

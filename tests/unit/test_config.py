@@ -56,8 +56,8 @@ def test_args_are_frozen():
         (
             {"model": "m", "zzz": 1},
             (
-                "unknown key `zzz` in `args`: known keys: access, admission, draft_cost, encoders,"
-                " engine"
+                "unknown key `zzz` in `args`: known keys: access, admission, allow_untested_vllm,"
+                " draft_cost, encoders, engine"
             ),
         ),
         (

@@ -37,20 +37,25 @@ _SUMMARY = re.compile(r"^(?:FAILED|ERROR) .*|^\d+ (?:passed|failed|error).*", re
 # ---- names ---------------------------------------------------------------------------------------
 
 
-def names(env: dict[str, str], earlier: Path | None = None) -> tuple[dict[str, Any], Path]:
-    """What scripts/foreign_names.py finds in the environment `env`, and the file of it."""
-    handle, path = tempfile.mkstemp(suffix=".json", prefix="cfg-serve-names-")
-    os.close(handle)
-    script = str(ROOT / "scripts" / "foreign_names.py")
-    more = [str(earlier)] if earlier is not None else []
+def names_in_both(env: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What scripts/foreign_names.py finds with the pinned vLLM, and in the environment `env`."""
+    with tempfile.TemporaryDirectory(prefix="cfg-serve-names-") as folder:
+        old, new = Path(folder) / "old.json", Path(folder) / "new.json"
+        return names(dict(os.environ), old), names(env, new, old)
+
+
+def names(env: dict[str, str], *files: Path) -> dict[str, Any]:
+    """The output of scripts/foreign_names.py in `env`. files: its arguments.
+
+    Raises BesideError if the script fails.
+    """
+    command = [sys.executable, str(ROOT / "scripts" / "foreign_names.py"), *map(str, files)]
     env = env | {"VLLM_LOGGING_LEVEL": "ERROR", "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(
-        [sys.executable, script, path, *more], env=env, cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise beside.BesideError(f"The names could not be read:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return found, Path(path)
+    found: dict[str, Any] = json.loads(files[0].read_text(encoding="utf-8"))
+    return found
 
 
 def problems(new: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -152,8 +157,7 @@ def compare(version: str, tests: list[str]) -> int:
             folder = beside.install(version)
     env = beside.environment(folder.resolve())
     with timed("read the names"):
-        old, path = names(dict(os.environ))
-        new, _ = names(env, path)
+        old, new = names_in_both(env)
     print(report(old, new), flush=True)
     good = not any(problems(new))
     for each in tests:

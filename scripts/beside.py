@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution
 from pathlib import Path
 
 from lists import REQUIREMENTS, versions
@@ -52,14 +51,25 @@ def install(version: str) -> Path:
     build = next((b for b in BUILDS if pip_install(folder, f"{b}=={version}")), None)
     if build is None:
         raise BesideError(f"The package index has neither of {', '.join(BUILDS)} in {version}.")
-    (distribution,) = importlib.metadata.distributions(name=build, path=[str(folder)])
-    for requirement in unmet(distribution):
-        if not pip_install(folder, str(requirement)):
-            print(f"beside: the package index has no {requirement}: what .venv has stays")
+    install_needed(folder, build)
     if build != BUILDS[0]:
         make_cpu_build(folder)
     (folder / DONE).touch()
     return folder
+
+
+def install_needed(folder: Path, name: str) -> None:
+    """Install what package `name` in `folder` needs and `.venv` has not, and what that needs."""
+    todo, seen = [name], {name}
+    while todo:
+        for requirement in list(unmet(folder, todo.pop())):
+            if requirement.name in seen:
+                continue
+            seen.add(requirement.name)
+            if pip_install(folder, str(requirement)):
+                todo.append(requirement.name)
+            else:
+                print(f"beside: the package index has no {requirement}: what .venv has stays")
 
 
 def pip_install(folder: Path, requirement: str) -> bool:
@@ -72,11 +82,12 @@ def pip_install(folder: Path, requirement: str) -> bool:
     return done.returncode == 0
 
 
-def unmet(distribution: Distribution) -> Iterator[Requirement]:
-    """What a vLLM asks for that `.venv` lacks or has in another version.
+def unmet(folder: Path, name: str) -> Iterator[Requirement]:
+    """What a package in `folder` asks for that neither `folder` nor `.venv` has in that version.
 
     Torch is left out, and so are the packages that only the CUDA build of the pinned vLLM needs.
     """
+    (distribution,) = importlib.metadata.distributions(name=name, path=[str(folder)])
     pinned = versions("cpu")[-1]
     cuda_only = names_in(f"cuda-{pinned}") - names_in(f"cpu-{pinned}")
     for line in distribution.requires or ():
@@ -85,11 +96,9 @@ def unmet(distribution: Distribution) -> Iterator[Requirement]:
             continue
         if requirement.name in TORCH or requirement.name.lower() in cuda_only:
             continue
-        try:
-            installed = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            installed = ""
-        if not installed or not requirement.specifier.contains(installed, prereleases=True):
+        path = [str(folder), *sys.path]
+        found = next(iter(importlib.metadata.distributions(name=requirement.name, path=path)), None)
+        if found is None or not requirement.specifier.contains(found.version, prereleases=True):
             requirement.marker, requirement.extras = None, set()
             yield requirement
 

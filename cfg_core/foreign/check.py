@@ -64,7 +64,11 @@ def _misfit(patch: Patch) -> str | None:
         return "does not exist"
     if patch.per_object or original is None:
         return None
-    ours, theirs = (getattr(f, "__func__", f) for f in (load(patch.by)(original), original))
+    try:
+        replacement = load(patch.by)(original)
+    except ImportError as error:
+        return f"our replacement cannot be imported: {error}"
+    ours, theirs = (getattr(f, "__func__", f) for f in (replacement, original))
     if not (inspect.isfunction(ours) and inspect.isfunction(theirs)):
         return None
     return mismatch(inspect.signature(ours, follow_wrapped=False), inspect.signature(theirs))

@@ -55,7 +55,7 @@ def guided_engine_args(
     from cfg_core.vllm_plugin.versions import tested
 
     tested.check_version(allow_untested_vllm)
-    tested.check_names(__name__)
+    tested.check_names(__name__, patches.PATCHES)
     patches.apply("frontend")
     ours: dict[str, Any] = {"kv_split": config.check_kv_split(kv_split)}
     if logits_processors:

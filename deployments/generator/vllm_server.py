@@ -102,7 +102,7 @@ class VllmServer:
         /detokenize counts as four.
         """
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
-        check_names("deployments.generator")
+        check_names("deployments.generator", patches.PATCHES)
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
             path = Path(folder) / "pace"
             pace.new_file(path)

@@ -1,5 +1,6 @@
 """The versions of vLLM: which ones are accepted, and what is checked of the others."""
 
+import dataclasses
 import importlib.metadata
 
 import pytest
@@ -10,6 +11,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from cfg_core.errors import REQUEST_FAULT, CompatibilityError
 from cfg_core.vllm_plugin import config, guided_engine_args, versions
+from cfg_core.vllm_plugin.patches import PATCHES
 from cfg_core.vllm_plugin.versions import tested
 from cfg_core.vllm_plugin.versions.v0_32 import V032
 from cfg_core.vllm_plugin.versions.v0_33 import V033
@@ -89,6 +91,12 @@ def test_what_is_known_later_is_changed_later():
     assert late.get_output() == ["tokens", "failures"]
     if isinstance(versions.chosen(), V033):
         assert late.get_kv_connector_output() == "kv"
+
+
+def test_an_untested_version_in_which_a_patch_does_not_fit_is_refused(untested, monkeypatch):
+    row = dataclasses.replace(PATCHES[0], target="vllm.v1.engine.core:EngineCore.no_such_method")
+    with pytest.raises(CompatibilityError, match=r"no_such_method: does not exist"):
+        tested.check_names("cfg_core.vllm_plugin.grammar_helper", [row])
 
 
 def test_the_reason_of_a_failure_reaches_the_client():

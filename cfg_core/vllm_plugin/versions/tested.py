@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 
 import vllm
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.foreign import check
+from cfg_core.patches import Patch
 from cfg_core.vllm_plugin import versions
 
 TESTED = ("0.32", "0.33")
@@ -39,22 +41,22 @@ def check_version(allow_untested: bool = False) -> None:
         )
 
 
-def check_names(*packages: str) -> None:
-    """If this vLLM was not tested, check that it has what our modules in `packages` use.
+def check_names(package: str, patches: Iterable[Patch]) -> None:
+    """If this vLLM was not tested, check that it has what our modules in `package` use.
 
-    These are its modules, classes, attributes and functions, the parameters of what we override,
-    and the arguments of what we call. Whether they still mean the same cannot be checked. It takes
-    some seconds. Raises CompatibilityError that names what is missing.
+    These are its modules, classes, attributes and functions, the parameters of what we override or
+    patch, and the arguments of what we call. Whether they still mean the same cannot be checked. It
+    takes some seconds. Raises CompatibilityError that names what is missing.
     """
     if is_tested():
         return
     found = [
         problem
-        for package in packages
         for module, path in check.modules(package)
         if not versions.is_for_another(path)
         for problem in check.problems(path, module)
     ]
+    found += [check.told(use) for use in check.patch_uses(patches) if use.problem]
     if found:
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise CompatibilityError(
@@ -65,6 +67,6 @@ def check_names(*packages: str) -> None:
         "vLLM %s was not tested with cfg-serve. Its names and signatures fit (%s), but guidance may"
         " still be wrong. Tested: %s.",
         vllm.__version__,
-        ", ".join(packages),
+        package,
         ", ".join(TESTED),
     )

@@ -134,7 +134,7 @@ def environment(folder: Path) -> dict[str, str]:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, given)]),
-        "CFG_SERVE_ALLOW_UNTESTED_VLLM": "1",
+        "CFG_SERVE_ALLOW_UNTESTED_VLLM": "unchecked",
     }
 
 

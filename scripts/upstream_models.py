@@ -7,11 +7,11 @@ have random weights and two layers.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import PretrainedConfig
 
@@ -36,11 +36,15 @@ def plain() -> dict[str, PretrainedConfig]:
     }
 
 
-WITH_WEIGHTS = {
-    "Qwen/Qwen3-0.6B": "qwen3",
-    "hmellor/tiny-random-LlamaForCausalLM": "llama",
-}
-"""Name on the hub -> architecture in tests/engine/tiny_models.py."""
+def with_weights() -> dict[str, PretrainedConfig]:
+    """Models that engines run, with random weights. Their heads can be split over eight ranks."""
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
+    fields = tiny_models.DECODER | heads | {"max_position_embeddings": POSITIONS}
+    return {
+        "Qwen/Qwen3-0.6B": transformers.Qwen3Config(**fields),
+        "hmellor/tiny-random-LlamaForCausalLM": transformers.LlamaConfig(**fields),
+    }
+
 
 WITH_IMAGES = ("llava-hf/llava-1.5-7b-hf", "Qwen/Qwen2.5-VL-3B-Instruct")
 """Models with images. The tests take no more from them than that, and the number of tokens."""
@@ -48,11 +52,11 @@ WITH_IMAGES = ("llava-hf/llava-1.5-7b-hf", "Qwen/Qwen2.5-VL-3B-Instruct")
 
 def make(folder: Path) -> None:
     """Make all models in `folder`."""
+    transformers.utils.logging.disable_progress_bar()
     for name, config in plain().items():
         save(folder / name, config)
-    for name, architecture in WITH_WEIGHTS.items():
-        tiny_models.build(architecture, folder / name)
-        widen(folder / name / "config.json")
+    for name, config in with_weights().items():
+        save_with_weights(folder / name, config)
     for name in WITH_IMAGES:
         save_with_images(folder / name)
 
@@ -63,10 +67,11 @@ def save(folder: Path, config: PretrainedConfig, tokenizer: Any = None) -> None:
     (tokenizer or tiny_models.make_tokenizer()).save_pretrained(folder)
 
 
-def widen(config: Path) -> None:
-    """Allow POSITIONS tokens. No weight depends on their number (RoPE)."""
-    fields = json.loads(config.read_text(encoding="utf-8"))
-    config.write_text(json.dumps(fields | {"max_position_embeddings": POSITIONS}), encoding="utf-8")
+def save_with_weights(folder: Path, config: PretrainedConfig) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tiny_models.draw_weights(model, torch.Generator().manual_seed(0))
+    model.save_pretrained(folder)
+    tiny_models.make_tokenizer().save_pretrained(folder)
 
 
 def save_with_images(folder: Path) -> None:

@@ -5,6 +5,7 @@ scripts/upstream_tests.py runs it. It adds two options:
 --scheduler=stock   The tests get vLLM's schedulers.
 --scheduler=ours    They get GuidedScheduler and GuidedAsyncScheduler.
 --scheduler=lifted  They get ours, and no option is refused at engine start.
+--scheduler=planned They get ours as with `lifted`, and each step is planned (`lockstep.plan`).
 --results=FILE      Write the outcome of each test to FILE, as JSON.
 
 vLLM is imported when pytest is configured, and not when this module is imported.
@@ -23,7 +24,7 @@ from typing import Any
 
 import pytest
 
-STOCK, OURS, LIFTED = "stock", "ours", "lifted"
+STOCK, OURS, LIFTED, PLANNED = "stock", "ours", "lifted", "planned"
 RANKS = ("passed", "skipped", "failed")  # of a test's phases, the worst counts
 
 
@@ -113,6 +114,26 @@ def use_ours() -> None:
 
     scheduler.Scheduler = GuidedScheduler
     async_scheduler.AsyncScheduler = GuidedAsyncScheduler
+    let_constructor_be_left_out(GuidedScheduler)
+
+
+def let_constructor_be_left_out(ours: Any) -> None:
+    """Give a scheduler that a test makes without `__init__` the state that it has without groups.
+
+    Such a test sets vLLM's attributes itself (`object.__new__(Scheduler)`), but it knows none of
+    ours. Each scheduler with an `__init__` has its own attributes, which come before these.
+    """
+    from cfg_core.groups import GroupTable
+    from cfg_core.vllm_plugin.pace import Pace
+
+    ours._groups, ours._pace = GroupTable(), Pace(None)
+
+
+def plan_each_step() -> None:
+    """Make our scheduler do what it does beside groups, also if it has none."""
+    from cfg_core.groups import GroupTable
+
+    GroupTable.__bool__ = lambda groups: True  # type: ignore[attr-defined]
 
 
 # ---- pytest --------------------------------------------------------------------------------------
@@ -120,7 +141,7 @@ def use_ours() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("upstream")
-    group.addoption("--scheduler", choices=(STOCK, OURS, LIFTED), default=STOCK)
+    group.addoption("--scheduler", choices=(STOCK, OURS, LIFTED, PLANNED), default=STOCK)
     group.addoption("--results", type=Path, default=None)
 
 
@@ -133,8 +154,10 @@ def pytest_configure(config: pytest.Config) -> None:
     witness = Witness()
     witness.watch_schedulers()
     if scheduler != STOCK:
-        witness.watch_refusals(lift=scheduler == LIFTED)
+        witness.watch_refusals(lift=scheduler in (LIFTED, PLANNED))
         use_ours()
+    if scheduler == PLANNED:
+        plan_each_step()
     config.pluginmanager.register(Notes(witness))
     path = config.getoption("--results")
     if path is not None and not hasattr(config, "workerinput"):
@@ -179,13 +202,13 @@ class Recorder:
 
 
 def reason_of(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The first line of why a test failed or was skipped, or its file could not be collected."""
+    """Some lines of why a test failed or was skipped, or why its file could not be collected."""
     why: Any = report.longrepr
     if isinstance(why, tuple):  # skipped: file, line, reason
         return str(why[2])
     crash = getattr(why, "reprcrash", None)
     lines = str(why if crash is None else crash.message).strip().splitlines()
-    return (lines[-1] if crash is None else lines[0]) if lines else ""
+    return " ".join(line.strip() for line in (lines[-1:] if crash is None else lines[:3]))
 
 
 @pytest.fixture

@@ -5,12 +5,17 @@
 
 The tests come from vLLM's sdist, and are unpacked beside the installed vLLM (scripts/beside.py).
 They run with vLLM's scheduler, then with ours. A test may end differently only if our scheduler
-refuses an option of it at engine start. Refused tests run a third time, with refusals lifted. That
-shows whether our scheduler would treat plain requests as vLLM does; it changes no exit status.
+refuses an option of it at engine start, or if KNOWN says why. If anything else is different, the
+exit status is 1. Two more runs show whether our scheduler treats plain requests as vLLM does. They
+do not change the exit status:
+
+- Refused tests run with refusals lifted.
+- All tests that make a scheduler run with refusals lifted, and each step is planned as if there
+  were guided requests beside the plain ones.
 
 vLLM's conftest.py is not loaded, because it needs more packages. The models that the tests name are
 made here (scripts/upstream_models.py). Tests that need anything else from the hub, or a GPU, fail
-in both runs. The report names them. The exit status is 1 if a test is DIFFERENT, or nothing passed.
+in both runs. The report names them. For both tested versions it takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -30,11 +35,19 @@ from pathlib import Path
 
 import beside
 from packaging.version import Version
-from upstream_plugin import LIFTED, OURS, STOCK, Result, Results
+from upstream_plugin import LIFTED, OURS, PLANNED, STOCK, Result, Results
 
 TESTS = ("tests/v1/core",)
 LIMIT_S = 1200
 TEST_LIMIT_S = 300
+KNOWN = {
+    "test_grammar_compile_error_finishes_only_request": (
+        "our GrammarManager compiles with the compiler of the request, and not with the one that"
+        " the test puts into vLLM's manager; and stop_reason says why the request failed"
+    ),
+}
+"""Functions of vLLM's tests that fail with our scheduler on purpose, and why."""
+CHANCE = (" crashed while running ", "Timeout (>", "timed out after")
 REFUSAL = "cfg_core.errors.CompatibilityError: "
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -64,7 +77,7 @@ def prepare_metadata_for_build_wheel(directory, config_settings=None):
 
 
 def unpacked(version: str) -> Path:
-    """The folder with the tests of vLLM `version` and their models, which is made if need be.
+    """The folder with the tests of vLLM `version`, which are downloaded if they are not there yet.
 
     Raises BesideError.
     """
@@ -74,9 +87,6 @@ def unpacked(version: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="cfg-serve-sdist-") as temporary:
         unpack(download(version, Path(temporary)), folder)
-    from upstream_models import make
-
-    make(folder)
     (folder / beside.DONE).touch()
     return folder
 
@@ -145,6 +155,7 @@ class Runner:
             command = [sys.executable, "-m", "pytest", "-q", "-n", str(processes)]
             command += ["-p", "upstream_plugin", "-p", "no:cacheprovider", "--noconftest"]
             command += ["--continue-on-collection-errors", f"--timeout={TEST_LIMIT_S}"]
+            command += ["--dist=worksteal"]
             command += [f"--scheduler={scheduler}", f"--results={path}", *tests]
             done = subprocess.run(
                 command,
@@ -188,13 +199,29 @@ class Comparison:
         """The tests that pass with vLLM's scheduler, and that ours refuses at engine start."""
         return {t: b for t, a, b in self if a.outcome == "passed" and is_refused(b)}
 
+    def known(self) -> dict[str, str]:
+        """The tests that differ for a reason that is in KNOWN."""
+        return {
+            t: KNOWN[function_of(t)]
+            for t, a, b in self
+            if (a.outcome, b.outcome) == ("passed", "failed") and function_of(t) in KNOWN
+        }
+
     def different(self) -> dict[str, str]:
         """The other tests, with both outcomes."""
-        refused = self.refused()
+        explained = self.refused().keys() | self.known().keys()
         return {
             test: f"{a.outcome} {a.reason} -> {b.outcome} {b.reason}"
             for test, a, b in self
-            if a.outcome != b.outcome and test not in refused
+            if a.outcome != b.outcome and test not in explained
+        }
+
+    def by_chance(self) -> dict[str, str]:
+        """The tests that crashed or took too long in a run, with both reasons."""
+        return {
+            test: f"{a.reason} -> {b.reason}"
+            for test, a, b in self
+            if any(chance in result.reason for result in (a, b) for chance in CHANCE)
         }
 
     def replace(self, stock: Results, ours: Results) -> None:
@@ -205,6 +232,15 @@ class Comparison:
 
 def is_refused(result: Result) -> bool:
     return result.outcome == "failed" and bool(result.refusals) and REFUSAL in result.reason
+
+
+def function_of(test: str) -> str:
+    """The function of a test."""
+    return test.partition("[")[0].rpartition("::")[2]
+
+
+def with_our_scheduler(tests: Mapping[str, Result]) -> list[str]:
+    return [t for t, r in tests.items() if any("Guided" in made for made in r.schedulers)]
 
 
 def by(reason: Callable[[Result], str], tests: Mapping[str, Result]) -> dict[str, list[str]]:
@@ -221,35 +257,40 @@ def by(reason: Callable[[Result], str], tests: Mapping[str, Result]) -> dict[str
 def report(compared: Comparison, unsteady: Mapping[str, str]) -> str:
     """The comparison as Markdown."""
     passed, refused = compared.both("passed"), compared.refused()
-    with_ours = sum(any("Guided" in name for name in r.schedulers) for r in passed.values())
+    with_ours = len(with_our_scheduler(passed))
     uncollected = compared.stock.uncollected | compared.ours.uncollected
-    different = compared.different()
+    known, different = compared.known(), compared.different()
     lines = [
         f"# vLLM {compared.ours.version}: its own tests, with our scheduler",
         f"- passed in both: {len(passed)}, of which {with_ours} make a scheduler of ours",
         f"- failed in both: {len(compared.both('failed'))}",
         f"- skipped in both: {len(compared.both('skipped'))}",
         f"- refused at engine start by ours, passed with vLLM's: {len(refused)}",
+        f"- known to differ: {len(known)}",
         f"- DIFFERENT: {len(different)}",
-        f"- differed once, but not when they ran again alone: {len(unsteady)}",
+        f"- differed or crashed once, but not when they ran again alone: {len(unsteady)}",
         f"- files that cannot be collected: {len(uncollected)}",
     ]
     lines += section("DIFFERENT", [f"{test}: {why}" for test, why in different.items()])
-    lines += section("Differed once", [f"{test}: {why}" for test, why in unsteady.items()])
+    lines += section("Known to differ", [f"{test}: {why}" for test, why in known.items()])
+    lines += section(
+        "Differed or crashed once", [f"{test}: {why}" for test, why in unsteady.items()]
+    )
     lines += section("Not collected", [f"{file}: {why}" for file, why in uncollected.items()])
     lines += grouped("Refused", by(lambda result: result.refusals[0], refused))
     for outcome in ("failed", "skipped"):
-        found = by(lambda result: result.reason, compared.both(outcome))
+        with_stock = {test: compared.stock.tests[test] for test in compared.both(outcome)}
+        found = by(lambda result: result.reason, with_stock)
         lines += grouped(f"{outcome.capitalize()} in both", found)
     return "\n".join(lines)
 
 
-def report_lifted(lifted: Results) -> str:
-    """What became of the refused tests when nothing was refused."""
-    failed = {t: r for t, r in lifted.tests.items() if r.outcome != "passed"}
+def report_more(title: str, results: Results) -> str:
+    """A run of tests that all pass with vLLM's scheduler."""
+    failed = {t: r for t, r in results.tests.items() if r.outcome != "passed"}
     lines = [f"{test}: {result.reason}" for test, result in failed.items()]
-    passed = len(lifted.tests) - len(failed)
-    return "\n".join(section(f"Refused tests, refusals lifted: {passed} pass, these not", lines))
+    passed = len(results.tests) - len(failed)
+    return "\n".join(section(f"{title}: {passed} pass, and these do not", lines))
 
 
 def section(title: str, lines: list[str]) -> list[str]:
@@ -263,7 +304,7 @@ def grouped(title: str, found: Mapping[str, list[str]]) -> list[str]:
 
 def shown(tests: list[str]) -> str:
     """The functions of these tests, each once."""
-    return ", ".join(sorted({test.rpartition("::")[2].partition("[")[0] for test in tests}))
+    return ", ".join(sorted({function_of(test) for test in tests}))
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -275,8 +316,11 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of its tests")
     parser.add_argument("--at-once", type=int, default=2, help="number of processes")
     given = parser.parse_args()
+    from upstream_models import make  # needs torch
+
     try:
         tests = unpacked(given.version)
+        make(tests)
         runner = Runner(tests, environment(given.version, tests), given.at_once)
         return compare(runner, given.tests)
     except (beside.BesideError, subprocess.TimeoutExpired) as error:
@@ -286,15 +330,21 @@ def main() -> int:
 
 def compare(runner: Runner, tests: Iterable[str]) -> int:
     compared = Comparison(runner.run(STOCK, tests), runner.run(OURS, tests))
-    once = compared.different()
+    once = compared.different() | compared.by_chance()
     if once:  # alone: on a busy machine, tests with engines and time limits may fail by chance
         compared.replace(*(runner.run(scheduler, once, at_once=0) for scheduler in (STOCK, OURS)))
     different = compared.different()
-    unsteady = {test: why for test, why in once.items() if test not in different}
+    still = different.keys() | compared.by_chance().keys() | compared.known().keys()
+    unsteady = {test: why for test, why in once.items() if test not in still}
     print(report(compared, unsteady), flush=True)
     refused = compared.refused()
     if refused:
-        print(report_lifted(runner.run(LIFTED, refused)), flush=True)
+        lifted = runner.run(LIFTED, refused)
+        print(report_more("Refused tests, refusals lifted", lifted), flush=True)
+    made = [*with_our_scheduler(compared.both("passed")), *refused]
+    if made:
+        planned = runner.run(PLANNED, made)
+        print(report_more("Refusals lifted, each step planned", planned), flush=True)
     return 1 if different or not compared.both("passed") else 0
 
 

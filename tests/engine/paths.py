@@ -145,9 +145,18 @@ def run(path: EnginePath, folder: Path) -> dict[str, Any]:
             )
         except subprocess.SubprocessError as error:
             log.seek(0)
-            raise RuntimeError(f"{path.name}: {error}\n{log.read()[-4000:]}") from None
+            raise RuntimeError(f"{path.name}: {error}\n{cause(log.read())}") from None
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def cause(log: str) -> str:
+    """The part of a log that says why its process failed: its first traceback, and its end.
+
+    An engine that has failed logs more tracebacks while it shuts down.
+    """
+    first = log[max(log.find("Traceback"), 0) :]
+    return first if len(first) <= 8000 else f"{first[:6000]}\n...\n{first[-2000:]}"
 
 
 def differences(path: EnginePath, report: dict[str, Any], oracle: Oracle) -> list[str]:

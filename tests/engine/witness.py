@@ -57,16 +57,6 @@ class Witness(LogitsProcessor):
         self.closed += 1
 
 
-class FailingFactory(LogitsProcessorFactory):
-    """Its processors raise at the first token. It takes no options."""
-
-    def check(self) -> None:
-        pass
-
-    def make(self, sequence: SequenceInfo) -> LogitsProcessor:
-        return Witness(sequence, tag=0, fail_at=0)
-
-
 WITNESSES: list[Witness] = []
 
 

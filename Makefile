@@ -34,10 +34,10 @@ else
 endif
 
 beside: setup-dev  ## run contract tests and the simulation on another vLLM, without a GPU (VERSION=..., ARGS=tests)
-	@$(BIN)/python scripts/beside.py $(VERSION) -m pytest -n 2 --no-loadscope-reorder $(or $(ARGS),tests/contract tests/simulation)
+	@$(BIN)/python scripts/versions/beside.py $(VERSION) -m pytest -n 2 --no-loadscope-reorder $(or $(ARGS),tests/contract tests/simulation)
 
 drift: setup-dev  ## what another vLLM changes of what we use, and which tests pass (VERSION=..., ARGS="--tests ...")
-	@$(BIN)/python scripts/drift.py $(VERSION) $(ARGS)
+	@$(BIN)/python scripts/versions/drift.py $(VERSION) $(ARGS)
 
 check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""scripts/drift.py finds what another vLLM changed, and names the module of ours that uses it."""
+"""drift.py finds what another vLLM changed, and names the module of ours that uses it."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def changed_vllm(tmp_path):
 
 @pytest.mark.slow
 def test_planted_changes_are_found_and_named_with_our_module(changed_vllm):
-    command = [sys.executable, "scripts/drift.py", str(changed_vllm), "--tests"]
+    command = [sys.executable, "scripts/versions/drift.py", str(changed_vllm), "--tests"]
     done = subprocess.run(
         command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=500
     )

@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_imported_says_why(plant):
         problems(path, "ours")
 
 
-# --- descriptions, which scripts/drift.py compares ------------------------------------------------
+# --- descriptions, which scripts/versions/drift.py compares ---------------------------------------
 
 CHANGES = {
     "nothing": ("", "", None),

@@ -1,11 +1,12 @@
-"""scripts/beside.py: what a vLLM beside the pinned one needs, and how a CUDA build runs on CPUs."""
+"""beside.py: what a vLLM beside the pinned one needs, and how a CUDA build runs on CPUs."""
 
 import importlib
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "versions"
 
 
 @pytest.fixture(scope="module")
@@ -83,4 +84,4 @@ def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(beside, tmp_path,
 def test_the_newer_vllm_comes_first(beside, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "given")
     path = beside.environment(tmp_path)["PYTHONPATH"].split(":")
-    assert path == [str(tmp_path), str(SCRIPTS.parent), "given"]
+    assert path == [str(tmp_path), str(ROOT), "given"]

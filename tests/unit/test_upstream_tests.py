@@ -1,19 +1,20 @@
-"""scripts/upstream_tests.py: how two runs of vLLM's tests are compared, and what is unpacked."""
+"""upstream_tests.py: how two runs of vLLM's tests are compared, and what is unpacked."""
 
 import io
 import sys
 import tarfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "versions"))
 
+import upstream_report
 import upstream_tests
 from upstream_plugin import Result, Results
-from upstream_tests import REFUSAL, Comparison
+from upstream_report import REFUSAL, Comparison
 
 PASSED, FAILED = Result(), Result("failed", "AssertionError")
 REFUSED = Result("failed", f"{REFUSAL}no connectors", ["GuidedScheduler"], ["no connectors"])
-KNOWN = f"a.py::{next(iter(upstream_tests.KNOWN))}[True]"
+KNOWN = f"a.py::{next(iter(upstream_report.KNOWN))}[True]"
 
 
 def compare(**tests):

@@ -1,4 +1,4 @@
-"""Make the models that vLLM's own tests name, without a network. For scripts/upstream_tests.py.
+"""Make the models that vLLM's own tests name, without a network. For upstream_tests.py.
 
 vLLM takes `facebook/opt-125m` from the working directory, if there is such a folder. Most tests
 read only the configuration, so most models have no weights. Two tests start an engine; their models
@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "engine"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "engine"))
 import tiny_models
 
 POSITIONS = 40960  # more than any test asks for

@@ -1,15 +1,15 @@
 """Compare a published vLLM with the pinned one: what changed of what we use, and which tests pass.
 
-    make drift VERSION=0.33.0          or: python scripts/drift.py 0.33.0
-    python scripts/drift.py FOLDER     a folder that holds a package `vllm`
-    python scripts/drift.py 0.33.0 --tests tests/contract tests/engine
-    python scripts/drift.py 0.33.0 --tests               names and signatures only
+    make drift VERSION=0.33.0          or: python scripts/versions/drift.py 0.33.0
+    python scripts/versions/drift.py FOLDER     a folder that holds a package `vllm`
+    python scripts/versions/drift.py 0.33.0 --tests tests/contract tests/engine
+    python scripts/versions/drift.py 0.33.0 --tests               names and signatures only
 
-It installs that vLLM beside the pinned one (scripts/beside.py), reads from our source which names
-of vLLM, Ray and transformers we use (cfg_core/foreign), describes each of them in both versions,
-runs tests in the new one, and prints the differences by module of ours as Markdown. The exit status
-is 1 if a name is missing, a signature does not fit, or a test fails. docs/versions.md says what to
-do with the result.
+It installs that vLLM beside the pinned one (beside.py), reads from our source which names of vLLM,
+Ray and transformers we use (cfg_core/foreign), describes each of them in both versions, runs tests
+in the new one, and prints the differences by module of ours as Markdown. The exit status is 1 if a
+name is missing, a signature does not fit, or a test fails. docs/versions.md says what to do with
+the result.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _SUMMARY = re.compile(r"^(?:FAILED|ERROR) .*|^\d+ (?:passed|failed|error).*", re
 
 
 def names_in_both(env: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What scripts/foreign_names.py finds with the pinned vLLM, and in the environment `env`."""
+    """What foreign_names.py finds with the pinned vLLM, and in the environment `env`."""
     with tempfile.TemporaryDirectory(prefix="cfg-serve-names-") as folder:
         old, new = Path(folder) / "old.json", Path(folder) / "new.json"
         return names(dict(os.environ), old), names(env, new, old)
 
 
 def names(env: dict[str, str], *files: Path) -> dict[str, Any]:
-    """The output of scripts/foreign_names.py in `env`. files: its arguments.
+    """The output of foreign_names.py in `env`. files: its arguments.
 
     Raises BesideError if the script fails.
     """
-    command = [sys.executable, str(ROOT / "scripts" / "foreign_names.py"), *map(str, files)]
+    command = [sys.executable, str(Path(__file__).with_name("foreign_names.py")), *map(str, files)]
     env = env | {"VLLM_LOGGING_LEVEL": "ERROR", "RAY_AUTH_MODE": "disabled"}
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

@@ -1,21 +1,21 @@
 """Run vLLM's own tests of its scheduler with our scheduler, and compare with vLLM's. CPU only.
 
-    python scripts/upstream_tests.py 0.33.0
-    python scripts/upstream_tests.py 0.33.0 --tests tests/v1/core/test_scheduler.py
+    python scripts/versions/upstream_tests.py 0.33.0
+    python scripts/versions/upstream_tests.py 0.33.0 --tests tests/v1/core/test_scheduler.py
 
-The tests come from vLLM's sdist, and are unpacked beside the installed vLLM (scripts/beside.py).
-They run with vLLM's scheduler, then with ours. A test may end differently only if our scheduler
-refuses an option of it at engine start, or if KNOWN says why. If anything else is different, the
-exit status is 1. Two more runs show whether our scheduler treats plain requests as vLLM does. They
-do not change the exit status:
+The tests come from vLLM's sdist, and are unpacked beside the installed vLLM (beside.py). They run
+with vLLM's scheduler, then with ours. A test may end differently only if our scheduler refuses an
+option of it at engine start, or if KNOWN in upstream_report.py says why. If anything else is
+different, the exit status is 1. Two more runs show whether our scheduler treats plain requests as
+vLLM does. They do not change the exit status:
 
 - Refused tests run with refusals lifted.
 - All tests that make a scheduler run with refusals lifted, and each step is planned as if there
   were guided requests beside the plain ones.
 
 vLLM's conftest.py is not loaded, because it needs more packages. The models that the tests name are
-made here (scripts/upstream_models.py). Tests that need anything else from the hub, or a GPU, fail
-in both runs. The report names them. For both tested versions it takes half an hour on two cores.
+made here (upstream_models.py). Tests that need anything else from the hub, or a GPU, fail in both
+runs. The report names them. For both tested versions it takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -29,26 +29,17 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import beside
 from packaging.version import Version
-from upstream_plugin import LIFTED, OURS, PLANNED, STOCK, Result, Results
+from upstream_plugin import LIFTED, OURS, PLANNED, STOCK, Results
+from upstream_report import Comparison, report, report_more, with_our_scheduler
 
 TESTS = ("tests/v1/core",)
 LIMIT_S = 1200
 TEST_LIMIT_S = 300
-KNOWN = {
-    "test_grammar_compile_error_finishes_only_request": (
-        "our GrammarManager compiles with the compiler of the request, and not with the one that"
-        " the test puts into vLLM's manager; and stop_reason says why the request failed"
-    ),
-}
-"""Functions of vLLM's tests that fail with our scheduler on purpose, and why."""
-CHANCE = (" crashed while running ", "Timeout (>", "timed out after")
-REFUSAL = "cfg_core.errors.CompatibilityError: "
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "RAY_AUTH_MODE": "disabled",
@@ -171,140 +162,6 @@ class Runner:
         seconds = time.monotonic() - start
         print(f"upstream_tests: {scheduler}: {seconds:.0f} s", file=sys.stderr, flush=True)
         return results
-
-
-# ---- the comparison ------------------------------------------------------------------------------
-
-
-class Comparison:
-    """Two runs of the same tests: `stock` with vLLM's scheduler, `ours` with ours."""
-
-    def __init__(self, stock: Results, ours: Results) -> None:
-        self.stock, self.ours = stock, ours
-
-    def __iter__(self) -> Iterator[tuple[str, Result, Result]]:
-        missing = Result("missing", "it did not run")
-        for test in sorted(self.stock.tests.keys() | self.ours.tests.keys()):
-            yield (
-                test,
-                self.stock.tests.get(test, missing),
-                self.ours.tests.get(test, missing),
-            )
-
-    def both(self, outcome: str) -> dict[str, Result]:
-        """The tests with this outcome in both runs, as they ended with ours."""
-        return {t: b for t, a, b in self if a.outcome == b.outcome == outcome}
-
-    def refused(self) -> dict[str, Result]:
-        """The tests that pass with vLLM's scheduler, and that ours refuses at engine start."""
-        return {t: b for t, a, b in self if a.outcome == "passed" and is_refused(b)}
-
-    def known(self) -> dict[str, str]:
-        """The tests that differ for a reason that is in KNOWN."""
-        return {
-            t: KNOWN[function_of(t)]
-            for t, a, b in self
-            if (a.outcome, b.outcome) == ("passed", "failed") and function_of(t) in KNOWN
-        }
-
-    def different(self) -> dict[str, str]:
-        """The other tests, with both outcomes."""
-        explained = self.refused().keys() | self.known().keys()
-        return {
-            test: f"{a.outcome} {a.reason} -> {b.outcome} {b.reason}"
-            for test, a, b in self
-            if a.outcome != b.outcome and test not in explained
-        }
-
-    def by_chance(self) -> dict[str, str]:
-        """The tests that crashed or took too long in a run, with both reasons."""
-        return {
-            test: f"{a.reason} -> {b.reason}"
-            for test, a, b in self
-            if any(chance in result.reason for result in (a, b) for chance in CHANCE)
-        }
-
-    def replace(self, stock: Results, ours: Results) -> None:
-        """Take the outcomes of a second run of some tests."""
-        self.stock.tests |= stock.tests
-        self.ours.tests |= ours.tests
-
-
-def is_refused(result: Result) -> bool:
-    return result.outcome == "failed" and bool(result.refusals) and REFUSAL in result.reason
-
-
-def function_of(test: str) -> str:
-    """The function of a test."""
-    return test.partition("[")[0].rpartition("::")[2]
-
-
-def with_our_scheduler(tests: Mapping[str, Result]) -> list[str]:
-    return [t for t, r in tests.items() if any("Guided" in made for made in r.schedulers)]
-
-
-def by(reason: Callable[[Result], str], tests: Mapping[str, Result]) -> dict[str, list[str]]:
-    """The tests by reason, the most frequent first."""
-    found = defaultdict(list)
-    for test, result in tests.items():
-        found[reason(result)].append(test)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-# ---- the report ----------------------------------------------------------------------------------
-
-
-def report(compared: Comparison, unsteady: Mapping[str, str]) -> str:
-    """The comparison as Markdown."""
-    passed, refused = compared.both("passed"), compared.refused()
-    with_ours = len(with_our_scheduler(passed))
-    uncollected = compared.stock.uncollected | compared.ours.uncollected
-    known, different = compared.known(), compared.different()
-    lines = [
-        f"# vLLM {compared.ours.version}: its own tests, with our scheduler",
-        f"- passed in both: {len(passed)}, of which {with_ours} make a scheduler of ours",
-        f"- failed in both: {len(compared.both('failed'))}",
-        f"- skipped in both: {len(compared.both('skipped'))}",
-        f"- refused at engine start by ours, passed with vLLM's: {len(refused)}",
-        f"- known to differ: {len(known)}",
-        f"- DIFFERENT: {len(different)}",
-        f"- differed or crashed once, but not when they ran again alone: {len(unsteady)}",
-        f"- files that cannot be collected: {len(uncollected)}",
-    ]
-    lines += section("DIFFERENT", [f"{test}: {why}" for test, why in different.items()])
-    lines += section("Known to differ", [f"{test}: {why}" for test, why in known.items()])
-    lines += section(
-        "Differed or crashed once", [f"{test}: {why}" for test, why in unsteady.items()]
-    )
-    lines += section("Not collected", [f"{file}: {why}" for file, why in uncollected.items()])
-    lines += grouped("Refused", by(lambda result: result.refusals[0], refused))
-    for outcome in ("failed", "skipped"):
-        with_stock = {test: compared.stock.tests[test] for test in compared.both(outcome)}
-        found = by(lambda result: result.reason, with_stock)
-        lines += grouped(f"{outcome.capitalize()} in both", found)
-    return "\n".join(lines)
-
-
-def report_more(title: str, results: Results) -> str:
-    """A run of tests that all pass with vLLM's scheduler."""
-    failed = {t: r for t, r in results.tests.items() if r.outcome != "passed"}
-    lines = [f"{test}: {result.reason}" for test, result in failed.items()]
-    passed = len(results.tests) - len(failed)
-    return "\n".join(section(f"{title}: {passed} pass, and these do not", lines))
-
-
-def section(title: str, lines: list[str]) -> list[str]:
-    return [f"\n## {title} ({len(lines)})", *(f"- {line[:400]}" for line in lines)]
-
-
-def grouped(title: str, found: Mapping[str, list[str]]) -> list[str]:
-    lines = [f"{len(tests)}: {why[:200]} ({shown(tests)})" for why, tests in found.items()]
-    return [f"\n## {title}", *(f"- {line}" for line in lines)]
-
-
-def shown(tests: list[str]) -> str:
-    """The functions of these tests, each once."""
-    return ", ".join(sorted({function_of(test) for test in tests}))
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Print, as JSON, what our source uses of other packages and what it is in this environment.
 
-    python scripts/foreign_names.py OUTPUT [EARLIER]
+    python scripts/versions/foreign_names.py OUTPUT [EARLIER]
 
 EARLIER: an earlier output. Its targets are described here too, so that the two can be compared.
-scripts/drift.py runs this in two environments.
+scripts/versions/drift.py runs this in two environments.
 """
 
 from __future__ import annotations

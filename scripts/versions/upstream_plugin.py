@@ -1,6 +1,6 @@
 """A pytest plugin: vLLM's own tests run with our scheduler, and each outcome is written to a file.
 
-scripts/upstream_tests.py runs it. It adds two options:
+scripts/versions/upstream_tests.py runs it. It adds two options:
 
 --scheduler=stock   The tests get vLLM's schedulers.
 --scheduler=ours    They get GuidedScheduler and GuidedAsyncScheduler.

@@ -1,6 +1,6 @@
 """Install a published vLLM beside the pinned one, and run a program with it. CPU only.
 
-    python scripts/beside.py 0.33.0 -m pytest tests/contract tests/simulation
+    python scripts/versions/beside.py 0.33.0 -m pytest tests/contract tests/simulation
 
 The vLLM goes into `.venv/beside/VERSION`, with those packages that it needs in another version than
 `.venv` has. The rest comes from `.venv`. So one more version takes seconds and 0.6 GB, and no GPU.
@@ -21,10 +21,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lists import REQUIREMENTS, versions
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from lists import REQUIREMENTS, versions
+
+ROOT = REQUIREMENTS.parent
 FOLDER = Path(sys.prefix) / "beside"
 DONE = "complete"  # a file that marks a finished folder
 TORCH = ("torch", "torchvision", "torchaudio", "torchcodec")

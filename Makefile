@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything is installed into .venv and nowhere else (see scripts/setup.py).
 CONFIG ?= configs/cfg.yaml
-VERSION ?= 0.33.0
+VERSION = 0.33.0
 ARGS ?=
 PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
 # runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)

@@ -59,9 +59,10 @@ def refusal(device: str, vllm: str) -> str:
 
 def read(file: Path) -> Choice | None:
     try:
-        return Choice(**json.loads(file.read_text()), asked=True)
+        kept = Choice(**json.loads(file.read_text()), asked=True)
     except (OSError, ValueError, TypeError):
         return None
+    return kept if kept.device in DEVICES else None
 
 
 def keep(choice: Choice, file: Path) -> None:

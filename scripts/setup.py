@@ -103,7 +103,7 @@ def remove_stale_venv() -> None:
 # ---- making it -----------------------------------------------------------------------------------
 
 
-def make_venv(python: str, version: str) -> None:
+def check_interpreter(python: str, version: str) -> None:
     if subprocess.run(
         [python, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL
     ).returncode:
@@ -112,9 +112,13 @@ def make_venv(python: str, version: str) -> None:
             f"{python} has no venv module. On Debian and Ubuntu: apt install python{minor}-venv. "
             "Or name another interpreter: make PYTHON=/path/to/python3.12"
         )
+
+
+def make_venv(python: str, version: str, choice: Choice) -> None:
     say(f"making .venv with Python {version}")
     STATE.mkdir(parents=True)
     MARKER.touch()
+    keep(choice, CHOICE)  # now, so that a run after an interruption takes the same
     done = subprocess.run(
         [python, "-m", "venv", str(VENV)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -271,9 +275,9 @@ def set_up(dev: bool) -> None:
     say(f"vLLM {choice.vllm} for {choice.device}")
     wanted, done = fingerprints(choice, python, version), read_stamp()
     if done.get("runtime") != wanted["runtime"]:
+        check_interpreter(python, version)
         remove_stale_venv()
-        make_venv(python, version)
-        keep(choice, CHOICE)  # now, so that a run after an interruption takes the same
+        make_venv(python, version, choice)
         install_runtime(choice)
         verify()
         done = record({}, wanted, "runtime")

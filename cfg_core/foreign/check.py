@@ -28,10 +28,12 @@ def uses(path: Path, module: str) -> list[Use]:
     """As reader.read. If the file cannot be imported, this tells which import is to blame."""
     try:
         return read(path, module)
-    except ImportError as error:
+    except Exception as error:  # whatever goes wrong in our module with another package
         found = imports(path)
         if not any(use.problem for use in found):
-            found.append(Use(module, f"{error.name or module}:", f"cannot be imported: {error}"))
+            name = getattr(error, "name", None) or module
+            told = f"cannot be imported: {type(error).__name__}: {error}"
+            found.append(Use(module, f"{name}:", told))
         return found
 
 
@@ -55,9 +57,11 @@ def _misfit(patch: Patch) -> str | None:
         owner = patch.owner
     except (ImportError, AttributeError) as error:
         return f"does not exist ({error})"
-    if patch.adds or patch.attribute == "__class__":
+    if patch.attribute == "__class__":
         return None
     original = stock(patch)
+    if patch.adds:
+        return None if original is None else "exists, and ours would replace it"
     if original is None and not (
         inspect.isclass(owner) and any(patch.attribute in own_attributes(b) for b in owner.__mro__)
     ):
@@ -65,9 +69,11 @@ def _misfit(patch: Patch) -> str | None:
     if patch.per_object or original is None:
         return None
     try:
+        if patch.fault and not load(patch.fault)(original):
+            return None  # it is not applied
         replacement = load(patch.by)(original)
-    except ImportError as error:
-        return f"our replacement cannot be imported: {error}"
+    except Exception as error:  # whatever goes wrong in our function with another original
+        return f"our replacement cannot be made: {type(error).__name__}: {error}"
     ours, theirs = (getattr(f, "__func__", f) for f in (replacement, original))
     if not (inspect.isfunction(ours) and inspect.isfunction(theirs)):
         return None

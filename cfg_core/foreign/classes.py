@@ -20,6 +20,28 @@ def is_foreign(obj: Any) -> bool:
     return str(name).partition(".")[0] in PACKAGES
 
 
+def kind_of(member: Any) -> str | None:
+    """What an entry of a class is: a kind of method, or a property. None if it is a value."""
+    for kind, types in _KINDS.items():
+        if isinstance(member, types):
+            return kind
+    return "method" if inspect.isfunction(member) else None
+
+
+_KINDS: dict[str, Any] = {
+    "class method": classmethod,
+    "static method": staticmethod,
+    "property": (property, functools.cached_property),
+}
+
+
+def function_of(member: Any) -> Any:
+    """The function behind an entry of a class, without its decorators; else the entry itself."""
+    for name in ("__func__", "fget", "func"):
+        member = getattr(member, name, member)
+    return inspect.unwrap(member) if callable(member) else member
+
+
 @functools.cache
 def attributes_of(cls: type) -> frozenset[str]:
     """The methods and annotations of a class and its bases, and all attributes that methods set."""

@@ -10,7 +10,13 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from cfg_core.foreign.classes import assignment, own_attributes, source_tree
+from cfg_core.foreign.classes import (
+    assignment,
+    function_of,
+    kind_of,
+    own_attributes,
+    source_tree,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,8 @@ def _has_module(package: str, name: str) -> Description:
 def _member(cls: type, name: str) -> Description:
     if name in vars(cls):
         found = vars(cls)[name]
-        plain = getattr(found, "__func__", getattr(found, "fget", found))
-        if inspect.isfunction(inspect.unwrap(plain)):
-            return _described(plain, MISSING)
+        if kind_of(found) is not None:
+            return _described(function_of(found), MISSING, kind_of(found) or "")
     annotation = inspect.get_annotations(cls).get(name)
     if annotation is not None:
         text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
@@ -77,15 +82,21 @@ def _member(cls: type, name: str) -> Description:
     return MISSING if holder is None else Description(f"inherited from {holder.__qualname__}")
 
 
-def _described(found: Any, otherwise: Description) -> Description:
-    """Describe a function, class, module or constant; `otherwise` if it is None."""
+def _described(found: Any, otherwise: Description, kind: str = "function") -> Description:
+    """Describe a function, class, module or constant; `otherwise` if it is None.
+
+    kind: of the function (`classes.kind_of`).
+    """
     if found is None:
         return otherwise
     if inspect.ismodule(found):
         return Description("module")
     function = inspect.unwrap(found) if callable(found) else found
     if inspect.isfunction(function):
-        return Description(f"def {_signature(function)}", _digest(function))
+        word = {"function": "", "method": ""}.get(kind, f"{kind}: ")
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        start = "async " if is_async else ""
+        return Description(f"{word}{start}def {_signature(function)}", _digest(function))
     if inspect.isclass(found):
         return Description("class")  # its attributes and the calls of it are uses of their own
     return Description(f"constant: {type(found).__name__}")

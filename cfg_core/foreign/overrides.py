@@ -6,8 +6,16 @@ import ast
 import inspect
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
-from cfg_core.foreign.classes import attributes_of, is_foreign, own_attributes, source_tree
+from cfg_core.foreign.classes import (
+    attributes_of,
+    function_of,
+    is_foreign,
+    kind_of,
+    own_attributes,
+    source_tree,
+)
 from cfg_core.foreign.uses import Use, call_problem, called, mismatch, target_of
 
 
@@ -33,23 +41,51 @@ def _where(cls: type, name: str) -> str:
 
 
 def _methods(cls: type, foreign: list[type]) -> Iterator[Use]:
-    for name, method in vars(cls).items():
-        if name.startswith("__") or not inspect.isfunction(method):
-            continue
-        owner = next((base for base in foreign if name in vars(base)), None)
-        marked, where = getattr(method, "__override__", False), _where(cls, name)
-        if owner is None:
-            if marked and not any(name in vars(base) for base in cls.__mro__[1:]):
-                yield Use(where, target_of(foreign[0], name), "overrides nothing", overrides=True)
-            continue
-        target = target_of(owner, name)
-        if not marked:
-            unmarked = "overrides a method of another package: mark it with @override"
-            yield Use(where, target, unmarked, overrides=True)
-        stock = vars(owner)[name]
-        stock = inspect.unwrap(getattr(stock, "__func__", stock))
-        problem = mismatch(inspect.signature(method), inspect.signature(stock))
-        yield Use(where, target, problem, overrides=True)
+    """The methods and properties of `cls`, and of its bases of ours in other modules."""
+    for base in cls.__mro__:
+        if base is cls or not (is_foreign(base) or base.__module__ == cls.__module__):
+            for name, member in vars(base).items():
+                if not name.startswith("__") and kind_of(member) is not None:
+                    yield from _override(cls, name, member, foreign)
+
+
+def _override(cls: type, name: str, member: Any, foreign: list[type]) -> Iterator[Use]:
+    owner = next((base for base in foreign if name in vars(base)), None)
+    where = _where(cls, name)
+    function = function_of(member)
+    marked = any(getattr(part, "__override__", False) for part in (member, function))
+    if owner is None:
+        others = [base for base in cls.__mro__[1:] if vars(base).get(name) is not member]
+        held = any(name in vars(base) for base in others) or (
+            kind_of(member) == "property" and any(name in own_attributes(b) for b in foreign)
+        )
+        if marked and not held:
+            yield Use(where, target_of(foreign[0], name), "overrides nothing", overrides=True)
+        return
+    if not marked:
+        unmarked = "overrides a method of another package: mark it with @override"
+        yield Use(where, target_of(owner, name), unmarked, overrides=True)
+    yield Use(where, target_of(owner, name), misfit(member, vars(owner)[name]), overrides=True)
+
+
+def misfit(ours: Any, stock: Any) -> str | None:
+    """Why `ours` cannot stand where `stock` stands in a class; None if it can."""
+    kinds = kind_of(ours), kind_of(stock)
+    if kinds[0] != kinds[1]:
+        return f"is a {kinds[0]}, and the overridden one a {kinds[1] or 'value'}"
+    if kinds[0] == "property":
+        return None
+    mine, theirs = function_of(ours), function_of(stock)
+    for what, test in _ASYNC.items():
+        if test(theirs) and not test(mine):
+            return f"the overridden method is {what}"
+    return mismatch(inspect.signature(mine), inspect.signature(theirs))
+
+
+_ASYNC = {
+    "a coroutine": inspect.iscoroutinefunction,
+    "an asynchronous generator": inspect.isasyncgenfunction,
+}
 
 
 def _self_uses(cls: type) -> Iterator[Use]:
@@ -77,7 +113,7 @@ def _super_calls(cls: type) -> Iterator[Use]:
         if not (isinstance(value, ast.Call) and getattr(value.func, "id", "") == "super"):
             continue
         owner = next((base for base in cls.__mro__[1:] if name in vars(base)), None)
-        if owner is None or not is_foreign(owner) or name.startswith("__"):
+        if owner is None or not is_foreign(owner):
             continue
         found = called(owner, name)
         problem = call_problem(node, found, bound=True) if found is not None else None

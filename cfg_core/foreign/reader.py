@@ -1,14 +1,16 @@
 """Reads one file of ours: every use of another package's names.
 
 - imports;
+- attributes of imported classes and modules, such as the members of an Enum;
 - attributes of `self` in classes that inherit from a class of another package;
-- attributes of objects whose annotation names such a class. Chains such as
+- attributes of objects whose annotation names such a class, read or set. Chains such as
   `self.kv_cache_manager.block_pool` are followed as far as the other package's own annotations and
   constructor calls give the types;
 - calls of what was found in these ways, whose arguments must fit;
 - overriding methods, which must be marked with `@override` and be callable as the overridden ones.
 
 So an object of another package is checked only where our source states its type: annotate it.
+Elements of lists and dictionaries are not read.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +62,29 @@ class _Reader:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if _is_read(alias.name):
-                        missing = _module(alias.name) is None
-                        problem = f"there is no module {alias.name}" if missing else None
+                        module, problem = _module(alias.name)
+                        top = alias.name.partition(".")[0]
+                        named = module if alias.asname else sys.modules.get(top)
+                        self._foreign[alias.asname or top] = named
                         yield Use(self._at(node), f"{alias.name}:", problem)
             elif isinstance(node, ast.ImportFrom) and node.module and _is_read(node.module):
                 yield from self._from(node, node.module)
 
     def _from(self, node: ast.ImportFrom, name: str) -> Iterator[Use]:
-        module = _module(name)
+        module, problem = _module(name)
         for alias in node.names:
             target = f"{name}:{alias.name}"
             if module is None:
-                yield Use(self._at(node), target, f"there is no module {name}")
+                yield Use(self._at(node), target, problem)
                 continue
-            found = getattr(module, alias.name, None) or _module(f"{name}.{alias.name}")
+            found = getattr(module, alias.name, _MISSING)
+            if found is _MISSING:
+                found = _module(f"{name}.{alias.name}")[0]
+                missing = f"{name} has no {alias.name}" if found is None else None
+                yield Use(self._at(node), target, missing)
+            else:
+                yield Use(self._at(node), target)
             self._foreign[alias.asname or alias.name] = found
-            missing = f"{name} has no {alias.name}"
-            yield Use(self._at(node), target, missing if found is None else None)
 
     def attributes(self) -> Iterator[Use]:
         """Attributes and calls."""
@@ -134,10 +144,12 @@ class _Reader:
                     for target, value in _pairs(item):
                         if isinstance(target, ast.Name):
                             types.setdefault(target.id, self._type_of(value, types, members))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Attribute):
             owner = self._type_of(node.value, types, members)
             if isinstance(owner, type) and is_foreign(owner):
                 yield self._attribute(node, owner)
+            elif isinstance(owner, _Named) and is_foreign(owner.what):
+                yield self._named(node, owner.what)
         if isinstance(node, ast.Call):
             yield from self._call(node, types, members)
         for child in ast.iter_child_nodes(node):
@@ -150,33 +162,71 @@ class _Reader:
             return Use(self._at(node), target_of(owner, node.attr), problem)
         return Use(self._at(node), target_of(holder or owner, node.attr))
 
+    def _named(self, node: ast.Attribute, owner: Any) -> Use:
+        """An attribute of an imported class or module."""
+        if isinstance(owner, type):
+            return self._attribute(node, owner)
+        found = hasattr(owner, node.attr) or _module(f"{owner.__name__}.{node.attr}")[0]
+        missing = f"{owner.__name__} has no {node.attr}"
+        return Use(self._at(node), target_of(owner, node.attr), None if found else missing)
+
     def _call(
         self, node: ast.Call, types: dict[str, Any], members: dict[str, Any] | None
     ) -> Iterator[Use]:
         owner: Any = None
-        name, found = "", None
+        name, found, bound = "", None, False
         if isinstance(node.func, ast.Name) and node.func.id not in types:
             found, name = self._foreign.get(node.func.id), node.func.id
             owner = inspect.getmodule(found) if found is not None else None
         elif isinstance(node.func, ast.Attribute):
             owner, name = self._type_of(node.func.value, types, members), node.func.attr
-            found = called(owner, name) if isinstance(owner, type) else None
-        if owner is not None and found is not None and is_foreign(owner):
-            problem = call_problem(node, found, bound=isinstance(owner, type))
+            if isinstance(owner, type):
+                found, bound = called(owner, name), True
+            elif isinstance(owner, _Named):
+                owner = owner.what
+                found = None if isinstance(owner, type) else getattr(owner, name, None)
+        if owner is not None and callable(found) and is_foreign(owner):
+            problem = call_problem(node, found, bound=bound)
             if problem is not None:
                 yield Use(self._at(node), target_of(owner, name), problem)
 
     def _type_of(
         self, node: ast.expr, types: dict[str, Any], members: dict[str, Any] | None
-    ) -> type | None:
+    ) -> type | _Named | None:
+        """The class of an expression's value; _Named if it is an imported class or module."""
         if isinstance(node, ast.Name):
-            return types.get(node.id)
+            if node.id in types:
+                found: type | None = types[node.id]
+                return found
+            return _named(self._foreign.get(node.id))
+        if isinstance(node, ast.Call):
+            made = self._type_of(node.func, types, members)
+            return made.what if isinstance(made, _Named) and isinstance(made.what, type) else None
         if not isinstance(node, ast.Attribute):
             return None
         if isinstance(node.value, ast.Name) and node.value.id == "self" and members:
             return members.get(node.attr)
         owner = self._type_of(node.value, types, members)
+        if isinstance(owner, _Named):
+            return _named(getattr(owner.what, node.attr, None))
         return attribute_type(owner, node.attr) if isinstance(owner, type) else None
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A class or module itself, and not an instance of the class."""
+
+    what: Any
+
+
+def _named(found: Any) -> type | _Named | None:
+    """For a class or module, _Named; for another object of another package, its class."""
+    if isinstance(found, type) or inspect.ismodule(found):
+        return _Named(found)
+    return type(found) if is_foreign(type(found)) else None
+
+
+_MISSING = object()
 
 
 def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -191,11 +241,12 @@ def _is_read(module: str) -> bool:
     return module.partition(".")[0] in classes.PACKAGES
 
 
-def _module(name: str) -> Any:
-    """The module, or None if it does not exist. Its own failed imports are raised."""
+def _module(name: str) -> tuple[Any, str | None]:
+    """The module, and no problem; or None, and why it cannot be imported."""
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and name.startswith(error.name):
-            return None
-        raise
+        return importlib.import_module(name), None
+    except Exception as error:  # also what the module itself does wrong
+        missing = (isinstance(error, ModuleNotFoundError) and error.name) or ""
+        if missing and f"{name}.".startswith(f"{missing}."):
+            return None, f"there is no module {name}"
+        return None, f"{name} cannot be imported: {type(error).__name__}: {error}"

@@ -35,21 +35,40 @@ def mismatch(ours: inspect.Signature, stock: inspect.Signature) -> str | None:
     """Why `ours` cannot be called in all the ways in which `stock` can; None if it can."""
     mine, theirs = ours.parameters, stock.parameters
     kinds = {parameter.kind for parameter in mine.values()}
-    takes_any = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds
     for name in [name for name in theirs if name not in mine]:
-        if theirs[name].kind not in _VARIABLE and not takes_any:
+        if not _ways(theirs[name]) <= kinds:
             return f"the overridden method has a parameter {name}"
     for name in [name for name in mine if name not in theirs]:
-        parameter = mine[name]
-        if parameter.kind not in _VARIABLE and parameter.default is inspect.Parameter.empty:
+        if _ways(mine[name]) and mine[name].default is _EMPTY:
             return f"the overridden method has no parameter {name}"
     shared = [name for name in mine if name in theirs]
     if shared != [name for name in theirs if name in mine]:
         return "its parameters have another order than those of the overridden method"
+    for name in shared:
+        if not _ways(theirs[name]) <= _ways(mine[name]) | kinds:
+            return f"its parameter {name} cannot be passed as that of the overridden method"
+        if mine[name].default is _EMPTY and theirs[name].default is not _EMPTY:
+            return f"the overridden method may be called without {name}"
     return None
 
 
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_EMPTY = inspect.Parameter.empty
+_WAYS: dict[Any, set[Any]] = {
+    inspect.Parameter.POSITIONAL_ONLY: {inspect.Parameter.VAR_POSITIONAL},
+    inspect.Parameter.KEYWORD_ONLY: {inspect.Parameter.VAR_KEYWORD},
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: {
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    },
+}
+
+
+def _ways(parameter: inspect.Parameter) -> set[Any]:
+    """How an argument is passed to `parameter`, as the kinds that take any such arguments.
+
+    Empty for `*args` and `**kwargs` themselves.
+    """
+    return _WAYS.get(parameter.kind, set())
 
 
 def called(owner: type, name: str) -> Any:

@@ -156,7 +156,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     Raises CompatibilityError.
     """
     config = scheduler.vllm_config
-    check_version(bool(ours(config).get(ALLOW_UNTESTED)))
+    check_version(ours(config).get(ALLOW_UNTESTED, False))
     model, parallel = config.model_config, config.parallel_config
     speculative = config.speculative_config
     method = None if speculative is None else speculative.method

@@ -16,6 +16,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from deployments import patches
 from deployments.autoscaling import report
 from deployments.config.args import AppArgs
 from deployments.generator.heartbeats import with_heartbeats
@@ -63,6 +64,11 @@ class ModelReplica:
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc] # Serve awaits it
         group = _workers_placement() if args.num_workers > 1 else None
         with log_handlers_kept():
+            from cfg_core.vllm_plugin.versions import tested
+
+            # before our modules import what another vLLM may have moved
+            tested.check_version(args.allow_untested_vllm)
+            tested.check_names("deployments.generator", patches.PATCHES)
             from deployments.generator.vllm_server import VllmServer
 
             self._server = await VllmServer.start(

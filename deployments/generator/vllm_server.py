@@ -29,7 +29,6 @@ from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
-from cfg_core.vllm_plugin.versions.tested import check_names
 from deployments import patches
 from deployments.generator import sse
 from deployments.generator.engine_calls import EngineCalls, Run, share_of
@@ -102,7 +101,6 @@ class VllmServer:
         /detokenize counts as four.
         """
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
-        check_names("deployments.generator", patches.PATCHES)
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
             path = Path(folder) / "pace"
             pace.new_file(path)

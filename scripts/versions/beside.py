@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from lists import REQUIREMENTS, versions
@@ -42,7 +43,7 @@ def install(version: str) -> Path:
 
     Raises BesideError.
     """
-    folder = FOLDER / version
+    folder = FOLDER / str(parsed(version))
     if (folder / DONE).exists():
         return folder
     if not any(importlib.metadata.distributions(name=BUILDS[0])):
@@ -52,12 +53,23 @@ def install(version: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     build = next((b for b in BUILDS if pip_install(folder, f"{b}=={version}")), None)
     if build is None:
-        raise BesideError(f"The package index has neither of {', '.join(BUILDS)} in {version}.")
+        raise BesideError(
+            f"pip found neither of {', '.join(BUILDS)} in {version}: there is no such release, or"
+            " the package index cannot be reached."
+        )
     install_needed(folder, build)
     if build != BUILDS[0]:
         make_cpu_build(folder)
     (folder / DONE).touch()
     return folder
+
+
+def parsed(version: str) -> Version:
+    """Raises BesideError if the text is not a version."""
+    try:
+        return Version(version)
+    except InvalidVersion:
+        raise BesideError(f"{version!r} is not a version of vLLM, such as 0.33.0.") from None
 
 
 def install_needed(folder: Path, name: str) -> None:
@@ -113,7 +125,8 @@ def names_in(pins: str) -> set[str]:
 def make_cpu_build(folder: Path) -> None:
     """Replace the compiled parts of a CUDA build with those of the pinned CPU build.
 
-    vLLM chooses its platform by the version in the metadata, where CPU builds have `cpu`.
+    The CPU build has all of its libraries in one folder. vLLM chooses its platform by the version
+    in the metadata, where CPU builds have `cpu`.
     """
     for library in (folder / "vllm").rglob("*.so"):
         library.unlink()
@@ -141,7 +154,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    version, *command = sys.argv[1:]
+    version, *command = sys.argv[1:] or [""]
+    if not command:
+        print("usage: beside.py VERSION ARGUMENTS-OF-PYTHON", file=sys.stderr)
+        return 2
     try:
         folder = install(version)
     except BesideError as error:

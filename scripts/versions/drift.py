@@ -31,7 +31,10 @@ import beside
 ROOT = beside.ROOT
 TESTS = ("tests/contract", "tests/unit", "tests/simulation")
 LIMIT_S = 3600
-_SUMMARY = re.compile(r"^(?:FAILED|ERROR) .*|^\d+ (?:passed|failed|error).*", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
+_SUMMARY = re.compile(
+    r"^(?:\d+ \w+|no tests ran).* in [\d.]+s.*", re.MULTILINE
+)  # pytest's last line
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -129,9 +132,12 @@ def run_tests(env: dict[str, str], folder: str) -> tuple[bool, str]:
     done = subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
     )
-    found = _SUMMARY.findall(done.stdout) or [done.stdout[-2000:] + done.stderr[-2000:]]
-    *failed, summary = found
-    lines = [f"\n## {folder}: {summary} ({time.monotonic() - start:.0f} s)"]
+    summary = _SUMMARY.findall(done.stdout)
+    failed = _FAILED.findall(done.stdout)
+    if not summary:  # pytest did not come to its end
+        failed.append(done.stdout[-2000:] + done.stderr[-2000:])
+    told = summary[-1] if summary else f"pytest ended with exit status {done.returncode}"
+    lines = [f"\n## {folder}: {told} ({time.monotonic() - start:.0f} s)"]
     return done.returncode == 0, "\n".join([*lines, *(f"- {line}" for line in failed)])
 
 
@@ -153,6 +159,8 @@ def main() -> int:
 def compare(version: str, tests: list[str]) -> int:
     folder = Path(version)
     if not (folder / "vllm" / "__init__.py").is_file():
+        if folder.is_dir():
+            raise beside.BesideError(f"The folder {version} holds no package vllm.")
         with timed("install it beside"):
             folder = beside.install(version)
     env = beside.environment(folder.resolve())

@@ -72,7 +72,7 @@ def unpacked(version: str) -> Path:
 
     Raises BesideError.
     """
-    folder = beside.FOLDER / f"tests-{version}"
+    folder = beside.FOLDER / f"tests-{beside.parsed(version)}"
     if (folder / beside.DONE).exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -140,13 +140,127 @@ def test_a_new_abstract_method_is_caught(plant):
     assert "is abstract: implement it" in problem
 
 
-def test_a_file_that_cannot_be_imported_says_why(plant):
-    path = plant("def broken(:")
-    with pytest.raises(SyntaxError):
-        problems(path, "ours")
-    path = plant("import no_such_package\n" + FOREIGN)
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        problems(path, "ours")
+@pytest.mark.parametrize(
+    ("foreign", "told"),
+    [
+        ("def broken(:", "foreign.sched cannot be imported: SyntaxError"),
+        ("import no_such_package\n" + FOREIGN, "No module named 'no_such_package'"),
+        (
+            "raise ValueError('no device')",
+            "foreign.sched cannot be imported: ValueError: no device",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why(plant, foreign, told):
+    found = problems(plant(foreign), "ours")
+    assert any(told in problem for problem in found)
+
+
+def test_our_module_fails_at_its_import(plant):
+    ours = OURS + "\nSTATES = Scheduler.STATES + 1\n"
+    (problem,) = problems(plant(FOREIGN + "\n    STATES = 'a'\n", ours), "ours")
+    assert "ours: cannot be imported: TypeError" in problem
+
+
+# --- kinds of names, and of changes ---------------------------------------------------------------
+
+KINDS = """
+import enum
+
+LIMIT = 3
+
+class State(enum.Enum):
+    RUNNING = 1
+    DONE = 2
+
+class Runner:
+    def __init__(self, size: int) -> None:
+        self.state = State.RUNNING
+
+    @classmethod
+    def make(cls) -> "Runner":
+        return cls(1)
+
+    @property
+    def busy(self) -> bool:
+        return True
+
+    def run(self, steps: int = 1, *, fast: bool = False) -> None: ...
+
+    async def wait(self) -> None: ...
+
+def step(runner: Runner) -> None: ...
+"""
+
+USES = """
+import foreign.kinds as kinds
+import foreign.kinds
+from foreign import kinds as same
+from foreign.kinds import Runner, State
+from typing_extensions import override
+
+class Guided(Runner):
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    @property
+    @override
+    def busy(self) -> bool:
+        return False
+
+    @override
+    def run(self, steps: int = 1, **options: bool) -> None: ...
+
+    @override
+    async def wait(self) -> None: ...
+
+def use(runner: Runner) -> None:
+    runner.state = State.DONE
+    same.step(Runner.make())
+    made = Runner(1)
+    made.run(kinds.LIMIT)
+    foreign.kinds.step(made)
+"""
+
+CHANGED_KINDS = {
+    "nothing": ("", "", None),
+    "a member of an Enum": ("DONE", "ENDED", "State has no DONE"),
+    "a class method": ("def make", "def build", "Runner has no make"),
+    "a constant of a module": ("LIMIT", "BOUND", "foreign.kinds has no LIMIT"),
+    "a function of a module": ("def step", "def advance", "foreign.kinds has no step"),
+    "arguments of a module's function": ("step(runner: Runner)", "step()", "too many positional"),
+    "arguments of an object made here": (
+        "run(self, steps: int = 1, ",
+        "run(self, ",
+        "too many positional",
+    ),
+    "an attribute that we set": ("self.state", "self.status", "Runner has no state"),
+    "a property that we override": ("def busy", "def is_busy", "overrides nothing"),
+    "a property is a method now": (
+        "@property\n    def busy",
+        "def busy",
+        "is a property, and the overridden one a method",
+    ),
+    "a method is a property now": (
+        "def run(self, steps: int = 1, *, fast: bool = False)",
+        "@property\n    def run(self)",
+        "is a method, and the overridden one a property",
+    ),
+    "a keyword that **options takes": ("fast: bool", "slow: bool = True, fast: bool", None),
+    "a parameter that may be left out": ("size: int", "size: int, seed: int", "'seed'"),
+    "a coroutine is a generator now": (
+        "async def wait(self) -> None: ...",
+        "async def wait(self):\n        yield 1",
+        "is an asynchronous generator",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "told"), CHANGED_KINDS.values(), ids=CHANGED_KINDS.keys())
+def test_a_change_of_each_kind_of_name_is_caught(plant, old, new, told):
+    found = problems(plant(KINDS.replace(old, new) if old else KINDS, USES, "kinds"), "ours")
+    assert bool(found) == (told is not None), found
+    assert told is None or any(told in problem for problem in found), found
 
 
 # --- descriptions, which scripts/versions/drift.py compares ---------------------------------------
@@ -172,6 +286,24 @@ CHANGES = {
             "foreign.sched:Scheduler.schedule",
             "def (self, throttle=...)",
             "def (self, throttle=..., now=...)",
+        ),
+    ),
+    "a coroutine": (
+        "def schedule",
+        "async def schedule",
+        (
+            "foreign.sched:Scheduler.schedule",
+            "def (self, throttle=...)",
+            "async def (self, throttle=...)",
+        ),
+    ),
+    "a static method": (
+        "    def schedule(self, throttle",
+        "    @staticmethod\n    def schedule(throttle",
+        (
+            "foreign.sched:Scheduler.schedule",
+            "def (self, throttle=...)",
+            "static method: def (throttle=...)",
         ),
     ),
 }

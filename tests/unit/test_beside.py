@@ -81,6 +81,15 @@ def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(beside, tmp_path,
     assert "Version: 9.9+cpu\n" in metadata.read_text()
 
 
+@pytest.mark.parametrize("version", ["..", ".", "", "nonsense", "/", "0.33.0/../.."])
+def test_a_text_that_is_no_version_removes_nothing(beside, tmp_path, monkeypatch, version):
+    monkeypatch.setattr(beside, "FOLDER", tmp_path / "beside")
+    (tmp_path / "kept").touch()
+    with pytest.raises(beside.BesideError, match="is not a version of vLLM, such as"):
+        beside.install(version)
+    assert (tmp_path / "kept").exists()
+
+
 def test_the_newer_vllm_comes_first(beside, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "given")
     path = beside.environment(tmp_path)["PYTHONPATH"].split(":")

@@ -162,8 +162,9 @@ def test_a_kept_version_goes_with_its_list(file, requirements, monkeypatch):
     choice.keep(choice.Choice("cuda", "0.9", True), file)
     (requirements / "cuda-0.9.txt").unlink()
     assert choice.choose(file)[:2] == ("cuda", "0.10")
-    file.write_text("{")
-    assert choice.choose(file)[:2] == ("cpu", "0.9")
+    for broken in ("{", '{"device": "tpu", "vllm": "0.9"}', '{"device": null, "vllm": "0.9"}'):
+        file.write_text(broken)
+        assert choice.choose(file)[:2] == ("cpu", "0.9")
 
 
 # ---- when it starts over -------------------------------------------------------------------------
@@ -185,9 +186,10 @@ def run(requirements, tmp_path, monkeypatch):
     for name, path in places.items():
         monkeypatch.setattr(script, name, path)
 
-    def make_venv(python, version):
+    def make_venv(python, version, chosen):
         state.mkdir(parents=True)
         (state / "incomplete").touch()
+        script.keep(chosen, script.CHOICE)
         (venv / "python").touch()
 
     installed = []
@@ -211,6 +213,7 @@ def run(requirements, tmp_path, monkeypatch):
         monkeypatch.setattr(script, name, lambda: None)
     monkeypatch.setattr(script, "check_disk", lambda folder, kind: None)
     monkeypatch.setattr(script, "choose_python", lambda: ("python", "3.12.1"))
+    monkeypatch.setattr(script, "check_interpreter", lambda python, version: None)
     monkeypatch.setattr(script, "make_venv", make_venv)
     monkeypatch.setattr(script, "pip_install", pip_install)
     return run

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import sys
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Any
 
 from cfg_core.foreign import classes
 from cfg_core.foreign.classes import attribute_type, class_in, evaluated, is_foreign
+from cfg_core.foreign.imports import imported, module
 from cfg_core.foreign.overrides import of_module
 from cfg_core.foreign.uses import Use, call_problem, called, target_of
 
@@ -51,40 +51,12 @@ class _Reader:
 
     def __init__(self, tree: ast.Module, where: str) -> None:
         self._tree, self._where = tree, where
-        self._foreign: dict[str, Any] = {}
-        self.imports = list(self._imports())
+        found = imported(tree, where)
+        self.imports = [use for _, _, use in found]
+        self._foreign: dict[str, Any] = {name: value for name, value, _ in found}
 
     def _at(self, node: Any) -> str:
         return f"{self._where}:{node.lineno}"
-
-    def _imports(self) -> Iterator[Use]:
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    if _is_read(alias.name):
-                        module, problem = _module(alias.name)
-                        top = alias.name.partition(".")[0]
-                        named = module if alias.asname else sys.modules.get(top)
-                        self._foreign[alias.asname or top] = named
-                        yield Use(self._at(node), f"{alias.name}:", problem)
-            elif isinstance(node, ast.ImportFrom) and node.module and _is_read(node.module):
-                yield from self._from(node, node.module)
-
-    def _from(self, node: ast.ImportFrom, name: str) -> Iterator[Use]:
-        module, problem = _module(name)
-        for alias in node.names:
-            target = f"{name}:{alias.name}"
-            if module is None:
-                yield Use(self._at(node), target, problem)
-                continue
-            found = getattr(module, alias.name, _MISSING)
-            if found is _MISSING:
-                found = _module(f"{name}.{alias.name}")[0]
-                missing = f"{name} has no {alias.name}" if found is None else None
-                yield Use(self._at(node), target, missing)
-            else:
-                yield Use(self._at(node), target)
-            self._foreign[alias.asname or alias.name] = found
 
     def attributes(self) -> Iterator[Use]:
         """Attributes and calls."""
@@ -166,7 +138,7 @@ class _Reader:
         """An attribute of an imported class or module."""
         if isinstance(owner, type):
             return self._attribute(node, owner)
-        found = hasattr(owner, node.attr) or _module(f"{owner.__name__}.{node.attr}")[0]
+        found = hasattr(owner, node.attr) or module(f"{owner.__name__}.{node.attr}")[0]
         missing = f"{owner.__name__} has no {node.attr}"
         return Use(self._at(node), target_of(owner, node.attr), None if found else missing)
 
@@ -226,27 +198,9 @@ def _named(found: Any) -> type | _Named | None:
     return type(found) if is_foreign(type(found)) else None
 
 
-_MISSING = object()
-
-
 def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     for target in node.targets:
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             yield from zip(target.elts, node.value.elts, strict=False)
         else:
             yield target, node.value
-
-
-def _is_read(module: str) -> bool:
-    return module.partition(".")[0] in classes.PACKAGES
-
-
-def _module(name: str) -> tuple[Any, str | None]:
-    """The module, and no problem; or None, and why it cannot be imported."""
-    try:
-        return importlib.import_module(name), None
-    except Exception as error:  # also what the module itself does wrong
-        missing = (isinstance(error, ModuleNotFoundError) and error.name) or ""
-        if missing and f"{name}.".startswith(f"{missing}."):
-            return None, f"there is no module {name}"
-        return None, f"{name} cannot be imported: {type(error).__name__}: {error}"

@@ -41,7 +41,10 @@ class GuidanceParams:
 
     scale: any finite real number, 0 and negative values included.
     negative_prompt, negative_prompt_token_ids: the negative, as text or as token ids. At most one
-        of them may be given. With none, the negative stream starts at the prompt's last token.
+        of them may be given. With none, the negative stream starts at the prompt's last token. An
+        empty text stands for the tokens that the tokenizer makes of it, such as one that begins a
+        text; if it makes none, it is as if no negative were given. At scale 1 a negative has no
+        effect.
     logprobs: whether to return, with the log-probability of each token, also those that the
         conditional and the negative stream gave it.
 
@@ -72,12 +75,6 @@ class GuidanceParams:
                 f"{SCALE} is 1 (off), so there is one stream only: leave {STREAM_LOGPROBS} out, or"
                 f" set {SCALE}.",
                 STREAM_LOGPROBS,
-            )
-        if self.has_negative and not self.enabled:
-            raise GuidanceError(
-                f"{SCALE} is 1 (off), so the negative prompt would have no effect: "
-                f"set {SCALE} above 1 (1.5 is a common start), or leave the negative prompt out.",
-                SCALE,
             )
 
     @property
@@ -152,15 +149,9 @@ def check_scale(value: object) -> float:
 
 
 def check_negative_text(value: object, param: str = NEGATIVE_TEXT) -> str:
-    """Return `value` if it is non-empty text, or raise GuidanceError."""
+    """Return `value` if it is text, or raise GuidanceError."""
     if not isinstance(value, str):
         raise GuidanceError(f"{param} must be a string, not {type(value).__name__}.", param)
-    if not value:
-        raise GuidanceError(
-            f"{param} is empty: leave the field out to let the negative stream start at the"
-            " prompt's last token.",
-            param,
-        )
     return value
 
 

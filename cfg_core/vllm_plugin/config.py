@@ -22,6 +22,7 @@ from cfg_core.vllm_plugin.versions.tested import TESTED, check_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
 
 ADDITIONAL_CONFIG = "cfg_serve"
@@ -191,6 +192,14 @@ def check_scheduler(scheduler: Scheduler) -> None:
         raise CompatibilityError(
             f"guidance does not work with {'; '.join(wrong)} in this version of cfg-serve."
         )
+
+
+def asks_for_prompt_logprobs(sampling: SamplingParams) -> bool:
+    """Whether a request asks for log-probabilities of its prompt.
+
+    They are the conditional stream's, so guided requests may not ask for them.
+    """
+    return sampling.prompt_logprobs is not None or sampling.prompt_logprob_token_ids is not None
 
 
 def step_budget(scheduler: Scheduler) -> int:

@@ -3,7 +3,6 @@
 The guidance travels in the request's extra arguments (`vllm_xargs`), in the form of
 `GuidanceParams.to_extra_args`. The negative is rendered here, exactly as vLLM renders a prompt.
 
-
 Importing this module imports vllm, so only a replica does it.
 """
 
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.datastructures import State
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -22,14 +21,31 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import NEGATIVE_IDS, GuidanceParams
+from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, GuidanceParams
 from deployments.generator.engine_errors import checked, own_error, parse
 from deployments.messages import GenerateCall
 from deployments.requests.guidance import Endpoint, Guidance
-from deployments.requests.negative import negative_body
+from deployments.requests.negative import empty_negative_note, negative_body
+
+NO_TOKENS = (
+    f"{NEGATIVE_TEXT} is empty and has no tokens for this model, so the negative stream began at"
+    " the prompt's last token."
+)
 
 RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 """Keys of `vllm_xargs` that vLLM reads for itself, as objects that the server made."""
+
+
+class Made(NamedTuple):
+    """What a call becomes.
+
+    negative_tokens: the length of its negative stream's prompt.
+    note: which of its fields had no effect, and why.
+    """
+
+    request: CompletionRequest | ChatCompletionRequest
+    negative_tokens: int = 0
+    note: str | None = None
 
 
 class GuidedRequests:
@@ -42,13 +58,8 @@ class GuidedRequests:
         self._engine = engine
         self._renderer: OnlineRenderer = state.online_renderer
 
-    async def make(
-        self, call: GenerateCall
-    ) -> tuple[CompletionRequest | ChatCompletionRequest, int]:
-        """The request object, and the number of tokens of its negative.
-
-        Raises RequestError if the body or the negative cannot be used.
-        """
+    async def make(self, call: GenerateCall) -> Made:
+        """Make the request object. Raises RequestError if body or negative cannot be used."""
         body = dict(call.body)
         processors = body.pop(LOGITS_PROCESSORS, None)
         request = parse(
@@ -59,24 +70,36 @@ class GuidedRequests:
         xargs: dict[str, Any] = dict(request.vllm_xargs or {})
         if processors is not None:
             xargs[LOGITS_PROCESSORS] = processors
-        negative_tokens = 0
-        if call.guidance is not None and call.guidance.enabled:
-            negative = await self._negative(call.endpoint, body, call.guidance)
-            params = call.guidance.params
-            xargs |= GuidanceParams(
+        guidance = call.guidance
+        if guidance is None or not guidance.enabled:
+            request.vllm_xargs = xargs or None
+            return Made(request, note=guidance.note if guidance else None)
+        negative = await self._negative(call.endpoint, body, guidance)
+        params = guidance.params
+        request.vllm_xargs = (
+            xargs
+            | GuidanceParams(
                 scale=params.scale, negative_prompt_token_ids=negative, logprobs=params.logprobs
             ).to_extra_args()
-            negative_tokens = len(negative or [0])
-        request.vllm_xargs = xargs or None
-        return request, negative_tokens
+        )
+        if call.endpoint == "chat":
+            note = empty_negative_note(body.get("messages"), guidance)
+        else:
+            note = NO_TOKENS if negative is None and guidance.negative_field else None
+        return Made(request, len(negative or [0]), note)
 
     async def _negative(
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance
     ) -> tuple[int, ...] | None:
-        """The negative stream's prompt as token ids; None if the request has none of its own."""
+        """The negative stream's prompt as token ids; None if the request has none of its own.
+
+        An empty text has none of its own if the tokenizer puts no special tokens around a text.
+        """
         field = guidance.negative_field
         if field is None:
             return None
+        if endpoint == "completion" and guidance.params.negative_prompt == "":
+            return self._special_tokens(body)
         try:
             if field == NEGATIVE_IDS:
                 ids = list(guidance.params.negative_prompt_token_ids or ())
@@ -91,6 +114,12 @@ class GuidedRequests:
                 f"{field} has {len(ids)} tokens: this model takes 1 to {limit}.", field
             )
         return tuple(ids)
+
+    def _special_tokens(self, body: dict[str, Any]) -> tuple[int, ...] | None:
+        """The tokens of an empty text, which vLLM refuses to render; None if there are none."""
+        tokenizer = self._renderer.renderer.get_tokenizer()
+        ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
+        return tuple(ids) or None
 
     async def _render(self, endpoint: Endpoint, body: dict[str, Any]) -> list[int]:
         renderer = self._renderer

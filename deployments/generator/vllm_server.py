@@ -166,14 +166,16 @@ class VllmServer:
         with own_errors():
             with reading():
                 await self._grammars.read_body(call.body, call.client)
-                request, negative_tokens = await self._requests.make(call)
+                made = await self._requests.make(call)
             self._calls.begin(run)
-            output = await self._first(call.endpoint, request, HttpContext(call.headers), run)
+            output = await self._first(call.endpoint, made.request, HttpContext(call.headers), run)
 
             def report() -> dict[str, Any] | None:
                 if call.guidance is None:
                     return None
-                return guidance_report(call.guidance, negative_tokens, meter.guided_tokens)
+                return guidance_report(
+                    call.guidance, made.negative_tokens, meter.guided_tokens, made.note
+                )
 
             if isinstance(output, pydantic.BaseModel):
                 for piece in sse.pieces(sse.complete(await _json_of(output), report())):

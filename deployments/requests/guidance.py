@@ -77,6 +77,13 @@ class Guidance:
             return NEGATIVE_TEXT
         return NEGATIVE_IDS if self.params.negative_prompt_token_ids is not None else None
 
+    @property
+    def note(self) -> str | None:
+        """What the client should know, if the scale makes its negative useless."""
+        if self.enabled or self.negative_field is None:
+            return None
+        return f"{SCALE} is 1 (off), so {self.negative_field} had no effect."
+
 
 # --- guidance fields ------------------------------------------------------------------------------
 
@@ -143,9 +150,6 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
     if params.has_negative:
         other = NEGATIVE_TEXT if params.negative_prompt is not None else NEGATIVE_IDS
         raise GuidanceError(f"{name} and {other} are both given: send only one of them.", name)
-    if not params.enabled:
-        hint = f"set {SCALE} above 1 (1.5 is a common start), or leave {name} out"
-        raise GuidanceError(f"{SCALE} is 1 (off), so {name} would have no effect: {hint}.", SCALE)
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
@@ -216,24 +220,19 @@ def _refuse_unguidable(body: Mapping[str, Any]) -> None:
 
 
 def guidance_report(
-    guidance: Guidance, negative_prompt_tokens: int, output_tokens: int
+    guidance: Guidance, negative_prompt_tokens: int, output_tokens: int, note: str | None = None
 ) -> dict[str, Any]:
     """The `guidance` object of an answer, beside `usage`.
 
     A request with scale 1 gets the object, too, and it says that nothing was guided.
 
     output_tokens: output tokens that came from joint steps, as the engine core counted them.
+    note: which field had no effect, and why.
     """
-    if not guidance.enabled:
-        return {
-            "scale": guidance.scale,
-            "streams": 1,
-            "negative_prompt_tokens": 0,
-            "guided_tokens": 0,
-        }
-    return {
+    report = {
         "scale": guidance.scale,
-        "streams": 2,
-        "negative_prompt_tokens": negative_prompt_tokens,
-        "guided_tokens": output_tokens,
+        "streams": 2 if guidance.enabled else 1,
+        "negative_prompt_tokens": negative_prompt_tokens if guidance.enabled else 0,
+        "guided_tokens": output_tokens if guidance.enabled else 0,
     }
+    return report if note is None else {**report, "note": note}

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from engines import TIGHT, Engine, differences, guided, plain
 from oracle import CASES, PROMPTS, Oracle
-from test_requests import check_prompt_logprobs
 
 TOKENS = 8
 
@@ -103,17 +102,6 @@ def test_random_arrivals_and_aborts(engine: Engine, llama: Oracle) -> None:
     assert len(finished) >= 30
     assert len(aborted) >= 5
     assert differences([done[name] for name in finished], [want[name] for name in finished]) == []
-
-
-def test_prompt_logprobs_survive_a_prompt_in_many_steps(engine: Engine, llama: Oracle) -> None:
-    """vLLM returns them with the step that ends the prompt, which need not be the joint step."""
-    cases = [CASES[3], CASES[9], CASES[21], CASES[50]]
-    outputs = engine.generate(
-        [case.prompt for case in cases],
-        [guided(case, prompt_logprobs=1, max_tokens=3) for case in cases],
-    )
-    for case, output in zip(cases, outputs, strict=True):
-        check_prompt_logprobs(llama, case.prompt, output.prompt_logprobs)
 
 
 def test_a_group_that_fills_the_pool_runs(engine: Engine, llama: Oracle) -> None:

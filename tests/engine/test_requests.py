@@ -185,13 +185,29 @@ def test_guidance_logprobs_are_those_of_the_single_streams(engine: Engine, llama
 
 
 @pytest.mark.v2
-def test_prompt_logprobs_are_the_conditional_streams(engine: Engine, llama: Oracle) -> None:
-    """Two groups and a plain request run in one batch."""
-    cases = [CASES[4], CASES[40]]
-    prompts = [*(case.prompt for case in cases), PROMPTS[2]]
-    params = [*(guided(case, prompt_logprobs=2) for case in cases), plain(prompt_logprobs=2)]
-    for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
-        check_prompt_logprobs(llama, prompt, output.prompt_logprobs)
+@pytest.mark.parametrize(
+    "asked", [{"prompt_logprobs": 2}, {"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[7]]}]
+)
+def test_prompt_logprobs_of_a_guided_request_are_refused(
+    engine: Engine, asked: dict[str, Any]
+) -> None:
+    """They would be the conditional stream's."""
+    if "prompt_logprob_token_ids" in asked:
+        if not engine.llm.llm_engine.vllm_config.use_v2_model_runner:
+            return  # vLLM itself refuses them on V1, guided or not
+        asked = {"prompt_logprob_token_ids": [[7]] * (len(CASES[4].prompt) - 1)}
+    with pytest.raises(ValueError, match="cannot be guided yet"):
+        engine.generate([CASES[4].prompt], [guided(CASES[4], **asked)])
+    engine.assert_idle()
+
+
+@pytest.mark.v2
+def test_prompt_logprobs_of_a_plain_request_beside_a_group(engine: Engine, llama: Oracle) -> None:
+    case = CASES[4]
+    prompts, params = [case.prompt, PROMPTS[2]], [guided(case), plain(prompt_logprobs=2)]
+    group, alone = engine.generate(prompts, params)
+    assert tokens([group]) == [llama.guided[4]]
+    check_prompt_logprobs(llama, PROMPTS[2], alone.prompt_logprobs)
 
 
 @torch.inference_mode()
@@ -204,27 +220,6 @@ def check_prompt_logprobs(oracle: Oracle, prompt: tuple[int, ...], said: list[An
         assert all(
             abs(entry.logprob - want[i - 1, token]) < 1e-4 for token, entry in said[i].items()
         )
-
-
-@pytest.mark.v2
-def test_prompt_logprobs_of_chosen_tokens(engine: Engine, llama: Oracle) -> None:
-    """They are the conditional stream's.
-
-    Only Model Runner V2 supports them. V1 refuses them, as it does without guidance.
-    """
-    case, ids = CASES[4], [7, 70, 170]
-    params = guided(case, prompt_logprob_token_ids=[ids] * (len(case.prompt) - 1))
-    if not engine.llm.llm_engine.vllm_config.use_v2_model_runner:
-        from vllm.exceptions import VLLMValidationError
-
-        with pytest.raises(VLLMValidationError, match="requires the V2 model runner"):
-            engine.generate([case.prompt], [params])
-        return
-    (output,) = engine.generate([case.prompt], [params])
-    logits = llama.model(torch.tensor([case.prompt])).logits[0, :-1].detach()
-    want = torch.log_softmax(logits, -1)[:, ids]
-    assert torch.allclose(torch.tensor(output.prompt_token_id_logprobs), want, atol=1e-4)
-    assert tokens([output]) == [llama.guided[4]]
 
 
 @pytest.mark.v2

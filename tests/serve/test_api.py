@@ -307,27 +307,75 @@ def test_a_chat_tells_what_each_stream_said(client: openai.OpenAI, model: str) -
         )
 
 
-def test_an_echo_is_the_prompt_with_the_conditionals_logprobs(
+def test_an_echo_is_the_prompt_before_the_guided_text(client: openai.OpenAI, model: str) -> None:
+    """Its logprobs would be the conditional stream's, so they are refused (test_refusals.py)."""
+    guidance = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
+    echoed, text = (
+        complete(client, model, guidance, echo=echo).choices[0].text for echo in (True, False)
+    )
+    assert echoed == PROMPT + text
+
+
+# --- fields that clients send with every request --------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("create", [complete, chat])
+@pytest.mark.parametrize("negative", ["", NEGATIVE])
+def test_a_negative_at_scale_one_is_served_plain_with_a_note(
+    client: openai.OpenAI, model: str, create: Callable[..., Any], negative: str, stream: bool
+) -> None:
+    fields = {"guidance_scale": 1, "negative_prompt": negative}
+    answer = create(client, model, fields, stream=stream)
+    report = (list(answer)[-1] if stream else answer).model_extra["guidance"]
+    assert report == {
+        "scale": 1.0,
+        "streams": 1,
+        "negative_prompt_tokens": 0,
+        "guided_tokens": 0,
+        "note": "guidance_scale is 1 (off), so negative_prompt had no effect.",
+    }
+
+
+def test_an_empty_negative_is_the_token_that_begins_a_text(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
+    begin = http.post("/tokenize", json={"model": model, "prompt": PROMPT}).json()["tokens"][:1]
+    empty, explicit = (
+        complete(client, model, {"guidance_scale": 2.0, **negative})
+        for negative in ({"negative_prompt": ""}, {"negative_prompt_token_ids": begin})
+    )
+    assert empty.choices[0].text == explicit.choices[0].text
+    assert empty.model_extra["guidance"] == explicit.model_extra["guidance"]
+
+
+def test_an_empty_negative_without_tokens_is_as_if_left_out(
     client: openai.OpenAI, model: str
 ) -> None:
-    """The echoed prompt has the logprobs of a plain request. The guided text follows it."""
-    guidance = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
-    guided, plain = (
-        complete(client, model, extra, echo=True, logprobs=2) for extra in (guidance, None)
+    empty, left_out = (
+        complete(client, model, {"guidance_scale": 2.0, "add_special_tokens": False, **more})
+        for more in ({"negative_prompt": ""}, {})
     )
-    text = complete(client, model, guidance).choices[0].text
-    assert guided.choices[0].text == PROMPT + text
-    rows = [
-        answer.choices[0].logprobs.token_logprobs[: answer.usage.prompt_tokens]
-        for answer in (guided, plain)
-    ]
-    assert rows[0][0] is rows[1][0] is None
-    assert rows[0][1:] == pytest.approx(rows[1][1:], abs=1e-4)
-    told = complete(client, model, ASKED, echo=True, logprobs=2)
-    conditional = told.choices[0].logprobs.model_extra["conditional_logprobs"]
-    assert [value is None for value in conditional] == [
-        i < told.usage.prompt_tokens for i in range(len(conditional))
-    ]
+    assert empty.choices[0].text == left_out.choices[0].text
+    assert empty.model_extra["guidance"]["negative_prompt_tokens"] == 1
+    assert "prompt's last token" in empty.model_extra["guidance"]["note"]
+    assert "note" not in left_out.model_extra["guidance"]
+
+
+def test_an_empty_negative_of_a_chat_leaves_out_the_system_message(
+    client: openai.OpenAI, model: str
+) -> None:
+    rest = MESSAGES[1:]
+    empty, explicit = (
+        chat(client, model, {"guidance_scale": 2.0, **negative})
+        for negative in ({"negative_prompt": ""}, {"negative_messages": rest})
+    )
+    assert empty.choices[0].message.content == explicit.choices[0].message.content
+    assert empty.model_extra["guidance"] == explicit.model_extra["guidance"]
+    guided = {"guidance_scale": 2.0, "negative_prompt": ""}
+    same, plain = (chat(client, model, extra, messages=rest) for extra in (guided, None))
+    assert same.choices[0].message.content == plain.choices[0].message.content
+    assert "no system message" in same.model_extra["guidance"]["note"]
 
 
 # --- logits processors ----------------------------------------------------------------------------

@@ -17,14 +17,6 @@ GUIDED: Json = {"guidance_scale": 2.0, "max_tokens": 4}
 REFUSED = [
     # path, fields besides prompt or messages, parameter at fault, words of the message
     (
-        COMPLETION,
-        {"guidance_scale": 1, "negative_prompt": "a"},
-        "guidance_scale",
-        "set guidance_scale above 1",
-    ),
-    (COMPLETION, {"negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
-    (CHAT, {"negative_messages": [USER]}, "guidance_scale", "set guidance_scale above 1"),
-    (
         CHAT,
         GUIDED | {"negative_prompt": "a", "negative_messages": [USER]},
         "negative_messages",
@@ -46,7 +38,9 @@ REFUSED = [
     (COMPLETION, {"guidance_streams": []}, "guidance_streams", "not supported yet"),
     (COMPLETION, {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
     (COMPLETION, {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
-    (COMPLETION, GUIDED | {"negative_prompt": ""}, "negative_prompt", "is empty"),
+    (COMPLETION, GUIDED | {"prompt_logprobs": 0}, "prompt_logprobs", "cannot be guided yet"),
+    (COMPLETION, GUIDED | {"echo": True, "logprobs": 0}, "prompt_logprobs", "cannot be guided"),
+    (CHAT, GUIDED | {"prompt_logprobs": 0}, "prompt_logprobs", "cannot be guided yet"),
     (
         COMPLETION,
         GUIDED | {"negative_prompt_token_ids": []},
@@ -160,8 +154,8 @@ def test_unknown_models(http: httpx.Client, stream: bool) -> None:
 
 
 def test_the_openai_client_raises_its_own_error(client: openai.OpenAI, model: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="set guidance_scale above 1"):
-        client.completions.create(model=model, prompt="x", extra_body={"negative_prompt": "a"})
+    with pytest.raises(openai.BadRequestError, match="must be a number"):
+        client.completions.create(model=model, prompt="x", extra_body={"guidance_scale": "a"})
 
 
 # --- malformed bodies -----------------------------------------------------------------------------

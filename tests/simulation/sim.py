@@ -428,12 +428,17 @@ class Simulation:
         priority: int = 0,
         stop: Collection[int] = (),
         grammar: bool = False,
+        prompt_logprobs: int | None = None,
     ) -> None:
         extra = None
         if scale is not None:
             extra = {"guidance_scale": scale, "negative_prompt_token_ids": negative or prompt[-1:]}
         params = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, extra_args=extra, stop_token_ids=list(stop)
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args=extra,
+            stop_token_ids=list(stop),
+            prompt_logprobs=prompt_logprobs,
         )
         request = Request(
             request_id=rid,

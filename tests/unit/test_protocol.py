@@ -22,7 +22,11 @@ from deployments.http.errors import error_of, http_error
 from deployments.http.events import DONE, error_event
 from deployments.requests.body import decode_body
 from deployments.requests.guidance import guidance_report, read_guidance
-from deployments.requests.negative import negative_body, negative_conversation
+from deployments.requests.negative import (
+    empty_negative_note,
+    negative_body,
+    negative_conversation,
+)
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -63,6 +67,44 @@ def test_scale_one_without_a_negative_is_a_plain_request():
     assert report == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "field"),
+    [
+        ("completion", {"guidance_scale": 1, "negative_prompt": ""}, "negative_prompt"),
+        ("completion", {"negative_prompt": "a"}, "negative_prompt"),
+        ("completion", {"negative_prompt_ids": [1]}, "negative_prompt_token_ids"),
+        ("chat", {"guidance_scale": 1.0, "negative_messages": [USER]}, "negative_messages"),
+    ],
+)
+def test_a_negative_at_scale_one_is_served_and_noted(endpoint, fields, field):
+    guidance = read_guidance(fields, endpoint)
+    assert not guidance.enabled
+    assert guidance.note == f"guidance_scale is 1 (off), so {field} had no effect."
+    assert guidance_report(guidance, 0, 5, guidance.note)["note"] == guidance.note
+
+
+@pytest.mark.parametrize("fields", [{"guidance_scale": 1}, {"guidance_scale": 2}])
+def test_no_note_where_nothing_was_in_vain(fields):
+    assert read_guidance(fields, "chat").note is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "left", "is_noted"),
+    [
+        ([SYSTEM, USER], [USER], False),
+        ([USER, SYSTEM, USER], [USER, USER], False),
+        ([USER], [USER], True),
+    ],
+)
+def test_an_empty_negative_of_a_chat_is_the_conversation_without_its_system_message(
+    messages, left, is_noted
+):
+    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, "chat")
+    assert negative_body({"messages": messages}, guidance)["messages"] == left
+    note = empty_negative_note(messages, guidance)
+    assert (note is not None) == is_noted
+
+
 def test_report_of_a_guided_request():
     guidance = read_guidance({"guidance_scale": 1.5}, "completion")
     assert guidance_report(guidance, 1, 7) == {
@@ -84,18 +126,11 @@ REFUSED = [
     # endpoint, fields, parameter at fault, words of the sentence
     (
         "completion",
-        {"guidance_scale": 1, "negative_prompt": "a"},
-        "guidance_scale",
-        "set guidance_scale above 1",
+        {"guidance_scale": 1, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
+        "negative_prompt_token_ids",
+        "send only one",
     ),
-    ("completion", {"negative_prompt": "a"}, "guidance_scale", "set guidance_scale above 1"),
-    (
-        "completion",
-        {"negative_prompt_token_ids": [1]},
-        "guidance_scale",
-        "set guidance_scale above 1",
-    ),
-    ("chat", {"negative_messages": [USER]}, "guidance_scale", "set guidance_scale above 1"),
+    ("chat", {"guidance_scale": 1, "negative_messages": []}, "negative_messages", "is empty"),
     (
         "completion",
         {"guidance_scale": 2, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
@@ -156,12 +191,6 @@ REFUSED = [
     ("completion", {"guidance_scale": math.nan}, "guidance_scale", "must be finite"),
     ("completion", {"guidance_scale": math.inf}, "guidance_scale", "must be finite"),
     ("completion", {"guidance_scale": 10**400}, "guidance_scale", "must be finite"),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": ""},
-        "negative_prompt",
-        "is empty: leave the field out",
-    ),
     (
         "completion",
         {"guidance_scale": 2, "negative_prompt": 3},

@@ -9,6 +9,7 @@ from vllm.v1.request import Request
 
 from cfg_core.groups import Group
 from cfg_core.params import SCALE, GuidanceParams
+from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 
 
 def is_guided(request: Request) -> bool:
@@ -32,6 +33,8 @@ def make_group(
     except ValueError:
         return None
     if params is None or params.negative_prompt_token_ids is None:
+        return None
+    if asks_for_prompt_logprobs(leader.sampling_params):
         return None
     negative = params.negative_prompt_token_ids
     group = Group.pair(leader.request_id, params.scale, params.logprobs)

@@ -43,7 +43,6 @@ class GroupScheduler(Scheduler):
         self._split = split_pool(
             config.kv_split_of(ours), manager, self._roles, self._groups.is_follower, limit
         )
-        self._prompt_logprobs = outcome.KeptPromptLogprobs()
         self._pace = Pace.of(ours)
         cost = config.draft_cost_of(ours)
         alone = self.parallel_config.data_parallel_size == 1
@@ -106,7 +105,6 @@ class GroupScheduler(Scheduler):
     def _forget(self, stream: str) -> None:
         group = self._groups.remove(stream)
         if group is not None:
-            self._prompt_logprobs.forget(group.leader)
             self._speculation.forget(group.leader)
 
     # --- the outcome of a step --------------------------------------------------------------------
@@ -122,8 +120,6 @@ class GroupScheduler(Scheduler):
         failures = wire.failures_of(model_runner_output)
         if failures:
             outcome.drop_output(failures, model_runner_output)
-            for request_id in failures:
-                self._prompt_logprobs.forget(request_id)
             versions.chosen().fail_requests(self, failures)
         uncompiled = grammar_manager.uncompiled(self.requests, self.grammar_compile_error_reqs)
         outputs = self._update_groups(scheduler_output, model_runner_output)
@@ -141,8 +137,6 @@ class GroupScheduler(Scheduler):
             return outputs
         touched = list(self._scheduled_groups(scheduler_output))
         guidance = StepGuidance.of(scheduler_output)
-        if guidance is not None:
-            self._prompt_logprobs.exchange(guidance, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
@@ -204,5 +198,4 @@ class GroupScheduler(Scheduler):
         for group in self._groups:
             outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
             assert all(output == outputs[0] for output in outputs), group
-        self._prompt_logprobs.check_integrity([group.leader for group in self._groups])
         self._speculation.check_integrity()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.wire import StepGuidance, split_logprobs
@@ -17,37 +17,6 @@ PROMPT_LOGPROBS = ("prompt_logprobs_dict", "prompt_token_id_logprobs_dict")
 
 vLLM sends them with the step that ends a prompt.
 """
-
-
-class KeptPromptLogprobs:
-    """Prompt logprobs that wait for the next joint step of their group.
-
-    vLLM returns prompt logprobs with the step that ends the prompt, and expects a token with them.
-    If that step's sample was taken back, the prompt logprobs are kept for the joint step.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, dict[str, Any]] = {field: {} for field in PROMPT_LOGPROBS}
-
-    def exchange(self, guidance: StepGuidance, model_runner_output: ModelRunnerOutput) -> None:
-        """Keep the logprobs of solo streams. Hand out those of groups that are joint now."""
-        for field, kept in self._kept.items():
-            logprobs = getattr(model_runner_output, field)
-            if not (logprobs or kept):
-                continue
-            for stream in guidance.solo:
-                if logprobs.get(stream) is not None:
-                    kept[stream] = logprobs.pop(stream)
-            for row in guidance.joint:
-                if row.streams[0] in kept:
-                    logprobs[row.streams[0]] = kept.pop(row.streams[0])
-
-    def forget(self, request_id: str) -> None:
-        for kept in self._kept.values():
-            kept.pop(request_id, None)
-
-    def check_integrity(self, leaders: Collection[str]) -> None:
-        assert all(set(kept) <= set(leaders) for kept in self._kept.values())
 
 
 def drop_output(failures: Iterable[str], model_runner_output: ModelRunnerOutput) -> None:

@@ -30,7 +30,7 @@ from cfg_core.params import (
     check_token_ids,
     looks_like_guidance,
 )
-from cfg_core.vllm_plugin.config import grammar_bounds_of
+from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs, grammar_bounds_of
 from cfg_core.vllm_plugin.frontend import capacity
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.processor_registry import registry_of
@@ -123,6 +123,7 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
             " (0 is enough; true in a chat) and leave flat_logprobs out.",
             STREAM_LOGPROBS,
         )
+    _refuse_unguided_numbers(sampling)
     negative = _negative_token_ids(processor, params, request.prompt_token_ids)
     prompts = capacity.Lengths(len(request.prompt_token_ids), len(negative))
     sampling.max_tokens = capacity.max_tokens(processor.vllm_config, prompts, sampling)
@@ -212,19 +213,30 @@ def _check_request(request: EngineCoreRequest) -> None:
         raise GuidanceError(f"a request id may not contain {FOLLOWER_SUFFIX!r}.", "request_id")
 
 
+def _refuse_unguided_numbers(sampling: SamplingParams) -> None:
+    if asks_for_prompt_logprobs(sampling):
+        raise GuidanceError(
+            "log-probabilities of the prompt cannot be guided yet, and would be the conditional"
+            " stream's: leave out prompt_logprobs (or echo beside logprobs), or the guidance"
+            " fields.",
+            "prompt_logprobs",
+        )
+
+
 def _negative_token_ids(
     processor: InputProcessor, params: GuidanceParams, prompt: list[int]
 ) -> _Ids:
     """The negative stream's prompt.
 
-    By default it is the prompt's last token, as in the paper and in transformers.
+    By default, and for a text without tokens, it is the prompt's last token, as in the paper and in
+    transformers.
     """
     if params.negative_prompt_token_ids is not None:
         vocab_size = processor.vllm_config.model_config.get_vocab_size()
         return check_token_ids(params.negative_prompt_token_ids, vocab_size)
     if params.negative_prompt is None:
         return prompt[-1:]
-    return _tokenize(processor, params.negative_prompt)
+    return _tokenize(processor, params.negative_prompt) or prompt[-1:]
 
 
 def _tokenize(processor: InputProcessor, text: str) -> list[int]:
@@ -244,8 +256,4 @@ def _tokenize(processor: InputProcessor, text: str) -> list[int]:
             f"more than {model.max_model_len}", model.max_model_len, NEGATIVE_TEXT
         ) from error
     ids: list[int] = rendered["prompt_token_ids"]
-    if not ids:
-        raise GuidanceError(
-            f"{NEGATIVE_TEXT} has no tokens: leave it out, or send {NEGATIVE_IDS}.", NEGATIVE_TEXT
-        )
     return ids

@@ -4,7 +4,8 @@
     ├── RequestError              400  the caller can correct the request; also a ValueError
     │   ├── GuidanceError         400  a guidance field is wrong, contradictory or not supported
     │   ├── CapacityError         400  the request can never fit this engine, however long it waits
-    │   ├── UnknownModelError     404  the request names a model that is not served here
+    │   ├── NotFoundError         404  the request names something that is not here
+    │   │   └── UnknownModelError 404  the request names a model that is not served here
     │   ├── BodyTimeoutError      408  the request's body did not arrive in time
     │   └── BodyTooLargeError     413  the request's body is larger than this server reads
     ├── AuthenticationError       401  the request has no API key, or an unknown one
@@ -59,7 +60,11 @@ class CapacityError(RequestError):
     """The request can never fit this engine (context length, KV pool), however long it waits."""
 
 
-class UnknownModelError(RequestError):
+class NotFoundError(RequestError):
+    """The request names something that is not here."""
+
+
+class UnknownModelError(NotFoundError):
     """The request names a model that is not served here."""
 
 

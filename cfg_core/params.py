@@ -202,8 +202,9 @@ def _canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if canonical in out:
+            names = (other for other in fields if SYNONYMS.get(other, other) == canonical)
             raise GuidanceError(
-                f"{name} and {canonical} mean the same and are both given: send only one.", name
+                f"{' and '.join(names)} mean the same and are both given: send only one.", name
             )
         out[canonical] = value
     return out

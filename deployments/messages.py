@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cfg_core.errors import CfgServeError
+from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import GroupRequest
-from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.guidance import Guidance
 from deployments.requests.usage import Usage
 
 

@@ -19,6 +19,8 @@ from cfg_core.errors import RequestError
 
 STRUCTURED_OUTPUTS = "structured_outputs"
 RESPONSE_FORMAT = "response_format"
+FORMATS = (RESPONSE_FORMAT, "text", "output_config")
+"""Fields with the format of an answer: in chats, in responses and in messages."""
 TOOLS = "tools"
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Fields of `structured_outputs`, of which a request sets one."""
@@ -68,7 +70,7 @@ class GrammarBounds:
     tools: int = 256
 
     def check_body(self, body: Mapping[str, Any]) -> None:
-        """Check the fields of a completion or chat body that become grammars.
+        """Check the fields of a body that become grammars, in OpenAI's or Anthropic's format.
 
         Raises RequestError, which names the field and the bound. Values of a wrong type are ignored
         here, because the code that parses the body refuses them.
@@ -76,9 +78,9 @@ class GrammarBounds:
         outputs = body.get(STRUCTURED_OUTPUTS)
         if isinstance(outputs, Mapping):
             self.check_outputs(outputs)
-        answer = body.get(RESPONSE_FORMAT)
-        if isinstance(answer, Mapping):
-            self._json(RESPONSE_FORMAT, answer)
+        for name in FORMATS:
+            if isinstance(body.get(name), Mapping):
+                self._json(name, body[name])
         tools = body.get(TOOLS)
         if isinstance(tools, list):
             _at_most(TOOLS, len(tools), "tools", self.tools)

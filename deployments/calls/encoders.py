@@ -111,7 +111,7 @@ class Encoders:
 
     def unknown(self, name: str) -> UnknownModelError:
         return UnknownModelError(
-            f"there is no model {name[:100]!r} here: use {', '.join(self._args.served_names)}.",
+            f"The model `{name[:100]}` does not exist: use {', '.join(self._args.served_names)}.",
             "model",
         )
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from cfg_core.errors import CfgServeError, EngineDeadError
 from deployments.calls.answers import Answer
 from deployments.calls.ray_errors import LOST
-from deployments.http.events import DONE, error_event
+from deployments.http.events import error_event, is_last
 from deployments.messages import Chunk
 
 
@@ -52,15 +52,14 @@ class EventStream(StreamingResponse):
 
 
 async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
-    """Yield the events of a stream, up to and including `[DONE]`.
+    """Yield the events of a stream, up to and including its last one, such as `[DONE]`.
 
-    A failure before `[DONE]` ends the stream with an error event. A replica that is lost after
-    `[DONE]` is not a failure, because its answer is complete. A client that leaves cancels the
-    call.
+    A failure before that ends the stream with an error event. A replica that is lost after the last
+    event is not a failure, because its answer is complete. A client that leaves cancels the call.
     """
     ended, text = False, first.text
     try:
-        while text != DONE:
+        while not is_last(text):
             yield text
             text = (await answer.next()).text
         ended = True

@@ -20,6 +20,7 @@ from deployments.calls.answers import Answer, in_time
 from deployments.calls.events import EventStream, events
 from deployments.calls.queue import AdmissionQueue, Place
 from deployments.calls.queue_entries import Share
+from deployments.calls.ray_errors import value_of
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
@@ -77,6 +78,14 @@ class GeneratorClient:
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
         self.num_retried = 0
+
+    async def ask(self, method: str, *args: Any) -> str:
+        """The text that a method of one replica answers at once.
+
+        It needs no place in the queue. Raises CfgServeError.
+        """
+        text: str = await value_of(getattr(self.handle, method).remote(*args))
+        return text
 
     def capacity(self) -> int:
         """Streams that may be with the engines now.

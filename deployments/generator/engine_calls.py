@@ -23,15 +23,16 @@ from http import HTTPStatus
 from typing import Any
 
 from vllm.exceptions import GenerationError
+from vllm.outputs import CompletionOutput
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cfg_core.errors import REQUEST_FAULT
+from cfg_core.errors import REQUEST_FAULT, CfgServeError
 from cfg_core.params import NEGATIVE_IDS, SCALE
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import guided_tokens
 from deployments.generator.chunks import Chunks
-from deployments.generator.engine_errors import client_error
+from deployments.generator.engine_errors import client_error, own_error
 from deployments.requests.usage import Meter
 
 
@@ -48,11 +49,16 @@ class Run:
         self.waiting: deque[_Entry] = deque()
         self.prompts: set[str] = set()
         self.searches_beams = False
+        self.failure: Exception | None = None  # what its outputs ended with, if they failed
 
     @property
     def has_begun(self) -> bool:
         """Whether any part of the request has been in the engine."""
         return bool(self.prompts) or self.searches_beams
+
+    def own_failure(self) -> CfgServeError | None:
+        """The failure as an error of cfg_core.errors; None if nothing failed."""
+        return None if self.failure is None else own_error(self.failure)
 
     def has_room(self, streams: int) -> bool:
         """Whether a choice with this many streams may enter the engine now.
@@ -108,6 +114,20 @@ class EngineCalls:
         """Assign later `generate` calls of this task, and of tasks that it starts, to `run`."""
         _run.set(run)
 
+    async def within(self, run: Run, stream: AsyncIterator[str]) -> AsyncIterator[str]:
+        """Yield a stream of vLLM's, and assign what it does at each step to `run`.
+
+        Some streams call `generate` only when they are read, and each step of theirs may be read by
+        another task.
+        """
+        while True:
+            _run.set(run)
+            try:
+                chunk = await anext(stream)
+            except StopAsyncIteration:
+                return
+            yield chunk
+
     def watch_beams(self, serving: Any) -> None:
         """Make a serving class report when it begins a beam search.
 
@@ -138,11 +158,15 @@ class EngineCalls:
     async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
         _run.set(run)  # vLLM may iterate in a task that the caller's task did not start
         async with aclosing(outputs), aclosing(self._chunks.spaced(outputs)) as spaced:
-            async for output in spaced:
-                for sample in output.outputs:
-                    if sample.finish_reason == "error" and sample.stop_reason:
-                        raise failure(str(sample.stop_reason))
-                yield output
+            try:
+                async for output in spaced:
+                    for sample in output.outputs:
+                        check_finished(sample)
+                    yield output
+            except Exception as error:
+                if run is not None:
+                    run.failure = error
+                raise
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
         """As AsyncLLM.add_request, but an error caused by a field of a wrong type is the client's.
@@ -272,6 +296,20 @@ class EngineCalls:
             state = self._states.get(entry.request.request_id)
             if state is not None and state.queue is not None:
                 state.queue.put(error)  # `generate` raises it, and aborts
+
+
+def check_finished(sample: CompletionOutput) -> None:
+    """Raise GenerationError if a choice ended before it was complete.
+
+    When a request is aborted because its client left, nobody reads its output. So an abort that is
+    seen here is a failure, which some of vLLM's endpoints would report as a complete answer.
+    """
+    if sample.finish_reason == "error" and sample.stop_reason:
+        raise failure(str(sample.stop_reason))
+    if sample.finish_reason == "abort":
+        raise GenerationError(
+            "The engine stopped before the output was complete: send the request again."
+        )
 
 
 def failure(reason: str) -> GenerationError:

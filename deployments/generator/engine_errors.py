@@ -23,6 +23,7 @@ from vllm.exceptions import VLLMClientError, VLLMServerError, VLLMValidationErro
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from cfg_core.vllm_plugin.frontend.admission import RefusedError
 from deployments.http.errors import error_of
 
 logger = logging.getLogger("ray.serve")
@@ -47,18 +48,43 @@ def parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
     try:
         return model.model_validate(body)
     except pydantic.ValidationError as error:
-        raise _invalid(error) from None
+        raise _invalid(error, body) from None
 
 
-def _invalid(error: pydantic.ValidationError) -> RequestError:
-    """Make one sentence of pydantic's list, which has an entry for each member of a union."""
+def _invalid(error: pydantic.ValidationError, body: dict[str, Any]) -> RequestError:
+    """Make one sentence of pydantic's list, which has an entry for each member of a union.
+
+    It is about the innermost value of the body that is at fault.
+    """
     errors = error.errors(include_url=False, include_input=False)
-    field, *path = errors[0]["loc"] or ("body",)
-    index = f"[{path[0]}]" if path and isinstance(path[0], int) else ""
+    of_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
+    paths = [_path(e["loc"], e["type"] == "missing", body) for e in of_field]
+    path = max(paths, key=len)
     reasons = dict.fromkeys(
-        e["msg"].removeprefix("Value error, ") for e in errors if e["loc"][:1] == (field,)
+        e["msg"].removeprefix("Value error, ")
+        for e, at in zip(of_field, paths, strict=True)
+        if at == path
     )
-    return RequestError(f"{field}{index}: {'; or '.join([*reasons][:3])}.", str(field))
+    return RequestError(f"{path or 'body'}: {'; or '.join([*reasons][:3])}.", path or None)
+
+
+def _path(loc: tuple[int | str, ...], is_missing: bool, body: object) -> str:
+    """Where in the body an error of pydantic is, such as `messages[0].role`.
+
+    Its own path also has the members of unions in it, which are not in the body. A field that is
+    missing is the last part.
+    """
+    parts = []
+    for part in loc:
+        if isinstance(body, dict) and part in body:
+            parts.append(f".{part}")
+            body = body[part]
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            parts.append(f"[{part}]")
+            body = body[part]
+        elif is_missing and part is loc[-1]:
+            parts.append(f".{part}")
+    return "".join(parts).removeprefix(".")
 
 
 def checked(answer: Any) -> Any:
@@ -118,7 +144,7 @@ def own_error(error: Exception) -> CfgServeError:
         return error
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError("The engine of this replica has stopped: send the request again.")
-    if isinstance(error, VLLMValidationError):
+    if isinstance(error, RefusedError):
         return RequestError(str(error.args[0]), error.parameter)
     return _from_response(create_error_response(error))
 

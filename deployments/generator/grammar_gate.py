@@ -88,10 +88,20 @@ def _early_fields(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(outputs, Mapping):
         wanted = KINDS if beside_tools else (_TAG,)
         yield {name: outputs[name] for name in wanted if outputs.get(name) is not None}
-    if not isinstance(answer, Mapping):
-        return
-    if answer.get("type") == _TAG:
+    if isinstance(answer, Mapping) and answer.get("type") == _TAG:
         yield {_TAG: json.dumps(answer)}
-    schema = answer.get("json_schema")
-    if beside_tools and isinstance(schema, Mapping) and schema.get("schema") is not None:
-        yield {"json": schema["schema"]}
+    if beside_tools:
+        yield from ({"json": schema} for schema in _schemas(body))
+
+
+def _schemas(body: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of a body's answer: of a chat, a response and a message."""
+    for name, inner in (
+        (RESPONSE_FORMAT, "json_schema"),
+        ("text", "format"),
+        ("output_config", "format"),
+    ):
+        answer = body.get(name)
+        schema = answer.get(inner) if isinstance(answer, Mapping) else None
+        if isinstance(schema, Mapping) and schema.get("schema") is not None:
+            yield schema["schema"]

@@ -9,22 +9,22 @@ Importing this module imports vllm, so only a replica does it.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from starlette.datastructures import State
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, GuidanceParams
-from deployments.generator.engine_errors import checked, own_error, parse
+from deployments.generator import endpoints
+from deployments.generator.engine_errors import own_error, parse
 from deployments.messages import GenerateCall
-from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.endpoints import Endpoint
+from deployments.requests.guidance import Guidance
 from deployments.requests.negative import empty_negative_note, negative_body
 
 NO_TOKENS = (
@@ -43,7 +43,7 @@ class Made(NamedTuple):
     note: which of its fields had no effect, and why.
     """
 
-    request: CompletionRequest | ChatCompletionRequest
+    request: Any
     negative_tokens: int = 0
     note: str | None = None
 
@@ -56,20 +56,21 @@ class GuidedRequests:
 
     def __init__(self, engine: AsyncLLM, state: State) -> None:
         self._engine = engine
-        self._renderer: OnlineRenderer = state.online_renderer
+        self._state = state
 
     async def make(self, call: GenerateCall) -> Made:
         """Make the request object. Raises RequestError if body or negative cannot be used."""
         body = dict(call.body)
         processors = body.pop(LOGITS_PROCESSORS, None)
-        request = parse(
-            ChatCompletionRequest if call.endpoint == "chat" else CompletionRequest, body
-        )
+        request: Any = parse(endpoints.SERVED[call.endpoint].request, body)
         check_xargs(request.vllm_xargs)
         request.cache_salt = own_salt(request.cache_salt, call.tenant)
         xargs: dict[str, Any] = dict(request.vllm_xargs or {})
         if processors is not None:
-            xargs[LOGITS_PROCESSORS] = processors
+            # As text, because vLLM validates these arguments again for some endpoints, and they
+            # may hold no objects then.
+            is_text = isinstance(processors, str)
+            xargs[LOGITS_PROCESSORS] = processors if is_text else json.dumps(processors)
         guidance = call.guidance
         if guidance is None or not guidance.enabled:
             request.vllm_xargs = xargs or None
@@ -82,10 +83,10 @@ class GuidedRequests:
                 scale=params.scale, negative_prompt_token_ids=negative, logprobs=params.logprobs
             ).to_extra_args()
         )
-        if call.endpoint == "chat":
-            note = empty_negative_note(body.get("messages"), guidance)
-        else:
+        if call.endpoint == "completion":
             note = NO_TOKENS if negative is None and guidance.negative_field else None
+        else:
+            note = empty_negative_note(call.endpoint, body, guidance)
         return Made(request, len(negative or [0]), note)
 
     async def _negative(
@@ -103,9 +104,10 @@ class GuidedRequests:
         try:
             if field == NEGATIVE_IDS:
                 ids = list(guidance.params.negative_prompt_token_ids or ())
-                self._renderer.renderer.validate_token_ids(ids)
+                self._engine.renderer.validate_token_ids(ids)
             else:
-                ids = await self._render(endpoint, negative_body(body, guidance))
+                negative = negative_body(endpoint, body, guidance)
+                ids = await endpoints.render(endpoint, self._state, negative)
         except (RequestError, VLLMValidationError) as error:
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token
@@ -117,21 +119,9 @@ class GuidedRequests:
 
     def _special_tokens(self, body: dict[str, Any]) -> tuple[int, ...] | None:
         """The tokens of an empty text, which vLLM refuses to render; None if there are none."""
-        tokenizer = self._renderer.renderer.get_tokenizer()
+        tokenizer = self._engine.renderer.get_tokenizer()
         ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
         return tuple(ids) or None
-
-    async def _render(self, endpoint: Endpoint, body: dict[str, Any]) -> list[int]:
-        renderer = self._renderer
-        if endpoint == "chat":
-            rendered = checked(await renderer.render_chat(parse(ChatCompletionRequest, body)))[1]
-        else:
-            rendered = checked(await renderer.render_completion(parse(CompletionRequest, body)))
-        if rendered[0]["type"] != "token":
-            raise GuidanceError(
-                "the negative stream must be text: send negative_messages without images or audio."
-            )
-        return list(rendered[0]["prompt_token_ids"])
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:

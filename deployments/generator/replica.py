@@ -25,6 +25,7 @@ from deployments.lifecycle.log_handlers import log_handlers_kept
 from deployments.lifecycle.pulse import PULSE_S, Pulse
 from deployments.lifecycle.watchdog import exit_with_engine
 from deployments.messages import Failed, GenerateCall, Heartbeat, Item
+from deployments.requests.endpoints import Endpoint
 from deployments.requests.usage import Meter
 from deployments.routing.serve_routers import GroupRouter
 
@@ -36,6 +37,13 @@ ROUTER = RequestRouterConfig(
     request_router_class=GroupRouter,  # type: ignore[arg-type] # its validators are not typed
     request_routing_stats_period_s=PULSE_S,  # type: ignore[arg-type]
 )
+
+
+STOP_STRINGS = ("VLLM_MAX_STOP_STRINGS", "64")
+"""vLLM's limit of stop strings per request, if the environment sets none.
+
+vLLM's own default is 4. SillyTavern sends 6 with the names and marks of a chat.
+"""
 
 
 def _workers_placement() -> PlacementGroup | None:
@@ -63,6 +71,7 @@ class ModelReplica:
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc] # Serve awaits it
         group = _workers_placement() if args.num_workers > 1 else None
+        os.environ.setdefault(*STOP_STRINGS)  # before vllm is imported
         with log_handlers_kept():
             from cfg_core.vllm_plugin.versions import tested
 
@@ -122,6 +131,14 @@ class ModelReplica:
     async def detokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
         """The answer of /detokenize, as JSON text."""
         return await self._value(self._server.detokenize(body, headers))
+
+    async def count_tokens(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
+        """The answer of /v1/messages/count_tokens, as JSON text."""
+        return await self._value(self._server.count_tokens(body, headers))
+
+    async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str | Failed:
+        """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
+        return await self._value(self._server.render(endpoint, body))
 
     async def _value(self, answer: Awaitable[T]) -> T | Failed:
         try:

@@ -1,26 +1,30 @@
 """What is read from, and added to, the JSON texts and server-sent events that vLLM produces.
 
-They pass through as strings. In a guided stream, only a chunk that may be the last one before
-`[DONE]` is held back: one with a finish reason, or the usage chunk. It is sent when another chunk
-follows. If `[DONE]` follows, it gets the `guidance` object first.
+They pass through as strings. The guidance object goes where the usage is: into a whole answer, into
+the last chunk before `[DONE]` of a completion or chat, into the `message_delta` event of
+Anthropic's Messages API, and into the response in the `response.completed` event of OpenAI's
+Responses API.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
-from cfg_core.errors import EngineError
+from cfg_core.errors import CfgServeError, EngineError
 from deployments.http.errors import error_of
 from deployments.http.events import DONE
+from deployments.requests.endpoints import Endpoint
 
-_ERROR_PREFIX = 'data: {"error"'
+Report: TypeAlias = Callable[[], dict[str, Any] | None]
+"""Makes the guidance object when the chunk that gets it is reached; None if there is none."""
+
+_ERROR_PREFIX, _ERROR_EVENT = 'data: {"error"', "event: error\n"
 _FINISHED = '"finish_reason":"'
-_ABORTED = '"finish_reason":"abort"'
 _USAGE_ONLY = '"choices":[]'
 # Quotes inside generated text are escaped in JSON (\"), so none of these can come from the model.
-
+_MESSAGE_USAGE, _RESPONSE_USAGE = "event: message_delta\n", "event: response.completed\n"
 
 MAX_PIECE_CHARS = 2**19
 
@@ -33,23 +37,8 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def may_be_last(chunk: str) -> bool:
-    """True for a chunk after which `[DONE]` may follow."""
+    """True for a chunk of a completion or chat after which `[DONE]` may follow."""
     return _FINISHED in chunk or _USAGE_ONLY in chunk
-
-
-def check_complete(text: str) -> None:
-    """Raise a CfgServeError if a chunk or a response reports a failure.
-
-    That is an error object, or output that was cut off by an abort. When a request is aborted
-    because its client left, nobody reads its output. So an abort that is seen here is a failure.
-    """
-    if text.startswith(_ERROR_PREFIX):
-        error = json.loads(text[6:])["error"]
-        raise error_of(error["code"], error["message"], error["param"])
-    if _ABORTED in text:
-        raise EngineError(
-            "The engine stopped before the output was complete: send the request again."
-        )
 
 
 def with_guidance(text: str, report: dict[str, Any] | None) -> str:
@@ -60,31 +49,70 @@ def with_guidance(text: str, report: dict[str, Any] | None) -> str:
 
 def complete(text: str, report: dict[str, Any] | None) -> str:
     """A whole response, as JSON text, with the guidance object if there is a `report`."""
-    check_complete(text)
     return with_guidance(text, report) if report is not None else text
 
 
-async def checked_chunks(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield `chunks` as they are.
+async def chunks(
+    endpoint: Endpoint,
+    stream: AsyncIterator[str],
+    report: Report,
+    failure: Callable[[], CfgServeError | None],
+) -> AsyncIterator[str]:
+    """Yield the events of a stream, with the guidance object in the one with the usage.
 
-    Raises CfgServeError at the first one that reports a failure.
+    Raises CfgServeError at the first event that reports a failure.
+
+    failure: the reason of a failure, if it is known. vLLM's events do not always have it.
     """
-    async for chunk in chunks:
-        check_complete(chunk)
+    stream = _checked(stream, failure)
+    if endpoint in ("completion", "chat"):
+        stream = _reported_last(stream, report)
+    async for chunk in stream:
+        if chunk.startswith((_MESSAGE_USAGE, _RESPONSE_USAGE)) and (told := report()) is not None:
+            chunk = _reported(chunk, told)
         yield chunk
 
 
-async def guided_chunks(
-    chunks: AsyncIterator[str], report: Callable[[], dict[str, Any] | None]
+async def _checked(
+    stream: AsyncIterator[str], failure: Callable[[], CfgServeError | None]
 ) -> AsyncIterator[str]:
-    """Yield `chunks`, with the guidance object in the last one before `[DONE]`.
+    async for chunk in stream:
+        if chunk.startswith((_ERROR_PREFIX, _ERROR_EVENT)):
+            raise failure() or _told_error(chunk)
+        yield chunk
 
-    report: called when that chunk is reached.
+
+def _told_error(chunk: str) -> CfgServeError:
+    """The error that an event reports."""
+    told = json.loads(chunk.partition("data: ")[2])
+    error = told.get("error") or told
+    code = error.get("code")
+    if not isinstance(code, int):
+        return EngineError(str(error.get("message")))
+    return error_of(code, error["message"], error.get("param"))
+
+
+async def _reported_last(stream: AsyncIterator[str], report: Report) -> AsyncIterator[str]:
+    """Yield chunks of a completion or chat, with the report in the last one before `[DONE]`.
+
+    Only a chunk that may be the last one is held back: one with a finish reason, or the usage
+    chunk. It is sent when another chunk follows.
     """
     held = ""
-    async for chunk in checked_chunks(chunks):
+    async for chunk in stream:
         if held:
-            yield with_guidance(held, report()) if chunk == DONE else held
+            told = report() if chunk == DONE else None
+            yield held if told is None else with_guidance(held, told)
         held = chunk if may_be_last(chunk) else ""
         if not held:
             yield chunk
+
+
+def _reported(event: str, report: dict[str, Any]) -> str:
+    """An event with the usage of a message or a response, with the guidance object beside it."""
+    if event.startswith(_MESSAGE_USAGE):
+        return with_guidance(event, report)
+    head, _, data = event.partition("data: ")
+    told = json.loads(data)
+    told["response"]["guidance"] = report
+    return f"{head}data: {json.dumps(told, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pydantic
 from starlette.datastructures import Headers, State
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.entrypoints.serve.tokenize.protocol import (
@@ -30,7 +32,7 @@ from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from deployments import patches
-from deployments.generator import sse
+from deployments.generator import endpoints, sse
 from deployments.generator.engine_calls import EngineCalls, Run, share_of
 from deployments.generator.engine_errors import checked, own_errors, parse, reading
 from deployments.generator.grammar_gate import GrammarGate
@@ -38,7 +40,8 @@ from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.messages import Chunk, GenerateCall, Whole
-from deployments.requests.guidance import Endpoint, guidance_report
+from deployments.requests.endpoints import Endpoint
+from deployments.requests.guidance import guidance_report
 from deployments.requests.usage import Meter
 
 
@@ -168,7 +171,7 @@ class VllmServer:
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
             self._calls.begin(run)
-            output = await self._first(call.endpoint, made.request, HttpContext(call.headers), run)
+            output = await self._first(call, made.request, run)
 
             def report() -> dict[str, Any] | None:
                 if call.guidance is None:
@@ -178,32 +181,28 @@ class VllmServer:
                 )
 
             if isinstance(output, pydantic.BaseModel):
-                for piece in sse.pieces(sse.complete(await _json_of(output), report())):
+                text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
+                for piece in sse.pieces(sse.complete(text, report())):
                     yield Whole(piece)
                 return
             async with aclosing(output):
-                guided = call.guidance is not None
-                chunks = sse.guided_chunks(output, report) if guided else sse.checked_chunks(output)
-                async for chunk in chunks:
+                stream = self._calls.within(run, output)
+                async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
                     yield Chunk(chunk)
 
-    async def _first(self, endpoint: Endpoint, request: Any, context: HttpContext, run: Run) -> Any:
+    async def _first(self, call: GenerateCall, request: Any, run: Run) -> Any:
         """vLLM's response, or the iterator of its stream.
 
         What fails before the request is in the engine was caused by the client.
         """
         try:
-            return checked(await self._create(endpoint, request, context))
+            context = HttpContext(call.headers)
+            return await endpoints.create(call.endpoint, self._state, request, context)
         except Exception:
             if run.has_begun:
                 raise
             with reading():
                 raise
-
-    def _create(self, endpoint: Endpoint, request: Any, context: HttpContext) -> Any:
-        if endpoint == "chat":
-            return self._state.openai_serving_chat.create_chat_completion(request, context)
-        return self._state.openai_serving_completion.create_completion(request, context)
 
     # --- the rest of the API ------------------------------------------------------------------
 
@@ -224,6 +223,25 @@ class VllmServer:
             )
             create = self._state.serving_tokenization.create_tokenize
             return await _json_of(checked(await create(request, HttpContext(headers))))
+
+    async def count_tokens(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        """The answer of /v1/messages/count_tokens, as JSON text."""
+        with reading():
+            check_text(json.dumps(body), "messages", self._max_text_chars)
+            request = parse(AnthropicCountTokensRequest, body)
+            count = self._state.anthropic_serving_messages.count_tokens
+            answer = checked(await count(request, HttpContext(headers)))
+            return await _json_of(answer, {"exclude_none": True})
+
+    async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str:
+        """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
+        with reading():
+            check_text(json.dumps(body), "prompt", self._max_text_chars)
+            request = parse(endpoints.SERVED[endpoint].request, body)
+            made = await endpoints.rendered(endpoint, self._state, request)
+            if isinstance(made, list):
+                return f"[{','.join([one.model_dump_json() for one in made])}]"
+            return str(made.model_dump_json())
 
     async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """The answer of /detokenize, as JSON text.
@@ -254,15 +272,19 @@ def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:
     return {**base, **plugin, **joined}
 
 
-async def _json_of(answer: pydantic.BaseModel) -> str:
+async def _json_of(
+    answer: pydantic.BaseModel, dump: Mapping[str, Any] = endpoints.NO_OPTIONS
+) -> str:
     """Return `answer` as JSON text.
 
     Several choices are dumped one at a time, because one with logprobs may be megabytes, and other
     tasks wait meanwhile.
+
+    dump: arguments of `model_dump_json`.
     """
     choices = getattr(answer, "choices", ())
     if len(choices) < 2:
-        return answer.model_dump_json()
+        return answer.model_dump_json(**dump)
     texts = []
     for choice in choices:
         texts.append(choice.model_dump_json())

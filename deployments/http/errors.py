@@ -14,6 +14,7 @@ from cfg_core.errors import (
     DeadlineError,
     EngineDeadError,
     EngineError,
+    NotFoundError,
     OverloadedError,
     PermissionDeniedError,
     RequestError,
@@ -43,22 +44,27 @@ STATUS = (
     (PermissionDeniedError, 403, "permission_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
     (BodyTimeoutError, 408, "timeout_error"),
-    (UnknownModelError, 404, "not_found_error"),
-    (RequestError, 400, "invalid_request_error"),
+    (NotFoundError, 404, "NotFoundError"),
+    (RequestError, 400, "BadRequestError"),
     (OverloadedError, 429, "overloaded_error"),
     (DeadlineError, 504, "timeout_error"),
-    (EngineDeadError, 503, "service_unavailable_error"),
-    (EngineError, 500, "server_error"),
-    (CfgServeError, 500, "server_error"),
+    (EngineDeadError, 503, "ServiceUnavailableError"),
+    (EngineError, 500, "InternalServerError"),
+    (CfgServeError, 500, "InternalServerError"),
 )
-"""Status and type for each of our errors.
+"""Status and type for each of our errors. The first row that matches counts.
 
-The first row that matches counts.
+The types are those of `vllm serve`, for errors that it has, too.
 """
 
+_ANTHROPIC = "/v1/messages"
 
-def http_error(error: CfgServeError) -> HttpError:
-    """The HTTP answer for `error`."""
+
+def http_error(error: CfgServeError, path: str = "") -> HttpError:
+    """The HTTP answer for `error`, in OpenAI's format.
+
+    path: of the request. Under /v1/messages, the answer is in Anthropic's format, too.
+    """
     status, kind = next((status, kind) for cls, status, kind in STATUS if isinstance(error, cls))
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 504:
@@ -67,13 +73,15 @@ def http_error(error: CfgServeError) -> HttpError:
     if status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
     body = error_body(str(error), status, kind, getattr(error, "param", None))
+    if path.startswith(_ANTHROPIC):
+        body["type"] = "error"
     return HttpError(status=status, body=body, headers=headers)
 
 
 def error_of(status: int, message: str, param: str | None = None) -> CfgServeError:
     """Our error for a status that vLLM would have answered with."""
     if status == 404:
-        return UnknownModelError(message, param)
+        return (UnknownModelError if param == "model" else NotFoundError)(message, param)
     if status in (429, 503):
         return OverloadedError(message)
     return (

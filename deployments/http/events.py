@@ -8,9 +8,21 @@ from cfg_core.errors import CfgServeError
 from deployments.http.errors import http_error
 
 DONE = "data: [DONE]\n\n"
-"""The last event of a complete stream."""
+"""The last event of a complete completion or chat."""
+
+_LAST = (DONE, "event: message_stop\n", "event: response.completed\n")
+
+
+def is_last(event: str) -> bool:
+    """Whether a stream is complete with this event, in OpenAI's or in Anthropic's format."""
+    return event.startswith(_LAST)
 
 
 def error_event(error: CfgServeError) -> str:
-    """The last event of a stream that fails after the first byte; no `[DONE]` follows it."""
-    return f"event: error\ndata: {json.dumps(http_error(error).body)}\n\n"
+    """The last event of a stream that fails after the first byte.
+
+    None of the events follows that end a complete stream. The `type` is what Anthropic's clients
+    look for, and the `error` what OpenAI's do.
+    """
+    data = {"type": "error", **http_error(error).body}
+    return f"event: error\ndata: {json.dumps(data)}\n\n"

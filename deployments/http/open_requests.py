@@ -40,6 +40,11 @@ class OpenRequests:
         self.add(client, requests=1)
         return OpenRequest(self, client)
 
+    @property
+    def count(self) -> int:
+        """The requests in progress, of all clients."""
+        return self._num_requests
+
     def hold(self, client: str, num_bytes: int) -> None:
         """Count more bytes of a body.
 

@@ -2,6 +2,10 @@
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of the handlers.
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -17,13 +21,15 @@ FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate"
 No other header of the client leaves the ingress.
 """
 
+NO_BODY: Mapping[str, Any] = MappingProxyType({})
+
 app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
 install(app)
 
 
 @app.exception_handler(CfgServeError)
 async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
-    answer = http_error(error)
+    answer = http_error(error, request.url.path)
     return JSONResponse(answer.body, answer.status, answer.headers)
 
 
@@ -33,14 +39,20 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
     body = error_body(
         f"{request.method} {request.url.path}: {error.detail}.",
         error.status_code,
-        "invalid_request_error",
+        "NotFoundError" if error.status_code == 404 else "BadRequestError",
     )
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def forwarded_headers(request: Request) -> dict[str, str]:
-    """The headers of FORWARDED_HEADERS that the request has."""
-    given = ((name, request.headers.get(name)) for name in FORWARDED_HEADERS)
+def forwarded_headers(request: Request, body: Mapping[str, Any] = NO_BODY) -> dict[str, str]:
+    """The headers of FORWARDED_HEADERS that the request has.
+
+    The request id that this server made is left out if the body has one.
+    """
+    names: tuple[str, ...] = FORWARDED_HEADERS
+    if body.get("request_id") is not None and not request.state.names_itself:
+        names = names[1:]
+    given = ((name, request.headers.get(name)) for name in names)
     return {name: value for name, value in given if value is not None}
 
 

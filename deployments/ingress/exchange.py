@@ -71,6 +71,7 @@ class Exchange:
         self._headers = Headers(raw=list(scope["headers"]))
         given = self._headers.get("x-request-id", "")
         is_well_formed = _REQUEST_ID.fullmatch(given) is not None
+        self._names_itself = is_well_formed
         self._request_id = given if is_well_formed else uuid.uuid4().hex
         self._tells_id = not (behind_serve and is_well_formed)
         self._tenant: Tenant | None = None
@@ -154,7 +155,12 @@ class Exchange:
     def _scope_inside(self) -> Scope:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
-        ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
+        ours = {
+            "request_id": self._request_id,
+            "names_itself": self._names_itself,
+            "tenant": self._tenant,
+            "client": self._client,
+        }
         state = {**self._scope.get("state", {}), **ours}
         return {**self._scope, "headers": headers, "state": state}
 
@@ -237,7 +243,7 @@ class Exchange:
         return answer
 
     async def _answer(self, error: CfgServeError) -> None:
-        answer = http_error(error)
+        answer = http_error(error, self._path)
         response = JSONResponse(answer.body, answer.status, answer.headers)
         await response(self._scope, self._receive, self._send_marked)
 

@@ -30,8 +30,9 @@ from deployments.requests.demand import (
     check_streams,
     demand_of,
 )
+from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import group_request
-from deployments.requests.guidance import Endpoint, Guidance, read_guidance
+from deployments.requests.guidance import Guidance, read_guidance
 from deployments.requests.terms import PRIORITY, SOONEST, take_terms
 
 SESSION_HEADER = "x-session-id"
@@ -47,7 +48,7 @@ class Asked:
 
 
 class GenerateRoutes:
-    """Routes for completions and chat.
+    """Routes for completions and conversations.
 
     The subclass must set `_args`, `_bodies`, `_encoders`, `_gate` and `_generator`.
     """
@@ -67,6 +68,32 @@ class GenerateRoutes:
     async def chat_completions(self, request: Request) -> Response:
         """Generate chat completions, in OpenAI's format with additional fields for guidance."""
         return await self._generate("chat", request)
+
+    @app.post("/v1/chat/completions/batch")
+    async def batch(self, request: Request) -> Response:
+        """Answer several conversations at once, as vLLM does; they cannot be guided."""
+        return await self._generate("batch", request)
+
+    @app.post("/generative_scoring")
+    async def generative_scoring(self, request: Request) -> Response:
+        """Return the probability of tokens after a query and each item, as vLLM does.
+
+        It cannot be guided.
+        """
+        return await self._generate("scoring", request)
+
+    @app.post("/v1/responses")
+    async def responses(self, request: Request) -> Response:
+        """Generate a response, in the format of OpenAI's Responses API, with guidance fields.
+
+        Responses are not stored, so `previous_response_id` and `background` are refused.
+        """
+        return await self._generate("responses", request)
+
+    @app.post("/v1/messages")
+    async def messages(self, request: Request) -> Response:
+        """Generate a message, in the format of Anthropic's Messages API, with guidance fields."""
+        return await self._generate("messages", request)
 
     async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
         """Check what can be checked without an engine, and let the generator answer."""
@@ -116,7 +143,7 @@ class GenerateRoutes:
                 tenant=tenant.name if own_kv else None,
                 session=request.headers.get(SESSION_HEADER),
             ),
-            headers=forwarded_headers(request),
+            headers=forwarded_headers(request, body),
             client=client_of(request),
             tenant=tenant.name if own_kv else None,
         )

@@ -1,7 +1,8 @@
 """CfgRouter: the HTTP ingress, which checks requests and sends each to one replica of its model.
 
 It imports neither vllm nor torch, so it is small, starts fast, and refuses bad requests without
-involving an engine. Its routes are in this module, in generate_routes.py and in encode_routes.py.
+involving an engine. Its routes are in this module, in generate_routes.py, in encode_routes.py and
+in vllm_routes.py.
 """
 
 # No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
@@ -34,6 +35,8 @@ from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics
 from deployments.ingress.policy import Policy
+from deployments.ingress.vllm_routes import VllmRoutes
+from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from deployments.requests.streams import num_tokens
 from deployments.routing import shared
@@ -57,7 +60,7 @@ def count_of(tokenize_answer: str) -> int:
     ray_actor_options={"num_cpus": 0.1},
 )
 @serve.ingress(app)
-class CfgRouter(GenerateRoutes, EncodeRoutes):
+class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes):
     """The public HTTP API.
 
     generator: the handle of the ModelReplica deployment, if there is one.
@@ -78,6 +81,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
         policy = Policy.of(args.access, self._metrics, args.limits)
         shared.enforce(policy)
         self._gate = policy.gate
+        self._open_requests = policy.open_requests
         self._encoders = Encoders(encoders, args)
         self._args = args
         self._bodies = Bodies()
@@ -96,6 +100,17 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
             card for card in listed["data"] if allowed is None or card["id"] in allowed
         ]
         return JSONResponse(listed)
+
+    @app.post("/invocations")
+    async def invocations(self, request: Request) -> Response:
+        """Answer a chat, a completion or an encoder's request, told apart by its fields.
+
+        SageMaker sends all requests here.
+        """
+        body = await self._bodies.read(request)
+        if "messages" in body or "prompt" in body:
+            return await self._generate("chat" if "messages" in body else "completion", request)
+        return await self._compute(invoked(body), request)
 
     @app.post("/tokenize")
     async def tokenize(self, request: Request) -> Response:
@@ -168,9 +183,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes):
 
     async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
         assert self._generator is not None, "_encoder_of has named an encoder then"
-        call = getattr(self._generator.handle, method)
-        text: str = await value_of(call.remote(body, forwarded_headers(request)))
-        return text
+        return await self._generator.ask(method, body, forwarded_headers(request))
 
     def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
         """Return the encoder that a request means; None if it means the generator.

@@ -17,10 +17,10 @@ from deployments.http.events import error_event
 
 _LOST = "The server lost this request: send it again."
 _KINDS = {
-    404: "not_found_error",
+    404: "NotFoundError",
     408: "timeout_error",
     429: "overloaded_error",
-    503: "service_unavailable_error",
+    503: "ServiceUnavailableError",
 }
 
 
@@ -70,7 +70,7 @@ class Answered:
     async def _reword(self, status: int) -> None:
         assert self._held is not None
         text = self._text.decode("utf-8", "replace") or "The server could not answer."
-        kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        kind = _KINDS.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
         body = error_body(text, status, kind)
         kept = [
             (name, value) for name, value in self._held["headers"] if name.lower() == b"retry-after"

@@ -106,13 +106,18 @@ def _refuse_non_finite(body: dict[str, Any], literal: str) -> NoReturn:
 
 
 def _refuse_huge_integers(body: dict[str, Any]) -> None:
-    rest = [value for name, value in body.items() if not looks_like_guidance(name)]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, dict | list):
-            rest.extend(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise RequestError(f"{str(value)[:20]}... is too large: integers must fit 64 bits.")
+    for name, outer in body.items():
+        rest = [] if looks_like_guidance(name) else [outer]
+        while rest:
+            value = rest.pop()
+            if isinstance(value, dict | list):
+                rest.extend(value.values() if isinstance(value, dict) else value)
+            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise RequestError(
+                    f"{name[:100]} holds {str(value)[:20]}..., which is too large: integers must"
+                    " fit 64 bits.",
+                    name,
+                )
 
 
 def _refuse_lone_surrogates(body: dict[str, Any]) -> None:

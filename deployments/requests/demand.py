@@ -8,7 +8,8 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from deployments.requests.body import json_type
-from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.guidance import Guidance
 from deployments.requests.streams import num_prompts, streams_of
 
 USUAL_OUTPUT_TOKENS = 256
@@ -58,11 +59,11 @@ def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | 
 
 def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
     """The most output tokens of one choice, or USUAL_OUTPUT_TOKENS if the body sets no limit."""
-    limit = read_count(body, "max_tokens")
-    if endpoint == "chat":
-        newer = read_count(body, "max_completion_tokens")
-        limit = limit if newer is None else newer
-    elif limit is None and "max_tokens" not in body:
+    if endpoint == "scoring":
+        return 1
+    limits = [read_count(body, name) for name in SHAPES[endpoint].max_tokens]
+    limit = next((limit for limit in limits if limit is not None), None)
+    if limit is None and endpoint == "completion" and "max_tokens" not in body:
         limit = COMPLETION_TOKENS
     return USUAL_OUTPUT_TOKENS if limit is None else min(max(0, limit), MOST_OUTPUT_TOKENS)
 
@@ -85,7 +86,11 @@ def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: i
 
     context_tokens: the model's maximum context length. If it is not known, 0: nothing is checked.
     """
-    if not context_tokens or endpoint == "chat" or body.get("truncate_prompt_tokens") is not None:
+    if (
+        not context_tokens
+        or endpoint != "completion"
+        or body.get("truncate_prompt_tokens") is not None
+    ):
         return
     prompt = body.get("prompt")
     prompts = (
@@ -127,9 +132,11 @@ def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
 
     Raises RequestError, as `read_count`.
     """
-    name = "top_logprobs" if endpoint == "chat" else "logprobs"
-    if body.get(name) is True:  # vLLM reads true as 1
-        return 1
+    name = SHAPES[endpoint].logprobs
+    if name is None:
+        return 0
+    if isinstance(body.get(name), bool):  # vLLM reads true as 1, and false as 0
+        return int(body[name])
     return read_count(body, name) or 0
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.guidance import Guidance
 from deployments.requests.prefixes import Prefix
 from deployments.requests.streams import streams_of
 
@@ -74,7 +75,7 @@ def group_request(
     groups = streams_of(endpoint, body, guidance)
     # Neither two adapters nor two cache salts share KV.
     salt = f"{body.get('model')} {body.get('cache_salt')} {tenant}"
-    longest = body.get("max_completion_tokens") or body.get("max_tokens")
+    longest = next(filter(None, map(body.get, SHAPES[endpoint].max_tokens)), None)
     return GroupRequest(
         prefixes=tuple(Prefix.of(stream.prompt, salt) for stream in groups[0]),
         copies=min(MAX_COPIES, _count(body.get("n"), 1) * len(groups)),

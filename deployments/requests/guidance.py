@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
@@ -26,8 +26,7 @@ from cfg_core.params import (
     unknown_field,
 )
 from deployments.requests.body import MAX_FIELDS, json_type
-
-Endpoint = Literal["completion", "chat"]
+from deployments.requests.endpoints import SHAPES, Endpoint
 
 NEGATIVE_MESSAGES = "negative_messages"
 CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
@@ -38,7 +37,20 @@ PLANNED = ("guidance_start", "guidance_end", "guidance_top_k", "guidance_streams
 They are refused, not ignored.
 """
 
-CARRIERS = ("vllm_xargs", "extra_args", "extra_body", "sampling_params")
+CARRIERS = (
+    "vllm_xargs",
+    "extra_args",
+    "extra_body",
+    "extra_params",
+    "sampling_params",
+    "chat_template_kwargs",
+    "generation_config",
+    "model_kwargs",
+    "custom_params",
+    "parameters",
+    "params",
+    "options",
+)
 """Objects in a body in which guidance fields would be ignored or not checked: refused there."""
 
 MAX_NAME_CHARS = 64
@@ -94,7 +106,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     Raises GuidanceError for every mistake that can be found without the model. The replica checks
     the length of the negative, and whether the group fits the KV pool.
     """
-    known = CHAT_FIELDS if endpoint == "chat" else FIELDS
+    known = FIELDS if endpoint == "completion" else CHAT_FIELDS
     _refuse_hidden_fields(body)
     _refuse_misspelt_processors(body)
     for name in body:
@@ -111,7 +123,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
         return None
     guidance = Guidance(params=params, negative_messages=messages)
     if guidance.enabled:
-        _refuse_unguidable(body)
+        _refuse_unguidable(endpoint, body)
     return guidance
 
 
@@ -134,9 +146,7 @@ def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
     if name in PLANNED:
         return GuidanceError(f"{name} is not supported yet by this server: leave it out.", name)
     if name == NEGATIVE_MESSAGES:
-        return GuidanceError(
-            f"{name} belongs to /v1/chat/completions: send {NEGATIVE_TEXT} here.", name
-        )
+        return GuidanceError(f"{name} is for conversations: send {NEGATIVE_TEXT} here.", name)
     return unknown_field(name, known)
 
 
@@ -198,8 +208,14 @@ def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_unguidable(body: Mapping[str, Any]) -> None:
-    """Raise GuidanceError for options of the request under which a joint step has no meaning."""
+def _refuse_unguidable(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    """Raise GuidanceError for requests and options under which a joint step has no meaning."""
+    if not SHAPES[endpoint].guided:
+        raise GuidanceError(
+            "This endpoint cannot be guided: send guided requests to /v1/completions or"
+            " /v1/chat/completions, one for each conversation.",
+            SCALE,
+        )
     if body.get("use_beam_search"):
         raise GuidanceError(
             "Beam search cannot be guided: leave out use_beam_search, or the guidance fields.",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cfg_core.errors import CfgServeError
-from deployments.requests.guidance import Endpoint, Guidance
+from deployments.requests.endpoints import Endpoint, conversation_of
+from deployments.requests.guidance import Guidance
 from deployments.requests.negative import negative_body
 
 BYTES_PER_TOKEN = 4
@@ -42,9 +43,9 @@ def streams_of(
 ) -> list[tuple[Stream, ...]]:
     """The streams of each prompt of a request: the conditional and, if guided, the negative.
 
-    A chat has one prompt, a completion may have a list of prompts. A negative that is not given
-    starts at the prompt's last token: its stream has one token, and no prefix to share. A malformed
-    prompt counts as empty, because vLLM will refuse it. Never raises.
+    A conversation has one prompt, a completion may have a list of prompts. A negative that is not
+    given starts at the prompt's last token: its stream has one token, and no prefix to share. A
+    malformed prompt counts as empty, because vLLM will refuse it. Never raises.
     """
     if guidance is None or not guidance.enabled:
         return [(conditional,) for conditional in _conditionals(endpoint, body)]
@@ -53,8 +54,8 @@ def streams_of(
 
 
 def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """The number of prompts of a request: a chat has one, a completion may have a list."""
-    return 1 if endpoint == "chat" else len(_prompts(body))
+    """The number of prompts of a request."""
+    return len(_conditionals(endpoint, body))
 
 
 def num_tokens(content: Any) -> int:
@@ -70,9 +71,26 @@ def num_tokens(content: Any) -> int:
 
 
 def _conditionals(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Stream]:
-    if endpoint == "chat":
-        return [Stream.of(_conversation(body))]
-    return [Stream.of(_prompt(prompt)) for prompt in _prompts(body)]
+    if endpoint == "completion":
+        return [Stream.of(_prompt(prompt)) for prompt in _prompts(body)]
+    if endpoint == "scoring":
+        return [_scored(body.get("query"), item) for item in _list(body.get("items"))]
+    if endpoint == "batch":
+        chats = [{**body, "messages": chat} for chat in _list(body.get("messages"))]
+        return [Stream.of(_conversation("chat", chat)) for chat in chats]
+    return [Stream.of(_conversation(endpoint, body))]
+
+
+def _scored(query: object, item: object) -> Stream:
+    """The prompt of one item that is scored: the query and the item, as text or as token ids."""
+    if isinstance(query, str) and isinstance(item, str):
+        return Stream.of(query + item)
+    return Stream.of((*_token_ids(query), *_token_ids(item)))
+
+
+def _list(value: object) -> list[Any]:
+    """`value` if it is a list with entries, else a list with one."""
+    return value if isinstance(value, list) and value else [value]
 
 
 def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -> Stream:
@@ -81,7 +99,7 @@ def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -
     if guidance.negative_field is None:
         return Stream((), 1)
     try:
-        return _conditionals(endpoint, negative_body(body, guidance))[0]
+        return _conditionals(endpoint, negative_body(endpoint, body, guidance))[0]
     except CfgServeError:  # `messages` is no list
         return Stream.of("")
 
@@ -103,16 +121,14 @@ def _token_ids(ids: object) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _conversation(body: Mapping[str, Any]) -> str:
+def _conversation(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """The conversation as text: the tools first, as in chat templates, then the messages in order.
 
     It is not the text that the template makes, but it shares prefixes in the same cases. Two
     conversations with the same system prompt have a common prefix, and a conversation that goes on
     extends its own text.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        return ""
+    messages = conversation_of(endpoint, body)
     try:
         tools = body.get("tools")
         return "".join([f"{tools}\n" if tools else "", *map(_message, messages)])

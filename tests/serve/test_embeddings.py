@@ -233,7 +233,7 @@ REFUSED = [
         {"input": "x", "model": "nope"},
         404,
         "model",
-        f"there is no model 'nope' here: use stories, {NAME}.",
+        f"The model `nope` does not exist: use stories, {NAME}.",
     ),
     ("/v1/embeddings", {"input": "x", "model": 3}, 400, "model", "model is a number"),
     (
@@ -299,7 +299,7 @@ def test_refusals(
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="input is empty"):
         client.embeddings.create(model=NAME, input="")
-    with pytest.raises(openai.NotFoundError, match="there is no model 'nope'"):
+    with pytest.raises(openai.NotFoundError, match="The model `nope` does not exist"):
         client.embeddings.create(model="nope", input="x")
 
 

@@ -97,6 +97,8 @@ REFUSED = [
         "response_format",
         "levels",
     ),
+    ({"text": {"format": {"type": "json_schema", "schema": nested(90)}}}, "text", "levels"),
+    ({"output_config": {"format": {"schema": nested(90)}}}, "output_config", "levels"),
     ({"tools": [tool({})] * 300}, "tools", "tools"),
     ({"tools": [tool(properties(200)) for _ in range(64)]}, "tools", "properties"),
 ]

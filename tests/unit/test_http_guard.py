@@ -361,7 +361,9 @@ async def test_the_text_of_a_bug_is_not_sent_and_the_bug_is_raised():
     with pytest.raises(RuntimeError, match="secret"):
         await client.call()
     start, body = client.events
-    error = check_refusal((start["status"], start["headers"], body["body"]), 500, "server_error")
+    error = check_refusal(
+        (start["status"], start["headers"], body["body"]), 500, "InternalServerError"
+    )
     assert error["message"] == "Internal error: see the server's log."
 
 

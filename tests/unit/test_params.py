@@ -299,7 +299,6 @@ def test_malformed_fields_give_guidance_error_or_valid_params(fields: dict[str, 
         assert all(value is None for name, value in fields.items() if looks_like_guidance(name))
     else:
         assert math.isfinite(params.scale)
-        assert not (params.has_negative and not params.enabled)
 
 
 @given(ANYTHING, ANYTHING, ANYTHING)

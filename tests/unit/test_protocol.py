@@ -13,20 +13,19 @@ from cfg_core.errors import (
     EngineDeadError,
     EngineError,
     GuidanceError,
+    NotFoundError,
     OverloadedError,
     RequestError,
     UnknownModelError,
 )
 from deployments.generator import sse
 from deployments.http.errors import error_of, http_error
-from deployments.http.events import DONE, error_event
+from deployments.http.events import DONE, error_event, is_last
 from deployments.requests.body import decode_body
+from deployments.requests.demand import demand_of, output_tokens
+from deployments.requests.endpoints import with_system
 from deployments.requests.guidance import guidance_report, read_guidance
-from deployments.requests.negative import (
-    empty_negative_note,
-    negative_body,
-    negative_conversation,
-)
+from deployments.requests.negative import empty_negative_note, negative_body
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -100,8 +99,8 @@ def test_an_empty_negative_of_a_chat_is_the_conversation_without_its_system_mess
     messages, left, is_noted
 ):
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, "chat")
-    assert negative_body({"messages": messages}, guidance)["messages"] == left
-    note = empty_negative_note(messages, guidance)
+    assert negative_body("chat", {"messages": messages}, guidance)["messages"] == left
+    note = empty_negative_note("chat", {"messages": messages}, guidance)
     assert (note is not None) == is_noted
 
 
@@ -254,6 +253,16 @@ REFUSED = [
     ("completion", {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
     ("chat", {"extra_body": {"negative_prompt": "a"}}, "extra_body", "move it to the top level"),
     ("chat", {"extra_args": {"cfg_scale": 2}}, "extra_args", "move it to the top level"),
+    ("chat", {"parameters": {"guidance_scale": 2}}, "parameters", "move it to the top level"),
+    ("chat", {"options": {"negative_prompt": "a"}}, "options", "move it to the top level"),
+    (
+        "chat",
+        {"chat_template_kwargs": {"cfg_scale": 2}},
+        "chat_template_kwargs",
+        "move it to the top level",
+    ),
+    ("batch", {"guidance_scale": 2}, "guidance_scale", "This endpoint cannot be guided"),
+    ("scoring", {"guidance_scale": 2}, "guidance_scale", "This endpoint cannot be guided"),
     (
         "completion",
         {"guidance_scale": 2, "use_beam_search": True},
@@ -360,15 +369,15 @@ def test_good_bodies():
         (["odd", 3], [{"role": "system", "content": "N"}, "odd", 3]),
     ],
 )
-def test_negative_conversation(messages, expected):
+def test_a_negative_prompt_is_the_system_message_of_a_chat(messages, expected):
     before = json.dumps(messages)
-    assert negative_conversation(messages, "N") == expected
+    assert with_system("chat", {"messages": messages}, "N")["messages"] == expected
     assert json.dumps(messages) == before
 
 
-def test_negative_conversation_needs_a_list():
+def test_a_chat_needs_a_list_of_messages():
     with pytest.raises(RequestError, match="messages must be a list, not a string"):
-        negative_conversation("hello", "N")
+        with_system("chat", {"messages": "hello"}, "N")
 
 
 def test_negative_body_changes_the_prompt_only():
@@ -379,14 +388,83 @@ def test_negative_body_changes_the_prompt_only():
         "add_special_tokens": False,
         "n": 3,
     }
-    assert negative_body(body, read_guidance(body, "completion")) == {**body, "prompt": "N"}
+    guidance = read_guidance(body, "completion")
+    assert negative_body("completion", body, guidance) == {**body, "prompt": "N"}
     chat = {
         "messages": [USER],
         "guidance_scale": 2,
         "negative_messages": [SYSTEM],
         "chat_template_kwargs": {"a": 1},
     }
-    assert negative_body(chat, read_guidance(chat, "chat")) == {**chat, "messages": [SYSTEM]}
+    guidance = read_guidance(chat, "chat")
+    assert negative_body("chat", chat, guidance) == {**chat, "messages": [SYSTEM]}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "expected"),
+    [
+        ("responses", {"input": "x"}, {"input": "x", "instructions": "N"}),
+        ("responses", {"input": "x", "instructions": "I"}, {"input": "x", "instructions": "N"}),
+        ("responses", {"input": [SYSTEM, USER]}, {"input": [{**SYSTEM, "content": "N"}, USER]}),
+        (
+            "responses",
+            {"input": [SYSTEM], "instructions": "I"},
+            {"input": [SYSTEM], "instructions": "N"},
+        ),
+        ("messages", {"messages": [USER]}, {"messages": [USER], "system": "N"}),
+        (
+            "messages",
+            {"messages": [USER], "system": [{"type": "text", "text": "I"}]},
+            {"messages": [USER], "system": "N"},
+        ),
+    ],
+)
+def test_a_negative_prompt_replaces_the_system_message_beside_the_conversation(
+    endpoint, body, expected
+):
+    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": "N"}, endpoint)
+    assert negative_body(endpoint, body, guidance) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "left", "is_noted"),
+    [
+        ("responses", {"input": "x", "instructions": "I"}, {"input": "x"}, False),
+        ("responses", {"input": [SYSTEM, USER]}, {"input": [USER]}, False),
+        ("responses", {"input": "x"}, {"input": "x"}, True),
+        ("messages", {"messages": [USER], "system": "I"}, {"messages": [USER]}, False),
+        ("messages", {"messages": [USER]}, {"messages": [USER]}, True),
+    ],
+)
+def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_noted):
+    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, endpoint)
+    negative = negative_body(endpoint, body, guidance)
+    assert {name: value for name, value in negative.items() if value is not None} == left
+    assert (empty_negative_note(endpoint, body, guidance) is not None) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field", "system"),
+    [("responses", "input", "instructions"), ("messages", "messages", "system")],
+)
+def test_negative_messages_are_the_whole_conversation(endpoint, field, system):
+    guidance = read_guidance({"guidance_scale": 2, "negative_messages": [USER]}, endpoint)
+    body = {field: [SYSTEM], system: "I", "temperature": 0}
+    assert negative_body(endpoint, body, guidance) == {field: [USER], "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "tokens"),
+    [
+        ("responses", {"input": "x" * 400, "instructions": "y" * 400, "max_output_tokens": 7}, 7),
+        ("messages", {"messages": [USER], "system": "y" * 4000, "max_tokens": 9}, 9),
+    ],
+)
+def test_the_demand_of_a_conversation_counts_its_system_message(endpoint, body, tokens):
+    assert output_tokens(endpoint, body) == tokens
+    demand = demand_of(endpoint, body, read_guidance({"guidance_scale": 2}, endpoint))
+    assert demand.streams == 2
+    assert demand.tokens >= 200 + 2 * tokens
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -422,7 +500,7 @@ def test_messages_that_json_cannot_encode_are_repaired():
     ("status", "cls"),
     [
         (400, RequestError),
-        (404, UnknownModelError),
+        (404, NotFoundError),
         (422, RequestError),
         (429, OverloadedError),
         (500, EngineError),
@@ -432,6 +510,15 @@ def test_messages_that_json_cannot_encode_are_repaired():
 )
 def test_errors_of_vllm(status, cls):
     assert type(error_of(status, "m", "p")) is cls
+
+
+def test_only_a_model_that_is_not_found_is_an_unknown_model():
+    assert type(error_of(404, "m", "model")) is UnknownModelError
+
+
+def test_errors_of_messages_have_anthropics_shape_too():
+    body = http_error(RequestError("m", "p"), "/v1/messages").body
+    assert body == {"type": "error", **http_error(RequestError("m", "p"), "/v1/completions").body}
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -444,12 +531,13 @@ def chunk(finish_reason=None, **fields):
     )
 
 
-async def through(chunks):
+async def through(chunks, endpoint="completion"):
     async def source():
         for item in chunks:
             yield item
 
-    return [item async for item in sse.guided_chunks(source(), lambda: {"scale": 2.0})]
+    stream = sse.chunks(endpoint, source(), lambda: {"scale": 2.0}, lambda: None)
+    return [item async for item in stream]
 
 
 async def test_the_last_chunk_gets_the_guidance_object():
@@ -493,12 +581,55 @@ async def test_text_that_looks_like_a_finish_reason_is_text():
             ),
             RequestError,
         ),
-        (chunk("abort"), EngineError),
     ],
 )
 async def test_a_failure_ends_the_stream_without_done(bad, cls):
     with pytest.raises(cls):
         await through([chunk(), bad, DONE])
+
+
+async def test_the_usage_of_a_message_gets_the_guidance_object():
+    usage = 'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":2}}\n\n'
+    last = 'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    out = await through([usage, last], "messages")
+    assert json.loads(out[0].partition("data: ")[2])["guidance"] == {"scale": 2.0}
+    assert out[1] == last
+    assert is_last(last)
+
+
+async def test_a_completed_response_gets_the_guidance_object():
+    made = {"type": "response.completed", "response": {"id": "r", "output": ["}"]}}
+    event = f"event: response.completed\ndata: {json.dumps(made)}\n\n"
+    (out,) = await through([event], "responses")
+    assert is_last(event)
+    assert is_last(out)
+    assert json.loads(out.partition("data: ")[2])["response"] == {
+        **made["response"],
+        "guidance": {"scale": 2.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "data"),
+    [
+        ("messages", {"type": "error", "error": {"type": "internal_error", "message": "boom"}}),
+        ("responses", {"type": "error", "code": "server_error", "message": "boom"}),
+    ],
+)
+async def test_an_error_event_ends_a_stream(endpoint, data):
+    with pytest.raises(EngineError, match="boom"):
+        await through([f"event: error\ndata: {json.dumps(data)}\n\n"], endpoint)
+
+
+async def test_the_known_reason_of_a_failure_counts():
+    """vLLM's event may say less."""
+
+    async def source():
+        yield 'event: error\ndata: {"type":"error","error":{"message":"?"}}\n\n'
+
+    reason = RequestError("the grammar allows no token", "structured_outputs")
+    with pytest.raises(RequestError, match="allows no token"):
+        [c async for c in sse.chunks("messages", source(), lambda: None, lambda: reason)]
 
 
 def test_error_event():

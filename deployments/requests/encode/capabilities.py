@@ -5,7 +5,8 @@ Imports neither ray nor torch.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
@@ -34,6 +35,13 @@ def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
         "embed_sparse": "sparse",
     }
     return endpoint == "pooling" or needed[endpoint] in info.tasks
+
+
+def invoked(body: Mapping[str, Any]) -> EncodeEndpoint:
+    """The endpoint that a body without a path is for, by its fields."""
+    if "query" in body and ("documents" in body or "texts" in body):
+        return "rerank"
+    return "embeddings" if "input" in body else "score"
 
 
 def paths_of(info: ModelInfo) -> list[str]:

@@ -1,0 +1,122 @@
+"""How vLLM's own serving classes serve each endpoint that generates text.
+
+Importing this module imports vllm, so only a replica does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pydantic
+from starlette.datastructures import State
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+from cfg_core.errors import GuidanceError
+from deployments.generator.engine_errors import checked, parse
+from deployments.requests.endpoints import Endpoint
+
+NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})
+
+
+class Served(NamedTuple):
+    """One endpoint.
+
+    request: the class of its requests.
+    serving: the attribute of the server's state that serves it.
+    create: the method that answers a request, with a model or with an iterator over a stream.
+    dump: how vLLM writes an answer as JSON.
+    """
+
+    request: type[pydantic.BaseModel]
+    serving: str
+    create: str
+    dump: Mapping[str, bool] = NO_OPTIONS
+
+
+SERVED: dict[Endpoint, Served] = {
+    "completion": Served(CompletionRequest, "openai_serving_completion", "create_completion"),
+    "chat": Served(ChatCompletionRequest, "openai_serving_chat", "create_chat_completion"),
+    "responses": Served(
+        ResponsesRequest, "openai_serving_responses", "create_responses", {"by_alias": True}
+    ),
+    "messages": Served(
+        AnthropicMessagesRequest,
+        "anthropic_serving_messages",
+        "create_messages",
+        {"exclude_none": True},
+    ),
+    "batch": Served(
+        BatchChatCompletionRequest, "openai_serving_chat_batch", "create_batch_chat_completion"
+    ),
+    "scoring": Served(
+        GenerativeScoringRequest, "serving_generative_scoring", "create_generative_scoring"
+    ),
+}
+
+
+async def create(endpoint: Endpoint, state: State, request: Any, context: Any) -> Any:
+    """vLLM's answer to a request: a model, or an iterator over the events of its stream.
+
+    Raises CfgServeError for vLLM's error object, and whatever vLLM raises.
+    """
+    served = SERVED[endpoint]
+    answer = checked(await getattr(getattr(state, served.serving), served.create)(request, context))
+    is_whole = isinstance(answer, pydantic.BaseModel)
+    return answer if is_whole or endpoint != "responses" else _events(answer)
+
+
+async def _events(stream: Any) -> AsyncIterator[str]:
+    """The events of the Responses API as texts, as vLLM's route writes them."""
+    async for event in stream:
+        yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+
+
+async def rendered(endpoint: Endpoint, state: State, request: Any) -> Any:
+    """What vLLM would send to its engine for a request: a model, or several for several prompts.
+
+    Raises CfgServeError for vLLM's error object, and whatever vLLM raises.
+    """
+    serving = state.serving_render
+    render = {
+        "completion": serving.render_completion_request,
+        "chat": serving.render_chat_request,
+        "messages": serving.render_messages_request,
+        "responses": serving.render_responses_request,
+    }
+    return checked(await render[endpoint](request))
+
+
+async def render(endpoint: Endpoint, state: State, body: dict[str, Any]) -> list[int]:
+    """The prompt of a body as token ids, as vLLM renders it.
+
+    Raises RequestError if it cannot be rendered, and GuidanceError if it is more than text.
+    """
+    request = parse(SERVED[endpoint].request, body)
+    if endpoint in ("messages", "responses"):
+        made = await rendered(endpoint, state, request)
+        if made.features:
+            raise _not_text()
+        return list(made.token_ids)
+    renderer = state.online_renderer
+    if endpoint == "chat":
+        (prompt, *_) = checked(await renderer.render_chat(request))[1]
+    else:
+        (prompt, *_) = checked(await renderer.render_completion(request))
+    if prompt["type"] != "token":
+        raise _not_text()
+    return list(prompt["prompt_token_ids"])
+
+
+def _not_text() -> GuidanceError:
+    return GuidanceError(
+        "the negative stream must be text: send negative_messages without images or audio."
+    )

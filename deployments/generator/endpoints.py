@@ -10,8 +10,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pydantic
+from pydantic.json_schema import models_json_schema
 from starlette.datastructures import State
-from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
 from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
@@ -19,6 +23,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 )
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeCompletionRequest
 
 from cfg_core.errors import GuidanceError
 from deployments.generator.engine_errors import checked, parse
@@ -61,6 +66,32 @@ SERVED: dict[Endpoint, Served] = {
         GenerativeScoringRequest, "serving_generative_scoring", "create_generative_scoring"
     ),
 }
+
+
+READ: dict[str, type[pydantic.BaseModel]] = {
+    "count_tokens": AnthropicCountTokensRequest,
+    "tokenize": TokenizeCompletionRequest,
+    "detokenize": DetokenizeRequest,
+}
+"""The classes of requests that generate nothing."""
+
+
+def schemas() -> dict[str, Any]:
+    """JSON schemas of all requests, for OpenAPI.
+
+    `components` has them by the names of their classes, and `names` has these names by endpoint.
+    """
+    models: dict[str, type[pydantic.BaseModel]] = dict(READ)
+    for endpoint, served in SERVED.items():
+        models[endpoint] = served.request
+    made, shared = models_json_schema(
+        [(model, "validation") for model in models.values()],
+        ref_template="#/components/schemas/{model}",
+    )
+    names = {
+        name: made[model, "validation"]["$ref"].rsplit("/", 1)[1] for name, model in models.items()
+    }
+    return {"names": names, "components": shared["$defs"]}
 
 
 async def create(endpoint: Endpoint, state: State, request: Any, context: Any) -> Any:

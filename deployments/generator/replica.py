@@ -140,6 +140,10 @@ class ModelReplica:
         """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
         return await self._value(self._server.render(endpoint, body))
 
+    async def schemas(self) -> str:
+        """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
+        return self._server.schemas()
+
     async def _value(self, answer: Awaitable[T]) -> T | Failed:
         try:
             return await answer

@@ -243,6 +243,10 @@ class VllmServer:
                 return f"[{','.join([one.model_dump_json() for one in made])}]"
             return str(made.model_dump_json())
 
+    def schemas(self) -> str:
+        """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
+        return json.dumps(endpoints.schemas())
+
     async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """The answer of /detokenize, as JSON text.
 

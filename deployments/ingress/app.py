@@ -23,7 +23,7 @@ No other header of the client leaves the ingress.
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})
 
-app = FastAPI(title="cfg-serve", description="OpenAI-compatible API with classifier-free guidance.")
+app = FastAPI(openapi_url=None)  # ingress/docs_routes.py documents the routes
 install(app)
 
 

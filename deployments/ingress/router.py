@@ -1,8 +1,8 @@
 """CfgRouter: the HTTP ingress, which checks requests and sends each to one replica of its model.
 
 It imports neither vllm nor torch, so it is small, starts fast, and refuses bad requests without
-involving an engine. Its routes are in this module, in generate_routes.py, in encode_routes.py and
-in vllm_routes.py.
+involving an engine. Its routes are in this module, in generate_routes.py, encode_routes.py,
+vllm_routes.py and docs_routes.py.
 """
 
 # No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
@@ -31,6 +31,7 @@ from deployments.http.json_answer import json_answer
 from deployments.http.recent import Recent
 from deployments.ingress.app import app, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies
+from deployments.ingress.docs_routes import DocsRoutes
 from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics
@@ -60,7 +61,7 @@ def count_of(tokenize_answer: str) -> int:
     ray_actor_options={"num_cpus": 0.1},
 )
 @serve.ingress(app)
-class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes):
+class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes):
     """The public HTTP API.
 
     generator: the handle of the ModelReplica deployment, if there is one.

@@ -1,0 +1,84 @@
+"""/openapi.json, and the page at /docs that shows it, without any other host.
+
+CfgRouter inherits the routes, because Serve binds a route to the class that inherits its method.
+"""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
+# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
+# the class.
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, JSONResponse, Response
+
+from cfg_core.errors import NotFoundError
+from deployments.calls.encoders import Encoders
+from deployments.calls.generator import GeneratorClient
+from deployments.config.args import AppArgs
+from deployments.ingress.app import app
+from deployments.ingress.openapi import document
+
+STATIC = "entrypoints/serve/instrumentator/static"
+"""Where vLLM's package has the files of Swagger UI."""
+
+FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+
+
+@cache
+def swagger_file(name: str) -> Path | None:
+    """A file of Swagger UI in the installed vLLM, which is not imported; None if it has none."""
+    spec = importlib.util.find_spec("vllm")
+    roots = (spec.submodule_search_locations or ()) if spec is not None else ()
+    paths = (Path(root, STATIC, name) for root in roots)
+    return next((path for path in paths if name in FILES and path.is_file()), None)
+
+
+class DocsRoutes:
+    """Routes that document the API.
+
+    The subclass must set `_args`, `_encoders` and `_generator`.
+    """
+
+    _args: AppArgs
+    _encoders: Encoders
+    _generator: GeneratorClient | None
+    _document: dict[str, Any] | None = None
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(self) -> JSONResponse:
+        """Return the OpenAPI document.
+
+        The schemas of vLLM's bodies are asked of a replica, once.
+        """
+        if self._document is None:
+            engine = None
+            if self._generator is not None:
+                engine = json.loads(await self._generator.ask("schemas"))
+            models = {"generator": self._args.model_name or ""}
+            models["encoder"] = next(iter(self._encoders.names), "")
+            self._document = document(app.routes, engine, models)
+        return JSONResponse(self._document)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(self) -> Response:
+        """Return a page on which requests can be tried."""
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title="cfg-serve",
+            swagger_js_url="docs/swagger-ui-bundle.js",
+            swagger_css_url="docs/swagger-ui.css",
+            swagger_favicon_url="data:,",
+        )
+
+    @app.get("/docs/{name}", include_in_schema=False)
+    async def docs_file(self, name: str) -> Response:
+        """Return a file of the page."""
+        path = swagger_file(name)
+        if path is None:
+            raise NotFoundError(f"The page has no file {name[:100]}.")
+        return FileResponse(path)

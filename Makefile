@@ -6,7 +6,8 @@ PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
 # runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)
 SYSTEM_PYTHON := $(or $(firstword $(foreach p,$(PYTHONS),$(shell command -v $(p) 2>/dev/null))),$(PYTHON))
 BIN := .venv/bin
-export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT
+export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT MODEL_CACHE
+CHAT_MODEL := models/SmolLM2-135M-Instruct
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test beside drift check bench lock clean
@@ -15,7 +16,7 @@ help:  ## this list
 	@echo "targets of cfg-serve:"
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{printf "%-14s %s\n", $$1, $$2}'
 
-setup:  ## make .venv (PYTHON=..., CFG_SERVE_DEVICE=cpu|cuda, VLLM=0.32, TORCH_INDEX=... if wanted)
+setup:  ## make .venv (PYTHON=..., CFG_SERVE_DEVICE=cpu|cuda, VLLM=0.32, TORCH_INDEX=..., MODEL_CACHE=DIR if wanted)
 setup-dev: DEV := --dev
 setup setup-dev:
 	@test -n "$(SYSTEM_PYTHON)" || { echo "No python3 was found. Install Python 3.11 to 3.14, or name yours: make PYTHON=/path/to/python3.12" >&2; exit 1; }
@@ -52,6 +53,7 @@ bench: setup  ## run the benchmarks (benchmarks/bench_*.py)
 lock: setup  ## compile requirements/*.in into the pinned lists
 	@$(BIN)/python scripts/lock.py
 
-clean:  ## remove .venv and every cache
+clean:  ## remove .venv, every cache, and the chat model but for what is in MODEL_CACHE
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(CHAT_MODEL) models/.SmolLM2-*  # of a link, only the link
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """Make `.venv` with everything that cfg-serve needs, from the pinned lists in requirements/.
 
-Nothing is installed outside of `.venv`.
+Nothing is installed outside of `.venv`. The chat model is put into models/, or into MODEL_CACHE.
 
     python3 scripts/setup.py [--dev]          `make setup` runs it, and `make test` with --dev
 
@@ -14,6 +14,7 @@ runs need not repeat them. `make clean` forgets them.
     CFG_SERVE_DEVICE=cpu|cuda  instead of looking for an NVIDIA GPU
     VLLM=0.32                  which version of vLLM (default: the newest in requirements/)
     TORCH_INDEX=ADDRESS        index with PyTorch's CPU wheels, if pip is not configured for it
+    MODEL_CACHE=DIR            folder outside for the chat model (scripts/chat_model.py)
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import chat_model
 from choice import Choice, choose, keep
 from lists import REQUIREMENTS
 from machine import SetupError, check_disk, check_platform, choose_python
@@ -288,6 +290,7 @@ def set_up(dev: bool) -> None:
     for part in outdated:
         stages[part]()
         done = record(done, wanted, part)
+    chat_model.provide(VENV_PYTHON, say)  # no stamp: the model's own folder says how it was made
     if outdated:
         say("ready")
 

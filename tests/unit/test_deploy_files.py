@@ -148,7 +148,7 @@ def test_only_the_http_port_is_open_to_others(manifest, pods):
 
 
 def test_ray_has_the_same_version_everywhere(cluster):
-    lists = [*(REPOSITORY / "requirements").glob("c*-*.txt")]
+    lists = [*(REPOSITORY / "requirements").glob("c*-[0-9]*.txt")]
     assert lists
     for pins in lists:
         assert f"ray=={cluster['rayVersion']}" in pins.read_text().splitlines(), pins.name
@@ -237,6 +237,16 @@ def test_copied_files_exist_and_are_not_ignored(instructions):
         assert (REPOSITORY / source).exists(), source
         assert f"!{source}" in ignored
     assert {line[1:] for line in ignored if line.startswith("!")} == set(sources)
+
+
+def test_the_image_has_the_chat_model_of_its_own_set_up(instructions):
+    """A model of the checkout may be a link to a cache, which the image does not have."""
+    ignored = (REPOSITORY / ".containerignore").read_text().splitlines()
+    assert ignored.index("models/SmolLM2-135M-Instruct") > ignored.index("!models")
+    copies = of(instructions, "COPY")
+    whole = next(i for i, words in enumerate(copies) if "--from=build /opt/cfg-serve" in words)
+    assert whole < copies.index("models /opt/cfg-serve/models")
+    assert "models/SmolLM2-135M-Instruct" in (REPOSITORY / ".gitignore").read_text().splitlines()
 
 
 def test_files_that_are_run_exist(instructions):

@@ -211,6 +211,7 @@ def run(requirements, tmp_path, monkeypatch):
 
     for name in ("check_platform", "verify", "install_project"):
         monkeypatch.setattr(script, name, lambda: None)
+    monkeypatch.setattr(script.chat_model, "provide", lambda python, say: True)
     monkeypatch.setattr(script, "check_disk", lambda folder, kind: None)
     monkeypatch.setattr(script, "choose_python", lambda: ("python", "3.12.1"))
     monkeypatch.setattr(script, "check_interpreter", lambda python, version: None)

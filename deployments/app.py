@@ -22,6 +22,8 @@ def build(args: AppArgs) -> Application:
 
     Raises ConfigError for a mistake in `args`, before anything starts.
     """
+    if sentence := args.missing_model():
+        logger.warning(sentence)
     args = args.resolved()
     largest_answer = max((encoder.options.max_answer_bytes for encoder in args.encoders), default=0)
     check_message_sizes(args.access.max_body_bytes, largest_answer, os.environ)

@@ -20,11 +20,15 @@ from deployments.config.admission import AdmissionArgs
 from deployments.config.args import AppArgs
 from deployments.config.base import YamlArgs
 from deployments.config.encoders import EncoderArgs
+from deployments.config.fallback import FallbackArgs
 from deployments.config.grammars import GrammarArgs
 from deployments.config.limits import LimitsArgs
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
-SECTIONS = (AppArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, LimitsArgs, GrammarArgs)
+SECTIONS = (
+    *(AppArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, LimitsArgs),
+    GrammarArgs,
+)
 
 
 def table(section: type[YamlArgs]) -> str:

@@ -20,9 +20,10 @@ from deployments.config.base import YamlArgs
 from deployments.config.checks import check_body_limits, check_generator, check_unique
 from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, check_frontend
+from deployments.config.fallback import FallbackArgs
 from deployments.config.grammars import GrammarArgs
 from deployments.config.limits import LimitsArgs
-from deployments.config.model_paths import last_part, resolve_model
+from deployments.config.model_paths import is_missing, last_part, resolve_model
 from deployments.lifecycle.beacon import ASK_EVERY_S
 
 
@@ -46,6 +47,13 @@ class AppArgs(YamlArgs):
     served_model_name: str | None = Field(
         default=None,
         description="The name that clients send as `model`. Default: the last part of `model`.",
+    )
+    fallback: FallbackArgs | None = Field(
+        default=None,
+        description=(
+            "What is served if `model` is a directory that does not exist. A warning in the log"
+            " says so."
+        ),
     )
     kv_split: Literal["elastic", "even"] = Field(
         default="elastic",
@@ -183,9 +191,10 @@ class AppArgs(YamlArgs):
     @model_validator(mode="after")
     def _consistent(self) -> AppArgs:
         check_generator(dict(self))
-        check_frontend(self.frontend, self.engine)
         check_body_limits(self.access.max_body_bytes, self.limits)
-        check_unique([encoder.deployment for encoder in self.encoders], self.served_names)
+        for args in (self, self.with_fallback()):
+            check_frontend(args.frontend, args.engine)
+            check_unique([encoder.deployment for encoder in args.encoders], args.served_names)
         return self
 
     @property
@@ -214,12 +223,37 @@ class AppArgs(YamlArgs):
             self.engine.get("pipeline_parallel_size", 1)
         )
 
+    def with_fallback(self) -> AppArgs:
+        """The same arguments with `fallback`, if there is one, in place of `model`."""
+        other = self.fallback
+        if other is None:
+            return self
+        fields = {
+            "model": other.model,
+            "served_model_name": other.model_name,
+            "engine": {**self.engine, **other.engine},
+            "fallback": None,
+        }
+        return self.model_copy(update=fields)
+
+    def missing_model(self) -> str | None:
+        """A sentence about what is served in place of `model`; None if `model` itself is."""
+        if self.model is None or self.fallback is None or not is_missing(self.model):
+            return None
+        return (
+            f"The model directory `{self.model}` does not exist, so `{self.fallback.model}` is"
+            " served instead: run `make setup`, which tries to provide the model."
+        )
+
     def resolved(self) -> AppArgs:
         """The same arguments with models as absolute paths, and API keys as digests.
 
-        Paths are absolute because replicas may run in another directory. Raises ConfigError if a
-        model's directory or a key does not exist.
+        If the directory of `model` is missing, `fallback` is in its place. Paths are absolute
+        because replicas may run in another directory. Raises ConfigError if a model's directory or
+        a key does not exist.
         """
+        if self.missing_model():
+            return self.with_fallback().resolved()
         fields: dict[str, Any] = {
             "encoders": tuple(encoder.resolved() for encoder in self.encoders),
             "access": self.access.resolved(),

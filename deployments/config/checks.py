@@ -10,7 +10,14 @@ from deployments.config.limits import LimitsArgs
 
 RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
 
-OF_THE_GENERATOR = ("engine", "frontend", "served_model_name", "logits_processors", "draft_cost")
+OF_THE_GENERATOR = (
+    "engine",
+    "frontend",
+    "served_model_name",
+    "fallback",
+    "logits_processors",
+    "draft_cost",
+)
 """Keys of `args` that say nothing without `model`."""
 
 

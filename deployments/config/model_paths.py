@@ -46,6 +46,15 @@ def resolve_model(name: str, cwd: Path | None = None) -> str:
     return name
 
 
+def is_missing(name: str) -> bool:
+    """Whether `name` must be a directory, and there is none."""
+    try:
+        resolve_model(name)
+    except ConfigError:
+        return True
+    return False
+
+
 def package_directory(name: str) -> Path:
     """The directory PATH of the Python package NAME, for `name` = `NAME/PATH`.
 

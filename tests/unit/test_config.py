@@ -11,6 +11,7 @@ from deployments.config.__main__ import complaints
 from deployments.config.args import AppArgs
 from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, vllm_engine_fields
+from deployments.config.fallback import FallbackArgs
 from deployments.config.model_paths import REPOSITORY, resolve_model
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -36,7 +37,9 @@ def test_defaults():
 
 def test_every_field_is_documented():
     assert all(
-        field.description for args in (AppArgs, EncoderArgs) for field in args.model_fields.values()
+        field.description
+        for args in (AppArgs, EncoderArgs, FallbackArgs)
+        for field in args.model_fields.values()
     )
 
 
@@ -232,6 +235,94 @@ def test_resolved_keeps_the_served_name(tmp_path):
     args = AppArgs(model=str(tmp_path / "tiny"), served_model_name="small").resolved()
     assert args.model_name == "small"
     assert AppArgs(model=str(tmp_path / "tiny")).resolved().model_name == "tiny"
+
+
+# --- fallback -------------------------------------------------------------------------------------
+
+FALLBACK = {"model": "models/stories", "engine": {"max_model_len": 512, "dtype": "float32"}}
+
+
+def with_fallback(model, **fields):
+    engine = {"max_model_len": 2048, "enforce_eager": True}
+    return AppArgs.model_validate(
+        {"model": model, "engine": engine, "fallback": FALLBACK, **fields}
+    )
+
+
+def test_a_missing_model_is_replaced(tmp_path):
+    args = with_fallback(str(tmp_path / "big"), served_model_name="big")
+    assert args.model_name == "big"
+    resolved = args.resolved()
+    assert resolved.engine_kwargs() == {
+        "model": str(REPOSITORY / "models" / "stories"),
+        "served_model_name": ["stories"],
+        "max_model_len": 512,
+        "dtype": "float32",
+        "enforce_eager": True,
+    }
+    assert resolved.fallback is None
+    sentence = args.missing_model()
+    for words in (
+        f"`{tmp_path / 'big'}` does not exist",
+        "`models/stories` is served",
+        "make setup",
+    ):
+        assert words in sentence
+
+
+def test_a_model_that_is_there_is_served(tmp_path):
+    (tmp_path / "big").mkdir()
+    args = with_fallback(str(tmp_path / "big"))
+    assert args.missing_model() is None
+    assert args.resolved().engine_kwargs() == {
+        "model": str(tmp_path / "big"),
+        "served_model_name": ["big"],
+        "max_model_len": 2048,
+        "enforce_eager": True,
+    }
+
+
+def test_a_link_that_leads_nowhere_is_missing(tmp_path):
+    (tmp_path / "big").symlink_to(tmp_path / "cache", target_is_directory=True)
+    assert with_fallback(str(tmp_path / "big")).missing_model()
+
+
+def test_names_on_the_hub_are_not_missing():
+    assert with_fallback("some-org/some-model").missing_model() is None
+
+
+def test_without_a_fallback_a_missing_model_is_an_error(tmp_path):
+    args = with_fallback(str(tmp_path / "big"), fallback=None)
+    assert args.missing_model() is None
+    with pytest.raises(ConfigError, match="does not exist"):
+        args.resolved()
+    with pytest.raises(ConfigError, match="does not exist"):
+        with_fallback(str(tmp_path / "big"), fallback={"model": str(tmp_path / "small")}).resolved()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": "m", "fallback": {"modle": "x"}}, "unknown key `modle` in `fallback`"),
+        ({"model": "m", "fallback": {}}, "Field required"),
+        ({"model": "m", "fallback": {"model": "x", "engine": {"max_len": 1}}}, "max_len"),
+        (
+            {"model": "m", "fallback": {"model": "x", "engine": {"model": "y"}}},
+            "`model` in `engine` is set by the application",
+        ),
+        (
+            {"encoders": [{"model": "e"}], "fallback": {"model": "x"}},
+            "`fallback` in `args` belongs to `model`, which is missing",
+        ),
+        (
+            {"model": "m", "fallback": {"model": "x/e"}, "encoders": [{"model": "e"}]},
+            "two models are served as `e`",
+        ),
+    ],
+)
+def test_a_wrong_fallback_is_refused(values, words):
+    with pytest.raises(pydantic.ValidationError, match=words):
+        AppArgs.model_validate(values)
 
 
 # --- encoders -------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ NAME = "all-MiniLM-L6-v2"
 
 
 def config(num_replicas: int) -> dict[str, Any]:
-    """configs/cfg.yaml without the generator."""
+    """configs/stories.yaml without the generator."""
     result = shipped_config()
     application = result["applications"][0]
     application["args"] = {"encoders": application["args"]["encoders"]}

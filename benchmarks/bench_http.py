@@ -73,7 +73,7 @@ class Server:
 
 @contextmanager
 def vllm_serve() -> Iterator[Server]:
-    """`vllm serve` on the embedded model with the options of configs/cfg.yaml."""
+    """`vllm serve` on the embedded model with the options of configs/stories.yaml."""
     application = shipped_config()["applications"][0]
     options = {
         k: v
@@ -135,7 +135,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def application(mode: str) -> Iterator[Server]:
-    """configs/cfg.yaml without encoders."""
+    """configs/stories.yaml without encoders."""
     config = shipped_config()
     app = config["applications"][0]
     del app["args"]["encoders"]

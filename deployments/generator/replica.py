@@ -19,6 +19,7 @@ from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments import patches
 from deployments.autoscaling import report
 from deployments.config.args import AppArgs
+from deployments.generator.cpu_dtype import CPUINFO, read, with_cpu_dtype
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.lifecycle.beacon import Beacon
 from deployments.lifecycle.log_handlers import log_handlers_kept
@@ -78,10 +79,16 @@ class ModelReplica:
             # before our modules import what another vLLM may have moved
             tested.check_version(args.allow_untested_vllm)
             tested.check_names("deployments.generator", patches.PATCHES)
+            from vllm.platforms import current_platform
+
             from deployments.generator.vllm_server import VllmServer
 
+            engine = args.engine_kwargs()
+            if current_platform.is_cpu():
+                engine = with_cpu_dtype(engine, cpuinfo=read(CPUINFO))
+
             self._server = await VllmServer.start(
-                args.engine_kwargs(),
+                engine,
                 args.plugin_kwargs,
                 args.frontend,
                 group,

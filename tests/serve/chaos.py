@@ -57,7 +57,7 @@ PROXY, MANAGER, HAPROXY, CONTROLLER = (
 
 
 def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0) -> dict[str, Any]:
-    """Return configs/cfg.yaml with two replicas on different nodes, and short timeouts."""
+    """Return configs/stories.yaml with two replicas on different nodes, and short timeouts."""
     config = shipped_config()
     application = config["applications"][0]
     del application["args"]["encoders"]

@@ -1,4 +1,4 @@
-"""One server for all tests of this folder: the shipped configs/cfg.yaml, on a free port.
+"""One server for all tests of this folder: the shipped configs/stories.yaml, on a free port.
 
 If CFG_SERVE_URL is set, the tests use the server at that URL instead.
 """

@@ -1,6 +1,6 @@
 """Attack a running server while watchers measure what other clients get, and print a table.
 
-    python tests/serve/hostile.py                       all, on configs/cfg.yaml, started here
+    python tests/serve/hostile.py                       all, on configs/stories.yaml, started here
     python tests/serve/hostile.py --list                their names, and what each sends
     python tests/serve/hostile.py --only NAME ...       some of them
     python tests/serve/hostile.py --url URL             on a server that runs; none that need keys

@@ -36,7 +36,7 @@ HOLD_S = 10.0
 
 
 def scaling_config() -> dict[str, Any]:
-    """Return configs/cfg.yaml with a generator that scales by streams, within seconds."""
+    """Return configs/stories.yaml with a generator that scales by streams, within seconds."""
     config = chaos_config()
     router, replica = config["applications"][0]["deployments"]
     del config["applications"][0]["args"][

@@ -190,6 +190,7 @@ def haproxy_env() -> dict[str, str]:
     return {"RAY_SERVE_ENABLE_HA_PROXY": "1", **{name: str(free_port()) for name in ports}}
 
 
-def shipped_config(name: str = "cfg") -> Json:
+def shipped_config(name: str = "stories") -> Json:
+    """Return configs/NAME.yaml. Tests use the small model, unless they are about another file."""
     config: Json = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
     return config

@@ -1,4 +1,4 @@
-"""Run mixed traffic for half an hour on the shipped configs/cfg.yaml.
+"""Run mixed traffic for half an hour on the shipped configs/stories.yaml.
 
     python tests/serve/soak.py [--minutes 30] [--clients 8] [--json FILE]
 

@@ -73,6 +73,7 @@ def test_a_replica_has_a_gpu_for_each_worker(config: Json) -> None:
         assert "num_gpus" not in replica["ray_actor_options"]
 
 
-def test_the_laptop_fits_two_cores() -> None:
-    deployments = shipped_config("cfg")["applications"][0]["deployments"]
+@pytest.mark.parametrize("name", ["cfg", "stories"])
+def test_the_laptop_fits_two_cores(name: str) -> None:
+    deployments = shipped_config(name)["applications"][0]["deployments"]
     assert sum(deployment["ray_actor_options"]["num_cpus"] for deployment in deployments) <= 2

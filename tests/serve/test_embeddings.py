@@ -610,6 +610,6 @@ async def test_the_router_ranks_by_tokens_then_by_requests() -> None:
 
 
 def test_engine_options_of_the_shipped_configs() -> None:
-    for name in ("cfg", "embeddings"):
+    for name in ("cfg", "stories", "embeddings"):
         for encoder in shipped_config(name)["applications"][0]["args"]["encoders"]:
             EngineOptions.from_mapping(encoder.get("engine", {}))

@@ -11,7 +11,7 @@ from attacks.attempt import Attempt, Reply, attack, json_bytes
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 MB = 10**6
 MAX_BODY_BYTES = 8 * 2**20
-"""`max_body_bytes` of configs/cfg.yaml. It is the default."""
+"""`max_body_bytes` of configs/stories.yaml. It is the default."""
 
 LONG_S = 60.0
 WORDS = "the little dog went to the sea "

@@ -1,4 +1,4 @@
-"""The type in which a CPU computes: from the text of /proc/cpuinfo and a checkpoint's config.json."""
+"""The type in which a CPU computes: from /proc/cpuinfo and a checkpoint's config.json."""
 
 import json
 

@@ -32,7 +32,10 @@ from types import FrameType
 from typing import Any
 
 import yaml
+from chat_model import NAME as CHAT_MODEL
 from serve_env import serve_settings
+
+from deployments.config.args import AppArgs
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -47,6 +50,16 @@ COLOUR, WRITER = (
     re.compile(r"^\([\w:]+ pid=\d+\) ?", re.M),
 )  # the colours and the process names that Ray writes into its log
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "You are a pirate."},
+        {"role": "user", "content": "How do I make tea?"},
+    ],
+    "max_tokens": 60,
+    "temperature": 0,
+    "guidance_scale": 1.5,
+    "negative_prompt": "You are a helpful assistant.",
+}  # an example of guidance
 T0 = time.monotonic()
 
 
@@ -175,23 +188,38 @@ def example(url: str, config: dict[str, Any]) -> str:
 
 def has_keys(config: dict[str, Any]) -> bool:
     """Whether callers need an API key."""
-    arguments = [application.get("args") or {} for application in config.get("applications") or []]
-    return any((args.get("access") or {}).get("keys") for args in arguments)
+    return any((args.get("access") or {}).get("keys") for args in arguments(config))
+
+
+def arguments(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The `args:` of each application."""
+    return [application.get("args") or {} for application in config.get("applications") or []]
+
+
+def tell_missing_models(config: dict[str, Any]) -> None:
+    """Say which model is served in place of one that is missing; wrong `args` say nothing here."""
+    for args in arguments(config):
+        with contextlib.suppress(ValueError):  # `serve run` reports it
+            if sentence := AppArgs.model_validate(args).missing_model():
+                say(sentence)
 
 
 def curl_line(url: str, needs_key: bool) -> str:
     """A curl line for the first model that /v1/models lists.
 
-    An encoder lists the paths that it answers; other models answer /v1/completions. If callers need
-    a key, /v1/models does not answer this script, so the line only asks for the list.
+    An encoder lists the paths that it answers; other models answer /v1/completions, and the model
+    of configs/cfg.yaml follows instructions. If callers need a key, /v1/models does not answer this
+    script, so the line only asks for the list.
     """
     if needs_key:
         return f'curl -s {url}/v1/models -H "Authorization: Bearer $KEY"'
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]
-    path = model.get("endpoints", ["/v1/completions"])[0]
+    generates = "/v1/chat/completions" if model["id"] == CHAT_MODEL else "/v1/completions"
+    path = model.get("endpoints", [generates])[0]
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 40, "guidance_scale": 1.5},
+        "/v1/chat/completions": CHAT,
         "/v1/rerank": {"query": "What do cats sit on?", "documents": ["Mats.", "Stars are hot."]},
         "/embed_sparse": {"inputs": "A text."},
     }
@@ -259,6 +287,7 @@ def serve(path: Path, folder: Path) -> None:
     """Start everything and say when it is ready. Ends only with an exception."""
     config, host, port = read_config(path)
     check_port(host, port)
+    tell_missing_models(config)
     derived, log = folder / "config.yaml", folder / "serve.log"
     derived.write_text(yaml.safe_dump(config, sort_keys=False))
     url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"

@@ -32,6 +32,14 @@ FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(scope="session")
+def chat_model() -> Path:
+    """The folder of the model of configs/cfg.yaml."""
+    folder = HERE.parent / "models" / "SmolLM2-135M-Instruct"
+    assert folder.is_dir(), f"{folder} is missing: run `make setup`, which says why."
+    return folder
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several workers (`-n 2`), run the tests of one group in one worker: see `_group`."""

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from serve import example
+from serve import example, tell_missing_models
 
 KEYS = {"applications": [{"args": {"access": {"keys": [{"name": "a", "env": "A_KEY"}]}}}]}
 OPEN = {"applications": [{"args": {"model": "x"}}]}
@@ -45,6 +45,22 @@ def serve():
 def test_an_example_for_an_open_server(serve):
     url = serve(200, json.dumps({"data": [{"id": "stories"}]}).encode())
     assert example(url, OPEN).startswith(f"curl -s {url}/v1/completions")
+
+
+def test_an_example_for_a_model_that_follows_instructions(serve):
+    url = serve(200, json.dumps({"data": [{"id": "SmolLM2-135M-Instruct"}]}).encode())
+    line = example(url, OPEN)
+    assert line.startswith(f"curl -s {url}/v1/chat/completions")
+    assert '"guidance_scale": 1.5, "negative_prompt": "You are a helpful assistant."' in line
+
+
+def test_a_missing_model_is_told(capsys, tmp_path):
+    args = {"model": str(tmp_path / "none"), "fallback": {"model": "models/stories"}}
+    tell_missing_models({"applications": [{"args": args}, {"args": {"model": "x", "nosuch": 1}}]})
+    assert f"`{tmp_path / 'none'}` does not exist, so `models/stories`" in capsys.readouterr().out
+    args["model"] = str(tmp_path)
+    tell_missing_models({"applications": [{"args": args}, {}]})
+    assert capsys.readouterr().out == ""
 
 
 def test_where_a_key_is_needed_the_example_has_one(serve):

@@ -35,8 +35,6 @@ import yaml
 from chat_model import NAME as CHAT_MODEL
 from serve_env import serve_settings
 
-from deployments.config.args import AppArgs
-
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
@@ -198,6 +196,8 @@ def arguments(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def tell_missing_models(config: dict[str, Any]) -> None:
     """Say which model is served in place of one that is missing; wrong `args` say nothing here."""
+    from deployments.config.args import AppArgs  # half a second, while `serve run` starts
+
     for args in arguments(config):
         with contextlib.suppress(ValueError):  # `serve run` reports it
             if sentence := AppArgs.model_validate(args).missing_model():
@@ -287,7 +287,6 @@ def serve(path: Path, folder: Path) -> None:
     """Start everything and say when it is ready. Ends only with an exception."""
     config, host, port = read_config(path)
     check_port(host, port)
-    tell_missing_models(config)
     derived, log = folder / "config.yaml", folder / "serve.log"
     derived.write_text(yaml.safe_dump(config, sort_keys=False))
     url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
@@ -296,6 +295,7 @@ def serve(path: Path, folder: Path) -> None:
         command = [sys.executable, str(ROOT / "scripts" / "serve_run.py"), str(derived)]
         serve_run = spawn(command, environment(folder), sink.fileno())
         try:
+            tell_missing_models(config)
             wait_until_ready(url, serve_run, log)
             say(f"ready on {url}; Ctrl-C stops it. Try:\n\n{example(url, config)}\n")
             serve_run.wait()

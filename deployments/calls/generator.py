@@ -72,8 +72,8 @@ class GeneratorClient:
             self.capacity,
             limits.max_queued_streams,
             limits.max_queued_tokens,
-            most_of_one=lambda: int(limits.max_share * self._slots() * self._replicas()),
-            most_starting=lambda: STARTING_AT_ONCE * self._replicas(),
+            most_of_one=lambda: int(limits.max_share * self._slots() * self.replicas()),
+            most_starting=lambda: STARTING_AT_ONCE * self.replicas(),
         )
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
@@ -93,9 +93,10 @@ class GeneratorClient:
         Until a replica has reported, one replica is assumed.
         """
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
-        return max(1, per_replica * self._replicas())
+        return max(1, per_replica * self.replicas())
 
-    def _replicas(self) -> int:
+    def replicas(self) -> int:
+        """Replicas of the generator, as this ingress sees them; at least one."""
         return max(1, shared.fleet(self._deployment).replicas)
 
     def _slots(self) -> int:

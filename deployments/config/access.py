@@ -67,6 +67,13 @@ class KeyArgs(YamlArgs):
             "Names of the models that the key may use, as clients send them. Default: all models."
         ),
     )
+    may_load_adapters: bool = Field(
+        default=False,
+        description=(
+            "Whether the key may load and unload LoRA adapters while the server runs. The adapter's"
+            " directory is read on the server, so give this right only to operators."
+        ),
+    )
     requests_per_minute: int | None = Field(
         default=None,
         ge=1,

@@ -23,6 +23,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 )
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeCompletionRequest
 
 from cfg_core.errors import GuidanceError
@@ -70,6 +71,8 @@ SERVED: dict[Endpoint, Served] = {
 
 READ: dict[str, type[pydantic.BaseModel]] = {
     "count_tokens": AnthropicCountTokensRequest,
+    "load_adapter": LoadLoRAAdapterRequest,
+    "unload_adapter": UnloadLoRAAdapterRequest,
     "tokenize": TokenizeCompletionRequest,
     "detokenize": DetokenizeRequest,
 }

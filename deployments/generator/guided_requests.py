@@ -63,9 +63,9 @@ class GuidedRequests:
         body = dict(call.body)
         processors = body.pop(LOGITS_PROCESSORS, None)
         request: Any = parse(endpoints.SERVED[call.endpoint].request, body)
-        check_xargs(request.vllm_xargs)
+        xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
+        check_xargs(xargs)
         request.cache_salt = own_salt(request.cache_salt, call.tenant)
-        xargs: dict[str, Any] = dict(request.vllm_xargs or {})
         if processors is not None:
             # As text, because vLLM validates these arguments again for some endpoints, and they
             # may hold no objects then.
@@ -73,7 +73,8 @@ class GuidedRequests:
             xargs[LOGITS_PROCESSORS] = processors if is_text else json.dumps(processors)
         guidance = call.guidance
         if guidance is None or not guidance.enabled:
-            request.vllm_xargs = xargs or None
+            if xargs:
+                request.vllm_xargs = xargs
             return Made(request, note=guidance.note if guidance else None)
         negative = await self._negative(call.endpoint, body, guidance)
         params = guidance.params
@@ -109,6 +110,9 @@ class GuidedRequests:
                 negative = negative_body(endpoint, body, guidance)
                 ids = await endpoints.render(endpoint, self._state, negative)
         except (RequestError, VLLMValidationError) as error:
+            if field != NEGATIVE_IDS:
+                # A fault of the request itself is not the negative's: this raises its own error.
+                await endpoints.render(endpoint, self._state, body)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token
         if not 0 < len(ids) <= limit:

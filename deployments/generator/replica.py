@@ -147,6 +147,14 @@ class ModelReplica:
         """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
         return await self._value(self._server.render(endpoint, body))
 
+    async def load_adapter(self, body: dict[str, Any]) -> str | Failed:
+        """vLLM's sentence about an adapter that it has loaded."""
+        return await self._value(self._server.load_adapter(body))
+
+    async def unload_adapter(self, body: dict[str, Any]) -> str | Failed:
+        """vLLM's sentence about an adapter that it has unloaded."""
+        return await self._value(self._server.unload_adapter(body))
+
     async def schemas(self) -> str:
         """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
         return self._server.schemas()

@@ -20,6 +20,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.entrypoints.serve.lora.protocol import (
+    LoadLoRAAdapterRequest,
+    UnloadLoRAAdapterRequest,
+)
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -29,6 +33,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
+from cfg_core.errors import RequestError
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from deployments import patches
@@ -242,6 +247,25 @@ class VllmServer:
             if isinstance(made, list):
                 return f"[{','.join([one.model_dump_json() for one in made])}]"
             return str(made.model_dump_json())
+
+    async def load_adapter(self, body: dict[str, Any]) -> str:
+        """Load an adapter; returns vLLM's sentence."""
+        with reading():
+            request = parse(LoadLoRAAdapterRequest, body)
+            if self._engine.vllm_config.lora_config is None:
+                raise RequestError(
+                    "This engine was started without adapters: set `engine.enable_lora: true` in"
+                    " the YAML."
+                )
+            models = self._state.openai_serving_models
+            return str(checked(await models.load_lora_adapter(request)))
+
+    async def unload_adapter(self, body: dict[str, Any]) -> str:
+        """Unload an adapter; returns vLLM's sentence."""
+        with reading():
+            request = parse(UnloadLoRAAdapterRequest, body)
+            models = self._state.openai_serving_models
+            return str(checked(await models.unload_lora_adapter(request)))
 
     def schemas(self) -> str:
         """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""

@@ -47,11 +47,11 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
 def forwarded_headers(request: Request, body: Mapping[str, Any] = NO_BODY) -> dict[str, str]:
     """The headers of FORWARDED_HEADERS that the request has.
 
-    The request id that this server made is left out if the body has one.
+    The request id is left out if the body has one. vLLM would take the header's, and Serve's proxy
+    makes one for every request.
     """
-    names: tuple[str, ...] = FORWARDED_HEADERS
-    if body.get("request_id") is not None and not request.state.names_itself:
-        names = names[1:]
+    is_named = body.get("request_id") is not None
+    names = FORWARDED_HEADERS[1:] if is_named else FORWARDED_HEADERS
     given = ((name, request.headers.get(name)) for name in names)
     return {name: value for name, value in given if value is not None}
 

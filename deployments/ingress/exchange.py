@@ -71,7 +71,6 @@ class Exchange:
         self._headers = Headers(raw=list(scope["headers"]))
         given = self._headers.get("x-request-id", "")
         is_well_formed = _REQUEST_ID.fullmatch(given) is not None
-        self._names_itself = is_well_formed
         self._request_id = given if is_well_formed else uuid.uuid4().hex
         self._tells_id = not (behind_serve and is_well_formed)
         self._tenant: Tenant | None = None
@@ -155,12 +154,7 @@ class Exchange:
     def _scope_inside(self) -> Scope:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
-        ours = {
-            "request_id": self._request_id,
-            "names_itself": self._names_itself,
-            "tenant": self._tenant,
-            "client": self._client,
-        }
+        ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
         state = {**self._scope.get("state", {}), **ours}
         return {**self._scope, "headers": headers, "state": state}
 

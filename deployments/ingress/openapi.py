@@ -36,6 +36,8 @@ READ: dict[str, str] = {
     "/v1/responses/render": "responses",
     "/v1/messages/render": "messages",
     "/v1/messages/count_tokens": "count_tokens",
+    "/v1/load_lora_adapter": "load_adapter",
+    "/v1/unload_lora_adapter": "unload_adapter",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }

@@ -38,10 +38,12 @@ class Tenant:
     """The party that a request is counted for.
 
     models: the served names that it may use; None for all.
+    may_load_adapters: whether it may change which adapters the generator serves.
     """
 
     name: str
     models: tuple[str, ...] | None = None
+    may_load_adapters: bool = False
     limits: Limits = Limits()
 
 
@@ -135,6 +137,14 @@ class Gate:
                 f"This API key may not use {served_name[:100]!r}: {instead}.", "model"
             )
 
+    def allow_adapters(self, tenant: Tenant) -> None:
+        """Raise PermissionDeniedError if `tenant` may not load and unload adapters."""
+        if not tenant.may_load_adapters:
+            raise PermissionDeniedError(
+                "Adapters may be loaded and unloaded with an API key that has `may_load_adapters:"
+                " true` in the server's configuration: ask the operator for one."
+            )
+
     def charge(self, tenant: Tenant, num_tokens: int) -> Charge:
         """Count one request against the tenant's rates, and charge it `num_tokens` tokens.
 
@@ -169,7 +179,12 @@ def _digest(key: KeyArgs) -> bytes:
 
 def _tenant(key: KeyArgs) -> Tenant:
     limits = Limits(**{field.name: getattr(key, field.name) for field in fields(Limits)})
-    return Tenant(name=key.name, models=key.models, limits=limits)
+    return Tenant(
+        name=key.name,
+        models=key.models,
+        may_load_adapters=key.may_load_adapters,
+        limits=limits,
+    )
 
 
 def _key_in(authorization: str | None, x_api_key: str | None) -> str:

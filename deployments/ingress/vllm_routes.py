@@ -12,9 +12,9 @@ from importlib import metadata
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from cfg_core.errors import GuidanceError
+from cfg_core.errors import GuidanceError, RequestError
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
@@ -67,6 +67,38 @@ class VllmRoutes:
     async def load(self) -> JSONResponse:
         """Return how many other requests this ingress has in progress."""
         return JSONResponse({"server_load": self._open_requests.count - 1})
+
+    @app.post("/v1/load_lora_adapter")
+    async def load_adapter(self, request: Request) -> Response:
+        """Load a LoRA adapter from a directory of the server; clients send its name as `model`."""
+        return await self._change_adapters("load_adapter", request)
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_adapter(self, request: Request) -> Response:
+        """Unload a LoRA adapter."""
+        return await self._change_adapters("unload_adapter", request)
+
+    async def _change_adapters(self, method: str, request: Request) -> Response:
+        """Let the only replica of the generator load or unload an adapter.
+
+        Others would not have it, nor would one that starts later.
+        """
+        self._gate.allow_adapters(tenant_of(request))
+        body = await self._bodies.read(request)
+        if self._generator is None:
+            raise RequestError("No model here generates text: there is nothing to adapt.")
+        if self._generator.replicas() > 1:
+            raise RequestError(
+                "Adapters can be loaded while the server runs only if the generator has one"
+                " replica: name them in the YAML (`frontend.lora_modules`)."
+            )
+        name = body.get("lora_name")
+        if name in self._args.served_names:
+            raise RequestError(
+                f"{str(name)[:100]} is a name of the server's configuration: use another.",
+                "lora_name",
+            )
+        return PlainTextResponse(await self._generator.ask(method, body))
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(self, request: Request) -> Response:

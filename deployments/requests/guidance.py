@@ -108,7 +108,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     """
     known = FIELDS if endpoint == "completion" else CHAT_FIELDS
     _refuse_hidden_fields(body)
-    _refuse_misspelt_processors(body)
+    _refuse_unread_processors(endpoint, body)
     for name in body:
         if (looks_like_guidance(name) and SYNONYMS.get(name, name) not in known) or near_miss(name):
             raise _unknown(name, known)
@@ -191,11 +191,16 @@ def carried(body: Mapping[str, Any], carrier: str) -> Mapping[str, Any]:
     return inner
 
 
-def _refuse_misspelt_processors(body: Mapping[str, Any]) -> None:
-    """Raise RequestError for a misspelt `logits_processors`, or for one beside beam search.
+def _refuse_unread_processors(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    """Raise RequestError for `logits_processors` that are misspelt, or that cannot be applied.
 
     vLLM would ignore the field, and the request would run without its processors.
     """
+    if endpoint == "scoring" and body.get(LOGITS_PROCESSORS) is not None:
+        raise RequestError(
+            f"Generative scoring does not support {LOGITS_PROCESSORS}: leave them out.",
+            LOGITS_PROCESSORS,
+        )
     for name in body.keys() - {LOGITS_PROCESSORS}:
         if _near(name, [LOGITS_PROCESSORS]):
             raise RequestError(

@@ -178,6 +178,8 @@ EXAMPLES: dict[str, Schema] = {
     "/v1/chat/completions/render": {"messages": [USER]},
     "/v1/responses/render": {"input": USER["content"]},
     "/v1/messages/render": {"messages": [USER], "max_tokens": 48},
+    "/v1/load_lora_adapter": {"lora_name": "pirate", "lora_path": "/adapters/pirate"},
+    "/v1/unload_lora_adapter": {"lora_name": "pirate"},
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [5, 6, 7]},
     "/invocations": {"messages": [PIRATE, USER], **SHORT, **NEGATIVE},

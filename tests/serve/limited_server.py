@@ -50,6 +50,7 @@ def keys() -> list[Json]:
         {"name": "usual", "env": "USUAL_KEY"},
         {"name": "encoders-only", "sha256": digest("other"), "models": ["all-MiniLM-L6-v2"]},
         {"name": "generator-only", "sha256": digest("gen"), "models": ["stories"]},
+        {"name": "operator", "sha256": digest("op"), "may_load_adapters": True},
         {"name": "slow", "sha256": digest("slow"), "requests_per_minute": 1, "min_priority": 5},
     ]
 

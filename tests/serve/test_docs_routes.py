@@ -66,6 +66,9 @@ def test_the_examples_run_and_are_guided(http: httpx.Client, document: Json) -> 
             continue
         example = operation["requestBody"]["content"]["application/json"]["example"]
         answer = http.post(path, json=example)
+        if path.endswith("lora_adapter"):  # tests/serve/limited has a key that may
+            assert answer.status_code == 403, path
+            continue
         if path in NOT_BY_MINILM:
             assert answer.status_code == 400, path
             assert "cannot serve" in answer.text
@@ -117,6 +120,6 @@ def test_a_batch_answers_each_conversation(http: httpx.Client, model: str) -> No
 def test_a_body_may_name_its_request(http: httpx.Client, model: str) -> None:
     body = {"model": model, "prompt": "Once", "max_tokens": 2, "request_id": "mine"}
     assert http.post("/v1/completions", json=body).json()["id"] == "cmpl-mine"
-    header = {"X-Request-Id": "theirs"}
-    answer = http.post("/v1/completions", json=body, headers=header)
+    del body["request_id"]
+    answer = http.post("/v1/completions", json=body, headers={"X-Request-Id": "theirs"})
     assert answer.json()["id"] == "cmpl-theirs"

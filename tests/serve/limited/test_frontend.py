@@ -6,12 +6,15 @@ The tests use LoRA adapters and the times of each request.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from limited_server import KEY, bearer
-from serve_process import Json, ServeProcess
+from serve_process import REPOSITORY, Json, ServeProcess
+
+from tests.engine.adapters import make_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +52,34 @@ def test_an_adapter_is_a_model_and_may_be_guided(limited_server: ServeProcess) -
         None if not fields else answer["usage"]["completion_tokens"]
         for (_, fields), answer in zip(asked, answers, strict=True)
     ]
+
+
+def test_an_adapter_is_loaded_and_unloaded_by_a_key_that_may(
+    limited_server: ServeProcess, tmp_path: Path
+) -> None:
+    adapter = make_adapter(REPOSITORY / "models" / "stories", tmp_path / "late")
+
+    def change(verb: str, body: Json, key: str = "op") -> httpx.Response:
+        url = f"{limited_server.url}/v1/{verb}_lora_adapter"
+        return httpx.post(url, json=body, headers=bearer(key), timeout=LIMIT_S)
+
+    body: Json = {"lora_name": "late-stories", "lora_path": str(adapter)}
+    assert change("load", body, KEY).status_code == 403
+    assert change("load", body).status_code == 200
+    assert "already been loaded" in change("load", body).text
+    first, late = (complete(limited_server, m, **GUIDANCE) for m in ("odd-stories", "late-stories"))
+    assert late["model"] == "late-stories"
+    assert late["choices"][0]["text"] == first["choices"][0]["text"]  # of equal weights
+    assert late["guidance"] == first["guidance"]
+    assert change("unload", {"lora_name": "late-stories"}).status_code == 200
+    assert change("unload", {"lora_name": "late-stories"}).status_code == 404
+    for refused in (
+        {"lora_name": "stories", "lora_path": str(adapter)},
+        {"lora_name": "nowhere", "lora_path": str(tmp_path / "nowhere")},
+        {"lora_name": "nameless"},
+    ):
+        assert change("load", refused).status_code in (400, 404), refused
+    assert complete(limited_server, "stories")["model"] == "stories"
 
 
 def test_an_unknown_adapter_is_an_unknown_model(limited_server: ServeProcess) -> None:

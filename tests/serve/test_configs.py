@@ -5,6 +5,7 @@ These tests need no server, so they also check files that cannot run on this mac
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
 from serve_process import REPOSITORY, Json, shipped_config
 
+from deployments import app
 from deployments.config.args import AppArgs
 from deployments.config.checks import RESERVED_DEPLOYMENTS
 from deployments.config.encoders import EncoderArgs
@@ -71,6 +73,19 @@ def test_a_replica_has_a_gpu_for_each_worker(config: Json) -> None:
     if bundles:
         assert replica["ray_actor_options"]["num_cpus"] <= bundles[0]["CPU"]
         assert "num_gpus" not in replica["ray_actor_options"]
+
+
+def test_an_application_without_its_model_serves_the_fallback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(app.logger, "warning", told.append)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    args = AppArgs.model_validate(shipped_config("cfg")["applications"][0]["args"])
+    missing = args.model_copy(update={"model": str(tmp_path / "none")})
+    app.build(missing)
+    assert told == [missing.missing_model()]
+    assert missing.resolved().served_names == ["stories", "all-MiniLM-L6-v2"]
 
 
 @pytest.mark.parametrize("name", ["cfg", "stories"])

@@ -156,7 +156,7 @@ def test_negative_of_token_ids(server: str, llama: Oracle) -> None:
     "xargs",
     [
         {"guidance_scale": "much"},
-        {"guidance_scale": 2.0, "negative_prompt": ""},
+        {"guidance_scale": 2.0, "negative_prompt_token_ids": []},
         {"guidance_sclae": 2.0},
     ],
     ids=["no-number", "empty-negative", "typo"],

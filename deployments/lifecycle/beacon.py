@@ -80,12 +80,14 @@ class Beacon:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_askers += 1
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while self._num_askers <= MAX_ASKERS and await reader.readexactly(1):
-                writer.write(_ASK)
-                await writer.drain()
-        self._num_askers -= 1
-        writer.close()
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while self._num_askers <= MAX_ASKERS and await reader.readexactly(1):
+                    writer.write(_ASK)
+                    await writer.drain()
+        finally:  # also when the loop ends, and cancels this task
+            self._num_askers -= 1
+            writer.close()
 
 
 def beacons(reports: Mapping[R, Mapping[str, Any]]) -> dict[R, tuple[str, int]]:

@@ -1,0 +1,143 @@
+"""Draw the result of bench_instructions.py: what guidance gives, and what it costs.
+
+    python benchmarks/plot_instructions.py RESULT.json OUT.svg
+
+Three panels over the scale: the share of instructions that were obeyed, the share of passages that
+were believed, and the cost in perplexity and repetition. Bars are 95% intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MODES = {"greedy": ("#1f5fa8", "o", 0.985), "sampled": ("#c2571a", "s", 1.015)}
+"""Color, mark, and a factor on the scale that keeps the bars of the two apart."""
+ALONE: dict[str, Any] = {
+    "color": "#777777",
+    "linestyle": (0, (1, 2)),
+    "label": "negative alone, greedy",
+}
+PERPLEXITY: dict[str, Any] = {"linestyle": "-"}
+REPETITION: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "instructions",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "xtick.labelsize": 8,
+    "lines.markersize": 5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "figure.facecolor": "white",
+}
+Points = Sequence[dict[str, Any]]
+
+
+def draw(result: dict[str, Any], out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    found, card = result["points"], result["card"]
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(1, 3, sharex=True, figsize=(12, 4.4), layout="constrained")
+        draw_shares(axes[0], found, "instructions")
+        draw_shares(axes[1], found, "context")
+        draw_costs(axes[2], found)
+        titles = ("Instructions obeyed", "Passage's answer given", "Cost (instructions)")
+        scales = sorted({p["scale"] for p in found if p["scale"] > 0})
+        for axis, title in zip(axes, titles, strict=True):
+            axis.set_title(f"{title} ({card['model']})" if axis is axes[0] else title, fontsize=10)
+            axis.set_xlabel("guidance scale (1: off)")
+            axis.set_xscale("log")
+            axis.set_xticks(scales, [f"{scale:g}" for scale in scales])
+            axis.xaxis.minorticks_off()
+        draw_legend(figure)
+        figure.savefig(out, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def draw_shares(axis: Axes, found: Points, table: str) -> None:
+    """Shares in percent with their intervals, and that of the negative alone as a line."""
+    for mode, (color, mark, beside) in MODES.items():
+        rows = _rows(found, table, mode)
+        below = [p["share"] - p["interval"][0] for p in rows]
+        above = [p["interval"][1] - p["share"] for p in rows]
+        axis.errorbar(
+            [p["scale"] * beside for p in rows],
+            [100 * p["share"] for p in rows],
+            # Rounding may leave an end of an interval on the wrong side by a hair.
+            yerr=[[100 * max(0.0, length) for length in side] for side in (below, above)],
+            color=color,
+            marker=mark,
+            capsize=2,
+            elinewidth=1,
+        )
+    for p in found:
+        if (p["table"], p["scale"]) == (table, 0):
+            axis.axhline(100 * p["share"], **ALONE)
+    axis.set_ylabel("share, %")
+    axis.set_ylim(0, 100)
+
+
+def draw_costs(axis: Axes, found: Points) -> None:
+    """Median perplexity on the left axis, which is logarithmic, and repetition on the right."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    right = axis.twinx()
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    for mode, (color, mark, _) in MODES.items():
+        rows = [p for p in _rows(found, "instructions", mode) if p["repetition"] is not None]
+        scales = [p["scale"] for p in rows]
+        perplexities = [p["perplexity_median"] for p in rows]
+        repetitions = [100 * p["repetition"] for p in rows]
+        axis.plot(scales, perplexities, color=color, marker=mark, **PERPLEXITY)
+        right.plot(scales, repetitions, color=color, marker=mark, **REPETITION)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("median perplexity without guidance")
+    right.set_ylabel("repeated 4-grams, %")
+    right.set_ylim(bottom=0)
+
+
+def draw_legend(figure: Figure) -> None:
+    """Below all panels: colors are modes, and lines are measures."""
+    from matplotlib.lines import Line2D
+
+    gray: dict[str, Any] = {"color": "#444444", "marker": "o"}
+    handles = [
+        *(Line2D([], [], color=c, marker=mark, label=mode) for mode, (c, mark, _) in MODES.items()),
+        Line2D([], [], **ALONE),
+        Line2D([], [], label="right panel: perplexity", **gray, **PERPLEXITY),
+        Line2D([], [], label="right panel: repetition", **gray, **REPETITION),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+
+
+def _rows(found: Points, table: str, mode: str) -> list[dict[str, Any]]:
+    """The points of a curve, without that of the negative alone."""
+    return [p for p in found if (p["table"], p["mode"]) == (table, mode) and p["scale"] > 0]
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Reasoning under guidance: parser, budget of thinking tokens, and a grammar after the reasoning.
+
+The model is the one of configs/cfg.yaml with two of its unused special tokens renamed to `<think>`
+and `</think>`, and a template that opens the reasoning. It was not trained to close it, so
+`thinking_token_budget` does. Expected texts come from `cfg_core.reference` in float32.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_process_server import Server, events
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cfg_core.reference import FORBIDDEN, guided_generate
+
+RENAMED = {"<repo_name>": "<think>", "<reponame>": "</think>"}
+OPEN = "<|im_start|>assistant\n<think>\n"
+BUDGET = 10
+"""The newline of the template counts, so the model thinks for one token less."""
+NEW_TOKENS = 24
+HELPFUL = "You are a helpful assistant."
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "You are a pirate."},
+        {"role": "user", "content": "How do I make tea?"},
+    ],
+    "temperature": 0,
+    "max_tokens": NEW_TOKENS,
+    "thinking_token_budget": BUDGET,
+}
+GUIDANCE = {"guidance_scale": 1.5, "negative_prompt": HELPFUL}
+STEP = r"Step [1-9]: [a-z]{2,6} the tea"
+
+
+@pytest.fixture(scope="module")
+def reasoner(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chat model with `<think>`, `</think>` and a template that opens the reasoning."""
+    folder = tmp_path_factory.mktemp("reasoner") / "reasoner"
+    folder.mkdir()
+    for file in chat_model.iterdir():
+        if file.name == "model.safetensors":
+            (folder / file.name).symlink_to(file.resolve())
+        else:
+            shutil.copy(file, folder)
+    tokenizer = folder / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    for token in content["added_tokens"]:
+        if token["content"] in RENAMED:
+            vocabulary[RENAMED[token["content"]]] = vocabulary.pop(token["content"])
+            token.update(content=RENAMED[token["content"]], special=False)
+    tokenizer.write_text(json.dumps(content))
+    template = folder / "chat_template.jinja"
+    opening = OPEN.removesuffix("<think>\n")
+    assert template.read_text().count(opening) == 1
+    template.write_text(template.read_text().replace(opening, OPEN))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(reasoner: Path) -> Iterator[Server]:
+    server = Server(reasoner, reasoning_parser="deepseek_r1", kv_cache_memory_bytes=128 << 20)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def idle(server: Server) -> Iterator[Server]:
+    yield server
+    server.assert_idle()
+
+
+def expected_ids(folder: Path) -> list[int]:
+    """The guided greedy tokens, with `</think>` forced where the budget is spent."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    end = tokenizer.convert_tokens_to_ids("</think>")
+
+    def close(scores: torch.Tensor, prompt: list[int], output: list[int]) -> torch.Tensor:
+        if len(output) != BUDGET - 1:
+            return scores
+        forced = torch.full_like(scores, FORBIDDEN)
+        forced[end] = scores[end]
+        return forced
+
+    def ids(system: str) -> list[int]:
+        chat = [{"role": "system", "content": system}, CHAT["messages"][1]]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        assert text.endswith(OPEN)
+        found: list[int] = tokenizer(text).input_ids
+        return found
+
+    text = guided_generate(
+        model,
+        ids("You are a pirate."),
+        ids(HELPFUL),
+        scale=1.5,
+        max_new_tokens=NEW_TOKENS,
+        processors=[close],
+    )
+    return text.token_ids
+
+
+def test_reasoning_and_answer_are_guided(idle: Server, reasoner: Path) -> None:
+    body = {**CHAT, **GUIDANCE, "return_token_ids": True}
+    answer = idle.answer(body)
+    assert answer["choices"][0]["token_ids"] == expected_ids(reasoner)
+    assert answer["guidance"]["guided_tokens"] == NEW_TOKENS
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"]
+    assert message["content"]
+    assert idle.answer(CHAT)["choices"][0]["message"] != message
+
+
+def test_a_stream_tells_reasoning_from_content(idle: Server) -> None:
+    whole = idle.answer({**CHAT, **GUIDANCE})["choices"][0]["message"]
+    deltas = [
+        choice["delta"]
+        for event in events(idle.ask({**CHAT, **GUIDANCE, "stream": True}))
+        for choice in event["choices"]
+    ]
+    for key in ("reasoning", "content"):
+        assert "".join(delta.get(key) or "" for delta in deltas) == whole[key]
+
+
+def test_a_grammar_begins_after_the_reasoning(idle: Server) -> None:
+    body = {**CHAT, **GUIDANCE, "max_tokens": 60, "structured_outputs": {"regex": STEP}}
+    message = idle.answer(body)["choices"][0]["message"]
+    assert re.fullmatch(STEP, message["content"])
+    free = idle.answer({**CHAT, **GUIDANCE})["choices"][0]["message"]
+    assert message["reasoning"] == free["reasoning"]

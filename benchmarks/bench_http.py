@@ -204,9 +204,8 @@ def measure(
     for _ in range(turns):
         for name, server in servers.items():
             with on_turn(server):
-                asyncio.run(
-                    latencies(server.url, clients, clients + 4, stream)
-                )  # not counted: caught up after a pause
+                # Not counted: caught up after a pause.
+                asyncio.run(latencies(server.url, clients, clients + 4, stream))
                 taken[name] += asyncio.run(
                     latencies(server.url, clients, num_requests // turns, stream)
                 )

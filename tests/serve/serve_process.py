@@ -56,9 +56,8 @@ class ServeProcess:
         stock: bool = False,
     ) -> None:
         self._mark = uuid.uuid4().hex
-        self._dir = Path(
-            tempfile.mkdtemp(prefix="cs", dir="/tmp")
-        )  # a short path, because Ray puts sockets in it
+        # A short path, because Ray puts sockets in it.
+        self._dir = Path(tempfile.mkdtemp(prefix="cs", dir="/tmp"))
         config["http_options"]["port"] = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         path = self._dir / "config.yaml"

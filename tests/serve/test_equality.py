@@ -58,9 +58,8 @@ def test_http_gives_the_tokens_of_the_reference(
         scale=scale,
         max_new_tokens=NUM_TOKENS,
     )
-    same = next(
-        (i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS
-    )  # after a tie, the tokens may differ
+    # After a tie, the tokens may differ.
+    same = next((i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS)
     choice: Any = answer.choices[0]  # token_ids is not a field of the client's type
     assert choice.token_ids[:same] == expected.token_ids[:same]
     assert same > NUM_TOKENS // 2

@@ -65,9 +65,8 @@ def test_replicas_run_nothing_that_strangers_send(own_server: ServeProcess, tmp_
     bomb = tmp_path / "went-off"
     ports = {port for _, port in listening(own_server, "ServeReplica")}
     answers = [status_of_call(port, pickle.dumps(Bomb(bomb))) for port in ports]
-    assert answers.count(grpc.StatusCode.UNAUTHENTICATED) >= 3, (
-        answers
-    )  # ports of the ingress, the generator and the encoder
+    # Ports of the ingress, the generator and the encoder.
+    assert answers.count(grpc.StatusCode.UNAUTHENTICATED) >= 3, answers
     assert not bomb.exists()
 
 

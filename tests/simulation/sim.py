@@ -377,9 +377,8 @@ class Simulation:
 
     def __init__(self, config: VllmConfig, num_blocks: int, path: EnginePath = V1) -> None:
         self.config = config
-        config.scheduler_config.async_scheduling = (
-            path.asynchronous
-        )  # vLLM's CPU platform turns it off
+        # vLLM's CPU platform turns it off.
+        config.scheduler_config.async_scheduling = path.asynchronous
         config.parallel_config.pipeline_parallel_size = path.stages
         self.block_size = config.cache_config.block_size
         config.cache_config.num_gpu_blocks = num_blocks

@@ -172,10 +172,8 @@ def test_a_fault_is_reported_and_fails_only_its_own_request(
     assert failures["a"].row == 0
     assert "'witness'" in failures["a"].reason
     table.process(A, asked, [5, 6], [mine])
-    assert (forbidden(mine), table.take_failures()) == (
-        [],
-        failures,
-    )  # reported again until the scheduler has ended the request
+    # Reported again until the scheduler has ended the request.
+    assert (forbidden(mine), table.take_failures()) == ([], failures)
     table.forget(["a", "b"])
     assert all(w.closed == 1 for w in Witness.made)
     table.process(A, ASKED, [], [mine])  # a new request of the same name

@@ -118,10 +118,8 @@ def test_stats_may_be_missing_partial_or_wrong():
         "max_num_seqs": None,
     }
     assert ReplicaLoad.of(stats) == ReplicaLoad(free_blocks=5)
-    assert lacks(group(), ReplicaLoad.of({}), 10**9) == (
-        False,
-        False,
-    )  # it has just started: it has blocks and slots
+    # It has just started: it has blocks and slots.
+    assert lacks(group(), ReplicaLoad.of({}), 10**9) == (False, False)
 
 
 def test_headroom_is_the_blocks_that_no_request_needs_soon():
@@ -424,9 +422,8 @@ def test_a_dead_replica_is_forgotten():
     placer.answered("1", "a", 1.2)
     placer.check_integrity()
     assert placer.loads("a", 2.0)["a"] == ReplicaLoad()
-    send(
-        placer, "3", group("other", "another"), ["a"], 2.0
-    )  # one of the same name: its cache is empty
+    # One of the same name: its cache is empty.
+    send(placer, "3", group("other", "another"), ["a"], 2.0)
     placer.answered("3", "a", 2.1)
     assert placer.rank("4", request, "ab", 9.0) == ["b", "a"]
 
@@ -586,9 +583,8 @@ def test_a_full_replica_is_passed_over_under_traffic():
     workload = Workload(requests=1000, load=0.5)
     simulation = Simulation(workload, OneIsFull(workload))
     simulation.run()
-    before = sum(
-        job.arrived < 0.5 / 4 + REPORT_AGE_S for job in simulation.done
-    )  # until its first report came
+    # Until its first report came.
+    before = sum(job.arrived < 0.5 / 4 + REPORT_AGE_S for job in simulation.done)
     jobs = [engine.jobs for engine in simulation.engines]
     assert jobs[0] <= before < 50
     assert max(jobs[1:]) <= 1.3 * sum(jobs[1:]) / 3

@@ -263,9 +263,8 @@ class HeadOnRows:
         self._stub = _GivenStates(backbone_of(model))
         setattr(model, model.base_model_prefix, self._stub)
         pad = getattr(model.config, "pad_token_id", None)
-        self._dummy_id = (
-            0 if pad != 0 else 1
-        )  # decoder classifiers look for the last token that is not padding
+        # Decoder classifiers look for the last token that is not padding.
+        self._dummy_id = 0 if pad != 0 else 1
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """The logits of the states [n, t, D] of n sequences of t tokens.

@@ -85,9 +85,8 @@ class Scheduler:
         first = window[0]
         waited_enough = [s for s in window[1:] if s.num_skips >= self._max_skips]
         others = [s for s in window[1:] if s.num_skips < self._max_skips]
-        others.sort(
-            key=lambda s: abs(len(s) - len(first))
-        )  # a stable sort: of equals, the first in the queue goes first
+        # A stable sort: of equals, the first in the queue goes first.
+        others.sort(key=lambda s: abs(len(s) - len(first)))
         batch, tokens = [first], len(first)
         for sequence in (*waited_enough, *others):
             if len(batch) == self._max_batch_sequences:

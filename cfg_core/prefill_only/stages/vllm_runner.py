@@ -44,14 +44,12 @@ class VllmRunner:
 
     def compute(self, batch: PackedBatch) -> Values:
         if torch.get_num_threads() != self._num_threads:
-            torch.set_num_threads(
-                self._num_threads
-            )  # holds for the calling thread only; vLLM's CPU kernels check it
+            # Holds for the calling thread only; vLLM's CPU kernels check it.
+            torch.set_num_threads(self._num_threads)
         (task,) = self.tasks
         prompts = [{"prompt_token_ids": list(sequence.token_ids)} for sequence in batch.sequences]
-        raw = PoolingParams(
-            task=task, use_activation=False
-        )  # the output processor does normalisation and activation
+        # The output processor does normalisation and activation.
+        raw = PoolingParams(task=task, use_activation=False)
         results = self._llm.encode(prompts, raw, pooling_task=task, use_tqdm=False)
         return {task: [result.outputs.data.float().cpu().numpy() for result in results]}
 

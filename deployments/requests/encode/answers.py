@@ -149,9 +149,8 @@ class Cosine:
     num_queries: int
 
     def __call__(self, outputs: Sequence[Output]) -> list[float]:
-        vectors = np.stack(
-            [np.asarray(output.values["embed"], np.float64) for output in outputs]
-        )  # [q + d, width]
+        # [q + d, width]
+        vectors = np.stack([np.asarray(output.values["embed"], np.float64) for output in outputs])
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         queries, documents = vectors[: self.num_queries], vectors[self.num_queries :]
         cosines: list[float] = (queries * documents).sum(-1).tolist()

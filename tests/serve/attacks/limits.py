@@ -169,9 +169,8 @@ def work_of(path: str, body: dict[str, Any], text: str) -> int | None:
         else 0
     )
     if body.get("use_beam_search") is True:
-        further -= (body["n"] - 1) * num_prompts(
-            body
-        )  # all beams of a prompt share the step of their first token
+        # All beams of a prompt share the step of their first token.
+        further -= (body["n"] - 1) * num_prompts(body)
     return int(usage["total_tokens"]) + further
 
 

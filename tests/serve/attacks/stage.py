@@ -317,9 +317,8 @@ class Stage:
             with suppress(psutil.Error):
                 title = " ".join(process.cmdline())[:60]
                 if "ServeReplica:" in title or "EngineCore" in title:
-                    name = (
-                        title.split(".")[0].removeprefix("ray::").strip()
-                    )  # Ray pads the title, or appends the name of a method
+                    # Ray pads the title, or appends the name of a method.
+                    name = title.split(".")[0].removeprefix("ray::").strip()
                     found.add(f"{name} {process.pid}")
         return found
 

@@ -94,9 +94,8 @@ def test_a_group_that_never_fits_the_pool_is_refused(
     answer = complete(limited_server, stream, max_tokens=400, **GUIDANCE)
     assert answer.status_code == 400
     assert "can never fit the KV pool" in answer.json()["error"]["message"]
-    assert (
-        complete(limited_server, stream, max_tokens=400).status_code == 200
-    )  # a plain request fits
+    # A plain request fits.
+    assert complete(limited_server, stream, max_tokens=400).status_code == 200
 
 
 def test_too_many_requests_get_429(limited_server: ServeProcess) -> None:

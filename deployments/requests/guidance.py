@@ -20,6 +20,7 @@ from cfg_core.params import (
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
     SCALE,
+    STREAM_LOGPROBS,
     SYNONYMS,
     GuidanceParams,
     looks_like_guidance,
@@ -52,6 +53,9 @@ CARRIERS = (
     "options",
 )
 """Objects in a body in which guidance fields would be ignored or not checked: refused there."""
+
+WITH_STREAM_LOGPROBS: tuple[Endpoint, ...] = ("completion", "chat")
+"""The endpoints whose answers can show `guidance_logprobs`."""
 
 MAX_NAME_CHARS = 64
 """Longer names cannot be similar to a field of ours, so they are not compared."""
@@ -220,6 +224,12 @@ def _refuse_unguidable(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
             "This endpoint cannot be guided: send guided requests to /v1/completions or"
             " /v1/chat/completions, one for each conversation.",
             SCALE,
+        )
+    if body.get(STREAM_LOGPROBS) and endpoint not in WITH_STREAM_LOGPROBS:
+        raise GuidanceError(
+            f"Answers of this endpoint have no place for {STREAM_LOGPROBS}: leave it out, or use"
+            " /v1/completions or /v1/chat/completions.",
+            STREAM_LOGPROBS,
         )
     if body.get("use_beam_search"):
         raise GuidanceError(

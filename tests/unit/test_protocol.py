@@ -170,6 +170,18 @@ REFUSED = [
     ("chat", {"guidance_top_k": 3}, "guidance_top_k", "not supported yet"),
     ("chat", {"guidance_streams": []}, "guidance_streams", "not supported yet"),
     ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
+    (
+        "messages",
+        {"guidance_scale": 2, "guidance_logprobs": True},
+        "guidance_logprobs",
+        "use /v1/completions or /v1/chat/completions",
+    ),
+    (
+        "responses",
+        {"guidance_scale": 2, "guidance_logprobs": True},
+        "guidance_logprobs",
+        "use /v1/completions or /v1/chat/completions",
+    ),
     ("completion", {"guidance_top_k": 5}, "guidance_top_k", "not supported yet"),
     (
         "completion",

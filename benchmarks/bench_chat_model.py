@@ -349,7 +349,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("equality", "speed"))
+    parser.add_argument("part", choices=("equality", "speed"), nargs="?", default="speed")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64, help="a text of the equality table")
     parser.add_argument("--speed-tokens", type=int, default=96, help="a text of the speed table")

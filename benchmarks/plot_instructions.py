@@ -3,7 +3,7 @@
     python benchmarks/plot_instructions.py RESULT.json OUT.svg
 
 Three panels over the scale: the share of instructions that were obeyed, the share of passages that
-were believed, and the cost in perplexity and repetition. Bars are 95% intervals.
+were believed, and the cost in perplexity. Bars are 95% intervals.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ALONE: dict[str, Any] = {
     "linestyle": (0, (1, 2)),
     "label": "negative alone, greedy",
 }
-PERPLEXITY: dict[str, Any] = {"linestyle": "-"}
-REPETITION: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
+MEDIAN: dict[str, Any] = {"linestyle": "-"}
+PERCENTILE: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "instructions",
@@ -55,7 +55,11 @@ def draw(result: dict[str, Any], out: Path) -> None:
         draw_shares(axes[0], found, "instructions")
         draw_shares(axes[1], found, "context")
         draw_costs(axes[2], found)
-        titles = ("Instructions obeyed", "Passage's answer given", "Cost (instructions)")
+        titles = (
+            "Instructions obeyed",
+            "Answers from the passage",
+            "Cost in perplexity (instructions)",
+        )
         scales = sorted({p["scale"] for p in found if p["scale"] > 0})
         for axis, title in zip(axes, titles, strict=True):
             axis.set_title(f"{title} ({card['model']})" if axis is axes[0] else title, fontsize=10)
@@ -92,26 +96,19 @@ def draw_shares(axis: Axes, found: Points, table: str) -> None:
 
 
 def draw_costs(axis: Axes, found: Points) -> None:
-    """Median perplexity on the left axis, which is logarithmic, and repetition on the right."""
+    """Median and 90th percentile of the perplexity, on a logarithmic axis."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    right = axis.twinx()
-    right.spines["right"].set_visible(True)
-    right.grid(visible=False)
     for mode, (color, mark, _) in MODES.items():
-        rows = [p for p in _rows(found, "instructions", mode) if p["repetition"] is not None]
+        rows = _rows(found, "instructions", mode)
         scales = [p["scale"] for p in rows]
-        perplexities = [p["perplexity_median"] for p in rows]
-        repetitions = [100 * p["repetition"] for p in rows]
-        axis.plot(scales, perplexities, color=color, marker=mark, **PERPLEXITY)
-        right.plot(scales, repetitions, color=color, marker=mark, **REPETITION)
+        for measure, style in (("perplexity_median", MEDIAN), ("perplexity_p90", PERCENTILE)):
+            axis.plot(scales, [p[measure] for p in rows], color=color, marker=mark, **style)
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylabel("median perplexity without guidance")
-    right.set_ylabel("repeated 4-grams, %")
-    right.set_ylim(bottom=0)
+    axis.set_ylabel("perplexity without guidance")
 
 
 def draw_legend(figure: Figure) -> None:
@@ -122,8 +119,8 @@ def draw_legend(figure: Figure) -> None:
     handles = [
         *(Line2D([], [], color=c, marker=mark, label=mode) for mode, (c, mark, _) in MODES.items()),
         Line2D([], [], **ALONE),
-        Line2D([], [], label="right panel: perplexity", **gray, **PERPLEXITY),
-        Line2D([], [], label="right panel: repetition", **gray, **REPETITION),
+        Line2D([], [], label="perplexity: median", **gray, **MEDIAN),
+        Line2D([], [], label="90th percentile", **gray, **PERCENTILE),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
 

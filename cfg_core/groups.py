@@ -30,17 +30,23 @@ class Group:
 
     weights: they sum to 1.
     logprobs: whether the request asked for the log-probabilities of each stream.
+    needs_rows: whether the row of each stream is needed, so that the blend must come after the
+        model's head (see `cfg_core.vllm_plugin.worker.head`).
     """
 
     leader: str
     followers: tuple[str, ...]
     weights: tuple[float, ...]
     logprobs: bool = False
+    needs_rows: bool = False
 
     @classmethod
-    def pair(cls, leader: str, scale: float, logprobs: bool = False) -> Group:
+    def pair(
+        cls, leader: str, scale: float, logprobs: bool = False, needs_rows: bool = False
+    ) -> Group:
         """Return the group of classifier-free guidance, with weights `(scale, 1 - scale)`."""
-        return cls(leader, (follower_id(leader, 0),), (scale, 1.0 - scale), logprobs)
+        follower = follower_id(leader, 0)
+        return cls(leader, (follower,), (scale, 1.0 - scale), logprobs, needs_rows)
 
     @property
     def streams(self) -> tuple[str, ...]:

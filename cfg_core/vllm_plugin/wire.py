@@ -40,11 +40,13 @@ class JointRow:
     streams: ids, the leader's first.
     weights: one for each stream; they sum to 1.
     logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
+    needs_rows: whether the blend must come after the model's head.
     """
 
     streams: tuple[str, ...]
     weights: tuple[float, ...]
     logprobs: bool = False
+    needs_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

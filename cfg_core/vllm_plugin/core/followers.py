@@ -8,6 +8,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from cfg_core.groups import Group
+from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import SCALE, GuidanceParams
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 
@@ -16,6 +17,16 @@ def is_guided(request: Request) -> bool:
     """Whether a request asks for guidance: a scale other than 1."""
     params = request.sampling_params
     return params is not None and bool(params.extra_args) and params.extra_args.get(SCALE, 1) != 1
+
+
+def reads_values(sampling: SamplingParams) -> bool:
+    """Whether something reads the guided log-probabilities themselves.
+
+    All else reads only their differences, which a constant added to the row does not change. A
+    repetition penalty treats positive and negative values differently, and a logits processor may
+    do anything.
+    """
+    return sampling.repetition_penalty != 1 or bool((sampling.extra_args or {}).get(PROCESSORS))
 
 
 def make_group(
@@ -37,7 +48,8 @@ def make_group(
     if asks_for_prompt_logprobs(leader.sampling_params):
         return None
     negative = params.negative_prompt_token_ids
-    group = Group.pair(leader.request_id, params.scale, params.logprobs)
+    needs_rows = params.logprobs or reads_values(leader.sampling_params)
+    group = Group.pair(leader.request_id, params.scale, params.logprobs, needs_rows)
     leader.max_tokens = min(
         leader.max_tokens, max_model_len - max(len(negative), leader.num_prompt_tokens)
     )

@@ -264,7 +264,9 @@ class GuidedScheduler(GroupScheduler):
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
             lengths = {len(drafts.get(s, ())) for s in ready}
             if len(ready) == len(group.streams) and len(lengths) == 1:
-                joint.append(JointRow(group.streams, group.weights, group.logprobs))
+                joint.append(
+                    JointRow(group.streams, group.weights, group.logprobs, group.needs_rows)
+                )
             else:
                 solo += ready
         for stream in solo:

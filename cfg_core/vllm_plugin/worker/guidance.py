@@ -20,12 +20,14 @@ class RunnerGuidance:
 
     step: what the scheduler sent about this step; None if no stream of a group samples in it.
     rows: where the joint groups' rows are; None if no group is joint.
+    compact: whether the step's logits have no rows of followers (V1 only).
     kept: the rows of the groups that asked for their streams' log-probabilities, before the blend,
         [streams, n, vocabulary] float32; None if no group asked.
     """
 
     step: StepGuidance | None = None
     rows: Rows | None = None
+    compact: bool = False
     kept: torch.Tensor | None = None
 
     @property
@@ -41,3 +43,4 @@ class RunnerGuidance:
     def clear(self) -> None:
         """Forget the step, at its end."""
         self.step = self.rows = self.kept = None
+        self.compact = False

@@ -1,9 +1,10 @@
 """Where the rows of the joint groups are, and their blend: what both model runners share.
 
-Each runner blends the raw rows of a joint group into the leader's row, before grammar masks,
-penalties and temperature. So guidance changes what the model predicts, and all that follows works
-as without guidance. Then vLLM samples, and the leader's token is copied to the followers. The
-sample of a solo stream is dropped.
+Each runner blends the rows of a joint group into the leader's row, before grammar masks, penalties
+and temperature. So guidance changes what the model predicts, and all that follows works as without
+guidance. Most groups are blended before the model's head, as hidden states (head.py), and the
+others after it, as logits. Then vLLM samples, and the leader's token is copied to the followers.
+The sample of a solo stream is dropped.
 
 Under speculation a stream has one row of logits for each of its drafts, and one more. All streams
 of a group have equally many drafts. All rows are blended, so vLLM's rejection sampler verifies the
@@ -25,6 +26,18 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from cfg_core.blend import blend
 from cfg_core.vllm_plugin.wire import JointRow
+from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
+
+
+class Late(NamedTuple):
+    """Rows that are blended after the head.
+
+    of_logits: [streams, n] int64.
+    weights: [streams, n] float32.
+    """
+
+    of_logits: torch.Tensor
+    weights: torch.Tensor
 
 
 class Rows(NamedTuple):
@@ -33,16 +46,22 @@ class Rows(NamedTuple):
     in_batch: [streams, groups] int64, the streams' places in the batch, the leaders' first.
     of_logits: [streams, rows] int64, their rows of logits. Each stream has one row more than
         drafts.
-    weights: [streams, rows] float32.
-    group_weights: [streams, groups] float32, the same weights once for each group.
+    group_weights: [streams, groups] float32.
+    leading: the places in the batch that are no followers', in order.
+    leading_index: [k] int64, the same as a tensor.
+    merged: the rows that are blended before the head; None if there are none.
+    late: the rows that are blended after it; None if there are none.
     asked: the rows of the groups that want their streams' log-probabilities; None if there are
         none.
     """
 
     in_batch: torch.Tensor
     of_logits: torch.Tensor
-    weights: torch.Tensor
     group_weights: torch.Tensor
+    leading: list[int]
+    leading_index: torch.Tensor
+    merged: Merged | None = None
+    late: Late | None = None
     asked: Asked | None = None
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
@@ -50,14 +69,13 @@ class Rows(NamedTuple):
         per_stream[self.in_batch[1:]] = per_stream[self.in_batch[0]]
 
 
-def first_rows(spec_decode_metadata: Any, num_reqs: int) -> np.ndarray:
-    """The first row of logits of each place in V1's batch, and the end: [batch + 1]."""
-    drafts = (
-        spec_decode_metadata.num_draft_tokens
-        if spec_decode_metadata is not None
-        else [0] * num_reqs
-    )
-    return np.cumsum([0, *(1 + n for n in drafts)])
+def first_rows(names: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """The first row of logits of each place in V1's batch, and the end: [batch + 1].
+
+    names: the request at each place.
+    drafts: the drafts of those that have some.
+    """
+    return np.cumsum([0, *(1 + len(drafts.get(name, ())) for name in names)])
 
 
 def stage(
@@ -65,6 +83,8 @@ def stage(
     place_of: Mapping[str, int],
     first_row: np.ndarray,
     device: torch.device,
+    *,
+    affine: bool = False,
 ) -> Rows | None:
     """The joint groups as index tensors; None if there are none.
 
@@ -72,6 +92,7 @@ def stage(
 
     place_of: each stream's place in the batch.
     first_row: [batch + 1], where the rows of logits of each place begin.
+    affine: whether groups may be blended before the head.
     """
     if not joint:
         return None
@@ -79,17 +100,49 @@ def stage(
     weights = np.array([group.weights for group in joint]).T
     logits = first_row[streams]
     counts = first_row[streams[0] + 1] - logits[0]
-    places, group_weights = (
-        to_device(streams, np.int64, device),
-        to_device(weights, np.float32, device),
-    )
-    row_weights = group_weights
+    early = np.array([affine and may_merge(group) for group in joint])
+    row_weights = weights
     if counts.max() > 1:  # with drafts: repeat each group's columns, and count up from its row
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         logits = np.repeat(logits, counts, axis=1) + offsets
-        row_weights = to_device(np.repeat(weights, counts, axis=1), np.float32, device)
-    asked = stage_asked(joint, streams[0], counts, device)
-    return Rows(places, to_device(logits, np.int64, device), row_weights, group_weights, asked)
+        row_weights, early = np.repeat(weights, counts, axis=1), np.repeat(early, counts)
+    leading = np.setdiff1d(np.arange(len(first_row) - 1), streams[1:])
+    return Rows(
+        to_device(streams, np.int64, device),
+        to_device(logits, np.int64, device),
+        to_device(weights, np.float32, device),
+        leading.tolist(),
+        to_device(leading, np.int64, device),
+        stage_merged(logits[:, early], row_weights[:, early], first_row[-1], device),
+        stage_late(logits[:, ~early], row_weights[:, ~early], device),
+        stage_asked(joint, streams[0], counts, device),
+    )
+
+
+def may_merge(group: JointRow) -> bool:
+    """Whether a group may be blended before an affine head."""
+    return not group.needs_rows and max(map(abs, group.weights)) <= LARGEST_WEIGHT
+
+
+def stage_merged(
+    streams: np.ndarray, weights: np.ndarray, num_rows: int, device: torch.device
+) -> Merged | None:
+    """Index tensors of the rows [streams, m] that are blended before the head; None without any."""
+    if not streams.size:
+        return None
+    source = np.arange(num_rows)
+    source[streams[1:]] = streams[0]
+    kept, source = np.unique(source, return_inverse=True)
+    indices = (streams, weights, kept, source[streams[0]], source)
+    types = (np.int64, np.float32, np.int64, np.int64, np.int64)
+    return Merged(*(to_device(x, t, device) for x, t in zip(indices, types, strict=True)))
+
+
+def stage_late(streams: np.ndarray, weights: np.ndarray, device: torch.device) -> Late | None:
+    """Index tensors of the rows [streams, n] that are blended after it; None without any."""
+    if not streams.size:
+        return None
+    return Late(to_device(streams, np.int64, device), to_device(weights, np.float32, device))
 
 
 def stage_asked(
@@ -125,13 +178,15 @@ def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
 
 
 def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """`logits` [rows, vocabulary] as float32, each leader's row replaced by its group's blend.
+    """`logits` [rows, vocabulary], each leader's row in `rows.late` replaced by its group's blend.
 
-    float32 keeps the blend from being rounded back to bfloat16. If `logits` are float32 already,
-    they are changed in place. Otherwise the result is a copy.
+    If there are such rows, the result is float32, which keeps the blend from being rounded back to
+    bfloat16. If `logits` are float32 already, they are changed in place.
     """
+    if rows.late is None:
+        return logits
     out = logits.float()
-    out[rows.of_logits[0]] = blend(logits[rows.of_logits], rows.weights)
+    out[rows.late.of_logits[0]] = blend(logits[rows.late.of_logits], rows.late.weights)
     return out
 
 

@@ -1,11 +1,18 @@
-"""vLLM's V1 model runner with guidance."""
+"""vLLM's V1 model runner with guidance.
+
+A guided step takes three turns here. When vLLM asks the model for logits, most groups are blended
+before the head (`_compute_logits`). `sample_tokens` blends the others. `_sample` samples all rows
+but the followers', and copies the tokens to them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from typing_extensions import override
+from vllm.distributed import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -16,10 +23,12 @@ from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.compact import can_compact, compacted, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
+from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
-from cfg_core.vllm_plugin.worker.rows import blended, first_rows, kept_rows, stage, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, blended, first_rows, kept_rows, stage, widen
 
 
 class GuidedRunnerV1(GPUModelRunner):
@@ -39,13 +48,69 @@ class GuidedRunnerV1(GPUModelRunner):
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV1(self, registry)
+        self._awaits_logits: SchedulerOutput | None = None
         guide_drafter(self, self.guidance)
+
+    @override
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Call vLLM's method, then let the model's logits be computed by `_compute_logits`."""
+        super().load_model(*args, **kwargs)
+        if get_pp_group().is_last_rank and not self.broadcast_pp_output:
+            model = self.get_model()
+            self._head = Head(model, self.vllm_config)
+            model.compute_logits = self._compute_logits
 
     @override
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Call vLLM's method. The logits stay in `execute_model_state` until `sample_tokens`."""
         self.processors.begin(scheduler_output)
-        return super().execute_model(scheduler_output, *args, **kwargs)
+        self._awaits_logits = scheduler_output
+        try:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        finally:
+            self._awaits_logits = None
+
+    def _compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """[rows, hidden size] -> [rows, vocabulary], or without the followers' rows.
+
+        vLLM also calls this for prompts' log-probabilities and for profiling, outside of
+        `execute_model` or after the step's own call.
+        """
+        scheduler_output, self._awaits_logits = self._awaits_logits, None
+        if scheduler_output is None or StepGuidance.of(scheduler_output) is None:
+            return self._head.compute_logits(hidden_states)
+        guidance = self.guidance
+        guidance.rows = rows = self._stage(scheduler_output, hidden_states.device, self._head)
+        if rows is None or rows.merged is None:
+            return self._head.compute_logits(hidden_states)
+        logits = self._head.compute_logits(merge(hidden_states, rows.merged))
+        guidance.compact = (
+            rows.late is None
+            and not scheduler_output.scheduled_spec_decode_tokens
+            and not scheduler_output.has_structured_output_requests
+            and self._can_compact()
+        )
+        return logits if guidance.compact or logits is None else logits[rows.merged.source]
+
+    def _stage(
+        self, scheduler_output: SchedulerOutput, device: torch.device, head: Head | None
+    ) -> Rows | None:
+        names, step = self.input_batch.req_ids, StepGuidance.of(scheduler_output)
+        return stage(
+            step.joint if step is not None else (),
+            self.input_batch.req_id_to_index,
+            first_rows(names, scheduler_output.scheduled_spec_decode_tokens),
+            device,
+            affine=head is not None and head.affine,
+        )
+
+    def _can_compact(self) -> bool:
+        """Whether this step can be sampled without the followers' rows."""
+        return (
+            not self.processors.asking
+            and not envs.VLLM_COMPUTE_NANS_IN_LOGITS
+            and can_compact(self.input_batch.sampling_metadata)
+        )
 
     @override
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
@@ -68,9 +133,8 @@ class GuidedRunnerV1(GPUModelRunner):
         if guidance.step is None:
             return
         self._discard(guidance.solo)
-        first_row = first_rows(state.spec_decode_metadata, self.input_batch.num_reqs)
-        place_of = self.input_batch.req_id_to_index
-        guidance.rows = stage(guidance.step.joint, place_of, first_row, state.logits.device)
+        if guidance.rows is None:
+            guidance.rows = self._stage(state.scheduler_output, state.logits.device, None)
         if guidance.rows is not None:
             guidance.kept = kept_rows(state.logits, guidance.rows)
             logits = blended(state.logits, guidance.rows)
@@ -86,9 +150,12 @@ class GuidedRunnerV1(GPUModelRunner):
             # CPU, that ends the engine ("max(): Expected reduction dim"). Without drafts, the two
             # samplers compute the same.
             spec_decode_metadata = None
-        with self.processors.sampling(spec_decode_metadata):
-            output: SamplerOutput = super()._sample(logits, spec_decode_metadata)
         rows, kept = self.guidance.rows, self.guidance.kept
+        if rows is not None and spec_decode_metadata is None and self._can_compact():
+            output = self._sample_leading(logits, rows)
+        else:
+            with self.processors.sampling(spec_decode_metadata):
+                output = super()._sample(logits, spec_decode_metadata)
         if rows is None:
             return output
         tokens = output.sampled_token_ids  # [batch, 1 + drafts] int32
@@ -99,6 +166,19 @@ class GuidedRunnerV1(GPUModelRunner):
             sampled = tokens[asked.places, asked.offsets]
             output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, flat)
         return output
+
+    def _sample_leading(self, logits: torch.Tensor, rows: Rows) -> SamplerOutput:
+        """vLLM's `_sample` without the followers' rows, which are 0 in the output."""
+        batch, index = self.input_batch, rows.leading_index
+        if not self.guidance.compact:
+            logits = logits[index]
+        whole = batch.sampling_metadata
+        batch.sampling_metadata = compacted(batch, rows.leading, index)
+        try:
+            output = super()._sample(logits, None)
+        finally:
+            batch.sampling_metadata = whole
+        return spread(output, index, batch.num_reqs)
 
     @override
     def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:

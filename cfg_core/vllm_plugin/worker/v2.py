@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from typing_extensions import override
+from vllm.distributed import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -21,6 +22,7 @@ from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
 from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
+from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, kept_rows, stage, to_device, widen
 
@@ -49,6 +51,7 @@ class GuidedRunnerV2(GPUModelRunner):
         Raises CompatibilityError if the drafter cannot be guided.
         """
         super().load_model(*args, **kwargs)
+        self._head = Head(self.model, self.vllm_config) if get_pp_group().is_last_rank else None
         self.processors.attach()
         guide_drafter(self, self.guidance)
 
@@ -85,7 +88,9 @@ class GuidedRunnerV2(GPUModelRunner):
                 return stock
             place_of = {stream: place for place, stream in enumerate(input_batch.req_ids)}
             first_row, device = input_batch.cu_num_logits_np, hidden_states.device
-            rows = self.guidance.rows = stage(step.joint, place_of, first_row, device)
+            affine = self._head is not None and self._head.affine
+            rows = stage(step.joint, place_of, first_row, device, affine=affine)
+            self.guidance.rows = rows
             model, head = self.model, rows and _BlendedHead(self.model, rows)
             self.model = head or model
             try:
@@ -126,7 +131,11 @@ class _BlendedHead:
         self.kept: torch.Tensor | None = None
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden size] -> [rows, vocabulary] float32."""
-        logits = self._model.compute_logits(hidden_states)
+        """[rows, hidden size] -> [rows, vocabulary]."""
+        merged = self._rows.merged
+        if merged is None:
+            logits = self._model.compute_logits(hidden_states)
+        else:
+            logits = self._model.compute_logits(merge(hidden_states, merged))[merged.source]
         self.kept = kept_rows(logits, self._rows)
         return blended(logits, self._rows)

@@ -168,6 +168,17 @@ PATCHES = (
         per_object=True,
     ),
     Patch(
+        target=(
+            "vllm.model_executor.models.interfaces_base:VllmModelForTextGeneration.compute_logits"
+        ),
+        by=f"{_WORKER}.v1:GuidedRunnerV1",
+        process="worker",
+        reason="Most groups are blended before the model's head (V1; V2 asks for logits later).",
+        upstream="V1 computes logits inside of `execute_model`",
+        test="tests/engine/test_head.py",
+        per_object=True,
+    ),
+    Patch(
         target="vllm.v1.worker.gpu.model_runner:GPUModelRunner.model",
         by=f"{_WORKER}.v2:GuidedRunnerV2",
         process="worker",

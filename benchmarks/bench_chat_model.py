@@ -236,7 +236,8 @@ def equality(args: argparse.Namespace) -> list[dict[str, Any]]:
                 kind = "wrong"
             row[kind] += 1
             if kind != "equal":
-                first = next(k for k, (a, b) in enumerate(zip(text, want, strict=True)) if a != b)
+                pairs = enumerate(zip(text, want, strict=True))
+                first = next((k for k, (a, b) in pairs if a != b), None)
                 print(
                     f"{way}: request {i} is {kind} from token {first}, least gap {gap:.1e}",
                     file=sys.stderr,

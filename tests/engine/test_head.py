@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ import torch
 from engines import ROOMY, Engine, differences, guided, plain, tokens
 from oracle import CASES, PROMPTS, Oracle
 
+from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.vllm_plugin.worker import v1
-from cfg_core.vllm_plugin.worker.head import is_affine
+from cfg_core.vllm_plugin.worker.head import has_soft_cap, is_affine
 
 HIDDEN, VOCABULARY = 64, 300
 WEIGHT = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)) * 0.05
@@ -32,6 +34,12 @@ HEADS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
         False,
     ),
     "no logits here": (lambda h: None, False),
+    "no weights": (lambda h: torch.zeros(len(h), VOCABULARY), False),
+    "lowest number for a mask": (
+        lambda h: (h @ WEIGHT.to(h.dtype).T).float().index_fill(1, torch.tensor([7]), -1e35),
+        False,
+    ),
+    "another width": (lambda h: h @ torch.zeros(HIDDEN + 1, VOCABULARY), False),
 }
 
 
@@ -40,6 +48,40 @@ HEADS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
 def test_affine_heads_are_found(name: str, dtype: torch.dtype) -> None:
     compute_logits, expected = HEADS[name]
     assert is_affine(compute_logits, HIDDEN, dtype, torch.device("cpu")) is expected
+
+
+def test_a_soft_cap_is_found_though_small_weights_hide_it() -> None:
+    """A LogitsProcessor has it as an attribute."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    assert not has_soft_cap(model)
+    model[1].soft_cap = 30.0
+    assert has_soft_cap(model)
+
+
+def test_trimmed_drafts_are_refused_on_v1() -> None:
+    config: Any = SimpleNamespace(speculative_config=SimpleNamespace(method="ngram_gpu"))
+    with pytest.raises(CompatibilityError, match="use ngram"):
+        v1.refuse_trimmed_drafts(config)
+    v1.refuse_trimmed_drafts(SimpleNamespace(speculative_config=None))  # type: ignore[arg-type]
+
+
+def test_the_whole_batch_is_updated_before_it_is_compacted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With async scheduling, vLLM writes sampled tokens into the metadata of the whole batch."""
+    runner = engine.core.model_executor.driver_worker.worker.model_runner
+    batch, seen = runner.input_batch, []
+    update = batch.update_async_output_token_ids
+
+    def check() -> None:
+        seen.append(len(batch.sampling_metadata.output_token_ids) == batch.num_reqs)
+        update()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "update_async_output_token_ids", check)
+        engine.guide(CASES[:2], max_tokens=4, presence_penalty=0.5)
+    assert seen
+    assert all(seen)
 
 
 @pytest.fixture(scope="module")

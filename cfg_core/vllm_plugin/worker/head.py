@@ -14,6 +14,7 @@ are not affine, such as soft-capped ones, are blended after the head (rows.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,11 +24,16 @@ from vllm.distributed import get_tp_group
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+logger = logging.getLogger(__name__)
+
 PROBE_SCALES = (1.0, 64.0)
 """Sizes of the hidden states that `is_affine` tries. A soft cap shows only on large ones."""
 PROBE_WEIGHTS = (2.5, -1.5)
-LARGEST_WEIGHT = 50.0
+LARGEST_WEIGHT = 10.0
 """Larger weights could overflow float16, so their groups are blended after the head."""
+LARGEST_LOGIT = 1e30
+"""Larger ones are masks, such as the least number of a type. The probe could see nothing beside
+them."""
 
 
 class Head:
@@ -38,9 +44,11 @@ class Head:
     """
 
     def __init__(self, model: Any, config: VllmConfig) -> None:
+        vars(model).pop("compute_logits", None)  # ours, if the same model is loaded again
         self.compute_logits: Callable[[torch.Tensor], torch.Tensor | None] = model.compute_logits
         self.affine = can_merge(config) and all_ranks_agree(
-            is_affine(
+            not has_soft_cap(model)
+            and is_affine(
                 self.compute_logits,
                 config.model_config.get_hidden_size(),
                 config.model_config.dtype,
@@ -55,10 +63,17 @@ def can_merge(config: VllmConfig) -> bool:
     With LoRA, vLLM's head finds the adapter of a row by its place. And `raw_logits` and
     `processed_logits` show the values of the guided row.
     """
-    return config.lora_config is None and config.model_config.logprobs_mode in (
-        "raw_logprobs",
-        "processed_logprobs",
+    model = config.model_config
+    return (
+        model.runner_type == "generate"
+        and config.lora_config is None
+        and model.logprobs_mode in ("raw_logprobs", "processed_logprobs")
     )
+
+
+def has_soft_cap(model: Any) -> bool:
+    """Whether a LogitsProcessor of vLLM bounds logits by tanh, which small weights could hide."""
+    return any(getattr(part, "soft_cap", None) is not None for part in model.modules())
 
 
 class Merged(NamedTuple):
@@ -102,8 +117,22 @@ def is_affine(
 ) -> bool:
     """Whether the head is affine, tried on random hidden states.
 
-    The logits of a blend must be the blend of the logits, within rounding.
+    The logits of a blend must be the blend of the logits, within rounding. A head that cannot be
+    tried, for example because it has another width than the model, counts as not affine.
     """
+    try:
+        return _probe(compute_logits, hidden_size, dtype, device)
+    except Exception:
+        logger.warning("The model's head cannot be tried: groups are blended after it.")
+        return False
+
+
+def _probe(
+    compute_logits: Callable[[torch.Tensor], Any],
+    hidden_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
     generator = torch.Generator().manual_seed(0)
     first, second = PROBE_WEIGHTS
     affine = True
@@ -116,9 +145,10 @@ def is_affine(
             continue
         rows = logits.double()
         expected = first * rows[0] + second * rows[1]
-        error = (rows[2] - expected).abs().max()
-        allowed = 16 * torch.finfo(dtype).eps * rows.abs().max()
-        affine = affine and bool(error <= allowed)  # False for NaN and infinity, too
+        error, largest = (rows[2] - expected).abs().max(), rows.abs().max()
+        allowed = 16 * torch.finfo(dtype).eps * largest
+        # False for NaN and infinity, too.
+        affine = affine and bool(error <= allowed) and bool(0 < largest < LARGEST_LOGIT)
     return affine
 
 

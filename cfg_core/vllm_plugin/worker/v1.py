@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import vllm.envs as envs
 from typing_extensions import override
+from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
@@ -20,6 +21,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
+from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -46,9 +48,11 @@ class GuidedRunnerV1(GPUModelRunner):
         Raises CompatibilityError if this vLLM cannot be guided.
         """
         check_overrides(type(self))
+        refuse_trimmed_drafts(self.vllm_config)
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV1(self, registry)
         self._awaits_logits: SchedulerOutput | None = None
+        self._head: Head | None = None
         guide_drafter(self, self.guidance)
 
     @override
@@ -64,6 +68,7 @@ class GuidedRunnerV1(GPUModelRunner):
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Call vLLM's method. The logits stay in `execute_model_state` until `sample_tokens`."""
         self.processors.begin(scheduler_output)
+        self.guidance.clear()
         self._awaits_logits = scheduler_output
         try:
             return super().execute_model(scheduler_output, *args, **kwargs)
@@ -76,14 +81,16 @@ class GuidedRunnerV1(GPUModelRunner):
         vLLM also calls this for prompts' log-probabilities and for profiling, outside of
         `execute_model` or after the step's own call.
         """
+        head, guidance = self._head, self.guidance
+        assert head is not None
         scheduler_output, self._awaits_logits = self._awaits_logits, None
         if scheduler_output is None or StepGuidance.of(scheduler_output) is None:
-            return self._head.compute_logits(hidden_states)
-        guidance = self.guidance
-        guidance.rows = rows = self._stage(scheduler_output, hidden_states.device, self._head)
+            return head.compute_logits(hidden_states)
+        guidance.rows = rows = self._stage(scheduler_output, hidden_states.device, head)
         if rows is None or rows.merged is None:
-            return self._head.compute_logits(hidden_states)
-        logits = self._head.compute_logits(merge(hidden_states, rows.merged))
+            return head.compute_logits(hidden_states)
+        assert len(rows.merged.source) == len(hidden_states), "rows are not where they should be"
+        logits = head.compute_logits(merge(hidden_states, rows.merged))
         guidance.compact = (
             rows.late is None
             and not scheduler_output.scheduled_spec_decode_tokens
@@ -150,8 +157,11 @@ class GuidedRunnerV1(GPUModelRunner):
             # CPU, that ends the engine ("max(): Expected reduction dim"). Without drafts, the two
             # samplers compute the same.
             spec_decode_metadata = None
-        rows, kept = self.guidance.rows, self.guidance.kept
-        if rows is not None and spec_decode_metadata is None and self._can_compact():
+        guidance = self.guidance
+        rows, kept = guidance.rows, guidance.kept
+        if rows is not None and (
+            guidance.compact or (spec_decode_metadata is None and self._can_compact())
+        ):
             output = self._sample_leading(logits, rows)
         else:
             with self.processors.sampling(spec_decode_metadata):
@@ -168,17 +178,15 @@ class GuidedRunnerV1(GPUModelRunner):
         return output
 
     def _sample_leading(self, logits: torch.Tensor, rows: Rows) -> SamplerOutput:
-        """vLLM's `_sample` without the followers' rows, which are 0 in the output."""
+        """What vLLM's `_sample` does, without the followers' rows, which are 0 in the output."""
         batch, index = self.input_batch, rows.leading_index
         if not self.guidance.compact:
             logits = logits[index]
-        whole = batch.sampling_metadata
-        batch.sampling_metadata = compacted(batch, rows.leading, index)
-        try:
-            output = super()._sample(logits, None)
-        finally:
-            batch.sampling_metadata = whole
-        return spread(output, index, batch.num_reqs)
+        batch.update_async_output_token_ids()  # needs the metadata of the whole batch
+        metadata = compacted(batch, rows.leading, index)
+        return spread(
+            self.sampler(logits=logits, sampling_metadata=metadata), index, batch.num_reqs
+        )
 
     @override
     def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,6 +223,20 @@ class GuidedRunnerV1(GPUModelRunner):
         """
         generators, dropped = self.input_batch.generators, self.discard_request_mask.np
         return {row: generators.pop(row) for row in list(generators) if dropped[row]}
+
+
+def refuse_trimmed_drafts(config: VllmConfig) -> None:
+    """Raise CompatibilityError for `ngram_gpu`.
+
+    V1 trims such drafts in a copy of the step that has no guidance. So the groups would be sampled
+    without their followers.
+    """
+    speculation = config.speculative_config
+    if speculation is not None and speculation.method == "ngram_gpu":
+        raise CompatibilityError(
+            "The method ngram_gpu cannot be guided on vLLM's V1 model runner: use ngram, or"
+            " Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)."
+        )
 
 
 class GuidedCPURunnerV1(GuidedRunnerV1, CPUModelRunner):

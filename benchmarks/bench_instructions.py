@@ -14,8 +14,8 @@ with what a lower temperature gives as well. Scale 1 is a plain request without 
 "negative alone" (greedy) answer without the instruction or the passage: so many answers would pass
 by chance, or from memory.
 
-With `--answers`, a run that was cut off goes on after its last complete batch. A batch is one
-table, mode and scale.
+With `--answers`, a run that was cut off goes on where it ended. Answers are kept for each batch,
+which is one table, mode and scale.
 """
 
 from __future__ import annotations

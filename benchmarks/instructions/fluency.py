@@ -2,9 +2,9 @@
 
 The perplexity of an answer is that of the unguided model after the *conditional* prompt. An obeyed
 odd instruction, such as capitals only, is odd after any neutral prompt, and must not count as bad
-fluency. It follows that unguided answers are the natural ones here: a sampled text of scale 1 has
-the perplexity that the model expects of its own texts. The token that ends an answer does not
-count, because an answer that is short as told may end where the unguided model would go on.
+fluency. It follows that unguided answers are the natural ones here. The token that ends an answer
+does not count, because an answer that is short as told may end where the unguided model would go
+on.
 """
 
 from __future__ import annotations

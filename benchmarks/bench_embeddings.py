@@ -11,9 +11,16 @@ Every engine runs in a process of its own on the same core with one thread, and 
 that other work on the machine hits all of them; each one's best round counts. CPU-seconds are those
 of its whole process tree.
 
-    python benchmarks/bench_embeddings.py                      all but infinity, about 20 minutes
+Speed alone can be bought with wrong vectors. So each engine also embeds the docstrings of Python's
+standard library (retrieval.py), and the table says how well its vectors find them, and how far they
+are from those of sentence-transformers in float32. `ours` and `openvino` choose the type to compute
+in by themselves; the others compute in float32 if their name says nothing else.
+
+    python benchmarks/bench_embeddings.py                      all but the peers below, 20 minutes
     python benchmarks/bench_embeddings.py --scale 0.25         a quarter of the texts
     python benchmarks/bench_embeddings.py --infinity-python P  and infinity 0.0.78, run by P
+    python benchmarks/bench_embeddings.py --peers-python P     and ONNX Runtime and OpenVINO; P has
+                                                       sentence-transformers[onnx,openvino]
 """
 
 from __future__ import annotations
@@ -35,7 +42,8 @@ from typing import Any
 import numpy as np
 import psutil
 from card import card, oracle_version
-from embedding_engines import ENGINES, GEMM_TOKENS
+from embedding_engines import ENGINES, GEMM_TOKENS, OTHERS
+from retrieval import docstring_pairs, quality
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -149,21 +157,15 @@ class Child:
 
 @contextlib.contextmanager
 def children(
-    names: list[str], model: Path, infinity: str | None, core: int
+    names: list[str], model: Path, interpreters: dict[str, str], core: int
 ) -> Iterator[list[Child]]:
     started: list[Child] = []
     try:
         for name in names:
             print(f"starting {name}", file=sys.stderr, flush=True)
             try:
-                started.append(
-                    Child(
-                        name,
-                        model,
-                        infinity if name == "infinity" and infinity else sys.executable,
-                        core,
-                    )
-                )
+                python = interpreters[OTHERS[name]] if name in OTHERS else sys.executable
+                started.append(Child(name, model, python, core))
             except RuntimeError as error:
                 print(f"left out: {error}", file=sys.stderr)
         yield started
@@ -221,33 +223,30 @@ def add_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     same workload."""
     speed = {(row["workload"], row["engine"]): row["tokens_per_cpu_s"] for row in rows}
     for row in rows:
-        limit = speed.get(
-            (row["workload"], "GEMM limit bf16" if "bf16" in row["engine"] else "GEMM limit fp32")
-        )
+        kind = {"float32": "fp32", "bfloat16": "bf16"}.get(ENGINES[row["engine"]][1])
+        limit = speed.get((row["workload"], f"GEMM limit {kind}"))
         base = speed.get((row["workload"], "sentence-transformers"))
         row["of_limit"] = round(row["tokens_per_cpu_s"] / limit, 2) if limit else None
         row["x_sentence_transformers"] = round(row["tokens_per_cpu_s"] / base, 2) if base else None
     return rows
 
 
-def cosines(engines: list[Child], texts: list[str]) -> dict[str, float]:
-    """Smallest cosine of each engine's vectors to those of sentence-transformers."""
-    vectors = {engine.name: np.array(engine.run(texts, vectors=True)[2]) for engine in engines}
+def qualities(engines: list[Child], num_documents: int) -> dict[str, dict[str, float]]:
+    """What each engine's vectors are worth: retrieval.quality, and their smallest cosine to those
+    of sentence-transformers."""
+    queries, documents = zip(*docstring_pairs(num_documents), strict=True)
+    found: dict[str, dict[str, float]] = {}
+    vectors = {}
+    for engine in engines:
+        rows = np.array(engine.run([*queries, *documents], vectors=True)[2])
+        found[engine.name] = quality(rows[: len(queries)], rows[len(queries) :])
+        vectors[engine.name] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        print(f"quality of {engine.name}: {found[engine.name]}", file=sys.stderr, flush=True)
     oracle = vectors.get("sentence-transformers")
-    if oracle is None:
-        return {}
-    return {
-        name: round(
-            float(
-                (
-                    (v * oracle).sum(1) / np.linalg.norm(v, axis=1) / np.linalg.norm(oracle, axis=1)
-                ).min()
-            ),
-            6,
-        )
-        for name, v in vectors.items()
-        if v.size
-    }
+    for name, rows in vectors.items():
+        if oracle is not None:
+            found[name]["least cosine"] = float((rows * oracle).sum(1).min())
+    return {name: {key: round(x, 5) for key, x in row.items()} for name, row in found.items()}
 
 
 # ---- showing -------------------------------------------------------------------------------------
@@ -266,6 +265,13 @@ def show(rows: list[dict[str, Any]]) -> None:
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for row in rows:
         print("| " + " | ".join("-" if row[c] is None else str(row[c]) for c in columns) + " |")
+
+
+def show_qualities(found: dict[str, dict[str, float]]) -> None:
+    columns = list(next(iter(found.values()), {}))
+    print("| engine | " + " | ".join(columns) + " |\n|" + "---|" * (1 + len(columns)))
+    for name, row in found.items():
+        print(f"| {name} | " + " | ".join(f"{row[column]:.4f}" for column in columns) + " |")
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -301,6 +307,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--engines", help="comma-separated names, default: all")
     parser.add_argument("--infinity-python", help="an interpreter that has infinity-emb")
+    parser.add_argument(
+        "--peers-python", help="an interpreter that has sentence-transformers[onnx,openvino]"
+    )
+    parser.add_argument(
+        "--documents", type=int, default=1000, help="docstrings for the quality of retrieval"
+    )
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument(
         "--out", type=Path, help="where to write the JSON and the SVG (without suffix)"
@@ -309,14 +321,14 @@ def main() -> None:
     model = minilm()
     texts = workloads(model, args.scale)
     names = args.engines.split(",") if args.engines else list(ENGINES)
-    if not args.infinity_python and "infinity" in names:
-        print("infinity is left out: give --infinity-python", file=sys.stderr)
-        names.remove("infinity")
-    with children(names, model, args.infinity_python, args.core) as engines:
-        near = cosines(
-            [e for e in engines if "online" not in e.name and "limit" not in e.name],
-            texts["mixed"][:64],
-        )
+    given = {"infinity": args.infinity_python, "peers": args.peers_python}
+    interpreters = {name: python for name, python in given.items() if python}
+    for name in [name for name in names if OTHERS.get(name, "") not in ("", *interpreters)]:
+        print(f"{name} is left out: give --{OTHERS[name]}-python", file=sys.stderr)
+        names.remove(name)
+    with children(names, model, interpreters, args.core) as engines:
+        offline = [e for e in engines if "online" not in e.name and "limit" not in e.name]
+        found = qualities(offline, args.documents)
         best = measure(engines, texts, args.rounds)
     from tokenizers import Tokenizer
 
@@ -329,10 +341,10 @@ def main() -> None:
     }
     about = card() | {"sentence-transformers": oracle_version("sentence-transformers")}
     rows = rows_of(best, texts, tokens)
-    result = {"card": about, "tokens": tokens, "min_cosine": near, "rows": rows}
+    result = {"card": about, "tokens": tokens, "quality": found, "rows": rows}
     for key, value in about.items():
         print(f"{key}: {value}")
-    print(f"smallest cosine to sentence-transformers: {near}")
+    show_qualities(found)
     show(rows)
     if args.out:
         args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")

@@ -267,7 +267,8 @@ def model_dtype(model: str) -> str:
     """The checkpoint's type, but float32 on a CPU without bfloat16 instructions."""
     from vllm.platforms import current_platform
 
-    from deployments.generator.cpu_dtype import CPUINFO, checkpoint_dtype, read, with_cpu_dtype
+    from cfg_core.cpu_features import CPUINFO, read
+    from deployments.generator.cpu_dtype import checkpoint_dtype, with_cpu_dtype
 
     engine: dict[str, Any] = {"model": model}
     if current_platform.is_cpu():

@@ -3,8 +3,8 @@ one thread.
 
     python embedding_engines.py ENGINE MODEL      one JSON line of texts in, one line of answers out
 
-Only what the chosen engine needs is imported: infinity runs in an interpreter that has nothing else
-of this project.
+Only what the chosen engine needs is imported: the peers in `OTHERS` run in an interpreter that has
+nothing else of this project.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -43,6 +45,45 @@ def sentence_transformers(model: str, dtype: str) -> Run:
     from sentence_transformers import SentenceTransformer
 
     engine = SentenceTransformer(model, device="cpu")
+    return lambda texts: engine.encode(list(texts), batch_size=32, show_progress_bar=False)
+
+
+def onnx_runtime(model: str, dtype: str) -> Run:
+    """sentence-transformers' own way to ONNX Runtime. It exports the model at each start.
+
+    dtype: int8 quantises the weights dynamically, for avx512_vnni, as its documentation advises.
+    """
+    import sentence_transformers
+
+    options: dict[str, Any] = {"provider": "CPUExecutionProvider"}
+    engine = sentence_transformers.SentenceTransformer(
+        model, device="cpu", backend="onnx", model_kwargs=options
+    )
+    if dtype == "int8":
+        folder = tempfile.mkdtemp(prefix="onnx-int8-")
+        engine.save_pretrained(folder)
+        sentence_transformers.export_dynamic_quantized_onnx_model(engine, "avx512_vnni", folder)
+        options["file_name"] = "model_qint8_avx512_vnni.onnx"
+        engine = sentence_transformers.SentenceTransformer(
+            folder, device="cpu", backend="onnx", model_kwargs=options
+        )
+        shutil.rmtree(folder)
+    return lambda texts: engine.encode(list(texts), batch_size=32, show_progress_bar=False)
+
+
+def openvino(model: str, dtype: str) -> Run:
+    """sentence-transformers' own way to OpenVINO, which chooses the type to compute in by itself.
+
+    dtype: auto leaves it the choice; another name is passed as its INFERENCE_PRECISION_HINT.
+    """
+    import sentence_transformers
+
+    hints = {"INFERENCE_NUM_THREADS": "1"}
+    if dtype != "auto":
+        hints["INFERENCE_PRECISION_HINT"] = dtype
+    engine = sentence_transformers.SentenceTransformer(
+        model, device="cpu", backend="openvino", model_kwargs={"ov_config": hints}
+    )
     return lambda texts: engine.encode(list(texts), batch_size=32, show_progress_bar=False)
 
 
@@ -115,6 +156,29 @@ def online(embed: Callable[[str], Awaitable[object]]) -> Run:
     return lambda texts: LOOP.run_until_complete(all_of(texts))
 
 
+def openvino_online(model: str, dtype: str) -> Run:
+    """OpenVINO behind a queue: a thread computes all texts that wait, then those that came since.
+
+    sentence-transformers has no server, and this is the least that one would do.
+    """
+    encode = openvino(model, dtype)
+    waiting: list[tuple[str, asyncio.Future[None]]] = []
+    busy = asyncio.Lock()
+
+    async def embed(text: str) -> None:
+        done: asyncio.Future[None] = LOOP.create_future()
+        waiting.append((text, done))
+        async with busy:
+            taken, waiting[:] = list(waiting), []
+            if taken:
+                await asyncio.to_thread(encode, [text for text, _ in taken])
+            for _, future in taken:
+                future.set_result(None)
+        await done
+
+    return online(embed)
+
+
 def gemm_limit(model: str, dtype: str) -> Run:
     """Only the matrix products of the model, at its shapes, 1024 tokens at a time: no engine can be
     faster."""
@@ -145,17 +209,34 @@ GEMM_TOKENS = 1024
 ENGINES: dict[str, tuple[Callable[[str, str], Run], str]] = {
     "ours fp32": (ours, "float32"),
     "ours bf16": (ours, "bfloat16"),
+    "ours": (ours, "auto"),
     "sentence-transformers": (sentence_transformers, "float32"),
     "vllm fp32": (vllm, "float32"),
     "vllm bf16": (vllm, "bfloat16"),
     "infinity": (infinity, "float32"),
+    "onnxruntime fp32": (onnx_runtime, "float32"),
+    "onnxruntime int8": (onnx_runtime, "int8"),
+    "openvino": (openvino, "auto"),
+    "openvino fp32": (openvino, "f32"),
     "GEMM limit fp32": (gemm_limit, "float32"),
     "GEMM limit bf16": (gemm_limit, "bfloat16"),
+    "ours online": (ours_online, "auto"),
     "ours fp32 online": (ours_online, "float32"),
     "ours bf16 online": (ours_online, "bfloat16"),
+    "openvino online": (openvino_online, "auto"),
     "vllm fp32 online": (vllm_online, "float32"),
     "vllm bf16 online": (vllm_online, "bfloat16"),
 }
+
+OTHERS = {
+    "infinity": "infinity",
+    "onnxruntime fp32": "peers",
+    "onnxruntime int8": "peers",
+    "openvino": "peers",
+    "openvino online": "peers",
+    "openvino fp32": "peers",
+}
+"""Which interpreter an engine needs: see the options of bench_embeddings.py."""
 
 LOOP = asyncio.new_event_loop()
 

@@ -204,6 +204,28 @@ def tell_missing_models(config: dict[str, Any]) -> None:
                 say(sentence)
 
 
+def tell_models(url: str, config: dict[str, Any]) -> None:
+    """Say which models are served, and in which type the encoders compute.
+
+    If callers need a key, this says nothing. It never fails, because it is only a convenience.
+    """
+    if has_keys(config):
+        return
+    with contextlib.suppress(Exception):
+        names = [
+            model["id"] + (f" ({model['dtype']})" if "dtype" in model else "")
+            for model in models(url)
+        ]
+        say(f"serving {', '.join(names)}")
+
+
+def models(url: str) -> list[dict[str, Any]]:
+    """The models that /v1/models lists."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        listed: list[dict[str, Any]] = json.load(answer)["data"]
+        return listed
+
+
 def curl_line(url: str, needs_key: bool) -> str:
     """A curl line for the first model that /v1/models lists.
 
@@ -213,8 +235,7 @@ def curl_line(url: str, needs_key: bool) -> str:
     """
     if needs_key:
         return f'curl -s {url}/v1/models -H "Authorization: Bearer $KEY"'
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        model = json.load(answer)["data"][0]
+    model = models(url)[0]
     generates = "/v1/chat/completions" if model["id"] == CHAT_MODEL else "/v1/completions"
     path = model.get("endpoints", [generates])[0]
     bodies: dict[str, dict[str, Any]] = {
@@ -297,6 +318,7 @@ def serve(path: Path, folder: Path) -> None:
         try:
             tell_missing_models(config)
             wait_until_ready(url, serve_run, log)
+            tell_models(url, config)
             say(f"ready on {url}; Ctrl-C stops it. Try:\n\n{example(url, config)}\n")
             serve_run.wait()
             raise ServeError("`serve run` ended by itself")

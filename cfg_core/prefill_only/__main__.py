@@ -18,6 +18,8 @@ import numpy as np
 from cfg_core.errors import CfgServeError
 from cfg_core.prefill_only.bulk import BulkError, Embed, Job, chunks, read_texts, run
 from cfg_core.prefill_only.engine import Engine
+from cfg_core.prefill_only.models.loading import choose_device, choose_dtype, name_of
+from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import FloatArray, RequestOptions
 
 
@@ -81,6 +83,10 @@ def main(arguments: list[str] | None = None) -> int:
 def embed_file(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    engine_options = EngineOptions(dtype=args.dtype, device=args.device, num_threads=args.threads)
+    device = choose_device(engine_options)
+    # Not `auto`: vectors that another machine computed in another type do not belong to this job.
+    dtype = name_of(choose_dtype(engine_options, device))
     job = Job(
         input=args.input,
         output=args.output,
@@ -94,16 +100,15 @@ def embed_file(args: argparse.Namespace) -> int:
                 "dimensions",
                 "truncate",
                 "on_error",
-                "dtype",
                 "device",
                 "threads",
             )
-        },
+        }
+        | {"dtype": dtype},
     )
     job.check()
-    with Engine.load(
-        args.model, dtype=args.dtype, device=args.device, num_threads=args.threads
-    ) as engine:
+    print(f"{args.model} computes in {dtype} on {device}.", file=sys.stderr)
+    with Engine(args.model, engine_options) as engine:
         options = engine.options(
             "embed",
             prompt_name=args.prompt_name,

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -209,7 +209,7 @@ def _prepare(job: Job, restart: bool) -> None:
     if recorded is None and job.output.exists():
         raise BulkError(f"{job.output} exists: remove it, name another output, or use --restart.")
     if recorded is not None and recorded != manifest:
-        changed = [key for key in manifest if recorded.get(key) != manifest[key]]
+        changed = _changed(recorded, manifest)
         raise BulkError(
             f"{job.parts} belongs to another job ({', '.join(changed)} changed): use --restart to"
             " delete it, or name another output."
@@ -221,6 +221,12 @@ def _prepare(job: Job, restart: bool) -> None:
             job.parts / "manifest.json",
             lambda file: file.write(json.dumps(manifest, indent=1).encode()),
         )
+
+
+def _changed(recorded: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the entries that differ; of the settings, those of the single ones."""
+    old, new = (one | one.get("settings", {}) for one in (dict(recorded), dict(manifest)))
+    return [key for key in new if key != "settings" and old.get(key) != new[key]]
 
 
 def _recorded(job: Job) -> dict[str, Any] | None:

@@ -20,7 +20,11 @@ class EngineOptions:
     device: str = "auto"
     """For example `cpu`, `cuda` or `cuda:1`. auto takes the first GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """auto: float32 on the CPU, bfloat16 on a GPU, whatever the dtype of the checkpoint is."""
+    """auto: bfloat16 on a GPU, and on a CPU that has instructions for it; float32 on other CPUs.
+
+    The dtype of the checkpoint does not matter, except with the executor `vllm`, which has vLLM's
+    own `auto`.
+    """
     max_input_tokens: int | None = None
     """Tokens of the longest input, special tokens included.
 

@@ -17,6 +17,7 @@ from typing import Any
 from cfg_core.errors import ConfigError, EngineError
 from cfg_core.prefill_only.batch import Finished
 from cfg_core.prefill_only.models.checkpoint import Checkpoint, ModelInfo, locate, read_checkpoint
+from cfg_core.prefill_only.models.loading import name_of
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Output, SequenceState
 from cfg_core.prefill_only.workflow import check_workflow, resolve
@@ -98,6 +99,7 @@ def _info(checkpoint: Checkpoint, options: EngineOptions, tokenizer: Any, runner
             checkpoint, options, tokenizer.limit, runner.max_positions
         ),
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
+        dtype=name_of(runner.dtype),
         labels=checkpoint.labels,
         prompts=checkpoint.prompts,
         default_prompt=checkpoint.default_prompt,

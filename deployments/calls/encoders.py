@@ -199,6 +199,7 @@ def _card(name: str, info: ModelInfo | None, created: int) -> dict[str, Any]:
     return card | {
         "max_model_len": info.max_input_tokens,
         "dimension": info.dimension,
+        "dtype": info.dtype,
         "tasks": list(info.tasks),
         "endpoints": paths_of(info),
     }

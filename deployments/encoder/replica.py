@@ -56,6 +56,7 @@ class Embedder:
 
         with log_handlers_kept():  # the executor may be vLLM's
             self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
+        logger.info("%s computes in %s.", args.model, self._engine.info.dtype)
         self._max_answer_bytes = args.options.max_answer_bytes
         self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.alive))
 

@@ -9,36 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Names that Linux gives to these instructions: two on x86-64, one on aarch64."""
-CPUINFO = "/proc/cpuinfo"
+from cfg_core.cpu_features import has_bfloat16, read
 
 
 def with_cpu_dtype(engine: Mapping[str, Any], cpuinfo: str) -> dict[str, Any]:
     """Engine options for a CPU: `dtype: float32` where `auto` would be slow bfloat16.
 
     The checkpoint's type is read in the directory of the model. That of a name on the hub is not
-    known here, so vLLM chooses.
+    known here, so vLLM chooses. It also chooses if `cpuinfo` lists no features.
     """
     is_open = engine.get("dtype", "auto") == "auto"
-    if is_open and not has_bfloat16(cpuinfo) and checkpoint_dtype(engine["model"]) == "bfloat16":
+    is_slow = has_bfloat16(cpuinfo) is False
+    if is_open and is_slow and checkpoint_dtype(engine["model"]) == "bfloat16":
         return {**engine, "dtype": "float32"}
     return dict(engine)
-
-
-def has_bfloat16(cpuinfo: str) -> bool:
-    """Whether the text of /proc/cpuinfo names instructions for bfloat16.
-
-    A text without a list of features counts as if it named them, so that vLLM's choice holds.
-    """
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return not FEATURES.isdisjoint(value.split())
-    return True
 
 
 def checkpoint_dtype(folder: str) -> str | None:
@@ -51,11 +37,3 @@ def checkpoint_dtype(folder: str) -> str | None:
         if found := part.get("dtype") or part.get("torch_dtype"):
             return str(found)
     return None
-
-
-def read(path: str) -> str:
-    """The text of a file; nothing if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -15,11 +15,12 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
+from cfg_core.cpu_features import CPUINFO, read
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments import patches
 from deployments.autoscaling import report
 from deployments.config.args import AppArgs
-from deployments.generator.cpu_dtype import CPUINFO, read, with_cpu_dtype
+from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.lifecycle.beacon import Beacon
 from deployments.lifecycle.log_handlers import log_handlers_kept
@@ -85,7 +86,7 @@ class ModelReplica:
 
             engine = args.engine_kwargs()
             if current_platform.is_cpu():
-                engine = with_cpu_dtype(engine, cpuinfo=read(CPUINFO))
+                engine = with_cpu_dtype(engine, read(CPUINFO))
 
             self._server = await VllmServer.start(
                 engine,

@@ -45,7 +45,9 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 async def engine(path) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine.load(path, EngineOptions(max_batch_tokens=256, sort_window=32))
+    engine = AsyncEngine.load(
+        path, EngineOptions(dtype="float32", max_batch_tokens=256, sort_window=32)
+    )
     yield engine
     await asyncio.sleep(0)
     assert engine.stats()["queued_sequences"] == 0
@@ -57,7 +59,7 @@ TEXTS = [text for text in tiny.random_texts(60, seed=3) if POISON not in text]
 
 
 async def test_concurrent_calls_give_the_same_as_single_calls(engine, path):
-    with Engine.load(path) as offline:
+    with Engine.load(path, dtype="float32") as offline:
         expected = offline.embed(TEXTS)
     outputs = await asyncio.gather(*(engine.run([text], EMBED) for text in TEXTS))
     vectors = np.stack([output.array("embed") for (output,) in outputs])
@@ -145,7 +147,9 @@ async def test_truncation_keeps_the_special_tokens(engine):
 
 
 async def test_a_full_queue_refuses(path):
-    engine = AsyncEngine.load(path, EngineOptions(max_batch_tokens=128, max_queued_tokens=1000))
+    engine = AsyncEngine.load(
+        path, EngineOptions(dtype="float32", max_batch_tokens=128, max_queued_tokens=1000)
+    )
     try:
         results = await asyncio.gather(
             *(engine.run(["waa " * 98], EMBED) for _ in range(50)), return_exceptions=True
@@ -177,7 +181,7 @@ async def test_a_batch_that_fails_does_not_stop_the_next(engine):
 
 
 async def test_a_dead_device_thread_is_reported(path):
-    engine = AsyncEngine.load(path)
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32"))
     engine.close()
     with pytest.raises(EngineDeadError):
         await engine.run(["waa"], EMBED)
@@ -194,7 +198,7 @@ async def test_clients_do_not_disturb_each_other(engine, path):
     The vectors of the others stay exactly right.
     """
     generator = random.Random(5)
-    with Engine.load(path) as offline:
+    with Engine.load(path, dtype="float32") as offline:
         expected = dict(zip(TEXTS, offline.embed(TEXTS), strict=True))
     checked = 0
 

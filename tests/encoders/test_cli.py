@@ -26,7 +26,7 @@ def lines(tmp_path: Path) -> list[str]:
 
 
 def command(model: str, folder: Path, output: str) -> list[str]:
-    options = ["--lines-per-part", "100", "--threads", "1"]
+    options = ["--lines-per-part", "100", "--threads", "1", "--dtype", "float32"]
     return ["embed", model, str(folder / "in.txt"), str(folder / output), *options]
 
 
@@ -49,7 +49,7 @@ def test_a_kill_in_the_middle(minilm_path, tmp_path, lines):
     assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
     vectors = np.load(tmp_path / "out.npy")
     assert vectors.shape == (NUM_LINES, 384)
-    with Engine.load(minilm_path) as engine:
+    with Engine.load(minilm_path, dtype="float32") as engine:
         np.testing.assert_allclose(vectors[::100], engine.embed(lines[::100]), atol=1e-5)
 
 

@@ -62,7 +62,7 @@ def padded_states(
 def test_token_states(case):
     _, path = case
     expected = padded_states(path, TEXTS)
-    with Engine.load(path, max_batch_tokens=512) as engine:
+    with Engine.load(path, dtype="float32", max_batch_tokens=512) as engine:
         outputs = engine.run(TEXTS, engine.options("token_embed", normalize=False))
     for output, states in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(output.values["token_embed"], states, atol=LIMIT, rtol=0)
@@ -70,7 +70,10 @@ def test_token_states(case):
 
 def test_the_naive_backend_agrees(case):
     _, path = case
-    with Engine.load(path) as fast, Engine.load(path, workflow={"attention": "naive"}) as oracle:
+    with (
+        Engine.load(path, dtype="float32") as fast,
+        Engine.load(path, dtype="float32", workflow={"attention": "naive"}) as oracle,
+    ):
         np.testing.assert_allclose(fast.embed(TEXTS), oracle.embed(TEXTS), atol=LIMIT, rtol=0)
 
 
@@ -80,7 +83,7 @@ def test_the_naive_backend_agrees(case):
 def test_poolings(case, pooling):
     _, path = case
     states = padded_states(path, TEXTS)
-    with Engine.load(path, pooling=pooling) as engine:
+    with Engine.load(path, dtype="float32", pooling=pooling) as engine:
         vectors = engine.embed(TEXTS)
     expected = np.stack([pooled(rows, pooling) for rows in states])
     np.testing.assert_allclose(vectors, expected, atol=LIMIT * 10, rtol=0)
@@ -103,7 +106,10 @@ def test_bidirectional_decoders(name, tmp_path):
     torch.manual_seed(3)
     path = tiny.save(tmp_path, transformers.AutoModel.from_config(tiny.config_of(name)))
     expected = padded_states(path, TEXTS, causal=False)
-    with Engine.load(path, is_causal=False) as engine, Engine.load(path) as causal:
+    with (
+        Engine.load(path, dtype="float32", is_causal=False) as engine,
+        Engine.load(path, dtype="float32") as causal,
+    ):
         options = engine.options("token_embed", normalize=False)
         outputs, others = engine.run(TEXTS, options), causal.run(TEXTS, options)
     for output, other, states in zip(outputs, others, expected, strict=True):
@@ -134,7 +140,7 @@ def test_classifiers_and_rerankers(name, num_labels, tmp_path):
             if not takes_token_types(name):
                 batch.pop("token_type_ids", None)
             expected.append(model(**batch).logits[0].numpy())
-    with Engine.load(path) as engine:
+    with Engine.load(path, dtype="float32") as engine:
         scores = engine.classify(pairs, raw_scores=True)
         activated = engine.classify(pairs)
     np.testing.assert_allclose(scores, np.stack(expected), atol=LIMIT, rtol=0)
@@ -158,7 +164,7 @@ def test_splade(name, tmp_path):
         path, attn_implementation="eager"
     ).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    with Engine.load(path, pooling="splade") as engine:
+    with Engine.load(path, dtype="float32", pooling="splade") as engine:
         vectors = engine.embed_sparse(TEXTS[:6])
     for text, vector in zip(TEXTS[:6], vectors, strict=True):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -175,7 +181,7 @@ def test_bge_m3_gives_three_outputs_from_one_forward(tmp_path):
     torch.save(sparse.state_dict(), path / "sparse_linear.pt")
     torch.save(colbert.state_dict(), path / "colbert_linear.pt")
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    with Engine.load(path) as engine:
+    with Engine.load(path, dtype="float32") as engine:
         assert engine.info.tasks == ("embed", "sparse", "token_embed")
         outputs = engine.run(TEXTS, engine.options("embed", "sparse", "token_embed"))
     for text, rows, output in zip(TEXTS, padded_states(path, TEXTS), outputs, strict=True):

@@ -34,7 +34,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 async def engine(path) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine.load(path, EngineOptions())
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32"))
     yield engine
     engine.close()
 
@@ -53,7 +53,7 @@ SPACES = {"single": (" ",), "wide": (" ", " " * 60), "none": ("",), "lines": ("\
 def test_a_part_has_the_tokens_of_the_whole(path, minilm_path, monkeypatch, side, kind, pair):
     """With a real WordPiece tokenizer and random texts, whichever side is truncated."""
     for model in (path, minilm_path):
-        pipeline = AsyncEngine.load(model, EngineOptions())
+        pipeline = AsyncEngine.load(model, EngineOptions(dtype="float32"))
         processor: InputProcessor = pipeline._pipeline.input_processor
         pipeline.close()
         for seed in range(3):
@@ -67,7 +67,7 @@ def test_a_part_has_the_tokens_of_the_whole(path, minilm_path, monkeypatch, side
 
 
 def test_only_a_part_is_tokenized(path):
-    engine = AsyncEngine.load(path, EngineOptions())
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32"))
     tokenizer, sizes = engine._pipeline.tokenizer, []
     encode = tokenizer.encode
     tokenizer.encode = lambda texts: [sizes.append(len(text)) for text in texts] and encode(texts)
@@ -87,7 +87,7 @@ async def test_far_too_long_texts_are_refused_without_reading_all(engine):
 
 
 async def test_texts_beyond_the_bound_are_refused(path):
-    engine = AsyncEngine.load(path, EngineOptions(max_text_chars=1000))
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32", max_text_chars=1000))
     with pytest.raises(
         RequestError, match="input 1 has 1001 characters, and this server takes 1000"
     ):

@@ -24,7 +24,7 @@ PAIRS = [(line["question"], line["passage"]) for line in map(json.loads, LINES)]
 
 @pytest.fixture(scope="module")
 def engine(minilm_path: str) -> Iterator[Engine]:
-    with Engine.load(minilm_path) as engine:
+    with Engine.load(minilm_path, dtype="float32") as engine:
         yield engine
 
 
@@ -74,7 +74,7 @@ def test_the_number_of_rows_takes_few_values(minilm_path, texts):
     Before the numbers were rounded, these took 600 MB within two minutes.
     """
     seen = set()
-    with Engine.load(minilm_path) as engine:
+    with Engine.load(minilm_path, dtype="float32") as engine:
         backbone = engine._pipeline._runner._backbone
         backbone.register_forward_pre_hook(
             lambda *a: seen.add(a[-1]["input_ids"].shape[1]), with_kwargs=True
@@ -97,8 +97,12 @@ def test_truncation_is_that_of_sentence_transformers(engine, oracle):
 
 
 def test_bfloat16_is_close(minilm_path, engine, texts):
+    questions, passages = zip(*PAIRS, strict=True)
     with Engine.load(minilm_path, dtype="bfloat16") as half:
+        assert half.info.dtype == "bfloat16"
         assert cosines(half.embed(texts[:64]), engine.embed(texts[:64])).min() > 0.999
+        found = recall_at_1(half.embed(questions), half.embed(passages))
+    assert found == recall_at_1(engine.embed(questions), engine.embed(passages))
 
 
 def test_retrieval(engine, oracle):

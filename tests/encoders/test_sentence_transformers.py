@@ -57,7 +57,7 @@ def dense() -> Dense:
 )
 def test_vectors(bert, tmp_path, pooling, after):
     oracle = saved(tmp_path, [Transformer(bert), Pooling(64, pooling), *after])
-    with Engine.load(tmp_path) as engine:
+    with Engine.load(tmp_path, dtype="float32") as engine:
         vectors = engine.embed(TEXTS)
     assert vectors.shape[1] == engine.info.dimension
     np.testing.assert_allclose(vectors, oracle.encode(TEXTS), atol=2e-5)
@@ -67,7 +67,7 @@ def test_vectors(bert, tmp_path, pooling, after):
 def test_prompts(bert, tmp_path, include_prompt):
     modules = [Transformer(bert), Pooling(64, "mean", include_prompt=include_prompt), Normalize()]
     oracle = saved(tmp_path, modules, prompts=PROMPTS, default_prompt_name="document")
-    with Engine.load(tmp_path) as engine:
+    with Engine.load(tmp_path, dtype="float32") as engine:
         for options in ({}, {"prompt_name": "query"}, {"prompt": "wcc wcd "}, {"prompt": ""}):
             expected = oracle.encode(TEXTS, **options)
             np.testing.assert_allclose(
@@ -81,7 +81,7 @@ def test_prompts(bert, tmp_path, include_prompt):
 
 def test_max_seq_length(bert, tmp_path):
     oracle = saved(tmp_path, [Transformer(bert, max_seq_length=12), Pooling(64, "mean")])
-    with Engine.load(tmp_path) as engine:
+    with Engine.load(tmp_path, dtype="float32") as engine:
         assert engine.info.max_input_tokens == 12
         np.testing.assert_allclose(
             engine.embed(TEXTS, truncate=True), oracle.encode(TEXTS), atol=2e-5
@@ -95,7 +95,7 @@ def test_a_cross_encoder(tmp_path):
         tiny.save(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
     )
     pairs = [(TEXTS[0], text) for text in TEXTS[1:]]
-    with Engine.load(path) as engine:
+    with Engine.load(path, dtype="float32") as engine:
         scores = engine.rerank(TEXTS[0], TEXTS[1:])
     np.testing.assert_allclose(scores, CrossEncoder(path, device="cpu").predict(pairs), atol=2e-5)
 
@@ -111,7 +111,7 @@ def test_a_sparse_encoder(tmp_path):
     oracle = SparseEncoder(modules=[MLMTransformer(path), SpladePooling("max")], device="cpu")
     oracle.save(str(tmp_path / "splade"))
     expected = oracle.encode(TEXTS, convert_to_sparse_tensor=False).numpy()
-    with Engine.load(tmp_path / "splade") as engine:
+    with Engine.load(tmp_path / "splade", dtype="float32") as engine:
         assert engine.info.tasks == ("sparse",)
         for vector, row in zip(engine.embed_sparse(TEXTS), expected, strict=True):
             assert vector.token_ids.tolist() == row.nonzero()[0].tolist()

@@ -35,7 +35,7 @@ def test_a_retriever(tmp_path):
         ),
     )
     tiny.sentence_transformers_files(path, "lasttoken")
-    with Engine.load(path) as ours:
+    with Engine.load(path, dtype="float32") as ours:
         expected = ours.embed(TEXTS)
     with Engine.load(path, **VLLM) as engine:
         assert engine.info.dimension == 64
@@ -58,7 +58,7 @@ def test_a_classifier(tmp_path):
     torch.manual_seed(4)
     config = tiny.config_of("xlm-roberta", num_labels=3, num_attention_heads=2)
     path = tiny.save(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
-    with Engine.load(path) as ours:
+    with Engine.load(path, dtype="float32") as ours:
         expected = ours.classify(TEXTS)
     with Engine.load(path, **VLLM) as engine:
         np.testing.assert_allclose(engine.classify(TEXTS), expected, atol=2e-5)

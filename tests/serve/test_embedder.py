@@ -35,7 +35,7 @@ async def embedder() -> AsyncIterator[Any]:
     """Yield an instance of the class that Serve has wrapped, so its type is Any."""
     cls: Any = cast(Deployment, Embedder).func_or_class
     made = cls.__new__(cls)
-    options = {"max_answer_bytes": 2**20, "max_text_chars": 5000}
+    options = {"max_answer_bytes": 2**20, "max_text_chars": 5000, "dtype": "float32"}
     await cls.__init__(made, EncoderArgs(model=str(MODEL), engine=options))
     yield made
     made._watchdog.cancel()

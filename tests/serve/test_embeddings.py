@@ -55,7 +55,7 @@ CLOSE: Tolerance = {"rtol": 0, "atol": 2e-5}  # float32, computed in another bat
 @pytest.fixture(scope="module")
 def minilm() -> Iterator[Engine]:
     """Yield the same engine in this process."""
-    with Engine.load(resolve_model(MINILM)) as engine:
+    with Engine.load(resolve_model(MINILM), dtype="float32") as engine:
         yield engine
 
 
@@ -169,6 +169,7 @@ def test_tokens_of_an_encoder(http: httpx.Client) -> None:
 def test_models_and_ready(http: httpx.Client, model: str) -> None:
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
     assert list(cards) == [model, NAME]
+    assert cards[NAME]["dtype"] == "float32"
     assert cards[NAME]["endpoints"] == ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
     ready = http.get("/ready").json()
     assert ready["engine"]["total_blocks"] > 0
@@ -431,16 +432,22 @@ def encoders(checkpoints: dict[str, str]) -> Iterator[ServeProcess]:
     application["args"] = {
         "num_retries": 5,
         "encoders": [
-            {"model": MINILM, "served_model_name": NAME, "engine": {"max_queued_tokens": 4000}},
+            {
+                "model": MINILM,
+                "served_model_name": NAME,
+                "engine": {"max_queued_tokens": 4000, "dtype": "float32"},
+            },
             {
                 "model": checkpoints["reranker"],
                 "served_model_name": "reranker",
                 "deployment": "Reranker",
+                "engine": {"dtype": "float32"},
             },
             {
                 "model": checkpoints["classifier"],
                 "served_model_name": "classifier",
                 "deployment": "Classifier",
+                "engine": {"dtype": "float32"},
             },
         ],
     }
@@ -463,7 +470,7 @@ def alone(encoders: ServeProcess) -> Iterator[httpx.Client]:
 
 def test_rerank_with_a_cross_encoder(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
     pairs = [(QUERY, passage) for passage in PASSAGES]
-    with Engine.load(checkpoints["reranker"]) as engine:
+    with Engine.load(checkpoints["reranker"], dtype="float32") as engine:
         expected, raw = (classify(engine, pairs, raw_scores=raw)[:, 0] for raw in (False, True))
     answer = post(alone, "/v1/rerank", model="reranker", query=QUERY, documents=PASSAGES)
     assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected))
@@ -479,7 +486,7 @@ def test_rerank_with_a_cross_encoder(alone: httpx.Client, checkpoints: dict[str,
 
 
 def test_classify(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
-    with Engine.load(checkpoints["classifier"]) as engine:
+    with Engine.load(checkpoints["classifier"], dtype="float32") as engine:
         expected = classify(engine, TEXTS)
     for path in ("/classify", "/v1/classify"):
         rows = post(alone, path, model="classifier", input=TEXTS)["data"]

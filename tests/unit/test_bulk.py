@@ -29,9 +29,7 @@ def job(folder: Path, output: str = "out.npy", **fields) -> Job:
     return Job(
         input=folder / "in.txt",
         output=folder / output,
-        lines_per_part=5,
-        settings={"model": "m"},
-        **fields,
+        **{"lines_per_part": 5, "settings": {"model": "m"}, **fields},
     )
 
 
@@ -130,13 +128,14 @@ def test_texts_without_a_vector_are_reported_by_line(tmp_path):
     assert np.isnan(np.load(it.output)).any(1).nonzero()[0].tolist() == [4, 20]
 
 
+def fail_late(texts):
+    if "text 12" in texts:
+        raise Cut
+    return embed(texts)
+
+
 def test_parts_of_another_job_are_not_mixed_in(tmp_path):
     it = job(tmp_path)
-
-    def fail_late(texts):
-        if "text 12" in texts:
-            raise Cut
-        return embed(texts)
 
     with pytest.raises(Cut):
         run(it, fail_late)
@@ -145,6 +144,16 @@ def test_parts_of_another_job_are_not_mixed_in(tmp_path):
         run(it)
     run(it, restart=True)
     assert (np.load(it.output) == embed(["other"])).all()
+
+
+def test_other_settings(tmp_path):
+    """Vectors that two types computed do not mix."""
+    it = job(tmp_path, settings={"model": "m", "dtype": "float32"})
+    with pytest.raises(Cut):
+        run(it, fail_late)
+    other = job(tmp_path, settings={"model": "m", "dtype": "bfloat16"})
+    with pytest.raises(BulkError, match=r"another job \(dtype changed\): use --restart"):
+        run(other)
 
 
 def test_an_output_is_not_overwritten(tmp_path):

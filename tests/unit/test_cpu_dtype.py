@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import torch
 
-from deployments.generator.cpu_dtype import checkpoint_dtype, has_bfloat16, with_cpu_dtype
+from cfg_core.cpu_features import has_bfloat16
+from cfg_core.prefill_only.models import loading
+from cfg_core.prefill_only.options import EngineOptions
+from deployments.generator.cpu_dtype import checkpoint_dtype, with_cpu_dtype
 
 AVX2 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 f16c\nbugs\t\t: spectre_v1\n"
 AVX512 = AVX2.replace("f16c", "f16c avx512f avx512_vnni")
@@ -21,8 +25,8 @@ ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd fphp asimddp\n"
         (AVX2.replace("bugs\t\t: ", "bugs\t\t: amx_bf16 "), False),
         (ARM, False),
         (ARM.replace("asimddp", "asimddp i8mm bf16"), True),
-        ("", True),
-        ("processor : 0\n", True),
+        ("", None),
+        ("processor : 0\n", None),
     ],
 )
 def test_instructions_for_bfloat16(text, expected):
@@ -74,6 +78,7 @@ def test_float32_where_bfloat16_is_slow(chosen):
         {"dtype": "float16"},
         {"dtype": "auto", "checkpoint": "float16"},
         {"dtype": "auto", "cpuinfo": ARM.replace("asimddp", "bf16")},
+        {"dtype": "auto", "cpuinfo": "processor : 0\n"},
     ],
 )
 def test_otherwise_the_choice_is_left_alone(chosen, case):
@@ -84,3 +89,27 @@ def test_for_a_name_on_the_hub_vllm_chooses():
     assert with_cpu_dtype({"model": "some-org/some-model"}, AVX512) == {
         "model": "some-org/some-model"
     }
+
+
+# --- encoders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "cpuinfo", "packs", "expected"),
+    [
+        ("auto", "cpu", AVX2, True, "float32"),
+        ("auto", "cpu", AVX512, True, "float32"),  # oneDNN converts each value
+        ("auto", "cpu", AVX512.replace("f16c", "avx512_bf16"), True, "bfloat16"),
+        ("auto", "cpu", AVX512.replace("f16c", "amx_bf16"), True, "bfloat16"),
+        ("auto", "cpu", AVX512.replace("f16c", "amx_bf16"), False, "float32"),
+        ("auto", "cpu", "", True, "float32"),
+        ("auto", "cuda", AVX2, False, "bfloat16"),
+        ("float32", "cpu", AVX512.replace("f16c", "amx_bf16"), True, "float32"),
+        ("bfloat16", "cpu", AVX2, False, "bfloat16"),
+    ],
+)
+def test_the_type_of_an_encoder(monkeypatch, dtype, device, cpuinfo, packs, expected):
+    monkeypatch.setattr(loading, "read", lambda path: cpuinfo)
+    monkeypatch.setattr(loading, "packs_bfloat16", lambda: packs)
+    chosen = loading.choose_dtype(EngineOptions(dtype=dtype), torch.device(device))
+    assert loading.name_of(chosen) == expected

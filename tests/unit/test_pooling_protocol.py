@@ -20,26 +20,47 @@ from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 
 EMBEDDER = ModelInfo(
-    tasks=("embed", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100
+    tasks=("embed", "token_embed"),
+    dimension=4,
+    max_input_tokens=16,
+    vocab_size=100,
+    dtype="float32",
 )
 RETRIEVER = ModelInfo(
     tasks=("embed",),
     dimension=8,
     max_input_tokens=16,
     vocab_size=100,
+    dtype="float32",
     prompts={"query": "query: ", "passage": "passage: "},
     default_prompt="d: ",
     matryoshka=True,
 )
 RERANKER = ModelInfo(
-    tasks=("classify",), dimension=None, max_input_tokens=16, vocab_size=100, labels=("LABEL_0",)
+    tasks=("classify",),
+    dimension=None,
+    max_input_tokens=16,
+    vocab_size=100,
+    dtype="float32",
+    labels=("LABEL_0",),
 )
 CLASSIFIER = ModelInfo(
-    tasks=("classify",), dimension=None, max_input_tokens=16, vocab_size=100, labels=("no", "yes")
+    tasks=("classify",),
+    dimension=None,
+    max_input_tokens=16,
+    vocab_size=100,
+    dtype="float32",
+    labels=("no", "yes"),
 )
-SPARSE = ModelInfo(tasks=("sparse",), dimension=None, max_input_tokens=16, vocab_size=100)
+SPARSE = ModelInfo(
+    tasks=("sparse",), dimension=None, max_input_tokens=16, vocab_size=100, dtype="float32"
+)
 BGE_M3 = ModelInfo(
-    tasks=("embed", "sparse", "token_embed"), dimension=4, max_input_tokens=16, vocab_size=100
+    tasks=("embed", "sparse", "token_embed"),
+    dimension=4,
+    max_input_tokens=16,
+    vocab_size=100,
+    dtype="float32",
 )
 MODELS = [EMBEDDER, RETRIEVER, RERANKER, CLASSIFIER, SPARSE, BGE_M3]
 

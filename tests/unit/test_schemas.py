@@ -48,6 +48,7 @@ INFO = ModelInfo(
     dimension=8,
     max_input_tokens=64,
     vocab_size=100,
+    dtype="float32",
     labels=("a", "b"),
     prompts={"query": "q: "},
 )

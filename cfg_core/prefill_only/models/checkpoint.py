@@ -38,6 +38,8 @@ class ModelInfo:
     """Components of a dense vector; None if the model makes none."""
     max_input_tokens: int
     vocab_size: int
+    dtype: str
+    """The type that the model computes in, such as `bfloat16`."""
     labels: tuple[str, ...] = ()
     """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)

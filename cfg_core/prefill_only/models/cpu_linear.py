@@ -69,6 +69,14 @@ def pack_linears(model: nn.Module) -> int:
     return num_packed
 
 
+def packs_bfloat16() -> bool:
+    """Whether oneDNN computes layers in bfloat16 on this CPU, if need be by converting values."""
+    return bool(
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
 def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether `module` is a plain linear layer of a dtype that oneDNN supports on this CPU.
 
@@ -77,11 +85,10 @@ def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     """
     if type(module) is not nn.Linear:
         return False
-    operators = torch.ops.mkldnn
     if module.weight.dtype == torch.bfloat16:
-        return bool(operators._is_mkldnn_bf16_supported())
+        return packs_bfloat16()
     if module.weight.dtype == torch.float16:
-        return bool(operators._is_mkldnn_fp16_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return module.weight.dtype == torch.float32
 
 

@@ -36,6 +36,7 @@ class Runner(Protocol):
     uses_token_types: bool
     max_positions: int | None
     dimension: int | None
+    dtype: torch.dtype
     on_gpu: bool
 
     def compute(self, batch: PackedBatch) -> Values:
@@ -58,11 +59,12 @@ class TransformersRunner:
         self._device = choose_device(options)
         self.on_gpu = self._device.type == "cuda"
         self._num_threads = options.num_threads
+        self.dtype = choose_dtype(options, self._device)
         model = load_model(
             checkpoint,
             attention=self._attention(options.workflow),
             device=self._device,
-            dtype=choose_dtype(options, self._device),
+            dtype=self.dtype,
             causal=is_causal(checkpoint, options),
         )
         self._backbone = backbone_of(model)

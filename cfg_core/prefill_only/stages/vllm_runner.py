@@ -39,6 +39,7 @@ class VllmRunner:
         self._num_threads = torch.get_num_threads()
         config = self._llm.model_config
         self.max_positions = config.max_model_len
+        self.dtype: torch.dtype = config.dtype
         self.tasks: tuple[Task, ...] = checkpoint.tasks[:1]  # a vLLM engine has one pooling task
         self.dimension = None if checkpoint.head == "classifier" else config.get_hidden_size()
 
@@ -82,9 +83,8 @@ def _engine_arguments(checkpoint: Checkpoint, options: EngineOptions) -> dict[st
         "model": str(checkpoint.path),
         "runner": "pooling",
         "dtype": options.dtype,
-        "enable_prefix_caching": (
-            False
-        ),  # nothing is decoded, and the cache does not hold pooled states
+        # Nothing is decoded, and the cache does not hold pooled states.
+        "enable_prefix_caching": False,
         "disable_log_stats": True,
     }
     if options.max_input_tokens:

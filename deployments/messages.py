@@ -2,13 +2,14 @@
 
 A call to a generator carries one `GenerateCall`, and yields:
 
-    Heartbeat*  (Chunk | Heartbeat)*  Heartbeat     a stream: the last Chunk is `[DONE]`
-    Heartbeat*  Whole  (Whole | Heartbeat)*         an answer that is not streamed, in pieces
-    ...  Heartbeat  Failed                          a failure, at any point
+    Heartbeat*  Chunk+      a stream: the last Chunk ends it (http/events.py, is_last)
+    Heartbeat*  Whole+      an answer that is not streamed, in pieces
+    ...  Failed             a failure, at any point
 
-A failure is sent as a value and not raised, because Serve logs a traceback for every exception,
-and a refused request is not worth one. Calls with a single answer return it, or `Failed`. Imports
-neither Ray, vLLM nor torch.
+Items also carry the usage, so that no message of its own is needed for it: each costs the replica
+and the ingress about a millisecond. A failure is sent as a value and not raised, because Serve logs
+a traceback for every exception, and a refused request is not worth one. Calls with a single answer
+return it, or `Failed`. Imports neither Ray, vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One server-sent event of a stream, in vLLM's format."""
+    """One server-sent event of a stream, or several in a row, in vLLM's format.
+
+    usage: the tokens that the engine has processed for the call so far; None if it is not told. The
+        last Chunk of a stream has it.
+    """
 
     text: str
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +66,19 @@ class Whole:
     """One piece of an answer that is not streamed.
 
     The joined pieces are its JSON text.
+
+    usage: see Chunk. Each piece has the usage of the whole answer.
     """
 
     text: str
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A sign that the replica works on the call.
 
-    usage: the tokens that the engine has processed for the call so far.
+    usage: see Chunk.
     """
 
     usage: Usage
@@ -80,9 +89,12 @@ class Failed:
     """The call failed with `error`.
 
     No item follows.
+
+    usage: see Chunk.
     """
 
     error: CfgServeError
+    usage: Usage | None = None
 
 
 Item: TypeAlias = Chunk | Whole | Heartbeat | Failed

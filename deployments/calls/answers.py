@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentResponseGenerator
 
 from cfg_core.errors import DeadlineError, EngineDeadError
 from deployments.calls.ray_errors import LOST, next_item
-from deployments.messages import Chunk, Heartbeat, Item, Whole
+from deployments.messages import Chunk, Failed, Item, Whole
 from deployments.requests.usage import Usage
 from deployments.routing import shared
 from deployments.routing.shared import Dispatch
@@ -24,7 +24,7 @@ class Answer:
     deadline: by the event loop's clock; None: no deadline.
     dispatch: which replica has the call.
     on_sign: called, without arguments, each time an item arrives.
-    usage: what the engine had done for the call according to the last heartbeat.
+    usage: what the engine had done for the call according to the last report.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Answer:
         """
         while True:
             try:
-                item = await self._item()
+                item = self._reported(await self._item())
             except EngineDeadError:
                 note = shared.suspect if self._is_silent else shared.lost
                 note(self._dispatch.replica)
@@ -61,8 +61,14 @@ class Answer:
             self._on_sign()
             if isinstance(item, Chunk | Whole):
                 return item
-            assert isinstance(item, Heartbeat), item
+
+    def _reported(self, item: Item) -> Item:
+        """Keep the usage that `item` reports, and raise the error that it carries."""
+        if item.usage is not None:
             self.usage = item.usage
+        if isinstance(item, Failed):
+            raise item.error
+        return item
 
     async def rest(self, first: Whole) -> str:
         """Return the text of a whole answer whose first piece is `first`."""

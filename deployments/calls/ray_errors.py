@@ -26,7 +26,7 @@ LOST = "The engine was lost: send the request again."
 async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
     """The next item of a replica's answer.
 
-    Raises StopAsyncIteration at the end. Raises CfgServeError, also for an item that is `Failed`.
+    Raises StopAsyncIteration at the end, and CfgServeError.
     """
     try:
         item: Item = await anext(items)
@@ -34,8 +34,6 @@ async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
         raise
     except Exception as error:
         raise _own_error(error) from error
-    if isinstance(item, Failed):
-        raise item.error
     return item
 
 

@@ -1,9 +1,10 @@
 """Heartbeats between the items of a replica's answer: the replica is at work, and how far it is.
 
-The ingress charges an API key for what the engine did. Heartbeats report this: at least every
-HEARTBEAT_S before the first item, later together with items, and before the end. So a client that
-leaves in the middle is charged for what was done until then. The first heartbeat comes sooner: it
-tells the ingress that the replica has begun with the request (calls/queue.py, Place.begun).
+The ingress charges an API key for what the engine did. Heartbeats report this, at least every
+HEARTBEAT_S before the first item. Later, items report it themselves, and the last one always does.
+So a client that leaves in the middle is charged for what was done until then. The first heartbeat
+comes sooner: it tells the ingress that the replica has begun with the request (calls/queue.py,
+Place.begun).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 
-from deployments.http.events import DONE
+from deployments.http.events import is_last
 from deployments.messages import Chunk, Heartbeat, Whole
 from deployments.requests.usage import Usage
 
@@ -25,10 +27,10 @@ async def with_heartbeats(
 ) -> AsyncGenerator[Chunk | Whole | Heartbeat]:
     """Yield `items` with heartbeats between them.
 
-    Before the first item, heartbeats come after FIRST_S and then every `every_s` seconds. After it,
-    one comes with an item if the last one is older than `every_s`. One comes before `[DONE]`, and
-    one at the end. Closing this iterator, or cancelling the task that waits for it, first does the
-    same to `items`.
+    Before the first item, heartbeats come after FIRST_S and then every `every_s` seconds. The item
+    that ends a stream carries the usage, and so does each Whole. Other items carry it if the last
+    report is older than `every_s`. Closing this iterator, or cancelling the task that waits for it,
+    first does the same to `items`.
     """
     first = asyncio.ensure_future(_next(items))
     wait_s = min(FIRST_S, every_s)
@@ -37,10 +39,13 @@ async def with_heartbeats(
             yield Heartbeat(usage())
             wait_s = every_s
         if (item := first.result()) is not None:
-            yield item
-            async for following in _with_reports(items, usage, every_s):
-                yield following
-        yield Heartbeat(usage())
+            told = time.monotonic()
+            yield _reported(item, usage) if _ends(item) else item
+            async for item in items:
+                now = time.monotonic()
+                if _ends(item) or now - told > every_s:
+                    told, item = now, _reported(item, usage)
+                yield item
     finally:
         if not first.done():
             first.cancel()
@@ -50,16 +55,12 @@ async def with_heartbeats(
             await close()
 
 
-async def _with_reports(
-    items: AsyncIterator[Chunk | Whole], usage: Callable[[], Usage], every_s: float
-) -> AsyncIterator[Chunk | Whole | Heartbeat]:
-    told = time.monotonic()
-    async for item in items:
-        now = time.monotonic()
-        if item.text == DONE or now - told > every_s:
-            told = now
-            yield Heartbeat(usage())
-        yield item
+def _ends(item: Chunk | Whole) -> bool:
+    return isinstance(item, Whole) or is_last(item.text)
+
+
+def _reported(item: Chunk | Whole, usage: Callable[[], Usage]) -> Chunk | Whole:
+    return replace(item, usage=usage())
 
 
 async def _next(items: AsyncIterator[Chunk | Whole]) -> Chunk | Whole | None:

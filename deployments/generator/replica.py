@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
@@ -26,7 +27,7 @@ from deployments.lifecycle.beacon import Beacon
 from deployments.lifecycle.log_handlers import log_handlers_kept
 from deployments.lifecycle.pulse import PULSE_S, Pulse
 from deployments.lifecycle.watchdog import exit_with_engine
-from deployments.messages import Failed, GenerateCall, Heartbeat, Item
+from deployments.messages import Failed, GenerateCall, Item
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.usage import Meter
 from deployments.routing.serve_routers import GroupRouter
@@ -125,8 +126,7 @@ class ModelReplica:
                 async for item in items:
                     yield item
         except CfgServeError as error:
-            yield Heartbeat(meter.usage)
-            yield self._failed(error)
+            yield replace(self._failed(error), usage=meter.usage)
 
     async def models(self) -> str | Failed:
         """The answer of /v1/models, as JSON text."""

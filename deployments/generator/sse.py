@@ -96,16 +96,19 @@ async def _reported_last(stream: AsyncIterator[str], report: Report) -> AsyncIte
     """Yield chunks of a completion or chat, with the report in the last one before `[DONE]`.
 
     Only a chunk that may be the last one is held back: one with a finish reason, or the usage
-    chunk. It is sent when another chunk follows.
+    chunk. It is sent when another chunk follows, and together with `[DONE]` if that follows.
     """
     held = ""
     async for chunk in stream:
-        if held:
-            told = report() if chunk == DONE else None
-            yield held if told is None else with_guidance(held, told)
-        held = chunk if may_be_last(chunk) else ""
-        if not held:
+        if held and chunk == DONE:
+            held, chunk = "", complete(held, report()) + DONE
+        elif held:
+            yield held
+            held = ""
+        if chunk.endswith(DONE) or not may_be_last(chunk):
             yield chunk
+        else:
+            held = chunk
 
 
 def _reported(event: str, report: dict[str, Any]) -> str:

@@ -10,12 +10,15 @@ from deployments.http.errors import http_error
 DONE = "data: [DONE]\n\n"
 """The last event of a complete completion or chat."""
 
-_LAST = (DONE, "event: message_stop\n", "event: response.completed\n")
+_LAST = ("event: message_stop\n", "event: response.completed\n")
 
 
-def is_last(event: str) -> bool:
-    """Whether a stream is complete with this event, in OpenAI's or in Anthropic's format."""
-    return event.startswith(_LAST)
+def is_last(events: str) -> bool:
+    """Whether a stream is complete with these events, in OpenAI's or in Anthropic's format.
+
+    `[DONE]` may follow other events in the same text; Anthropic's last event is a text of its own.
+    """
+    return events.endswith(DONE) or events.startswith(_LAST)
 
 
 def error_event(error: CfgServeError) -> str:

@@ -110,6 +110,22 @@ def test_usage_is_kept_and_not_told() -> None:
     assert answer.usage.tokens == 7
 
 
+@pytest.mark.parametrize(
+    "item", [Chunk("a", Usage(output_tokens=5)), Whole("a", Usage(output_tokens=5))]
+)
+def test_items_report_the_usage_too(item: Message) -> None:
+    answer = answer_of(Items(Usage(prompt_tokens=3), item, Chunk("b")))
+    assert asyncio.run(all_of(answer)) == ["a", "b"]
+    assert answer.usage.tokens == 5
+
+
+def test_a_failure_reports_the_usage_too() -> None:
+    answer = answer_of(Items("a", Failed(RequestError("no"), Usage(output_tokens=5))))
+    with pytest.raises(RequestError):
+        asyncio.run(all_of(answer))
+    assert answer.usage.tokens == 5
+
+
 def test_a_whole_answer_comes_in_parts() -> None:
     async def main() -> str:
         answer = answer_of(Items(Whole("a"), Whole("b"), Usage(), Whole("c")))

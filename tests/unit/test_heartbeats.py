@@ -7,7 +7,7 @@ import pytest
 
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.http.events import DONE
-from deployments.messages import Chunk, Heartbeat
+from deployments.messages import Chunk, Heartbeat, Whole
 from deployments.requests.usage import Meter, Usage
 
 IDLE = Heartbeat(Usage())
@@ -34,13 +34,22 @@ def all_of(texts, every_s, meter=None):
     return asyncio.run(main())
 
 
-def test_texts_pass_in_order_and_usage_is_reported_at_the_end():
-    assert all_of(slowly("abc"), 1.0) == [*map(Chunk, "abc"), IDLE]
+def test_texts_pass_in_order_without_reports():
+    assert all_of(slowly("abc"), 1.0) == [*map(Chunk, "abc")]
 
 
-def test_usage_is_reported_before_done():
-    items = all_of(slowly(["a", DONE]), 1.0)
-    assert items == [Chunk("a"), IDLE, Chunk(DONE), IDLE]
+@pytest.mark.parametrize("last", [DONE, "data: {}\n\n" + DONE, "event: message_stop\ndata: {}\n\n"])
+def test_the_item_that_ends_a_stream_reports_the_usage(last):
+    assert all_of(slowly(["a", last]), 1.0) == [Chunk("a"), Chunk(last, Usage())]
+    assert all_of(slowly([last]), 1.0) == [Chunk(last, Usage())]
+
+
+def test_each_piece_of_a_whole_answer_reports_the_usage():
+    async def pieces():
+        yield Whole("a")
+        yield Whole("b")
+
+    assert all_of(pieces(), 1.0) == [Whole("a", Usage()), Whole("b", Usage())]
 
 
 def test_usage_is_reported_while_nothing_is_sent():
@@ -49,12 +58,13 @@ def test_usage_is_reported_while_nothing_is_sent():
 
 
 def test_the_first_heartbeat_comes_soon():
-    assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a"), IDLE]
+    assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a")]
 
 
 def test_usage_is_reported_between_texts_at_intervals():
     items = all_of(slowly("abcdef", 0.03), 0.05)
-    assert 3 <= items.count(IDLE) <= 5
+    assert 2 <= sum(item.usage is not None for item in items) <= 4
+    assert [item.text for item in items if item != IDLE] == list("abcdef")
 
 
 def test_a_report_has_the_counts_of_its_moment():
@@ -66,13 +76,13 @@ def test_a_report_has_the_counts_of_its_moment():
         meter.output_tokens = 9
         yield Chunk(DONE)
 
-    told = [i.usage for i in all_of(texts(), 5.0, meter) if isinstance(i, Heartbeat)]
-    assert told[0] == Usage(prompt_tokens=7, output_tokens=9)
+    told = [item.usage for item in all_of(texts(), 5.0, meter) if item.usage is not None]
+    assert told == [Usage(prompt_tokens=7, output_tokens=9)]
     assert told[0].tokens == 16
 
 
-def test_an_empty_answer_gets_one_report():
-    assert all_of(slowly(""), 1.0) == [IDLE]
+def test_an_empty_answer_stays_empty():
+    assert all_of(slowly(""), 1.0) == []
 
 
 @pytest.mark.parametrize("script", [[ValueError("broken")], ["a", ValueError("broken")]])

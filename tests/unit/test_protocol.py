@@ -556,27 +556,38 @@ async def test_the_last_chunk_gets_the_guidance_object():
     head, last = [chunk(), chunk()], chunk("length")
     out = await through([*head, last, DONE])
     assert out[:2] == head
-    assert json.loads(out[2][6:]) == {**json.loads(last[6:]), "guidance": {"scale": 2.0}}
-    assert out[3] == DONE
+    assert out[2].endswith(DONE)
+    ended = out[2].removesuffix(DONE)
+    assert json.loads(ended[6:]) == {**json.loads(last[6:]), "guidance": {"scale": 2.0}}
+    assert len(out) == 3
 
 
 async def test_only_the_last_of_several_finished_choices_gets_it():
     out = await through([chunk("stop"), chunk(), chunk("stop"), DONE])
-    assert ["guidance" in item for item in out] == [False, False, True, False]
+    assert ["guidance" in item for item in out] == [False, False, True]
 
 
 async def test_the_usage_chunk_gets_it_if_there_is_one():
     usage = 'data: {"id":"i","choices":[],"usage":{"completion_tokens":2}}\n\n'
     out = await through([chunk(), chunk("stop"), usage, DONE])
-    assert ["guidance" in item for item in out] == [False, False, True, False]
-    assert json.loads(out[2][6:])["usage"] == {"completion_tokens": 2}
+    assert ["guidance" in item for item in out] == [False, False, True]
+    assert json.loads(out[2].removesuffix(DONE)[6:])["usage"] == {"completion_tokens": 2}
 
 
 async def test_text_that_looks_like_a_finish_reason_is_text():
     text = '"finish_reason":"abort" "choices":[]'
     tricky = f"data: {json.dumps({'choices': [{'text': text}]}, separators=(',', ':'))}\n\n"
     assert not sse.may_be_last(tricky)
-    assert await through([tricky, chunk("stop"), DONE])
+    assert (await through([tricky, chunk("stop"), DONE]))[0] == tricky
+
+
+async def test_done_without_a_last_chunk_passes():
+    assert await through([chunk(), DONE]) == [chunk(), DONE]
+
+
+async def test_a_text_that_says_done_is_not_last():
+    """Generated text cannot end an event, because its quotes and line ends are escaped."""
+    assert not is_last(f"data: {json.dumps({'text': DONE})}\n\n")
 
 
 @pytest.mark.parametrize(

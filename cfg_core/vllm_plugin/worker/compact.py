@@ -22,6 +22,8 @@ from vllm.v1.sample.logits_processor.builtin import (
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
+from cfg_core.vllm_plugin.worker.rows import Rows
+
 T = TypeVar("T")
 
 
@@ -44,6 +46,28 @@ def is_idle(processor: Any) -> bool:
     if isinstance(processor, MinTokensLogitsProcessor):
         return not processor.min_toks
     return False
+
+
+class Compactor:
+    """Compacts the sampling metadata of each step, and keeps it while nothing changes.
+
+    vLLM makes new metadata whenever the batch changes, and writes only into the lists of output
+    tokens, which both share. Seeded generators come and go by themselves, so nothing is kept then.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[SamplingMetadata, Rows, SamplingMetadata] | None = None
+
+    def compacted(self, batch: InputBatch, rows: Rows) -> SamplingMetadata:
+        """The sampling metadata of the rows that lead."""
+        full = batch.sampling_metadata
+        if self._kept is not None and not full.generators:
+            old_full, old_rows, made = self._kept
+            if old_full is full and old_rows is rows:
+                return made
+        made = compacted(batch, rows.leading, rows.leading_index)
+        self._kept = None if full.generators else (full, rows, made)
+        return made
 
 
 def compacted(batch: InputBatch, kept: Sequence[int], index: torch.Tensor) -> SamplingMetadata:

@@ -25,12 +25,12 @@ from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
-from cfg_core.vllm_plugin.worker.compact import can_compact, compacted, spread
+from cfg_core.vllm_plugin.worker.compact import Compactor, can_compact, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
-from cfg_core.vllm_plugin.worker.rows import Rows, blended, first_rows, kept_rows, stage, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, first_rows, kept_rows, widen
 
 
 class GuidedRunnerV1(GPUModelRunner):
@@ -53,6 +53,8 @@ class GuidedRunnerV1(GPUModelRunner):
         self.processors = ProcessorsV1(self, registry)
         self._awaits_logits: SchedulerOutput | None = None
         self._head: Head | None = None
+        self._stager = Stager()
+        self._compactor = Compactor()
         guide_drafter(self, self.guidance)
 
     @override
@@ -103,9 +105,9 @@ class GuidedRunnerV1(GPUModelRunner):
         self, scheduler_output: SchedulerOutput, device: torch.device, head: Head | None
     ) -> Rows | None:
         names, step = self.input_batch.req_ids, StepGuidance.of(scheduler_output)
-        return stage(
+        return self._stager.stage(
             step.joint if step is not None else (),
-            self.input_batch.req_id_to_index,
+            names,
             first_rows(names, scheduler_output.scheduled_spec_decode_tokens),
             device,
             affine=head is not None and head.affine,
@@ -183,7 +185,7 @@ class GuidedRunnerV1(GPUModelRunner):
         if not self.guidance.compact:
             logits = logits[index]
         batch.update_async_output_token_ids()  # needs the metadata of the whole batch
-        metadata = compacted(batch, rows.leading, index)
+        metadata = self._compactor.compacted(batch, rows)
         return spread(
             self.sampler(logits=logits, sampling_metadata=metadata), index, batch.num_reqs
         )

@@ -24,7 +24,7 @@ from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
-from cfg_core.vllm_plugin.worker.rows import Rows, blended, kept_rows, stage, to_device, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, kept_rows, to_device, widen
 
 
 class GuidedRunnerV2(GPUModelRunner):
@@ -42,6 +42,7 @@ class GuidedRunnerV2(GPUModelRunner):
         """
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
+        self._stager = Stager()
         self.processors = ProcessorsV2(self, self.guidance, registry)
 
     @override
@@ -86,10 +87,11 @@ class GuidedRunnerV2(GPUModelRunner):
                     hidden_states, input_batch, grammar_output
                 )
                 return stock
-            place_of = {stream: place for place, stream in enumerate(input_batch.req_ids)}
             first_row, device = input_batch.cu_num_logits_np, hidden_states.device
             affine = self._head is not None and self._head.affine
-            rows = stage(step.joint, place_of, first_row, device, affine=affine)
+            rows = self._stager.stage(
+                step.joint, input_batch.req_ids, first_row, device, affine=affine
+            )
             self.guidance.rows = rows
             model, head = self.model, rows and _BlendedHead(self.model, rows)
             self.model = head or model
@@ -104,6 +106,7 @@ class GuidedRunnerV2(GPUModelRunner):
                 rows.copy_to_followers(per_stream)
             _add_logprobs(output, rows, head.kept)
         if step.solo:
+            place_of = {stream: place for place, stream in enumerate(input_batch.req_ids)}
             solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
             num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0

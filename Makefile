@@ -6,7 +6,7 @@ PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
 # runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)
 SYSTEM_PYTHON := $(or $(firstword $(foreach p,$(PYTHONS),$(shell command -v $(p) 2>/dev/null))),$(PYTHON))
 BIN := .venv/bin
-export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT MODEL_CACHE
+export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT HAPROXY MODEL_CACHE
 CHAT_MODEL := models/SmolLM2-135M-Instruct
 
 .DEFAULT_GOAL := help
@@ -22,7 +22,7 @@ setup setup-dev:
 	@test -n "$(SYSTEM_PYTHON)" || { echo "No python3 was found. Install Python 3.11 to 3.14, or name yours: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@"$(SYSTEM_PYTHON)" scripts/setup.py $(DEV)
 
-serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000)
+serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000, HAPROXY=1)
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
 # Two processes, but one for tests/serve: a server uses all cores, and tests measure its waits.
@@ -47,8 +47,8 @@ check: setup-dev  ## lint, formatting, types, who may import whom, and that what
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/audit.py
 
-bench: setup  ## run the benchmarks (benchmarks/bench_*.py)
-	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python $$script; done
+bench: setup  ## run a short set of the benchmarks (all of them: benchmarks/bench_*.py, each by itself)
+	@$(BIN)/python benchmarks/short.py
 
 lock: setup  ## compile requirements/*.in into the pinned lists
 	@$(BIN)/python scripts/lock.py

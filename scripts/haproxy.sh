@@ -1,0 +1,11 @@
+#!/bin/sh
+# HAProxy for `make serve HAPROXY=1`. In Ray's configuration, HAProxy listens for its metrics and its statistics on
+# every address. This binds them to the loopback address, and becomes HAProxy ($CFG_SERVE_HAPROXY).
+set -e
+for argument in "$@"; do
+    if [ "$previous" = -f ]; then
+        sed -i -E 's/^( *bind )\*?:/\1127.0.0.1:/' "$argument"
+    fi
+    previous=$argument
+done
+exec "$CFG_SERVE_HAPROXY" "$@"

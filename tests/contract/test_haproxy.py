@@ -1,0 +1,43 @@
+"""scripts/haproxy.sh: `make serve HAPROXY=1` opens no port to other machines."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from ray.serve._private import haproxy_templates
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "haproxy.sh"
+TEMPLATES = [value for name, value in vars(haproxy_templates).items() if name.endswith("TEMPLATE")]
+
+
+def bound(text: str, folder: Path) -> list[str]:
+    """The addresses that HAProxy would listen on with the configuration `text`."""
+    config = folder / "haproxy.cfg"
+    config.write_text(text)
+    ran = subprocess.run(
+        [SCRIPT, "-db", "-f", config, "-sf", "1"],
+        env={**os.environ, "CFG_SERVE_HAPROXY": "/bin/echo"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.split() == ["-db", "-f", str(config), "-sf", "1"]
+    return re.findall(r"^ *bind (\S+)", config.read_text(), re.MULTILINE)
+
+
+def test_ports_are_on_the_loopback_address(tmp_path: Path) -> None:
+    text = (
+        "frontend a\n    bind :9101\nfrontend b\n    bind 10.0.0.7:8000\nlisten s\n  bind *:8404\n"
+    )
+    assert bound(text, tmp_path) == ["127.0.0.1:9101", "10.0.0.7:8000", "127.0.0.1:8404"]
+
+
+def test_the_ports_of_rays_configuration(tmp_path: Path) -> None:
+    """Ray's templates open no other port, and none that the script does not see."""
+    text = "\n".join(TEMPLATES)
+    assert len(re.findall("bind ", re.sub("#.*", "", text))) == 4
+    hosts = [re.sub(r"\{\{ *", "", address).split(":")[0] for address in bound(text, tmp_path)]
+    assert hosts.count("127.0.0.1") == 2, hosts

@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 CPUINFO = "/proc/cpuinfo"
-BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+AMX_BFLOAT16 = "amx_bf16"
+"""Linux's name for a unit that multiplies matrices of bfloat16."""
+BFLOAT16 = frozenset({"avx512_bf16", AMX_BFLOAT16, "bf16"})
 """Names that Linux gives to instructions for bfloat16: two on x86-64, one on aarch64."""
 
 
@@ -17,10 +19,19 @@ def has_bfloat16(cpuinfo: str) -> bool | None:
 
     None if it lists no features, so that nobody knows.
     """
+    found = features(cpuinfo)
+    return None if found is None else not BFLOAT16.isdisjoint(found)
+
+
+def features(cpuinfo: str) -> frozenset[str] | None:
+    """The features that the text of /proc/cpuinfo lists for the first core; None if it has no list.
+
+    The names are Linux's.
+    """
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return not BFLOAT16.isdisjoint(value.split())
+            return frozenset(value.split())
     return None
 
 

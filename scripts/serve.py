@@ -149,10 +149,11 @@ def haproxy(folder: Path) -> dict[str, str]:
         f"{prefix}BINARY_PATH": str(ROOT / "scripts" / "haproxy.sh"),
         f"{prefix}METRICS_PORT": str(free_port()),
         f"{prefix}STATS_PORT": str(free_port()),
-        f"{prefix}CONFIG_FILE_LOC": str(folder / "haproxy" / "haproxy.cfg"),
-        f"{prefix}SOCKET_PATH": str(folder / "haproxy" / "admin.sock"),
-        f"{prefix}SERVER_STATE_BASE": str(folder / "haproxy"),
-        f"{prefix}SERVER_STATE_FILE": str(folder / "haproxy" / "server-state"),
+        # Ray adds a folder with a name of 56 characters, and a socket's path may have 97.
+        f"{prefix}CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        f"{prefix}SOCKET_PATH": str(folder / "admin.sock"),
+        f"{prefix}SERVER_STATE_BASE": str(folder),
+        f"{prefix}SERVER_STATE_FILE": str(folder / "server-state"),
     }
 
 

@@ -75,3 +75,15 @@ def test_a_model_that_loses_the_plan_is_noticed():
     rows = torch.randn(1, 2, 3, 8)
     with pytest.raises(AssertionError, match="plan"):
         attention._adapted(attention.naive)(torch.nn.Module(), rows, rows, rows, None)
+
+
+@pytest.mark.parametrize("float32_is_faster", [True, False])
+def test_bfloat16_on_a_cpu(monkeypatch, float32_is_faster):
+    """It may be computed in float32, which only rounds less."""
+    monkeypatch.setattr(attention, "_float32_is_faster", lambda: float32_is_faster)
+    plan = packed([3, 7, 7, 20]).plan
+    rows = [torch.randn(37, 4, 8).bfloat16().transpose(0, 1) for _ in range(3)]
+    out = attention.sdpa_runs(*rows, plan, False, 0.3, None)
+    assert out.dtype == torch.bfloat16
+    expected = attention.naive(*(x.float() for x in rows), plan, False, 0.3, None)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)

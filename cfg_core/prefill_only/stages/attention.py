@@ -16,13 +16,14 @@ it is never ignored.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from cfg_core.cpu_features import AMX_BFLOAT16, CPUINFO, features, read
 from cfg_core.errors import CompatibilityError
 from cfg_core.prefill_only.batch import AttentionPlan, Run
 
@@ -148,6 +149,8 @@ def sdpa_runs(
     heads, tokens, width = query.shape
     grouped = key.shape[0] != heads
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
+    if query.dtype == torch.bfloat16 and query.device.type == "cpu" and _float32_is_faster():
+        query, key, value = query.float(), key.float(), value.float()
     last = plan.runs[-1]
     out[last.start + last.num * last.length :] = 0
     for run in plan.runs:
@@ -164,6 +167,15 @@ def sdpa_runs(
         )
         out[rows].view(run.num, run.length, heads, width).copy_(result.transpose(1, 2))
     return out
+
+
+@cache
+def _float32_is_faster() -> bool:
+    """Whether this CPU computes SDPA faster in float32 than in bfloat16, conversion included.
+
+    It is without AMX: a third faster for texts of 12 tokens, and equally fast for those of 250.
+    """
+    return AMX_BFLOAT16 not in (features(read(CPUINFO)) or ())
 
 
 def _split(packed: torch.Tensor, rows: slice, run: Run) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""What rounding does to the guided distribution: blended before the head, or after it.
+
+    python benchmarks/bench_blend_error.py [--scales 0.5 1.5 2.5 4 8] [--out FILE]
+
+The physics. After the head, each stream's logits are rounded to the type of the model, and the
+blend multiplies that error by |s| and |1 - s|. Before the head, the blend is computed in float32
+from the hidden states, and rounded once. So an early blend should be more exact, and the more so
+the larger the scale.
+
+The streams are the last tokens of the instructions of bench_instructions.py (the conversation, and
+the same without the instruction). Their hidden states are those of the chat model in float32. Both
+blends start from these states rounded to the type, so the table shows what the head and the blend
+add. They are compared with float64, from the states as they are: the mean Kullback-Leibler
+divergence, the mean of the largest error among the ten likeliest tokens (in log-probability), and
+how often the likeliest token is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import torch  # noqa: E402
+from card import card  # noqa: E402
+from instructions import prompts  # noqa: E402
+
+from cfg_core.blend import blend  # noqa: E402
+
+MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LIKELIEST = 10
+
+
+@torch.inference_mode()
+def states() -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [2, prompts, hidden size] of both streams, and the head's weights, float32."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    found: list[list[torch.Tensor]] = [[], []]
+    for prompt in prompts.prompts():
+        for stream, messages in zip(found, (prompt.conditional(), prompt.negative()), strict=True):
+            ids = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+            stream.append(model.model(**ids).last_hidden_state[0, -1])
+    return torch.stack([torch.stack(stream) for stream in found]), model.lm_head.weight
+
+
+def exact(hidden: torch.Tensor, head: torch.Tensor, scale: float) -> torch.Tensor:
+    """Guided log-probabilities [prompts, vocabulary], computed in float64."""
+    rows = (hidden.double() @ head.double().T).log_softmax(-1)
+    return (rows[1] + scale * (rows[0] - rows[1])).log_softmax(-1)
+
+
+def early(hidden: torch.Tensor, head: torch.Tensor, scale: float) -> torch.Tensor:
+    rows = hidden.float()
+    blended = (rows[1] + scale * (rows[0] - rows[1])).to(hidden.dtype)
+    return (blended @ head.T).double().log_softmax(-1)
+
+
+def late(hidden: torch.Tensor, head: torch.Tensor, scale: float) -> torch.Tensor:
+    weights = torch.tensor([[scale], [1 - scale]]).expand(2, hidden.shape[1])
+    return blend(hidden @ head.T, weights).double().log_softmax(-1)
+
+
+def errors(found: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
+    likeliest = expected.topk(LIKELIEST, -1).indices
+    wrong = (found - expected).gather(-1, likeliest).abs().amax(-1)
+    divergence = (expected.exp() * (expected - found)).sum(-1)
+    same = found.argmax(-1) == expected.argmax(-1)
+    return {
+        "divergence": float(divergence.mean()),
+        "largest_error": float(wrong.mean()),
+        "same_token": float(same.double().mean()),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scales", type=float, nargs="+", default=[0.5, 1.5, 2.5, 4, 8])
+    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
+    args = parser.parse_args()
+    hidden, head = states()
+    described = {**card(), "model": MODEL.name, "prompts": hidden.shape[1]}
+    print(json.dumps(described))
+    print("| type | scale | divergence: late, early | largest error: late, early | same token |")
+    print("|---|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+    for name, dtype in TYPES.items():
+        for scale in args.scales:
+            expected = exact(hidden, head, scale)
+            given = hidden.to(dtype), head.to(dtype), scale
+            row = {"late": errors(late(*given), expected), "early": errors(early(*given), expected)}
+            rows.append({"type": name, "scale": scale, **row})
+            cells = [
+                f"{row['late']['divergence']:.2e}, {row['early']['divergence']:.2e}",
+                f"{row['late']['largest_error']:.2e}, {row['early']['largest_error']:.2e}",
+                f"{row['late']['same_token']:.3f}, {row['early']['same_token']:.3f}",
+            ]
+            print(f"| {name} | {scale:g} | {' | '.join(cells)} |", flush=True)
+    result = json.dumps({"benchmark": "blend-error", "card": described, "rows": rows})
+    print(result)
+    if args.out:
+        args.out.write_text(result + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,10 +9,9 @@ the larger the scale.
 
 The streams are the last tokens of the instructions of bench_instructions.py (the conversation, and
 the same without the instruction). Their hidden states are those of the chat model in float32. Both
-blends start from these states rounded to the type, so the table shows what the head and the blend
-add. They are compared with float64, from the states as they are: the mean Kullback-Leibler
-divergence, the mean of the largest error among the ten likeliest tokens (in log-probability), and
-how often the likeliest token is the same.
+blends get these states, and the head, rounded to the type. They are compared with float64 from
+states and head as they are: the mean Kullback-Leibler divergence, the mean of the largest error
+among the ten likeliest tokens (in log-probability), and how often the likeliest token is the same.
 """
 
 from __future__ import annotations

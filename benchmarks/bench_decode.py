@@ -3,9 +3,9 @@
     python benchmarks/bench_decode.py [--batches 1 4 16 32] [--turns 8] [--sampled] [--peer]
 
 The physics. A decode step reads all weights once, whatever the batch, and computes about
-2 x parameters FLOPs for each stream. `bound` is the larger of the two times, from rates that are
-measured here (physics.py). A group of two streams does the forward pass of two plain requests, so a
-step of B groups should take as long as one of 2B plain requests:
+2 x parameters FLOPs for each stream. `bound` is the larger of the two times for 2B streams, from
+rates that are measured here (physics.py). A group of two streams does the forward pass of two plain
+requests, so a step of B groups should take as long as one of 2B plain requests:
 
     parity = step(2B plain) / step(B groups) = 1
 

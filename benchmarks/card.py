@@ -10,6 +10,8 @@ import time
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
+from cfg_core.cpu_features import has_bfloat16
+
 HERE = Path(__file__).resolve().parent
 ORACLE = str(Path(sys.prefix) / "oracle")
 """The packages that benchmarks only compare with: see requirements/oracle.in."""
@@ -24,7 +26,7 @@ def card() -> dict[str, str]:
     cpu = next(
         (line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?"
     )
-    bf16 = "avx512_bf16" in info
+    bf16 = has_bfloat16(info)
     return {
         "machine": (
             f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"

@@ -1,7 +1,7 @@
-"""What one core of this machine can do, measured: how fast it reads memory, and how fast it
-multiplies matrices.
+"""What this machine can do with the threads that torch has, measured: how fast it reads memory, and
+how fast it multiplies matrices.
 
-From these two rates follows a bound for a decode step that no engine can pass.
+From these two rates follows about how long a decode step must take at least.
 """
 
 from __future__ import annotations

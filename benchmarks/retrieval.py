@@ -54,6 +54,8 @@ def quality(queries: np.ndarray, documents: np.ndarray) -> dict[str, float]:
     recall@1, recall@10: how often it is the first, and among the first ten.
     nDCG@10: 1 / log2(1 + rank) of the right document, 0 beyond the tenth.
     """
+    assert np.isfinite(queries).all()
+    assert np.isfinite(documents).all()
     cosines = _normalised(queries) @ _normalised(documents).T
     ranks = 1 + (cosines > cosines.diagonal()[:, None]).sum(1)
     gains = np.where(ranks <= TOP, 1 / np.log2(1 + ranks), 0.0)

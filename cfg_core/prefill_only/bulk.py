@@ -226,7 +226,8 @@ def _prepare(job: Job, restart: bool) -> None:
 def _changed(recorded: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
     """The names of the entries that differ; of the settings, those of the single ones."""
     old, new = (one | one.get("settings", {}) for one in (dict(recorded), dict(manifest)))
-    return [key for key in new if key != "settings" and old.get(key) != new[key]]
+    keys = [*new, *(key for key in old if key not in new)]
+    return [key for key in keys if key != "settings" and old.get(key) != new.get(key)]
 
 
 def _recorded(job: Job) -> dict[str, Any] | None:

@@ -26,7 +26,8 @@ LOST = "The engine was lost: send the request again."
 async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
     """The next item of a replica's answer.
 
-    Raises StopAsyncIteration at the end, and CfgServeError.
+    Raises StopAsyncIteration at the end, and CfgServeError for what Serve raised. A `Failed` is
+    returned.
     """
     try:
         item: Item = await anext(items)

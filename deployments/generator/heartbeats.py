@@ -1,10 +1,10 @@
-"""Heartbeats between the items of a replica's answer: the replica is at work, and how far it is.
+"""Heartbeats before the items of a replica's answer: the replica is at work, and how far it is.
 
-The ingress charges an API key for what the engine did. Heartbeats report this, at least every
-HEARTBEAT_S before the first item. Later, items report it themselves, and the last one always does.
-So a client that leaves in the middle is charged for what was done until then. The first heartbeat
-comes sooner: it tells the ingress that the replica has begun with the request (calls/queue.py,
-Place.begun).
+The ingress charges an API key for what the engine did. Before the first item, heartbeats report
+this every HEARTBEAT_S. Later, items report it themselves: the first one, the last one, and one in
+each HEARTBEAT_S between them. A client that leaves in the middle is charged what was reported last.
+The first heartbeat comes sooner: it tells the ingress that the replica has begun with the request
+(calls/queue.py, Place.begun).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FIRST_S, HEARTBEAT_S = 0.05, 0.5
 async def with_heartbeats(
     items: AsyncIterator[Chunk | Whole], usage: Callable[[], Usage], every_s: float = HEARTBEAT_S
 ) -> AsyncGenerator[Chunk | Whole | Heartbeat]:
-    """Yield `items` with heartbeats between them.
+    """Yield `items`, with heartbeats before the first one.
 
-    Before the first item, heartbeats come after FIRST_S and then every `every_s` seconds. The item
-    that ends a stream carries the usage, and so does each Whole. Other items carry it if the last
-    report is older than `every_s`. Closing this iterator, or cancelling the task that waits for it,
-    first does the same to `items`.
+    Before the first item, heartbeats come after FIRST_S and then every `every_s` seconds. The first
+    item carries the usage, as do the one that ends a stream and each Whole. Other items carry it if
+    the last report is older than `every_s`. If the last item has none, a heartbeat follows. Closing
+    this iterator, or cancelling the task that waits for it, first does the same to `items`.
     """
     first = asyncio.ensure_future(_next(items))
     wait_s = min(FIRST_S, every_s)
@@ -40,12 +40,14 @@ async def with_heartbeats(
             wait_s = every_s
         if (item := first.result()) is not None:
             told = time.monotonic()
-            yield _reported(item, usage) if _ends(item) else item
+            yield (item := _reported(item, usage))
             async for item in items:
                 now = time.monotonic()
                 if _ends(item) or now - told > every_s:
                     told, item = now, _reported(item, usage)
                 yield item
+            if item.usage is None:
+                yield Heartbeat(usage())
     finally:
         if not first.done():
             first.cancel()

@@ -115,7 +115,7 @@ class ModelReplica:
         return self._server.errored or self._pulse.has_stopped
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[Item]:
-        """Yield the answer of one call, with heartbeats in it (messages.py).
+        """Yield the answer of one call, with reports of its usage (messages.py).
 
         Cancelling the call, or closing the iterator, aborts the group in the engine.
         """

@@ -1,4 +1,4 @@
-"""scripts/haproxy.sh: `make serve HAPROXY=1` opens no port to other machines."""
+"""scripts/haproxy.sh: HAProxy's own ports are closed to other machines, and the server's is not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ray.serve._private import haproxy_templates
 
+PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": "9101", "RAY_SERVE_HAPROXY_STATS_PORT": "8404"}
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "haproxy.sh"
 TEMPLATES = [value for name, value in vars(haproxy_templates).items() if name.endswith("TEMPLATE")]
 
@@ -19,7 +20,7 @@ def bound(text: str, folder: Path) -> list[str]:
     config.write_text(text)
     ran = subprocess.run(
         [SCRIPT, "-db", "-f", config, "-sf", "1"],
-        env={**os.environ, "CFG_SERVE_HAPROXY": "/bin/echo"},
+        env={**os.environ, "CFG_SERVE_HAPROXY": "/bin/echo", **PORTS},
         check=True,
         capture_output=True,
         text=True,
@@ -35,9 +36,19 @@ def test_ports_are_on_the_loopback_address(tmp_path: Path) -> None:
     assert bound(text, tmp_path) == ["127.0.0.1:9101", "10.0.0.7:8000", "127.0.0.1:8404"]
 
 
+def test_the_server_is_where_it_was(tmp_path: Path) -> None:
+    """For HOST=0.0.0.0, Ray writes `*`."""
+    assert bound("frontend b\n    bind *:8000\n    bind *:91010\n", tmp_path) == [
+        "*:8000",
+        "*:91010",
+    ]
+
+
 def test_the_ports_of_rays_configuration(tmp_path: Path) -> None:
     """Ray's templates open no other port, and none that the script does not see."""
-    text = "\n".join(TEMPLATES)
-    assert len(re.findall("bind ", re.sub("#.*", "", text))) == 4
-    hosts = [re.sub(r"\{\{ *", "", address).split(":")[0] for address in bound(text, tmp_path)]
+    text = re.sub(r"#.*", "", "\n".join(TEMPLATES))
+    for name, port in (("config.metrics_port", "9101"), ("config.stats_port", "8404")):
+        text = text.replace(f"{{{{ {name} }}}}", port)
+    assert len(re.findall("bind ", text)) == 4
+    hosts = [address.split(":")[0] for address in bound(text, tmp_path)]
     assert hosts.count("127.0.0.1") == 2, hosts

@@ -109,4 +109,5 @@ class Server:
 
 def events(texts: list[str]) -> list[dict[str, Any]]:
     """The objects of a stream, without its last line `[DONE]`."""
-    return [json.loads(text.removeprefix("data: ")) for text in texts if text != "data: [DONE]\n\n"]
+    lines = [line for line in "".join(texts).split("\n\n") if line]
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]

@@ -95,7 +95,7 @@ def engine(model_folder: Any) -> Iterator[Engine]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """Counts calls: blends before the head, rows of late blends, and compact samples."""
     counts = {"merge": 0, "late": 0, "compact": 0}
-    merge, blended, compacted = v1.merge, v1.blended, v1.compacted
+    merge, blended, compacted = v1.merge, v1.blended, v1.leaders_metadata
 
     def count_merge(*args: Any) -> Any:
         counts["merge"] += 1
@@ -112,7 +112,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     with monkeypatch.context() as patch:
         patch.setattr(v1, "merge", count_merge)
         patch.setattr(v1, "blended", count_late)
-        patch.setattr(v1, "compacted", count_compact)
+        patch.setattr(v1, "leaders_metadata", count_compact)
         yield counts
 
 

@@ -123,15 +123,15 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 def test_a_steady_step_copies_nothing_to_the_device() -> None:
-    stager, compactor = Stager(), compact.Compactor()
+    stager = Stager()
     whole = batch(metadata())
     with copies(lambda num: num > 5):
         rows = staged(stager)
-        made = compactor.compacted(whole, rows)
+        made = compact.leaders_metadata(whole, rows)
     with copies(lambda num: num == 0):
         # from another process, the same groups come as other objects
         assert staged(stager, tuple(replace(group) for group in JOINT), names=list(NAMES)) is rows
-        assert compactor.compacted(whole, rows) is made
+        assert compact.leaders_metadata(whole, rows) is made
 
 
 @pytest.mark.parametrize(
@@ -164,13 +164,13 @@ def test_no_groups_have_no_rows() -> None:
 
 
 def test_metadata_is_compacted_again_when_the_batch_changes() -> None:
-    stager, compactor = Stager(), compact.Compactor()
+    stager = Stager()
     rows, whole = staged(stager), batch(metadata())
-    made = compactor.compacted(whole, rows)
+    made = compact.leaders_metadata(whole, rows)
     whole.sampling_metadata = metadata()
-    second = compactor.compacted(whole, rows)
+    second = compact.leaders_metadata(whole, rows)
     assert second is not made
-    other = compactor.compacted(whole, staged(stager, joint=JOINT[:1]))
+    other = compact.leaders_metadata(whole, staged(stager, joint=JOINT[:1]))
     assert other is not second
     assert other.top_p is not None
     assert other.top_p.shape == (4,)
@@ -178,11 +178,11 @@ def test_metadata_is_compacted_again_when_the_batch_changes() -> None:
 
 def test_metadata_with_seeds_is_never_kept() -> None:
     """A generator may be withheld for one step, while vLLM's metadata stays the same object."""
-    compactor, rows = compact.Compactor(), staged(Stager())
+    rows = staged(Stager())
     generator = torch.Generator()
     whole = batch(metadata(generators={3: generator}))
-    assert compactor.compacted(whole, rows).generators == {2: generator}
+    assert compact.leaders_metadata(whole, rows).generators == {2: generator}
     whole.sampling_metadata.generators.clear()
-    assert compactor.compacted(whole, rows).generators == {}
+    assert compact.leaders_metadata(whole, rows).generators == {}
     whole.sampling_metadata.generators[0] = generator
-    assert compactor.compacted(whole, rows).generators == {0: generator}
+    assert compact.leaders_metadata(whole, rows).generators == {0: generator}

@@ -34,13 +34,18 @@ def all_of(texts, every_s, meter=None):
     return asyncio.run(main())
 
 
-def test_texts_pass_in_order_without_reports():
-    assert all_of(slowly("abc"), 1.0) == [*map(Chunk, "abc")]
+def test_texts_pass_in_order_and_the_first_reports_the_usage():
+    assert all_of(slowly(["a", "b", DONE]), 1.0)[:2] == [Chunk("a", Usage()), Chunk("b")]
+
+
+def test_a_stream_without_a_last_event_is_reported_at_its_end():
+    assert all_of(slowly("ab"), 1.0) == [Chunk("a", Usage()), Chunk("b"), IDLE]
+    assert all_of(slowly("a"), 1.0) == [Chunk("a", Usage())]
 
 
 @pytest.mark.parametrize("last", [DONE, "data: {}\n\n" + DONE, "event: message_stop\ndata: {}\n\n"])
 def test_the_item_that_ends_a_stream_reports_the_usage(last):
-    assert all_of(slowly(["a", last]), 1.0) == [Chunk("a"), Chunk(last, Usage())]
+    assert all_of(slowly(["a", last]), 1.0) == [Chunk("a", Usage()), Chunk(last, Usage())]
     assert all_of(slowly([last]), 1.0) == [Chunk(last, Usage())]
 
 
@@ -54,16 +59,16 @@ def test_each_piece_of_a_whole_answer_reports_the_usage():
 
 def test_usage_is_reported_while_nothing_is_sent():
     items = all_of(slowly("a", 0.13), 0.05)
-    assert 2 <= items.index(Chunk("a")) <= 3
+    assert 2 <= items.index(Chunk("a", Usage())) <= 3
 
 
 def test_the_first_heartbeat_comes_soon():
-    assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a")]
+    assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a", Usage())]
 
 
 def test_usage_is_reported_between_texts_at_intervals():
     items = all_of(slowly("abcdef", 0.03), 0.05)
-    assert 2 <= sum(item.usage is not None for item in items) <= 4
+    assert 3 <= sum(item.usage is not None for item in items) <= 6
     assert [item.text for item in items if item != IDLE] == list("abcdef")
 
 
@@ -77,8 +82,11 @@ def test_a_report_has_the_counts_of_its_moment():
         yield Chunk(DONE)
 
     told = [item.usage for item in all_of(texts(), 5.0, meter) if item.usage is not None]
-    assert told == [Usage(prompt_tokens=7, output_tokens=9)]
-    assert told[0].tokens == 16
+    assert told == [
+        Usage(prompt_tokens=7, output_tokens=1),
+        Usage(prompt_tokens=7, output_tokens=9),
+    ]
+    assert told[1].tokens == 16
 
 
 def test_an_empty_answer_stays_empty():

@@ -26,6 +26,8 @@ from cfg_core.vllm_plugin.worker.rows import Rows
 
 T = TypeVar("T")
 
+_KEPT = "cfg_serve_compacted"
+
 
 def can_compact(metadata: SamplingMetadata) -> bool:
     """Whether nothing in `metadata` keeps a state by places in the batch."""
@@ -48,26 +50,21 @@ def is_idle(processor: Any) -> bool:
     return False
 
 
-class Compactor:
-    """Compacts the sampling metadata of each step, and keeps it while nothing changes.
+def leaders_metadata(batch: InputBatch, rows: Rows) -> SamplingMetadata:
+    """The sampling metadata of the rows that lead; the same object while nothing changes.
 
     vLLM makes new metadata whenever the batch changes, and writes only into the lists of output
-    tokens, which both share. Seeded generators come and go by themselves, so nothing is kept then.
+    tokens, which both share. So the result is kept with vLLM's object, and goes with it. Seeded
+    generators come and go by themselves, so nothing is kept then.
     """
-
-    def __init__(self) -> None:
-        self._kept: tuple[SamplingMetadata, Rows, SamplingMetadata] | None = None
-
-    def compacted(self, batch: InputBatch, rows: Rows) -> SamplingMetadata:
-        """The sampling metadata of the rows that lead."""
-        full = batch.sampling_metadata
-        if self._kept is not None and not full.generators:
-            old_full, old_rows, made = self._kept
-            if old_full is full and old_rows is rows:
-                return made
+    full = batch.sampling_metadata
+    if full.generators:
+        return compacted(batch, rows.leading, rows.leading_index)
+    kept_rows, made = getattr(full, _KEPT, (None, None))
+    if made is None or kept_rows is not rows:
         made = compacted(batch, rows.leading, rows.leading_index)
-        self._kept = None if full.generators else (full, rows, made)
-        return made
+        setattr(full, _KEPT, (rows, made))
+    return made
 
 
 def compacted(batch: InputBatch, kept: Sequence[int], index: torch.Tensor) -> SamplingMetadata:

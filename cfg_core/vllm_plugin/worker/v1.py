@@ -25,7 +25,7 @@ from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
-from cfg_core.vllm_plugin.worker.compact import Compactor, can_compact, spread
+from cfg_core.vllm_plugin.worker.compact import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
@@ -54,7 +54,6 @@ class GuidedRunnerV1(GPUModelRunner):
         self._awaits_logits: SchedulerOutput | None = None
         self._head: Head | None = None
         self._stager = Stager()
-        self._compactor = Compactor()
         guide_drafter(self, self.guidance)
 
     @override
@@ -185,7 +184,7 @@ class GuidedRunnerV1(GPUModelRunner):
         if not self.guidance.compact:
             logits = logits[index]
         batch.update_async_output_token_ids()  # needs the metadata of the whole batch
-        metadata = self._compactor.compacted(batch, rows)
+        metadata = leaders_metadata(batch, rows)
         return spread(
             self.sampler(logits=logits, sampling_metadata=metadata), index, batch.num_reqs
         )

@@ -21,6 +21,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 
 from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker import compact
+from cfg_core.vllm_plugin.worker import rows as rows_module
 from cfg_core.vllm_plugin.worker.head import merge
 from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, kept_rows, widen
 
@@ -32,6 +33,16 @@ JOINT = (
     JointRow(("b+", "b-"), (3.0, -2.0), logprobs=True, needs_rows=True),
 )
 FIRST_ROW = np.arange(6)
+
+
+@pytest.fixture(autouse=True)
+def _copies_reach_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM replaces its copy by one that stays on the CPU, in processes that run V2 there."""
+
+    def copy(values: np.ndarray, device: torch.device) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    monkeypatch.setattr(rows_module, "async_tensor_h2d", copy)
 
 
 class Copies(TorchDispatchMode):

@@ -98,3 +98,6 @@ class Failed:
 
 
 Item: TypeAlias = Chunk | Whole | Heartbeat | Failed
+
+LOST = "The engine was lost: send the request again."
+"""What a client is told if its call was lost with a replica."""

@@ -6,16 +6,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
-
-from ray.serve.handle import DeploymentResponseGenerator
+from typing import Protocol
 
 from cfg_core.errors import DeadlineError, EngineDeadError
-from deployments.calls.ray_errors import LOST, next_item
-from deployments.messages import Chunk, Failed, Item, Whole
+from deployments.messages import LOST, Chunk, Failed, Item, Whole
 from deployments.requests.usage import Usage
 from deployments.routing import shared
 from deployments.routing.shared import Dispatch
+
+
+class Items(Protocol):
+    """The items of an answer, whichever way they come."""
+
+    async def next(self) -> Item:
+        """The next item. Raises StopAsyncIteration at the end, and CfgServeError."""
+
+    def cancel(self) -> None:
+        """Cancel the call, so that its group leaves the engine."""
 
 
 class Answer:
@@ -29,7 +36,7 @@ class Answer:
 
     def __init__(
         self,
-        items: DeploymentResponseGenerator[Any],
+        items: Items,
         deadline: float | None = None,
         dispatch: Dispatch | None = None,
         on_sign: Callable[[], None] = lambda: None,
@@ -80,7 +87,7 @@ class Answer:
 
     def cancel(self) -> None:
         """Cancel the call, so that its group leaves the engine."""
-        self._items.cancel()  # type: ignore[no-untyped-call]
+        self._items.cancel()
 
     def give_up_if_silent(self, for_s: float) -> None:
         """Make `next` raise EngineDeadError if the replica has been silent for more than `for_s`.
@@ -103,7 +110,7 @@ class Answer:
             raise EngineDeadError(LOST)
         try:
             async with asyncio.timeout_at(self._deadline) as self._waiting:
-                return await next_item(self._items)
+                return await self._items.next()
         except TimeoutError:
             if self._waiting is None or not self._waiting.expired():
                 raise
@@ -122,8 +129,16 @@ def out_of_time() -> DeadlineError:
 @asynccontextmanager
 async def in_time(timeout_s: float | None) -> AsyncIterator[None]:
     """Cancel the code inside after `timeout_s` seconds (None: never), and raise DeadlineError."""
+    now = asyncio.get_running_loop().time()
+    async with in_time_until(None if timeout_s is None else now + timeout_s):
+        yield
+
+
+@asynccontextmanager
+async def in_time_until(deadline: float | None) -> AsyncIterator[None]:
+    """The same at `deadline`, by the event loop's clock."""
     try:
-        async with asyncio.timeout(timeout_s) as limit:
+        async with asyncio.timeout_at(deadline) as limit:
             yield
     except TimeoutError:
         if not limit.expired():

@@ -11,9 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError
 from deployments.calls.answers import Answer
-from deployments.calls.ray_errors import LOST
 from deployments.http.events import error_event, is_last
-from deployments.messages import Chunk
+from deployments.messages import LOST, Chunk
 
 
 class EventStream(StreamingResponse):

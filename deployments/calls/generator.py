@@ -9,6 +9,7 @@ import asyncio
 import math
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +17,21 @@ from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, EngineError
-from deployments.calls.answers import Answer, in_time
+from deployments.calls.answers import Answer, Items, in_time, in_time_until
+from deployments.calls.direct_calls import DirectCalls
 from deployments.calls.events import EventStream, events
 from deployments.calls.queue import AdmissionQueue, Place
 from deployments.calls.queue_entries import Share
-from deployments.calls.ray_errors import value_of
+from deployments.calls.ray_errors import ServeItems, value_of
 from deployments.config.args import AppArgs
+from deployments.direct.connections import RefusedError
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
 from deployments.routing import shared
+from deployments.routing.shared import Dispatch
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""
@@ -67,6 +71,7 @@ class GeneratorClient:
         self._generate = handle.options(method_name="generate", stream=True)
         self._args = args
         self._deployment = handle.deployment_name
+        self._direct = DirectCalls(handle.deployment_name)
         limits = args.admission
         self.queue = AdmissionQueue(
             self.capacity,
@@ -77,7 +82,7 @@ class GeneratorClient:
         )
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
-        self.num_retried = 0
+        self.num_retried = self.num_direct = self.num_by_serve = 0
 
     async def ask(self, method: str, *args: Any) -> str:
         """The text that a method of one replica answers at once.
@@ -124,6 +129,8 @@ class GeneratorClient:
             **{f"admission_{name}": value for name, value in self.queue.stats.items()},
             "admission_capacity_streams": self.capacity(),
             "retried_requests": self.num_retried,
+            "direct_calls": self.num_direct,
+            "calls_by_serve": self.num_by_serve,
             "replicas": view.replicas,
             "replica_report_age_seconds": view.report_age_s,
             "streams_running": view.running,
@@ -204,15 +211,27 @@ class GeneratorClient:
     async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
         call = replace(visit.job.call, call_id=uuid.uuid4().hex)
         with shared.expected(call.call_id) as dispatch:
-            items: Any = self._generate.remote(call)
-            visit.answer = answer = Answer(items, deadline, dispatch, visit.place.begun)
-            try:
-                first = await answer.next()
-                return answer, await answer.rest(first) if isinstance(first, Whole) else first
-            except StopAsyncIteration:
-                raise EngineDeadError(
-                    "The engine ended without an answer: send the request again."
-                ) from None
+            async with in_time_until(deadline):
+                items = await self._direct.begin(call)
+            if items is not None:
+                self.num_direct += 1
+                with suppress(RefusedError):
+                    return await self._first(visit, items, deadline, dispatch)
+            self.num_by_serve += 1
+            by_serve: Any = self._generate.remote(call)
+            return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
+
+    async def _first(
+        self, visit: _Visit, items: Items, deadline: float | None, dispatch: Dispatch
+    ) -> tuple[Answer, Chunk | str]:
+        visit.answer = answer = Answer(items, deadline, dispatch, visit.place.begun)
+        try:
+            first = await answer.next()
+            return answer, await answer.rest(first) if isinstance(first, Whole) else first
+        except StopAsyncIteration:
+            raise EngineDeadError(
+                "The engine ended without an answer: send the request again."
+            ) from None
 
 
 class _Visit:

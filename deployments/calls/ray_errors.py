@@ -16,26 +16,33 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentResponseGenerator
 
 from cfg_core.errors import CfgServeError, EngineDeadError, EngineError, OverloadedError
-from deployments.messages import Failed, Item
+from deployments.messages import LOST, Failed, Item
 
 logger = logging.getLogger("ray.serve")
 
-LOST = "The engine was lost: send the request again."
 
+class ServeItems:
+    """The items of an answer that comes through Serve's handle."""
 
-async def next_item(items: DeploymentResponseGenerator[Any]) -> Item:
-    """The next item of a replica's answer.
+    def __init__(self, items: DeploymentResponseGenerator[Any]) -> None:
+        self._items = items
 
-    Raises StopAsyncIteration at the end, and CfgServeError for what Serve raised. A `Failed` is
-    returned.
-    """
-    try:
-        item: Item = await anext(items)
-    except StopAsyncIteration:
-        raise
-    except Exception as error:
-        raise _own_error(error) from error
-    return item
+    async def next(self) -> Item:
+        """The next item; a `Failed` is returned.
+
+        Raises StopAsyncIteration at the end, and CfgServeError for what Serve raised.
+        """
+        try:
+            item: Item = await anext(self._items)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            raise _own_error(error) from error
+        return item
+
+    def cancel(self) -> None:
+        """Cancel the call, so that its group leaves the engine."""
+        self._items.cancel()  # type: ignore[no-untyped-call]
 
 
 async def value_of(response: Any) -> Any:

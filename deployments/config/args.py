@@ -149,6 +149,17 @@ class AppArgs(YamlArgs):
             " have sent."
         ),
     )
+    direct_calls: bool = Field(
+        default=True,
+        description=(
+            "Let the ingress send requests for text to the replicas of the generator over TCP"
+            " connections of its own, which costs less CPU than Ray Serve's path. Each replica"
+            " listens on a free port of its node's address for this, and both sides must prove"
+            " that they know a random secret. If a replica cannot be reached there, Serve's path"
+            " is used. There are no direct calls with RAY_USE_TLS, or with an autoscaling policy"
+            " other than GuidedLoad, because Serve does not count them. `false` turns them off."
+        ),
+    )
     max_text_chars: int = Field(
         default=4_000_000,
         ge=1,

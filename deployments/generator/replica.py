@@ -6,7 +6,7 @@ Importing this module is cheap: vllm is imported when a replica starts.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from deployments import patches
 from deployments.autoscaling import report
 from deployments.config.args import AppArgs
 from deployments.generator.cpu_dtype import with_cpu_dtype
+from deployments.generator.direct_calls import start_listener
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.lifecycle.beacon import Beacon
 from deployments.lifecycle.log_handlers import log_handlers_kept
@@ -100,6 +101,7 @@ class ModelReplica:
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
         self._beacon = Beacon(address, args.hang_timeout_s)
+        self._listener = await start_listener(address, self.generate, args.direct_calls)
         self._watchdogs = [
             asyncio.create_task(exit_with_engine(self._engine_is_dead)),
             asyncio.create_task(self._pulse.run()),
@@ -114,7 +116,7 @@ class ModelReplica:
         self._beacon.tick()
         return self._server.errored or self._pulse.has_stopped
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[Item]:
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[Item]:
         """Yield the answer of one call, with reports of its usage (messages.py).
 
         Cancelling the call, or closing the iterator, aborts the group in the engine.
@@ -183,7 +185,8 @@ class ModelReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Called by Serve every PULSE_S, for GroupRouter."""
-        return self._pulse.stats | self._beacon.address
+        direct = self._listener.address.report() if self._listener else {}
+        return self._pulse.stats | self._beacon.address | direct
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for autoscaling.GuidedLoad."""
@@ -193,8 +196,11 @@ class ModelReplica:
         """Called by Serve at each health check: raises if the engine is dead."""
         await self._server.check_health()
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        """Called by Serve when the replica stops and has no call of Serve's any more."""
         if hasattr(self, "_watchdogs"):
+            if self._listener is not None:
+                await self._listener.stop()
             for watchdog in self._watchdogs:
                 watchdog.cancel()
             self._server.shutdown()

@@ -10,15 +10,18 @@ from deployments.http.errors import http_error
 DONE = "data: [DONE]\n\n"
 """The last event of a complete completion or chat."""
 
+_END_OF_EVENT = "\n\n"
 _LAST = ("event: message_stop\n", "event: response.completed\n")
 
 
 def is_last(events: str) -> bool:
     """Whether a stream is complete with these events, in OpenAI's or in Anthropic's format.
 
-    `[DONE]` may follow other events in the same text; Anthropic's last event is a text of its own.
+    The last event may follow others in the same text.
     """
-    return events.endswith(DONE) or events.startswith(_LAST)
+    start = events.rfind(_END_OF_EVENT, 0, -len(_END_OF_EVENT))
+    last = events if start < 0 else events[start + len(_END_OF_EVENT) :]
+    return last == DONE or last.startswith(_LAST)
 
 
 def error_event(error: CfgServeError) -> str:

@@ -29,8 +29,8 @@ from typing_extensions import override
 from deployments.lifecycle.beacon import beacons
 from deployments.messages import GenerateCall
 from deployments.routing import shared
-from deployments.routing.loads import ReplicaLoad, SentLedger, Work, report_age_s
-from deployments.routing.placement import Costs, Placer
+from deployments.routing.loads import ReplicaLoad, SentLedger, Work
+from deployments.routing.placements import Placements
 
 PRIVATE = {
     "ray.serve.request_router:FIFOMixin": ("_get_pending_request_matching_metadata",),
@@ -122,8 +122,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
 
         costs: the fields of `placement.Costs`, from `request_router_kwargs`.
         """
-        self._placer = Placer(Costs(**costs))
-        self._deployment: str | None = None
+        self._placements = Placements(**costs)
 
     @override
     async def choose_replicas(
@@ -135,16 +134,13 @@ class GroupRouter(FIFOMixin, RequestRouter):
 
         Returns all replicas, ranked. Serve goes on to the next if one cannot take a request now.
         """
-        candidates = {replica.replica_id: replica for replica in candidate_replicas}
-        by_id = {replica_id: candidates[replica_id] for replica_id in shared.usable(candidates)}
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
         call = _call(pending_request)
         if pending_request is None or call is None:
-            ranked = self._placer.least_loaded(by_id, time.monotonic())
+            ranked = self._placements.least_loaded(by_id)
         else:
             name = pending_request.metadata.internal_request_id
-            ranked = self._placer.rank(name, call.group, by_id, time.monotonic())
-            if ranked:
-                shared.dispatched(call.call_id, ranked[0])
+            ranked = self._placements.rank(name, call, by_id)
         if pending_request is not None:
             # All replicas are offered at once, so Serve must pause before it asks again.
             pending_request.routing_context.should_backoff = True
@@ -167,45 +163,27 @@ class GroupRouter(FIFOMixin, RequestRouter):
     ) -> None:
         """Called when the replica has taken the request."""
         if (call := _call(pending_request)) is not None:
-            name = pending_request.metadata.internal_request_id
-            shared.dispatched(call.call_id, replica_id)
-            self._placer.sent(name, call.group, replica_id, time.monotonic())
-            self._publish()
+            self._placements.sent(pending_request.metadata.internal_request_id, call, replica_id)
 
     @override
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Called when an answer ends, however it does, and when a full replica refuses it."""
-        self._placer.answered(internal_request_id, replica_id, time.monotonic())
-        self._publish()
+        self._placements.answered(internal_request_id, replica_id)
 
     @override
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called when a replica starts, stops, or has something new to report."""
-        self._placer.keep_only([replica.replica_id for replica in replicas])
-        for replica in replicas:
-            stats = replica.routing_stats or {}
-            age_s = report_age_s(stats, time.time())
-            self._placer.report(replica.replica_id, stats, time.monotonic(), age_s)
-            self._deployment = replica.replica_id.deployment_id.name
         reports = {replica.replica_id: replica.routing_stats or {} for replica in replicas}
+        names = (replica.replica_id.deployment_id.name for replica in replicas)
         shared.lookout().watch(beacons(reports))
         super().update_replicas(replicas)
-        self._publish()
+        self._placements.update(next(names, None), reports)
 
     @override
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Called when a call finds its replica dead, before the controller does."""
         super().on_replica_actor_died(replica_id)
-        self._placer.forget(replica_id)
-        self._publish()
-
-    def _publish(self) -> None:
-        """Publish the loads to the ingress, once there has been a replica."""
-        if self._deployment is not None:
-            replicas = self.curr_replicas
-            loads = self._placer.loads(replicas, time.monotonic())
-            reported_at = self._placer.reported_at(replicas)
-            shared.publish(self._deployment, loads.values(), reported_at)
+        self._placements.forget(replica_id)
 
 
 def _call(pending_request: PendingRequest | None) -> GenerateCall | None:

@@ -6,6 +6,7 @@ the state that both use is here, behind functions and locks. Call the functions;
 tables.
 
 - What the replicas of each deployment report (`publish`, `fleet`).
+- Who chooses a replica for each call (`placed_by`, `placements`).
 - Which replica each call went to (`expected`, `dispatched`).
 - Which replicas lately fell silent or said that their engine died (`suspect`, `lost`, `usable`).
 - The thread that asks replicas for signs of life (`lookout`).
@@ -20,10 +21,13 @@ import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.lifecycle.lookout import Lookout
 from deployments.routing.loads import REPORTED, ReplicaLoad
+
+if TYPE_CHECKING:
+    from deployments.routing.placements import Placements
 
 R = TypeVar("R", bound=Hashable)
 
@@ -90,6 +94,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.fleets: dict[str, tuple[tuple[ReplicaLoad, ...], float]] = {}
+        self.placements: dict[str, Placements] = {}
         self.calls: dict[str, Dispatch] = {}
         self.suspects: dict[Hashable, float] = {}
         self.lost: dict[Hashable, float] = {}
@@ -136,6 +141,19 @@ def fleet(deployment: str) -> FleetView:
         max_model_len=max((load.max_model_len for load in loads), default=0),
         **{name: sum(getattr(load, name) for load in loads) for name in _SUMMED},
     )
+
+
+# --- where calls go -------------------------------------------------------------------------------
+
+
+def placed_by(deployment: str, placements: Placements) -> None:
+    """Note who places the calls of a deployment. Called by a request router, in its thread."""
+    _state.placements[deployment] = placements
+
+
+def placements(deployment: str) -> Placements | None:
+    """Who places the calls of a deployment; None if none of its replicas is known yet."""
+    return _state.placements.get(deployment)
 
 
 # --- which replica has a call ---------------------------------------------------------------------

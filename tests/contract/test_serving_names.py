@@ -16,11 +16,12 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
+from deployments.generator import direct_calls
 from deployments.ingress import serve_queue
 from deployments.proxy import http_1_0
 from deployments.routing import serve_routers
 
-MODULES = (serve_routers, serve_queue, http_1_0)
+MODULES = (serve_routers, serve_queue, http_1_0, direct_calls)
 NAMES = [
     (path, name) for module in MODULES for path, names in module.PRIVATE.items() for name in names
 ]
@@ -34,7 +35,8 @@ def test_private_names_of_ray_and_uvicorn_exist(path, name):
     """
     module, cls = path.split(":")
     owner = getattr(importlib.import_module(module), cls)
-    assert hasattr(owner, name) or f"self.{name} = " in inspect.getsource(owner)
+    fields = inspect.get_annotations(owner)
+    assert hasattr(owner, name) or name in fields or f"self.{name} = " in inspect.getsource(owner)
 
 
 def test_serve_reads_its_settings():

@@ -7,10 +7,9 @@ import gc
 import itertools
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, MutableMapping
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pytest
-from ray.serve.handle import DeploymentResponseGenerator
 
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError, RequestError
 from deployments.calls.answers import Answer
@@ -46,15 +45,12 @@ def message(item: Scripted) -> Message:
 
 
 class Items:
-    """Stands in for Serve's response generator. Numbers are pauses in seconds."""
+    """Stands in for the items of a replica. Numbers are pauses in seconds."""
 
     def __init__(self, *script: Scripted) -> None:
         self.script, self.cancelled = list(script), False
 
-    def __aiter__(self) -> Items:
-        return self
-
-    async def __anext__(self) -> Message:
+    async def next(self) -> Message:
         pauses = [*itertools.takewhile(lambda item: isinstance(item, float), self.script)]
         del self.script[: len(pauses)]
         for pause in pauses:
@@ -72,7 +68,7 @@ def answer_of(
     items: Items, deadline: float | None = None, dispatch: Dispatch | None = None
 ) -> Answer:
     """Return an Answer that reads `items`."""
-    return Answer(cast(DeploymentResponseGenerator[Any], items), deadline, dispatch)
+    return Answer(items, deadline, dispatch)
 
 
 async def all_of(answer: Answer) -> list[str]:
@@ -173,7 +169,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
     monkeypatch.setattr(shared, "lookout", SilentLookout)
 
     class Slow(Items):
-        async def __anext__(self) -> Message:
+        async def next(self) -> Message:
             try:
                 await asyncio.sleep(5)
                 raise StopAsyncIteration

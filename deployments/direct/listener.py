@@ -1,0 +1,204 @@
+"""The replica's side of direct calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import Any, cast
+
+from typing_extensions import override
+
+from cfg_core.errors import EngineError
+from deployments.direct.address import Address, new_secret
+from deployments.direct.frames import (
+    END,
+    MAX_FRAME_BYTES,
+    REFUSED,
+    FrameError,
+    FrameReader,
+    frame,
+)
+from deployments.direct.proofs import (
+    CALLER,
+    CHALLENGE_BYTES,
+    LISTENER,
+    PROOF_BYTES,
+    is_proof,
+    new_challenge,
+    proof,
+)
+from deployments.messages import Failed
+
+logger = logging.getLogger("ray.serve")
+
+PROOF_LIMIT_S = 5.0
+"""Seconds in which a caller must have proved that it knows the secret."""
+
+MAX_STRANGERS = 1024
+"""Connections at a time whose callers have not proved that yet. Further ones are closed.
+
+A burst of requests makes an ingress connect hundreds of times at once.
+"""
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted while the event loop is busy."""
+
+Serve = Callable[[Any], AsyncGenerator[Any, None]]
+"""Yields the items of a call's answer. Closing it aborts the call."""
+
+
+class CallListener:
+    """Takes calls on a port of this process, and answers each with the items of `serve`.
+
+    host: the address to listen on.
+    most: calls at a time. One more is refused.
+
+    Used from one event loop.
+    """
+
+    def __init__(self, host: str, serve: Serve, most: int) -> None:
+        self._host, self._serve, self._most = host, serve, most
+        self._secret, self._port = new_secret(), 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Served] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Listen on a free port. Raises OSError."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Served(self), self._host, 0, backlog=BACKLOG
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def address(self) -> Address:
+        """Host, port and secret; `start` has been awaited."""
+        return Address(self._host, self._port, self._secret)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that are being answered."""
+        return len(self._calls)
+
+    async def stop(self) -> None:
+        """Refuse further calls, wait until the others have ended, and close."""
+        self._stopping = True
+        while self._calls:
+            await asyncio.wait(self._calls)
+        self.close()
+
+    def close(self) -> None:
+        """Close the port and all connections. Calls that are being answered are aborted."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    # --- for connections --------------------------------------------------------------------------
+
+    def _opened(self, connection: _Served) -> None:
+        self._connections.add(connection)
+        if sum(not other.is_proven for other in self._connections) > MAX_STRANGERS:
+            connection.close()
+
+    def _closed(self, connection: _Served) -> None:
+        self._connections.discard(connection)
+
+    def _begin(self, connection: _Served, call: bytes) -> asyncio.Task[None] | None:
+        """Answer a pickled call; None if this replica takes no call now."""
+        if self._stopping or len(self._calls) >= self._most:
+            return None
+        task = asyncio.ensure_future(self._answer(connection, call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    async def _answer(self, connection: _Served, call: bytes) -> None:
+        try:
+            async with aclosing(self._serve(pickle.loads(call))) as items:
+                async for item in items:
+                    await connection.send(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
+        except Exception:
+            logger.exception("Unexpected error in a call.")
+            failed = Failed(EngineError("Internal error: see the server's log."))
+            await connection.send(pickle.dumps(failed))
+        connection.ended()
+
+
+class _Served(asyncio.Protocol):
+    """One connection of a caller."""
+
+    def __init__(self, listener: CallListener) -> None:
+        self._listener = listener
+        self._frames = FrameReader(CHALLENGE_BYTES + PROOF_BYTES)
+        self._challenge = new_challenge()
+        self.is_proven = False
+        self._call: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(frame(self._challenge))
+        self._limit = asyncio.get_running_loop().call_later(PROOF_LIMIT_S, self.close)
+        self._listener._opened(self)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._frames.feed(data):
+                (self._take_call if self.is_proven else self._take_proof)(payload)
+        except FrameError:
+            self.close()
+
+    def _take_proof(self, payload: bytes) -> None:
+        challenge, given = payload[:CHALLENGE_BYTES], payload[CHALLENGE_BYTES:]
+        secret = self._listener._secret
+        if not is_proof(given, secret, CALLER, self._challenge, challenge):
+            raise FrameError("The caller does not know the secret.")
+        self.is_proven = True
+        self._limit.cancel()
+        self._frames.max_bytes = MAX_FRAME_BYTES
+        self._transport.write(frame(proof(secret, LISTENER, self._challenge, challenge)))
+
+    def _take_call(self, payload: bytes) -> None:
+        if self._call is not None:
+            raise FrameError("A call came before the answer to the last one was complete.")
+        self._call = self._listener._begin(self, payload)
+        if self._call is None:
+            self._transport.write(frame(REFUSED))
+
+    @override
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    @override
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def send(self, payload: bytes) -> None:
+        """Send one frame; wait while the caller does not read."""
+        self._transport.write(frame(payload))
+        await self._writable.wait()
+
+    def ended(self) -> None:
+        """End the answer."""
+        self._call = None
+        self._transport.write(frame(END))
+
+    @override
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called when either side has closed the connection: the call is aborted."""
+        self._limit.cancel()
+        self._listener._closed(self)
+        if self._call is not None:
+            self._call.cancel()
+
+    def close(self) -> None:
+        with suppress(AttributeError):  # not connected yet
+            self._transport.abort()

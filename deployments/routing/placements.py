@@ -1,0 +1,106 @@
+"""Which replica of one deployment gets each call, for all who send calls from this process.
+
+Calls go to replicas in two ways: through Serve's handle, where GroupRouter asks here, and directly
+(calls/direct_calls.py). Both must know of what the other has sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from deployments.direct.address import Address, address_in
+from deployments.messages import GenerateCall
+from deployments.routing import shared
+from deployments.routing.loads import report_age_s
+from deployments.routing.placement import Costs, Placer
+
+R = TypeVar("R", bound=Hashable)
+
+
+class Placements:
+    """A Placer that several threads may use, with the addresses of the replicas.
+
+    costs: the fields of `placement.Costs`.
+
+    A call has a name of the caller's choice, which differs for each call.
+    """
+
+    def __init__(self, **costs: float) -> None:
+        self._lock = threading.Lock()
+        self._placer = Placer(Costs(**costs))
+        self._deployment: str | None = None
+        self._addresses: dict[Hashable, Address | None] = {}
+
+    def rank(self, name: str, call: GenerateCall, among: Iterable[R]) -> list[R]:
+        """Those of the replicas `among` that may get this call, the best first.
+
+        From now on, the call counts as load of the first replica.
+        """
+        with self._lock:
+            ranked = self._placer.rank(name, call.group, shared.usable(among), time.monotonic())
+        if ranked:
+            shared.dispatched(call.call_id, ranked[0])
+        return ranked
+
+    def least_loaded(self, among: Iterable[R]) -> list[R]:
+        """The same for a call that computes nothing, the replica with the fewest streams first."""
+        with self._lock:
+            return self._placer.least_loaded(shared.usable(among), time.monotonic())
+
+    def direct(self, name: str, call: GenerateCall) -> tuple[Hashable, Address] | None:
+        """The best replica for this call, and its address.
+
+        None if no replica is known, or if the best one takes no direct calls.
+        """
+        with self._lock:
+            replicas = list(self._addresses)
+        ranked = self.rank(name, call, replicas)
+        if ranked and (address := self._addresses.get(ranked[0])) is not None:
+            return ranked[0], address
+        return None
+
+    def sent(self, name: str, call: GenerateCall, replica: Hashable) -> None:
+        """Note that the replica has taken the call."""
+        shared.dispatched(call.call_id, replica)
+        with self._lock:
+            self._placer.sent(name, call.group, replica, time.monotonic())
+
+    def answered(self, name: str, replica: Hashable) -> None:
+        """Note that the call has ended, however it did, or that the replica did not take it."""
+        with self._lock:
+            self._placer.answered(name, replica, time.monotonic())
+
+    def update(self, deployment: str | None, reports: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Note which replicas run, and what they last reported.
+
+        deployment: the name of their deployment; None if there is no replica to tell it.
+        """
+        now, unix_time_s = time.monotonic(), time.time()
+        with self._lock:
+            self._placer.keep_only(list(reports))
+            for replica, stats in reports.items():
+                self._placer.report(replica, stats, now, report_age_s(stats, unix_time_s))
+            self._addresses = {r: address_in(stats) for r, stats in reports.items()}
+            self._deployment = deployment or self._deployment
+        if deployment is not None:
+            shared.placed_by(deployment, self)
+        self._publish()
+
+    def forget(self, replica: Hashable) -> None:
+        """Forget a replica that is gone."""
+        with self._lock:
+            self._placer.forget(replica)
+            self._addresses.pop(replica, None)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Publish the loads to the ingress, once there has been a replica."""
+        if self._deployment is not None:
+            with self._lock:
+                replicas = list(self._addresses)
+                loads = self._placer.loads(replicas, time.monotonic())
+                reported_at = self._placer.reported_at(replicas)
+            shared.publish(self._deployment, loads.values(), reported_at)

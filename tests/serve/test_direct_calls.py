@@ -1,0 +1,81 @@
+"""Direct calls in the real application: they are used, and a replica that stops loses none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from deployments.autoscaling import GuidedLoad
+from deployments.generator.direct_calls import reason_against
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).resolve().parent
+START_LIMIT_S = 120
+
+
+def counted(http: httpx.Client, name: str) -> float:
+    told = http.get("/metrics").text
+    return sum(float(n) for n in re.findall(rf"^cfg_serve_{name}{{.*}} (\S+)$", told, re.M))
+
+
+def test_text_does_not_pass_through_serve(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
+    ask = {"model": model, "prompt": "Once", "max_tokens": 3}
+    http.post("/v1/completions", json=ask)  # the first one may go through Serve
+    before = counted(http, "direct_calls"), counted(http, "calls_by_serve")
+    for guidance in ({}, {"guidance_scale": 2.0}):
+        for stream in (False, True):
+            answer = http.post("/v1/completions", json={**ask, **guidance, "stream": stream})
+            assert answer.status_code == 200, answer.text
+    assert counted(http, "direct_calls") == before[0] + 4
+    assert counted(http, "calls_by_serve") == before[1]
+
+
+def test_a_replica_that_stops_first_answers_its_direct_calls() -> None:
+    """Serve waits for the replica's `__del__`, although it has no call of Serve's any more."""
+    told = subprocess.run(
+        [sys.executable, HERE / "stopping_app.py"],
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=START_LIMIT_S,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1].split() == [str(n) for n in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "env", "words"),
+    [
+        (None, {}, None),
+        (None, {"RAY_USE_TLS": "0"}, None),
+        (None, {"RAY_USE_TLS": "1"}, "RAY_USE_TLS"),
+        (f"deployments.autoscaling:{GuidedLoad.__name__}", {}, None),
+        (GuidedLoad, {}, None),
+        ("ray.serve.autoscaling_policy:default_autoscaling_policy", {}, "counts requests"),
+        ("default", {}, "counts requests"),
+    ],
+)
+def test_when_a_replica_takes_no_direct_calls(
+    policy: object, env: dict[str, str], words: str | None
+) -> None:
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    autoscaling = None
+    if policy == "default":
+        autoscaling = AutoscalingConfig()
+    elif policy is not None:
+        chosen = AutoscalingPolicy(policy_function=policy)  # type: ignore[no-untyped-call]
+        autoscaling = AutoscalingConfig(policy=chosen)
+    reason = reason_against(autoscaling, env)
+    assert (reason is None) if words is None else (reason and words in reason)

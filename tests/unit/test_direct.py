@@ -1,0 +1,421 @@
+"""Direct calls between an ingress and a replica: frames, proofs, cancelling, holding back."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cfg_core.errors import EngineDeadError
+from deployments.direct import connections as connections_module
+from deployments.direct import listener as listener_module
+from deployments.direct.address import Address, address_in
+from deployments.direct.connections import Connections, DirectItems, RefusedError
+from deployments.direct.frames import MAX_FRAME_BYTES, FrameError, FrameReader, frame
+from deployments.direct.listener import CallListener
+from deployments.http.events import DONE, is_last
+from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.requests.usage import Usage
+
+LIMIT_S = 20
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+class Replica:
+    """A listener whose calls are scripts: texts become chunks, numbers are pauses in seconds."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.listener = CallListener("127.0.0.1", self._serve, most)
+        self.pool = Connections()
+        self.ended: list[object] = []
+        self.aborted: list[object] = []
+        self.num_sent = 0
+
+    async def __aenter__(self) -> Replica:
+        await self.listener.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.pool.close()
+        self.listener.close()
+        await asyncio.sleep(0)
+
+    async def _serve(self, script) -> AsyncGenerator[object]:
+        try:
+            for item in script:
+                if isinstance(item, float):
+                    await asyncio.sleep(item)
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    self.num_sent += 1
+                    yield Chunk(item) if isinstance(item, str) else item
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted.append(script)
+            raise
+
+    async def call(self, *script: object) -> DirectItems:
+        return await self.pool.begin(
+            self.listener.address, script, lambda: self.ended.append(script)
+        )
+
+    async def all_of(self, *script: object) -> list[object]:
+        items, answer = [], await self.call(*script)
+        with suppress(StopAsyncIteration):
+            while True:
+                items.append(await answer.next())
+        return items
+
+    def num_open(self) -> int:
+        return len(self.listener._connections)
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 1000])
+def test_frames_are_read_however_the_stream_is_cut(step):
+    payloads = [b"", b"a", b"x" * 300, b"", b"last"]
+    stream, reader, read = b"".join(map(frame, payloads)), FrameReader(300), []
+    for start in range(0, len(stream), step):
+        read += reader.feed(stream[start : start + step])
+    assert read == payloads
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_arrives():
+    with pytest.raises(FrameError, match="301 bytes"):
+        FrameReader(300).feed(frame(b"x" * 301)[:4])
+    with pytest.raises(FrameError):
+        frame(bytes(MAX_FRAME_BYTES + 1))
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def test_items_come_in_order_and_the_connection_is_used_again():
+    async def main() -> None:
+        async with Replica() as replica:
+            usage = Usage(prompt_tokens=3)
+            for _ in range(3):
+                items = await replica.all_of(Heartbeat(usage), 0.02, "a", 0.02, Whole("b", usage))
+                assert items == [Heartbeat(usage), Chunk("a"), Whole("b", usage)]
+            assert await replica.all_of() == []
+            assert replica.num_open() == 1
+            assert len(replica.ended) == 4
+            assert replica.listener.num_calls == 0
+
+    run(main)
+
+
+def test_calls_at_the_same_time_do_not_mix():
+    async def main() -> None:
+        async with Replica(most=50) as replica:
+            answers = await asyncio.gather(
+                *(replica.all_of(f"{n}.", 0.01, f"{n}!", 0.01, f"{n}?") for n in range(50))
+            )
+            for n, items in enumerate(answers):
+                assert "".join(item.text for item in items) == f"{n}.{n}!{n}?"
+
+    run(main)
+
+
+def test_chunks_that_have_arrived_come_joined_with_the_last_usage():
+    async def main() -> None:
+        async with Replica() as replica:
+            used = Usage(output_tokens=2)
+            answer = await replica.call("a", Chunk("b", used), "c", Heartbeat(used), "d")
+            await asyncio.sleep(0.1)
+            assert await answer.next() == Chunk("abc", used)
+            assert await answer.next() == Heartbeat(used)
+            assert await answer.next() == Chunk("d")
+            with pytest.raises(StopAsyncIteration):
+                await answer.next()
+
+    run(main)
+
+
+def test_joined_chunks_are_of_limited_length():
+    async def main() -> None:
+        async with Replica() as replica:
+            text = "x" * 50_000
+            answer = await replica.call(text, text, text)
+            await asyncio.sleep(0.1)
+            assert len((await answer.next()).text) == 2 * len(text)
+
+    run(main)
+
+
+def test_the_last_event_is_known_wherever_it_stands():
+    stop = "event: message_stop\ndata: {}\n\n"
+    assert is_last(DONE)
+    assert is_last("data: 1\n\n" + DONE)
+    assert is_last(stop)
+    assert is_last("event: message_delta\ndata: {}\n\n" + stop)
+    assert not is_last("data: 1\n\n")
+    assert not is_last("event: message_delta\ndata: {}\n\n")
+    assert not is_last("")
+
+
+def test_a_call_is_aborted_when_its_caller_cancels_and_only_that():
+    async def main() -> None:
+        async with Replica() as replica:
+            other = asyncio.ensure_future(replica.all_of("1", 0.3, "2"))
+            answer = await replica.call("a", 10.0, "b")
+            assert await answer.next() == Chunk("a")
+            answer.cancel()
+            answer.cancel()
+            with pytest.raises(EngineDeadError):
+                await answer.next()
+            await asyncio.sleep(0.05)
+            assert replica.aborted == [("a", 10.0, "b")]
+            assert replica.ended == [("a", 10.0, "b")]
+            assert await other == [Chunk("1"), Chunk("2")]
+
+    run(main)
+
+
+def test_cancelling_after_the_end_keeps_the_connection():
+    async def main() -> None:
+        async with Replica() as replica:
+            answer = await replica.call("a")
+            await answer.next()
+            await asyncio.sleep(0.05)
+            answer.cancel()
+            assert await replica.all_of("b") == [Chunk("b")]
+            assert replica.num_open() == 1
+
+    run(main)
+
+
+def test_an_answer_whose_end_nobody_reads_frees_its_connection():
+    async def main() -> None:
+        async with Replica() as replica:
+            answer = await replica.call("data: a\n\n", DONE)
+            assert is_last((await answer.next()).text) or is_last((await answer.next()).text)
+            await asyncio.sleep(0.05)
+            assert replica.ended
+            await replica.all_of("b")
+            assert replica.num_open() == 1
+
+    run(main)
+
+
+def test_an_answer_that_is_not_read_is_held_back_and_holds_up_nobody():
+    async def main() -> None:
+        async with Replica() as replica:
+            texts = ["x" * 10_000] * 3_000
+            answer = await replica.call(*texts)
+            await asyncio.sleep(0.3)
+            sent = replica.num_sent
+            assert sent < len(texts) / 2
+            assert await replica.all_of("b") == [Chunk("b")]
+            await asyncio.sleep(0.2)
+            assert replica.num_sent == sent + 1, "nothing goes on while nothing is read"
+            chars = 0
+            with suppress(StopAsyncIteration):
+                while True:
+                    chars += len((await answer.next()).text)
+            assert chars == 10_000 * len(texts)
+
+    run(main)
+
+
+def test_a_lost_replica_ends_its_calls_and_what_had_arrived_is_read_first():
+    async def main() -> None:
+        async with Replica() as replica:
+            answer = await replica.call("a", 10.0)
+            await asyncio.sleep(0.05)
+            replica.listener.close()
+            await asyncio.sleep(0.05)
+            assert await answer.next() == Chunk("a")
+            with pytest.raises(EngineDeadError):
+                await answer.next()
+            assert len(replica.ended) == 1
+            assert replica.aborted
+            with pytest.raises(OSError):  # noqa: PT011 - any kind
+                await replica.call("b")
+            assert len(replica.ended) == 1, "a call that never began has no end"
+
+    run(main)
+
+
+def test_an_error_that_nobody_expected_is_told_and_logged(caplog):
+    async def main() -> None:
+        async with Replica() as replica:
+            first, failed = await replica.all_of("a", 0.02, RuntimeError("secret details"))
+            assert first == Chunk("a")
+            assert isinstance(failed, Failed)
+            assert "secret" not in str(failed.error)
+            assert await replica.all_of("b") == [Chunk("b")]
+            assert replica.num_open() == 1
+
+    run(main)
+    assert "secret details" in caplog.text
+
+
+def test_one_call_too_many_is_refused_and_its_connection_stays():
+    async def main() -> None:
+        async with Replica(most=2) as replica:
+            running = [asyncio.ensure_future(replica.all_of(0.2, "a")) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            refused = await replica.call("b")
+            with pytest.raises(RefusedError):
+                await refused.next()
+            assert [await task for task in running] == [[Chunk("a")]] * 2
+            assert await replica.all_of("c") == [Chunk("c")]
+            assert replica.num_open() == 3
+            assert not replica.aborted
+
+    run(main)
+
+
+def test_stopping_refuses_new_calls_and_waits_for_the_others():
+    async def main() -> None:
+        async with Replica() as replica:
+            await replica.all_of("idle")
+            answer = asyncio.ensure_future(replica.all_of("a", 0.2, "b"))
+            await asyncio.sleep(0.05)
+            stopped = asyncio.ensure_future(replica.listener.stop())
+            await asyncio.sleep(0.05)
+            assert not stopped.done()
+            with pytest.raises(RefusedError):
+                await (await replica.call("c")).next()
+            await stopped
+            assert await answer == [Chunk("a"), Chunk("b")]
+
+    run(main)
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+class Bomb:
+    """An object that makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_nothing_of_a_caller_without_the_secret_is_unpickled(tmp_path):
+    bomb = tmp_path / "went-off"
+
+    async def main() -> None:
+        async with Replica() as replica:
+            address = replica.listener.address
+            impostor = Address(address.host, address.port, bytes(32))
+            with pytest.raises(ConnectionError):
+                await replica.pool.begin(impostor, Bomb(bomb), lambda: None)
+            payload = frame(pickle.dumps(Bomb(bomb)))
+            for sent in (payload, frame(b"x" * 64) + payload, frame(b"") + payload, b"GET / HTTP"):
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                writer.write(sent)
+                with suppress(ConnectionError):
+                    assert len(await reader.read()) == 36, "the challenge, and then the end"
+                writer.close()
+            assert replica.num_open() == 0
+            assert await replica.all_of("a") == [Chunk("a")]
+
+    run(main)
+    assert not bomb.exists()
+
+
+def test_nothing_of_a_listener_without_the_secret_is_unpickled(tmp_path):
+    """Another process may get the port of a replica that has died."""
+    bomb = tmp_path / "went-off"
+
+    async def main() -> None:
+        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(frame(bytes(32)))
+            challenge_and_proof = (await reader.readexactly(4 + 64))[4:]
+            writer.write(frame(challenge_and_proof[32:]))  # the caller's own proof, sent back
+            writer.write(frame(pickle.dumps(Bomb(bomb))))
+            writer.close()
+
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionError):
+            await Connections().begin(Address("127.0.0.1", port, bytes(32)), "call", lambda: None)
+        server.close()
+
+    run(main)
+    assert not bomb.exists()
+
+
+def test_a_proof_cannot_be_used_again(monkeypatch):
+    """Each connection has another challenge."""
+    heard: list[bytes] = []
+
+    async def main() -> None:
+        async with Replica() as replica:
+            send = connections_module._Connection._send
+
+            def recorded(connection, payload: bytes) -> None:
+                heard.append(payload)
+                send(connection, payload)
+
+            monkeypatch.setattr(connections_module._Connection, "_send", recorded)
+            await replica.all_of("a")
+            address = replica.listener.address
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(frame(heard[0]))
+            with suppress(ConnectionError):
+                assert len(await reader.read()) == 36
+            writer.close()
+
+    run(main)
+
+
+def test_strangers_are_few_and_short_of_time(monkeypatch):
+    monkeypatch.setattr(listener_module, "PROOF_LIMIT_S", 0.2)
+    monkeypatch.setattr(listener_module, "MAX_STRANGERS", 3)
+
+    async def main() -> None:
+        async with Replica() as replica:
+            address = replica.listener.address
+            await replica.all_of("a")  # a connection that has its proof
+            strangers = [
+                await asyncio.open_connection(address.host, address.port) for _ in range(5)
+            ]
+            await asyncio.sleep(0.05)
+            assert replica.num_open() == 4
+            await asyncio.sleep(0.3)
+            assert replica.num_open() == 1
+            assert await replica.all_of("b") == [Chunk("b")]
+            for _, writer in strangers:
+                writer.close()
+
+    run(main)
+
+
+def test_an_address_that_cannot_be_reached_is_not_tried_for_a_while(monkeypatch):
+    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 0.2)
+
+    async def main() -> None:
+        async with Replica() as replica:
+            wrong = Address("127.0.0.1", replica.listener.address.port, bytes(32))
+            with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
+                await replica.pool.begin(wrong, "call", lambda: None)
+            with pytest.raises(ConnectionError, match="lately"):
+                await replica.pool.begin(wrong, "call", lambda: None)
+            assert "secret" not in repr(wrong), "no log shows the secret"
+            await asyncio.sleep(0.25)
+            with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
+                await replica.pool.begin(wrong, "call", lambda: None)
+
+    run(main)
+
+
+def test_the_address_travels_in_a_report():
+    address = Address("10.0.0.1", 4711, bytes(range(32)))
+    assert address_in({"running": 3, **address.report()}) == address
+    assert address_in({"running": 3}) is None

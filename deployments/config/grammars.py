@@ -7,6 +7,7 @@ the parameters of tools.
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field
@@ -176,7 +177,7 @@ class GrammarArgs(YamlArgs):
         ),
     )
 
-    @property
+    @cached_property
     def bounds(self) -> GrammarBounds:
         """The bounds on the size of grammars, which the ingress checks."""
         return GrammarBounds(

@@ -4,7 +4,8 @@ A chunk costs the replica, the ingress and the proxy about a millisecond togethe
 independent of its size. On a small machine, 64 streams that send each token on its own leave the
 engine no CPU. No Python process can send the 25,000 tokens a second of a GPU one by one. So each
 stream waits a little between two chunks. The tokens of that time go into the next chunk: vLLM's
-RequestOutputCollector joins what was not read yet. The first token of an answer never waits.
+RequestOutputCollector joins what was not read yet. The first token of an answer never waits, and
+the last ones are sent when they come.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sized
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 CHUNKS_PER_S = 250
@@ -48,25 +50,33 @@ class Chunks:
         """Seconds between two chunks of a stream."""
         return min(LONGEST_S, max(0, self.streams - 1) / CHUNKS_PER_S)
 
-    async def spaced(self, outputs: AsyncIterator[OutputT]) -> AsyncGenerator[OutputT]:
+    async def spaced(
+        self, outputs: AsyncIterator[OutputT], wake: asyncio.Event | None = None
+    ) -> AsyncGenerator[OutputT]:
         """Yield the same outputs, and ask for the next one `interval_s` after the last.
 
         An answer in one piece has no second output, and is not counted as a stream.
+
+        wake: set it when the next output must not wait, because a choice has finished.
         """
+        wake = wake or asyncio.Event()
         streams = 0
         try:
             async for output in outputs:
+                wake.clear()  # what it was set for is in this output
                 sent = time.monotonic()
                 yield output
                 if not output.finished:
                     more = max(0, len(output.outputs) - streams)
                     streams += more
                     self.streams += more
-                    await _until(sent + self.interval_s)
+                    await _until(sent + self.interval_s, wake)
         finally:
             self.streams -= streams
 
 
-async def _until(moment: float) -> None:
+async def _until(moment: float, wake: asyncio.Event) -> None:
     if (left_s := moment - time.monotonic()) > 0:
-        await asyncio.sleep(left_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await wake.wait()

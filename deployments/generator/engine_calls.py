@@ -48,6 +48,7 @@ class Run:
         self.streams = 0
         self.waiting: deque[_Entry] = deque()
         self.prompts: set[str] = set()
+        self.pauses: set[asyncio.Event] = set()  # of its streams; setting one ends the pause
         self.searches_beams = False
         self.failure: Exception | None = None  # what its outputs ended with, if they failed
 
@@ -157,7 +158,10 @@ class EngineCalls:
 
     async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
         _run.set(run)  # vLLM may iterate in a task that the caller's task did not start
-        async with aclosing(outputs), aclosing(self._chunks.spaced(outputs)) as spaced:
+        wake = asyncio.Event()
+        pauses = set() if run is None else run.pauses
+        pauses.add(wake)
+        async with aclosing(outputs), aclosing(self._chunks.spaced(outputs, wake)) as spaced:
             try:
                 async for output in spaced:
                     for sample in output.outputs:
@@ -167,6 +171,8 @@ class EngineCalls:
                 if run is not None:
                     run.failure = error
                 raise
+            finally:
+                pauses.discard(wake)
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
         """As AsyncLLM.add_request, but an error caused by a field of a wrong type is the client's.
@@ -264,6 +270,8 @@ class EngineCalls:
         """
         self._entries.pop(entry.request.request_id, None)
         run = entry.run
+        for wake in run.pauses:
+            wake.set()
         if entry.is_sent:
             run.streams -= entry.streams
         while run.waiting and (

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Sized
+from types import FunctionType
 from typing import Any
 
 from starlette.types import Send
@@ -40,11 +41,17 @@ def queue_behind(send: Send) -> Sized | None:
     for _ in range(MAX_WRAPPERS):
         if not inspect.isfunction(inner):
             return None
-        variables = inspect.getclosurevars(inner).nonlocals
+        variables = _closed_over(inner)
         if QUEUE in variables:
             return getattr(variables[QUEUE], MESSAGES, None)
         inner = variables.get("send")
     return None
+
+
+def _closed_over(function: FunctionType) -> dict[str, Any]:
+    """The variables of enclosing functions that it uses (inspect.getclosurevars is slow)."""
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 async def room(queue: Sized | None) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,13 +48,13 @@ Its process exits within a second, and answers until then.
 class FleetView:
     """Sums over the running replicas of one deployment; fields as in ReplicaLoad.
 
-    The values are those of the last time that this process sent a request, got an answer or got a
-    report.
+    The values are those of the last report that this process got.
 
     max_model_len: not a sum; it is the same for all replicas.
     replicas: running.
     reporting: replicas that have reported their KV blocks.
-    report_age_s: age of the oldest report; inf if a replica has not reported.
+    reported_at: when the oldest report was true, by time.monotonic; -inf if a replica has not
+    reported.
     """
 
     replicas: int = 0
@@ -67,13 +67,32 @@ class FleetView:
     max_num_seqs: int = 0
     max_model_len: int = 0
     held_ms: int = 0
-    report_age_s: float = math.inf
+    reported_at: float = -math.inf
+
+    @property
+    def report_age_s(self) -> float:
+        """Age of the oldest report; inf if a replica has not reported."""
+        return time.monotonic() - self.reported_at
+
+    @classmethod
+    def of(cls, loads: Collection[ReplicaLoad], reported_at: float) -> FleetView:
+        """The sums over these replicas."""
+        return cls(
+            replicas=len(loads),
+            reporting=sum(load.total_blocks > 0 for load in loads),
+            reported_at=reported_at,
+            max_model_len=max((load.max_model_len for load in loads), default=0),
+            **{name: sum(getattr(load, name) for load in loads) for name in _SUMMED},
+        )
 
 
 _NOT_SUMMED = ("max_model_len",)
 _SUMMED = tuple(
     f.name for f in fields(FleetView) if f.name in REPORTED and f.name not in _NOT_SUMMED
 )
+
+
+_NOTHING = FleetView()
 
 
 class Dispatch:
@@ -93,7 +112,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.fleets: dict[str, tuple[tuple[ReplicaLoad, ...], float]] = {}
+        self.fleets: dict[str, FleetView] = {}
         self.placements: dict[str, Placements] = {}
         self.calls: dict[str, Dispatch] = {}
         self.suspects: dict[Hashable, float] = {}
@@ -114,33 +133,23 @@ def reset() -> None:
 # --- what replicas report -------------------------------------------------------------------------
 
 
-def publish(deployment: str, loads: Iterable[ReplicaLoad], reported_at: float) -> None:
-    """Store the loads of a deployment.
+def publish(deployment: str, loads: Collection[ReplicaLoad], reported_at: float) -> None:
+    """Store the sums over the replicas of a deployment.
 
     Called by a request router, in its thread.
 
     reported_at: when the oldest report was true, by time.monotonic; -inf if a replica has not
     reported.
     """
-    snapshot = tuple(loads)
-    with _state.lock:
-        _state.fleets[deployment] = snapshot, reported_at
+    _state.fleets[deployment] = FleetView.of(loads, reported_at)
 
 
 def fleet(deployment: str) -> FleetView:
-    """Sum up the loads of a deployment.
+    """The sums of a deployment as they were published last.
 
     Called by the ingress. A deployment of which nothing is known has no replicas.
     """
-    with _state.lock:
-        loads, reported_at = _state.fleets.get(deployment, ((), -math.inf))
-    return FleetView(
-        replicas=len(loads),
-        reporting=sum(load.total_blocks > 0 for load in loads),
-        report_age_s=time.monotonic() - reported_at,
-        max_model_len=max((load.max_model_len for load in loads), default=0),
-        **{name: sum(getattr(load, name) for load in loads) for name in _SUMMED},
-    )
+    return _state.fleets.get(deployment, _NOTHING)
 
 
 # --- where calls go -------------------------------------------------------------------------------

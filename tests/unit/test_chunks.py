@@ -75,3 +75,29 @@ async def test_a_cancelled_stream_is_no_longer_counted():
     waiting.cancel()
     await asyncio.wait([waiting])
     assert chunks.streams == 0
+
+
+async def test_an_end_does_not_wait():
+    """A choice that finishes ends the pause, also if it does so before the pause begins."""
+    for early in (True, False):
+        chunks, wake = Chunks(), asyncio.Event()
+        chunks.streams = 10_000
+        spaced = chunks.spaced(given(output(), output(finished=True)), wake)
+        await anext(spaced)
+        if early:
+            wake.set()
+        started = time.monotonic()
+        last = asyncio.ensure_future(anext(spaced))
+        await asyncio.sleep(0.01)
+        wake.set()
+        assert (await last).finished
+        assert time.monotonic() - started < LONGEST_S / 2
+        await spaced.aclose()
+
+
+async def test_what_the_last_output_holds_wakes_nobody():
+    chunks, wake = Chunks(), asyncio.Event()
+    chunks.streams = 10_000
+    wake.set()
+    came = await times(chunks.spaced(given(output(), output(finished=True)), wake))
+    assert came[1] >= 0.9 * LONGEST_S

@@ -60,7 +60,7 @@ def test_args_are_frozen():
             {"model": "m", "zzz": 1},
             (
                 "unknown key `zzz` in `args`: known keys: access, admission, allow_untested_vllm,"
-                " draft_cost, encoders, engine"
+                " direct_calls, draft_cost, encoders"
             ),
         ),
         (

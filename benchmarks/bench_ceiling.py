@@ -142,7 +142,7 @@ def main() -> None:
                 f" {cpu_us:.0f} |",
                 flush=True,
             )
-    print(json.dumps({"benchmark": "ceiling", **vars(args), "rows": rows}))
+    print(json.dumps({"benchmark": "ceiling", "card": card(), **vars(args), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 - `replica`: all of vLLM. The replica sends events of one token each that are made beforehand.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: Serve reads the annotation of `build`.
 
 import asyncio
 import json

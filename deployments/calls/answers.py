@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from cfg_core.errors import DeadlineError, EngineDeadError
+from deployments.direct.connections import ConnectionLostError
 from deployments.messages import LOST, Chunk, Failed, Item, Whole
 from deployments.requests.usage import Usage
 from deployments.routing import shared
@@ -32,6 +33,7 @@ class Answer:
     dispatch: which replica has the call.
     on_sign: called, without arguments, each time an item arrives.
     usage: what the engine had done for the call according to the last report.
+    is_complete: nothing more will be read. Until then, ending the request must cancel the call.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Answer:
         self._waiting: asyncio.Timeout | None = None
         self._is_silent = False
         self.usage = Usage()
+        self.is_complete = False
 
     async def next(self) -> Chunk | Whole:
         """Return the next chunk of a stream, or the next piece of a whole answer.
@@ -60,9 +63,12 @@ class Answer:
         while True:
             try:
                 item = self._reported(await self._item())
-            except EngineDeadError:
-                note = shared.suspect if self._is_silent else shared.lost
-                note(self._dispatch.replica)
+            except EngineDeadError as error:
+                may_live = self._is_silent or isinstance(error, ConnectionLostError)
+                (shared.suspect if may_live else shared.lost)(self._dispatch.replica)
+                raise
+            except StopAsyncIteration:
+                self.is_complete = True
                 raise
             self._heard_at = time.monotonic()
             self._on_sign()
@@ -74,6 +80,7 @@ class Answer:
         if item.usage is not None:
             self.usage = item.usage
         if isinstance(item, Failed):
+            self.is_complete = True
             raise item.error
         return item
 
@@ -86,8 +93,9 @@ class Answer:
         return "".join(pieces)
 
     def cancel(self) -> None:
-        """Cancel the call, so that its group leaves the engine."""
-        self._items.cancel()
+        """Cancel the call, so that its group leaves the engine, unless it is complete."""
+        if not self.is_complete:
+            self._items.cancel()
 
     def give_up_if_silent(self, for_s: float) -> None:
         """Make `next` raise EngineDeadError if the replica has been silent for more than `for_s`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from deployments.direct.connections import Connections, DirectItems
+from deployments.direct.frames import FrameError
 from deployments.messages import GenerateCall
 from deployments.routing import shared
 
@@ -23,21 +24,21 @@ class DirectCalls:
         """Send the call to the best replica.
 
         None if the call must go through Serve: no replica is known yet, the best one takes no
-        direct calls (generator/direct_calls.py), or it cannot be reached. Serve then finds out
-        whether it is dead.
+        direct calls (generator/direct_calls.py), it cannot be reached, which may take
+        CONNECT_LIMIT_S to find out, or the call is too large. Serve then finds out whether the
+        replica is dead.
         """
-        placements = shared.placements(self._deployment)
-        chosen = placements and placements.direct(call.call_id, call)
-        if not placements or not chosen:
+        placer = shared.placer(self._deployment)
+        chosen = placer and placer.direct(call)
+        if not placer or not chosen:
             return None
         replica, address = chosen
-        answered = partial(placements.answered, call.call_id, replica)
+        taken = partial(placer.sent, call.call_id, call, replica)
+        ended = partial(placer.answered, call.call_id, replica)
         try:
-            items = await self._connections.begin(address, call, answered)
+            return await self._connections.begin(address, call, taken, ended)
         except BaseException as error:
-            answered()
-            if isinstance(error, OSError):
+            ended()
+            if isinstance(error, OSError | FrameError):
                 return None
             raise
-        placements.sent(call.call_id, call, replica)
-        return items

@@ -54,18 +54,15 @@ async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
     """Yield the events of a stream, up to and including its last one, such as `[DONE]`.
 
     A failure before that ends the stream with an error event. A replica that is lost after the last
-    event is not a failure, because its answer is complete. A client that leaves cancels the call.
+    event is not a failure, because its answer is complete. If a client leaves, also before the
+    first event, whoever ends the request cancels the call (calls/generator.py).
     """
-    ended, text = False, first.text
+    text = first.text
     try:
         while not is_last(text):
             yield text
             text = (await answer.next()).text
-        ended = True
+        answer.is_complete = True
         yield text
     except (CfgServeError, StopAsyncIteration) as error:
-        ended = True
         yield error_event(error if isinstance(error, CfgServeError) else EngineDeadError(LOST))
-    finally:
-        if not ended:
-            answer.cancel()

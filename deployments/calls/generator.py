@@ -248,20 +248,20 @@ class _Visit:
             self.answer.give_up_if_silent(for_s)
 
     def abort(self, failed: bool) -> None:
-        """End before the answer is complete; if the server failed, the request costs nothing."""
-        if self.answer is not None:
-            self.answer.cancel()
+        """End because of an error; if the server failed, the request costs nothing."""
         self.end(free=failed)
 
     def end(self, free: bool = False) -> None:
         """Give the place back, and settle the charge with what the engine did.
 
-        A second call does nothing.
+        The call is cancelled if its answer is not complete. A second call of this does nothing.
 
         free: charge nothing.
         """
         if not self._ended:
             self._ended = True
+            if self.answer is not None:
+                self.answer.cancel()
             self._generator.forget(self)
             self.place.leave()
             usage = Usage() if free or self.answer is None else self.answer.usage

@@ -157,7 +157,9 @@ class AppArgs(YamlArgs):
             " listens on a free port of its node's address for this, and both sides must prove"
             " that they know a random secret. If a replica cannot be reached there, Serve's path"
             " is used. There are no direct calls with RAY_USE_TLS, or with an autoscaling policy"
-            " other than GuidedLoad, because Serve does not count them. `false` turns them off."
+            " other than GuidedLoad, because Serve does not count them. Each replica takes up to"
+            " `max_ongoing_requests` of them, and further ones go through Serve. `false` turns them"
+            " off."
         ),
     )
     max_text_chars: int = Field(

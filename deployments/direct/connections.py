@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -32,13 +31,17 @@ from deployments.direct.proofs import (
     new_challenge,
     proof,
 )
+from deployments.direct.sockets import keep_alive, limit_unacknowledged
 from deployments.messages import LOST, Chunk, GenerateCall, Item
 
 CONNECT_LIMIT_S = 5.0
 """Seconds for connecting and for both proofs."""
 
 UNREACHABLE_S = 30.0
-"""Seconds for which an address that could not be reached is not tried again."""
+"""Seconds for which an address that could not be reached is not tried again.
+
+After them, one call tries it, and the others wait for what it finds.
+"""
 
 MAX_IDLE = 256
 """Idle connections to one replica that are kept."""
@@ -51,7 +54,14 @@ JOINED_CHARS = 2**16
 
 
 class RefusedError(Exception):
-    """The replica takes no call now."""
+    """The replica did not take the call: it refused it, or the connection was lost before it did.
+
+    The call may be sent again, by another way.
+    """
+
+
+class ConnectionLostError(EngineDeadError):
+    """The connection was lost within an answer. The replica may be well."""
 
 
 class Connections:
@@ -65,27 +75,40 @@ class Connections:
         self._unreachable: dict[Address, float] = {}
 
     async def begin(
-        self, address: Address, call: GenerateCall, on_end: Callable[[], None]
+        self,
+        address: Address,
+        call: GenerateCall,
+        on_taken: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> DirectItems:
-        """Send a call. `on_end` is called once, when it has ended or was cancelled.
+        """Send a call, over an idle connection or a new one; connecting may take CONNECT_LIMIT_S.
 
-        Raises OSError if there is no connection to this address, or if the other side does not
-        know the secret. `on_end` is not called then.
+        on_taken: called when the first item shows that the replica has taken the call.
+        on_end: called once, when the call has ended, was refused, or was cancelled.
+
+        Raises OSError if no connection can be made, or if the other side does not know the secret,
+        and FrameError if the call is too large. Neither function is called then.
         """
+        payload = frame(pickle.dumps(call, pickle.HIGHEST_PROTOCOL))
         connection = self._idle_to(address) or await self._connect(address)
-        items = DirectItems(connection, on_end)
-        connection.begin(items, pickle.dumps(call, pickle.HIGHEST_PROTOCOL))
+        items = DirectItems(connection, on_taken, on_end)
+        connection.begin(items, payload)
         return items
 
     def _idle_to(self, address: Address) -> _Connection | None:
-        idle = self._idle[address]
-        return idle.pop() if idle else None
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if not connection.is_closing:
+                return connection
+        return None
 
     async def _connect(self, address: Address) -> _Connection:
-        now = time.monotonic()
-        if self._unreachable.get(address, now) > now:
-            raise ConnectionError(f"{address} could not be reached lately.")
-        self._unreachable.pop(address, None)
+        until, now = self._unreachable.get(address), time.monotonic()
+        if until is not None:
+            if until > now:
+                raise ConnectionError(f"{address} could not be reached lately.")
+            self._unreachable[address] = now + UNREACHABLE_S  # this call tries it for all others
         connection = _Connection(self, address)
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
@@ -96,8 +119,9 @@ class Connections:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):  # TimeoutError, too
-                self._unreachable[address] = now + UNREACHABLE_S
+                self._unreachable[address] = time.monotonic() + UNREACHABLE_S
             raise
+        self._unreachable.pop(address, None)
         return connection
 
     def _ended(self, connection: _Connection) -> None:
@@ -109,11 +133,11 @@ class Connections:
             connection.close()
 
     def _lost(self, connection: _Connection) -> None:
-        idle = self._idle[connection.address]
+        idle = self._idle.get(connection.address, [])
         if connection in idle:
             idle.remove(connection)
         if not idle:
-            del self._idle[connection.address]
+            self._idle.pop(connection.address, None)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -125,8 +149,14 @@ class Connections:
 class DirectItems:
     """The items of one answer, in the order in which they were sent."""
 
-    def __init__(self, connection: _Connection, on_end: Callable[[], None]) -> None:
-        self._connection, self._on_end = connection, on_end
+    def __init__(
+        self,
+        connection: _Connection,
+        on_taken: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._connection, self._on_taken, self._on_end = connection, on_taken, on_end
+        self._is_taken = False
         self._arrived: deque[Item] = deque()
         self._unread = 0
         self._end: Exception | None = None
@@ -135,8 +165,8 @@ class DirectItems:
     async def next(self) -> Item:
         """Return the next item. Chunks that have already arrived come joined, as one.
 
-        Raises StopAsyncIteration at the end, RefusedError if the replica takes no call now, and
-        EngineDeadError if the connection was lost.
+        Raises StopAsyncIteration at the end, RefusedError if the replica did not take the call, and
+        ConnectionLostError if the connection was lost later.
         """
         while not self._arrived:
             if self._end is not None:
@@ -170,12 +200,15 @@ class DirectItems:
         """Cancel the call, if it has not ended."""
         if self._end is None:
             self._connection.close()
-            self.ended(EngineDeadError(LOST))
+            self.ended(ConnectionLostError(LOST))
 
     # --- for the connection -----------------------------------------------------------------------
 
     def arrived(self, payload: bytes) -> bool:
         """Take an item. Returns whether there is room for more."""
+        if not self._is_taken:
+            self._is_taken = True
+            self._on_taken()
         self._arrived.append(pickle.loads(payload))
         self._unread += len(payload)
         self._wake()
@@ -187,6 +220,10 @@ class DirectItems:
             self._end = end
             self._wake()
             self._on_end()
+
+    def lost(self) -> None:
+        """The connection is lost."""
+        self.ended(ConnectionLostError(LOST) if self._is_taken else RefusedError())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -210,8 +247,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._frames.max_bytes = CHALLENGE_BYTES
-        connected: socket.socket = transport.get_extra_info("socket")
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(transport)
+        limit_unacknowledged(transport)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -223,23 +260,29 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def _take_challenge(self, payload: bytes) -> None:
-        self._listeners = payload
+        self._listener_challenge = payload
         given = proof(self.address.secret, CALLER, payload, self._challenge)
-        self._send(self._challenge + given)
+        self._write(frame(self._challenge + given))
         self._frames.max_bytes = PROOF_BYTES
         self._take = self._take_proof
 
     def _take_proof(self, payload: bytes) -> None:
-        if not is_proof(payload, self.address.secret, LISTENER, self._listeners, self._challenge):
+        challenges = self._listener_challenge, self._challenge
+        if not is_proof(payload, self.address.secret, LISTENER, *challenges):
             raise FrameError("The listener does not know the secret.")
         self._frames.max_bytes = MAX_FRAME_BYTES
         self._take = self._take_item
         if not self.proven.done():
             self.proven.set_result(None)
 
-    def begin(self, items: DirectItems, call: bytes) -> None:
+    @property
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def begin(self, items: DirectItems, payload: bytes) -> None:
+        """Send the frame of a call, and give what comes back to `items`."""
         self._items = items
-        self._send(call)
+        self._write(payload)
 
     def _take_item(self, payload: bytes) -> None:
         items = self._items
@@ -254,13 +297,13 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def read_on(self, items: DirectItems | None) -> None:
-        """Take more from the connection, if `items` are those of its call."""
+        """Take more from the connection, unless it has another call than `items` by now."""
         if self._transport is not None and items is self._items:
             self._transport.resume_reading()
 
-    def _send(self, payload: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         assert self._transport is not None, "connected"
-        self._transport.write(frame(payload))
+        self._transport.write(data)
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
@@ -273,7 +316,7 @@ class _Connection(asyncio.Protocol):
             self.proven.exception()  # seen, also if nobody waits for it
         items, self._items = self._items, None
         if items is not None:
-            items.ended(EngineDeadError(LOST))
+            items.lost()
 
     def close(self) -> None:
         if self._transport is not None:

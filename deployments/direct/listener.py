@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, cast
 
 from typing_extensions import override
@@ -30,6 +30,7 @@ from deployments.direct.proofs import (
     new_challenge,
     proof,
 )
+from deployments.direct.sockets import keep_alive
 from deployments.messages import Failed
 
 logger = logging.getLogger("ray.serve")
@@ -38,32 +39,34 @@ PROOF_LIMIT_S = 5.0
 """Seconds in which a caller must have proved that it knows the secret."""
 
 MAX_STRANGERS = 1024
-"""Connections at a time whose callers have not proved that yet. Further ones are closed.
+"""Connections at a time whose callers have not proved that yet. Beyond it, the oldest is closed.
 
-A burst of requests makes an ingress connect hundreds of times at once.
+A burst of requests makes an ingress connect hundreds of times at once. Its proofs take
+milliseconds, so the oldest stranger is not one of them.
 """
 
 BACKLOG = 1024
 """Connections that may wait to be accepted while the event loop is busy."""
 
-Serve = Callable[[Any], AsyncGenerator[Any, None]]
-"""Yields the items of a call's answer. Closing it aborts the call."""
+AnswerCall = Callable[[Any], AsyncGenerator[Any, None]]
+"""Yields the items of a call's answer. Closing the generator aborts the call."""
 
 
 class CallListener:
-    """Takes calls on a port of this process, and answers each with the items of `serve`.
+    """Takes calls on a port of this process, and answers each with the items of `answer`.
 
     host: the address to listen on.
-    most: calls at a time. One more is refused.
+    max_calls: calls at a time. One more is refused.
 
     Used from one event loop.
     """
 
-    def __init__(self, host: str, serve: Serve, most: int) -> None:
-        self._host, self._serve, self._most = host, serve, most
+    def __init__(self, host: str, answer: AnswerCall, max_calls: int) -> None:
+        self._host, self._answer, self._max_calls = host, answer, max_calls
         self._secret, self._port = new_secret(), 0
         self._server: asyncio.Server | None = None
         self._connections: set[_Served] = set()
+        self._strangers: dict[_Served, None] = {}  # the oldest first
         self._calls: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -85,14 +88,17 @@ class CallListener:
         return len(self._calls)
 
     async def stop(self) -> None:
-        """Refuse further calls, wait until the others have ended, and close."""
+        """Refuse further calls, wait until all answers are complete and sent, and close."""
         self._stopping = True
         while self._calls:
             await asyncio.wait(self._calls)
         self.close()
 
     def close(self) -> None:
-        """Close the port and all connections. Calls that are being answered are aborted."""
+        """Close the port and all connections. Calls that are being answered are aborted.
+
+        What was given to the operating system is still sent.
+        """
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -102,31 +108,36 @@ class CallListener:
 
     def _opened(self, connection: _Served) -> None:
         self._connections.add(connection)
-        if sum(not other.is_proven for other in self._connections) > MAX_STRANGERS:
-            connection.close()
+        self._strangers[connection] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            next(iter(self._strangers)).close()
+
+    def _proven(self, connection: _Served) -> None:
+        self._strangers.pop(connection, None)
 
     def _closed(self, connection: _Served) -> None:
         self._connections.discard(connection)
+        self._strangers.pop(connection, None)
 
     def _begin(self, connection: _Served, call: bytes) -> asyncio.Task[None] | None:
         """Answer a pickled call; None if this replica takes no call now."""
-        if self._stopping or len(self._calls) >= self._most:
+        if self._stopping or len(self._calls) >= self._max_calls:
             return None
-        task = asyncio.ensure_future(self._answer(connection, call))
+        task = asyncio.ensure_future(self._send_answer(connection, call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return task
 
-    async def _answer(self, connection: _Served, call: bytes) -> None:
+    async def _send_answer(self, connection: _Served, call: bytes) -> None:
         try:
-            async with aclosing(self._serve(pickle.loads(call))) as items:
+            async with aclosing(self._answer(pickle.loads(call))) as items:
                 async for item in items:
                     await connection.send(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
         except Exception:
             logger.exception("Unexpected error in a call.")
             failed = Failed(EngineError("Internal error: see the server's log."))
             await connection.send(pickle.dumps(failed))
-        connection.ended()
+        await connection.end()
 
 
 class _Served(asyncio.Protocol):
@@ -144,6 +155,8 @@ class _Served(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)  # `send` waits until the system has taken it
+        keep_alive(transport)
         self._transport.write(frame(self._challenge))
         self._limit = asyncio.get_running_loop().call_later(PROOF_LIMIT_S, self.close)
         self._listener._opened(self)
@@ -162,6 +175,7 @@ class _Served(asyncio.Protocol):
         if not is_proof(given, secret, CALLER, self._challenge, challenge):
             raise FrameError("The caller does not know the secret.")
         self.is_proven = True
+        self._listener._proven(self)
         self._limit.cancel()
         self._frames.max_bytes = MAX_FRAME_BYTES
         self._transport.write(frame(proof(secret, LISTENER, self._challenge, challenge)))
@@ -182,14 +196,17 @@ class _Served(asyncio.Protocol):
         self._writable.set()
 
     async def send(self, payload: bytes) -> None:
-        """Send one frame; wait while the caller does not read."""
+        """Send one frame; return when the operating system has taken it.
+
+        This waits while the caller does not read.
+        """
         self._transport.write(frame(payload))
         await self._writable.wait()
 
-    def ended(self) -> None:
+    async def end(self) -> None:
         """End the answer."""
         self._call = None
-        self._transport.write(frame(END))
+        await self.send(END)
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
@@ -200,5 +217,4 @@ class _Served(asyncio.Protocol):
             self._call.cancel()
 
     def close(self) -> None:
-        with suppress(AttributeError):  # not connected yet
-            self._transport.abort()
+        self._transport.abort()

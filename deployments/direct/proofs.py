@@ -21,11 +21,14 @@ def new_challenge() -> bytes:
     return secrets.token_bytes(CHALLENGE_BYTES)
 
 
-def proof(secret: bytes, role: bytes, listeners: bytes, callers: bytes) -> bytes:
+def proof(secret: bytes, role: bytes, listener_challenge: bytes, caller_challenge: bytes) -> bytes:
     """The proof of `role` for the challenges of both sides."""
-    return hmac.digest(secret, role + listeners + callers, "sha256")
+    return hmac.digest(secret, role + listener_challenge + caller_challenge, "sha256")
 
 
-def is_proof(given: bytes, secret: bytes, role: bytes, listeners: bytes, callers: bytes) -> bool:
+def is_proof(
+    given: bytes, secret: bytes, role: bytes, listener_challenge: bytes, caller_challenge: bytes
+) -> bool:
     """Whether `given` is that proof; takes the same time whatever is wrong with it."""
-    return hmac.compare_digest(given, proof(secret, role, listeners, callers))
+    wanted = proof(secret, role, listener_challenge, caller_challenge)
+    return hmac.compare_digest(given, wanted)

@@ -10,7 +10,7 @@ from typing import Any
 from ray import serve
 
 from deployments.autoscaling import GuidedLoad
-from deployments.direct.listener import CallListener, Serve
+from deployments.direct.listener import AnswerCall, CallListener
 
 logger = logging.getLogger("ray.serve")
 
@@ -18,7 +18,7 @@ PRIVATE = {"ray.serve.context:ReplicaContext": ("_deployment_config",)}
 """Names of Ray that are used here and are not public."""
 
 
-async def start_listener(host: str, serve_call: Serve, wanted: bool) -> CallListener | None:
+async def start_listener(host: str, answer: AnswerCall, wanted: bool) -> CallListener | None:
     """Listen for direct calls on `host`. None if this replica takes none, with a line in the log.
 
     wanted: `direct_calls` of the YAML.
@@ -29,8 +29,12 @@ async def start_listener(host: str, serve_call: Serve, wanted: bool) -> CallList
     if reason := reason_against(deployment.autoscaling_config, os.environ):
         logger.info("No direct calls: %s", reason)
         return None
-    listener = CallListener(host, serve_call, deployment.max_ongoing_requests)
-    await listener.start()
+    listener = CallListener(host, answer, deployment.max_ongoing_requests)
+    try:
+        await listener.start()
+    except OSError as error:  # the node's address may be one that only others can use
+        logger.warning("No direct calls: %s", error)
+        return None
     return listener
 
 

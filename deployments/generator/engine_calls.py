@@ -48,7 +48,8 @@ class Run:
         self.streams = 0
         self.waiting: deque[_Entry] = deque()
         self.prompts: set[str] = set()
-        self.pauses: set[asyncio.Event] = set()  # of its streams; setting one ends the pause
+        # One for each prompt: set when a choice ends, so that its last tokens are sent at once.
+        self.wakes: set[asyncio.Event] = set()
         self.searches_beams = False
         self.failure: Exception | None = None  # what its outputs ended with, if they failed
 
@@ -159,8 +160,8 @@ class EngineCalls:
     async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
         _run.set(run)  # vLLM may iterate in a task that the caller's task did not start
         wake = asyncio.Event()
-        pauses = set() if run is None else run.pauses
-        pauses.add(wake)
+        wakes = set() if run is None else run.wakes
+        wakes.add(wake)
         async with aclosing(outputs), aclosing(self._chunks.spaced(outputs, wake)) as spaced:
             try:
                 async for output in spaced:
@@ -172,7 +173,7 @@ class EngineCalls:
                     run.failure = error
                 raise
             finally:
-                pauses.discard(wake)
+                wakes.discard(wake)
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
         """As AsyncLLM.add_request, but an error caused by a field of a wrong type is the client's.
@@ -270,7 +271,7 @@ class EngineCalls:
         """
         self._entries.pop(entry.request.request_id, None)
         run = entry.run
-        for wake in run.pauses:
+        for wake in run.wakes:
             wake.set()
         if entry.is_sent:
             run.streams -= entry.streams

@@ -29,8 +29,8 @@ from typing_extensions import override
 from deployments.lifecycle.beacon import beacons
 from deployments.messages import GenerateCall
 from deployments.routing import shared
+from deployments.routing.call_placer import CallPlacer
 from deployments.routing.loads import ReplicaLoad, SentLedger, Work
-from deployments.routing.placements import Placements
 
 PRIVATE = {
     "ray.serve.request_router:FIFOMixin": ("_get_pending_request_matching_metadata",),
@@ -122,7 +122,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
 
         costs: the fields of `placement.Costs`, from `request_router_kwargs`.
         """
-        self._placements = Placements(**costs)
+        self._placer = CallPlacer(**costs)
 
     @override
     async def choose_replicas(
@@ -137,10 +137,10 @@ class GroupRouter(FIFOMixin, RequestRouter):
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         call = _call(pending_request)
         if pending_request is None or call is None:
-            ranked = self._placements.least_loaded(by_id)
+            ranked = self._placer.least_loaded(by_id)
         else:
             name = pending_request.metadata.internal_request_id
-            ranked = self._placements.rank(name, call, by_id)
+            ranked = self._placer.rank(name, call, by_id)
         if pending_request is not None:
             # All replicas are offered at once, so Serve must pause before it asks again.
             pending_request.routing_context.should_backoff = True
@@ -163,12 +163,12 @@ class GroupRouter(FIFOMixin, RequestRouter):
     ) -> None:
         """Called when the replica has taken the request."""
         if (call := _call(pending_request)) is not None:
-            self._placements.sent(pending_request.metadata.internal_request_id, call, replica_id)
+            self._placer.sent(pending_request.metadata.internal_request_id, call, replica_id)
 
     @override
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Called when an answer ends, however it does, and when a full replica refuses it."""
-        self._placements.answered(internal_request_id, replica_id)
+        self._placer.answered(internal_request_id, replica_id)
 
     @override
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -177,13 +177,13 @@ class GroupRouter(FIFOMixin, RequestRouter):
         names = (replica.replica_id.deployment_id.name for replica in replicas)
         shared.lookout().watch(beacons(reports))
         super().update_replicas(replicas)
-        self._placements.update(next(names, None), reports)
+        self._placer.update(next(names, None), reports)
 
     @override
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Called when a call finds its replica dead, before the controller does."""
         super().on_replica_actor_died(replica_id)
-        self._placements.forget(replica_id)
+        self._placer.forget(replica_id)
 
 
 def _call(pending_request: PendingRequest | None) -> GenerateCall | None:

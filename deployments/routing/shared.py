@@ -6,7 +6,7 @@ the state that both use is here, behind functions and locks. Call the functions;
 tables.
 
 - What the replicas of each deployment report (`publish`, `fleet`).
-- Who chooses a replica for each call (`placed_by`, `placements`).
+- Who chooses a replica for each call (`placed_by`, `placer`).
 - Which replica each call went to (`expected`, `dispatched`).
 - Which replicas lately fell silent or said that their engine died (`suspect`, `lost`, `usable`).
 - The thread that asks replicas for signs of life (`lookout`).
@@ -27,7 +27,7 @@ from deployments.lifecycle.lookout import Lookout
 from deployments.routing.loads import REPORTED, ReplicaLoad
 
 if TYPE_CHECKING:
-    from deployments.routing.placements import Placements
+    from deployments.routing.call_placer import CallPlacer
 
 R = TypeVar("R", bound=Hashable)
 
@@ -113,7 +113,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.fleets: dict[str, FleetView] = {}
-        self.placements: dict[str, Placements] = {}
+        self.placers: dict[str, CallPlacer] = {}
         self.calls: dict[str, Dispatch] = {}
         self.suspects: dict[Hashable, float] = {}
         self.lost: dict[Hashable, float] = {}
@@ -155,14 +155,14 @@ def fleet(deployment: str) -> FleetView:
 # --- where calls go -------------------------------------------------------------------------------
 
 
-def placed_by(deployment: str, placements: Placements) -> None:
+def placed_by(deployment: str, placer: CallPlacer) -> None:
     """Note who places the calls of a deployment. Called by a request router, in its thread."""
-    _state.placements[deployment] = placements
+    _state.placers[deployment] = placer
 
 
-def placements(deployment: str) -> Placements | None:
+def placer(deployment: str) -> CallPlacer | None:
     """Who places the calls of a deployment; None if none of its replicas is known yet."""
-    return _state.placements.get(deployment)
+    return _state.placers.get(deployment)
 
 
 # --- which replica has a call ---------------------------------------------------------------------

@@ -42,9 +42,12 @@ class Talker:
             await self._listener.stop()
 
 
+def nothing() -> None: ...
+
+
 async def answer_while_it_stops(address: Address) -> str:
     call: Any = "call"
-    items, texts = await Connections().begin(address, call, lambda: None), []
+    items, texts = await Connections().begin(address, call, nothing, nothing), []
     deleted: asyncio.Future[None] | None = None
     try:
         while True:

@@ -7,13 +7,16 @@ import gc
 import itertools
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, MutableMapping
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
 
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError, RequestError
+from deployments.calls import generator as generator_module
 from deployments.calls.answers import Answer
 from deployments.calls.events import EventStream, events
+from deployments.direct.connections import ConnectionLostError
 from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, Heartbeat, Whole
 from deployments.requests.usage import Usage
@@ -291,3 +294,58 @@ def test_the_place_is_given_back_once(served: bool) -> None:
     asyncio.run(main())
     gc.collect()
     assert ended == [True]
+
+
+def test_a_client_that_leaves_before_the_first_event_cancels_the_call() -> None:
+    """The response may be dropped, or fail, before anybody reads its events."""
+    items = Items("data: 1\n\n", "data: 2\n\n")
+    settled: list[int] = []
+
+    async def main() -> None:
+        place: Any = SimpleNamespace(begun=lambda: None, leave=lambda: None)
+        job: Any = SimpleNamespace(settle=settled.append)
+        client: Any = SimpleNamespace(forget=lambda visit: None)
+        visit = generator_module._Visit(client, job, place)
+        visit.answer = answer_of(items)
+        first = await visit.answer.next()
+        assert isinstance(first, Chunk)
+        EventStream(events(visit.answer, first), on_end=visit.end)
+
+    asyncio.run(main())
+    gc.collect()
+    assert items.cancelled
+    assert settled == [0]
+
+
+@pytest.mark.parametrize("script", [("a", DONE), (RequestError("no", "prompt"),)])
+def test_an_answer_that_is_complete_is_not_cancelled(script: tuple[Scripted, ...]) -> None:
+    """Else its connection would be closed, and could not be used again."""
+    items = Items(*script)
+
+    async def main() -> None:
+        answer = answer_of(items)
+        try:
+            first = await answer.next()
+            assert isinstance(first, Chunk)
+            async for _ in events(answer, first):
+                pass
+        except RequestError:
+            pass
+        answer.cancel()
+
+    asyncio.run(main())
+    assert not items.cancelled
+
+
+def test_a_replica_whose_connection_was_lost_is_suspected_and_not_given_up() -> None:
+    """The connection may be at fault. If the replica died, Serve's next call finds that out."""
+
+    class Lost(Items):
+        async def next(self) -> Message:
+            raise ConnectionLostError("lost")
+
+    answer = answer_of(Lost(), dispatch=sent_to("r"))
+    with pytest.raises(EngineDeadError):
+        asyncio.run(answer.next())
+    assert shared.usable(["r"]) == ["r"]
+    assert shared.usable(["r", "other"]) == ["other"]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from ray import serve
 
 from deployments.autoscaling import GuidedLoad
+from deployments.generator import direct_calls
 from deployments.generator.direct_calls import reason_against
 
 pytestmark = pytest.mark.slow
@@ -52,6 +57,22 @@ def test_a_replica_that_stops_first_answers_its_direct_calls() -> None:
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].split() == [str(n) for n in range(30)]
+
+
+def test_a_replica_that_cannot_listen_serves_without_direct_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node's address may be one that only other machines can use, behind NAT."""
+    deployment = SimpleNamespace(autoscaling_config=None, max_ongoing_requests=8)
+    context = SimpleNamespace(_deployment_config=deployment)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    answer: Any = None
+    elsewhere = "203.0.113.1"  # RFC 5737: nobody has it
+    assert asyncio.run(direct_calls.start_listener(elsewhere, answer, wanted=True)) is None
+    assert asyncio.run(direct_calls.start_listener("127.0.0.1", answer, wanted=False)) is None
+    listener = asyncio.run(direct_calls.start_listener("127.0.0.1", answer, wanted=True))
+    assert listener is not None
+    listener.close()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from cfg_core.errors import EngineDeadError
 from deployments.direct import connections as connections_module
+from deployments.direct import frames as frames_module
 from deployments.direct import listener as listener_module
 from deployments.direct.address import Address, address_in
 from deployments.direct.connections import Connections, DirectItems, RefusedError
@@ -24,6 +26,9 @@ from deployments.requests.usage import Usage
 LIMIT_S = 20
 
 
+def nothing() -> None: ...
+
+
 def run(main: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
@@ -31,9 +36,10 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 class Replica:
     """A listener whose calls are scripts: texts become chunks, numbers are pauses in seconds."""
 
-    def __init__(self, most: int = 8) -> None:
-        self.listener = CallListener("127.0.0.1", self._serve, most)
+    def __init__(self, max_calls: int = 8) -> None:
+        self.listener = CallListener("127.0.0.1", self._serve, max_calls)
         self.pool = Connections()
+        self.taken: list[object] = []
         self.ended: list[object] = []
         self.aborted: list[object] = []
         self.num_sent = 0
@@ -63,7 +69,10 @@ class Replica:
 
     async def call(self, *script: object) -> DirectItems:
         return await self.pool.begin(
-            self.listener.address, script, lambda: self.ended.append(script)
+            self.listener.address,
+            script,
+            lambda: self.taken.append(script),
+            lambda: self.ended.append(script),
         )
 
     async def all_of(self, *script: object) -> list[object]:
@@ -116,7 +125,7 @@ def test_items_come_in_order_and_the_connection_is_used_again():
 
 def test_calls_at_the_same_time_do_not_mix():
     async def main() -> None:
-        async with Replica(most=50) as replica:
+        async with Replica(max_calls=50) as replica:
             answers = await asyncio.gather(
                 *(replica.all_of(f"{n}.", 0.01, f"{n}!", 0.01, f"{n}?") for n in range(50))
             )
@@ -262,7 +271,7 @@ def test_an_error_that_nobody_expected_is_told_and_logged(caplog):
 
 def test_one_call_too_many_is_refused_and_its_connection_stays():
     async def main() -> None:
-        async with Replica(most=2) as replica:
+        async with Replica(max_calls=2) as replica:
             running = [asyncio.ensure_future(replica.all_of(0.2, "a")) for _ in range(2)]
             await asyncio.sleep(0.05)
             refused = await replica.call("b")
@@ -272,7 +281,110 @@ def test_one_call_too_many_is_refused_and_its_connection_stays():
             assert await replica.all_of("c") == [Chunk("c")]
             assert replica.num_open() == 3
             assert not replica.aborted
+            assert ("b",) not in replica.taken, "a refused call is no load of the replica"
+            assert ("b",) in replica.ended
 
+    run(main)
+
+
+def test_an_idle_connection_that_was_closed_harms_no_call():
+    """A firewall, or the replica, may close connections that nothing uses."""
+
+    async def main() -> None:
+        async with Replica() as replica:
+            await asyncio.gather(*(replica.all_of(0.05, "a") for _ in range(4)))
+            (idle,) = replica.pool._idle.values()
+            assert len(idle) == 4
+            next(iter(replica.listener._connections)).close()
+            await asyncio.sleep(0.05)
+            assert len(idle) == 3
+            idle[-1].close()  # `connection_lost` comes a turn later
+            assert await replica.all_of("b") == [Chunk("b")]
+            await asyncio.sleep(0.05)
+            assert replica.num_open() == 2
+
+    run(main)
+
+
+def test_a_call_whose_connection_is_lost_before_an_item_may_be_sent_again():
+    async def main() -> None:
+        async with Replica() as replica:
+            answer = await replica.call(10.0, "a")
+            await asyncio.sleep(0.05)
+            replica.listener.close()
+            with pytest.raises(RefusedError):
+                await answer.next()
+            assert not replica.taken
+            assert len(replica.ended) == 1
+
+    run(main)
+
+
+def test_a_call_that_is_too_large_takes_no_connection(monkeypatch):
+    async def main() -> None:
+        async with Replica() as replica:
+            await replica.all_of("a")
+            with monkeypatch.context() as patch:
+                patch.setattr(frames_module, "MAX_FRAME_BYTES", 1000)
+                with pytest.raises(FrameError):
+                    await replica.call("x" * 1000)
+            assert await replica.all_of("b") == [Chunk("b")]
+            assert replica.num_open() == 1
+
+    run(main)
+
+
+def test_a_connection_that_is_dropped_silently_is_noticed():
+    """Linux asks after an idle connection, and limits how long a call stays unacknowledged."""
+
+    def options(transport: asyncio.Transport) -> tuple[int, ...]:
+        connected = transport.get_extra_info("socket")
+        return (
+            connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+            connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+            connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+            connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+        )
+
+    async def main() -> None:
+        async with Replica() as replica:
+            await replica.all_of("a")
+            (idle,), served = replica.pool._idle.values(), replica.listener._connections
+            assert options(idle[0]._transport) == (1, 10, 5, 3, 25_000)
+            assert options(next(iter(served))._transport) == (1, 10, 5, 3, 0)
+
+    run(main)
+
+
+def test_stopping_sends_all_of_the_answers_that_are_complete():
+    """Also what the caller has not read yet when the last item is made."""
+
+    async def main() -> None:
+        async with Replica(max_calls=50) as replica:
+            text = "x" * 300_000
+            answers = [await replica.call(Whole(text), Whole(text)) for _ in range(20)]
+            while replica.listener.num_calls + len(replica.taken) < 20:
+                await asyncio.sleep(0)
+            await replica.listener.stop()
+            for answer in answers:
+                assert await answer.next() == Whole(text)
+                assert await answer.next() == Whole(text)
+                with pytest.raises(StopAsyncIteration):
+                    await answer.next()
+
+    async def reader_is_slow() -> None:
+        async with Replica() as replica:
+            text = "x" * 20_000_000
+            answer = await replica.call(Whole(text), Whole(text))
+            await asyncio.sleep(0.05)
+            stopped = asyncio.ensure_future(replica.listener.stop())
+            await asyncio.sleep(0.2)
+            assert not stopped.done(), "the answer is not sent yet"
+            assert [await answer.next() for _ in range(2)] == [Whole(text)] * 2
+            await stopped
+
+    run(reader_is_slow)
     run(main)
 
 
@@ -314,7 +426,7 @@ def test_nothing_of_a_caller_without_the_secret_is_unpickled(tmp_path):
             address = replica.listener.address
             impostor = Address(address.host, address.port, bytes(32))
             with pytest.raises(ConnectionError):
-                await replica.pool.begin(impostor, Bomb(bomb), lambda: None)
+                await replica.pool.begin(impostor, Bomb(bomb), nothing, nothing)
             payload = frame(pickle.dumps(Bomb(bomb)))
             for sent in (payload, frame(b"x" * 64) + payload, frame(b"") + payload, b"GET / HTTP"):
                 reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -344,7 +456,9 @@ def test_nothing_of_a_listener_without_the_secret_is_unpickled(tmp_path):
         server = await asyncio.start_server(pretend, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConnectionError):
-            await Connections().begin(Address("127.0.0.1", port, bytes(32)), "call", lambda: None)
+            await Connections().begin(
+                Address("127.0.0.1", port, bytes(32)), "call", nothing, nothing
+            )
         server.close()
 
     run(main)
@@ -357,17 +471,17 @@ def test_a_proof_cannot_be_used_again(monkeypatch):
 
     async def main() -> None:
         async with Replica() as replica:
-            send = connections_module._Connection._send
+            write = connections_module._Connection._write
 
-            def recorded(connection, payload: bytes) -> None:
-                heard.append(payload)
-                send(connection, payload)
+            def recorded(connection, data: bytes) -> None:
+                heard.append(data)
+                write(connection, data)
 
-            monkeypatch.setattr(connections_module._Connection, "_send", recorded)
+            monkeypatch.setattr(connections_module._Connection, "_write", recorded)
             await replica.all_of("a")
             address = replica.listener.address
             reader, writer = await asyncio.open_connection(address.host, address.port)
-            writer.write(frame(heard[0]))
+            writer.write(heard[0])
             with suppress(ConnectionError):
                 assert len(await reader.read()) == 36
             writer.close()
@@ -388,8 +502,12 @@ def test_strangers_are_few_and_short_of_time(monkeypatch):
             ]
             await asyncio.sleep(0.05)
             assert replica.num_open() == 4
+            closed = [reader.at_eof() or bool(reader.exception()) for reader, _ in strangers]
+            assert closed[-1] is False, "the newest may be an ingress"
+            both = await asyncio.gather(replica.all_of(0.05, "c"), replica.all_of(0.05, "d"))
+            assert both == [[Chunk("c")], [Chunk("d")]], "an ingress still connects"
             await asyncio.sleep(0.3)
-            assert replica.num_open() == 1
+            assert replica.num_open() == 2
             assert await replica.all_of("b") == [Chunk("b")]
             for _, writer in strangers:
                 writer.close()
@@ -404,13 +522,47 @@ def test_an_address_that_cannot_be_reached_is_not_tried_for_a_while(monkeypatch)
         async with Replica() as replica:
             wrong = Address("127.0.0.1", replica.listener.address.port, bytes(32))
             with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
-                await replica.pool.begin(wrong, "call", lambda: None)
+                await replica.pool.begin(wrong, "call", nothing, nothing)
             with pytest.raises(ConnectionError, match="lately"):
-                await replica.pool.begin(wrong, "call", lambda: None)
+                await replica.pool.begin(wrong, "call", nothing, nothing)
             assert "secret" not in repr(wrong), "no log shows the secret"
             await asyncio.sleep(0.25)
             with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
-                await replica.pool.begin(wrong, "call", lambda: None)
+                await replica.pool.begin(wrong, "call", nothing, nothing)
+
+    run(main)
+
+
+def test_one_call_tries_an_address_for_all(monkeypatch):
+    """Where a firewall drops the port, the others do not wait."""
+    monkeypatch.setattr(connections_module, "CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 0.1)
+
+    async def main() -> None:
+        writers: list[asyncio.StreamWriter] = []
+        mute = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+        address = Address("127.0.0.1", mute.sockets[0].getsockname()[1], bytes(32))
+        pool = Connections()
+
+        async def took() -> float:
+            start = asyncio.get_running_loop().time()
+            with pytest.raises(OSError):  # noqa: PT011 - any kind
+                await pool.begin(address, "call", nothing, nothing)
+            return asyncio.get_running_loop().time() - start
+
+        await took()
+        await asyncio.sleep(0.15)
+        monkeypatch.setattr(connections_module, "UNREACHABLE_S", 10)
+        assert sorted(t > 0.25 for t in await asyncio.gather(*(took() for _ in range(5)))) == [
+            False,
+            False,
+            False,
+            False,
+            True,
+        ]
+        for writer in writers:
+            writer.close()
+        mute.close()
 
     run(main)
 

@@ -20,12 +20,13 @@ from deployments.routing.placement import Costs, Placer
 R = TypeVar("R", bound=Hashable)
 
 
-class Placements:
+class CallPlacer:
     """A Placer that several threads may use, with the addresses of the replicas.
 
     costs: the fields of `placement.Costs`.
 
-    A call has a name of the caller's choice, which differs for each call.
+    The name of a call differs for each try: its `call_id` for direct calls, and Serve's
+    `internal_request_id` for the others.
     """
 
     def __init__(self, **costs: float) -> None:
@@ -50,17 +51,23 @@ class Placements:
         with self._lock:
             return self._placer.least_loaded(shared.usable(among), time.monotonic())
 
-    def direct(self, name: str, call: GenerateCall) -> tuple[Hashable, Address] | None:
-        """The best replica for this call, and its address.
+    def direct(self, call: GenerateCall) -> tuple[Hashable, Address] | None:
+        """The best replica for a direct call, and its address; the call is planned there.
 
         None if no replica is known, or if the best one takes no direct calls.
         """
         with self._lock:
-            replicas = list(self._addresses)
-        ranked = self.rank(name, call, replicas)
-        if ranked and (address := self._addresses.get(ranked[0])) is not None:
-            return ranked[0], address
-        return None
+            addresses = dict(self._addresses)
+        if not any(addresses.values()):
+            return None
+        ranked = self.rank(call.call_id, call, addresses)
+        if not ranked:
+            return None
+        address = addresses[ranked[0]]
+        if address is None:
+            self.answered(call.call_id, ranked[0])
+            return None
+        return ranked[0], address
 
     def sent(self, name: str, call: GenerateCall, replica: Hashable) -> None:
         """Note that the replica has taken the call."""
@@ -69,7 +76,7 @@ class Placements:
             self._placer.sent(name, call.group, replica, time.monotonic())
 
     def answered(self, name: str, replica: Hashable) -> None:
-        """Note that the call has ended, however it did, or that the replica did not take it."""
+        """Note that the call has ended, however it did, or that it is not sent there after all."""
         with self._lock:
             self._placer.answered(name, replica, time.monotonic())
 

@@ -1,0 +1,129 @@
+"""CallPlacer: one placer for the calls that go directly and for those that go through Serve."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from deployments.direct.address import Address
+from deployments.messages import GenerateCall
+from deployments.requests.group import GroupRequest
+from deployments.requests.prefixes import Prefix
+from deployments.routing import shared
+from deployments.routing.call_placer import CallPlacer
+
+ADDRESS = {name: Address("10.0.0.1", port, bytes(32)) for port, name in enumerate("ab", 1)}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known():
+    shared.reset()
+    yield
+    shared.reset()
+
+
+def call(name: str, tokens: int = 100) -> GenerateCall:
+    group = GroupRequest(prefixes=(Prefix(num_tokens=tokens, chain=()),))
+    return GenerateCall(
+        endpoint="completion", body={}, guidance=None, group=group, headers={}, call_id=name
+    )
+
+
+def report(name: str, **fields) -> dict:
+    known = {"total_blocks": 1000, "free_blocks": 1000, "max_num_seqs": 64}
+    return {**known, **ADDRESS[name].report(), **fields}
+
+
+def placer(**reports) -> CallPlacer:
+    made = CallPlacer()
+    made.update("generator", reports or {name: report(name) for name in "ab"})
+    return made
+
+
+def test_the_ingress_finds_it_by_the_name_of_the_deployment():
+    assert shared.placer("generator") is None
+    made = placer()
+    assert shared.placer("generator") is made
+    assert shared.fleet("generator").replicas == 2
+
+
+def test_calls_of_both_ways_count_as_load():
+    made = placer()
+    first, address = made.direct(call("1"))
+    assert address == ADDRESS[first]
+    made.sent("1", call("1"), first)
+    other = "b" if first == "a" else "a"
+    assert made.rank("serve's name", call("2"), "ab") == [other, first]
+    made.sent("serve's name", call("2"), other)
+    made.sent("3", call("3", tokens=50), first)
+    assert made.direct(call("4"))[0] == other
+    made.answered("1", first)
+    made.answered("3", first)
+    assert made.direct(call("5"))[0] == first
+
+
+def test_a_dispatch_names_the_replica_that_has_the_call():
+    made = placer()
+    with shared.expected("1") as dispatch:
+        replica, _ = made.direct(call("1"))
+        assert dispatch.replica == replica
+        made.sent("1", call("1"), "b")
+        assert dispatch.replica == "b"
+
+
+def test_no_direct_call_where_the_best_replica_takes_none():
+    silent = {k: v for k, v in report("a").items() if not k.startswith("direct")}
+    assert placer(a=silent).direct(call("1")) is None
+    assert CallPlacer().direct(call("1")) is None
+
+
+def test_a_call_that_does_not_go_directly_is_not_planned_there():
+    """Serve's router ranks it again, under a name of its own."""
+    silent = {k: v for k, v in report("a").items() if not k.startswith("direct")}
+    for reports in ({"a": silent}, {"a": silent, "b": report("b", running=60)}):
+        made = placer(**reports)
+        for n in range(5):
+            assert made.direct(call(str(n))) is None
+        assert made._placer._ledger._planned == {}
+
+
+def test_a_lost_replica_gets_nothing():
+    made = placer()
+    shared.lost("a")
+    assert [made.direct(call(str(n)))[0] for n in range(3)] == ["b"] * 3
+    shared.lost("b")
+    assert made.direct(call("4")) is None
+
+
+def test_a_replica_that_is_gone_is_forgotten():
+    made = placer()
+    made.forget("a")
+    assert made.direct(call("1"))[0] == "b"
+    made.update(None, {})
+    assert made.direct(call("2")) is None
+    assert shared.fleet("generator").replicas == 0
+
+
+def test_threads_may_place_calls_at_once():
+    made, failed = placer(), []
+
+    def work(prefix: str) -> None:
+        try:
+            for n in range(300):
+                name = f"{prefix}{n}"
+                replica, _ = made.direct(call(name))
+                made.sent(name, call(name), replica)
+                made.update("generator", {name: report(name, running=n) for name in "ab"})
+                made.answered(name, replica)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert not made._placer._ongoing
+    made._placer.check_integrity()

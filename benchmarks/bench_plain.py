@@ -7,9 +7,11 @@ its worker, in each step:
 
     stock vLLM's step / the guided engine's step, both with plain requests = 1
 
-A guided first token needs the prefill of prompt and negative. If both are in the prefix cache, only
-their last block is computed, in one step for both streams, so it should take little longer than a
-plain one. With nothing cached it takes as long as a plain prompt of both lengths.
+A guided first token needs the prefill of prompt and negative. With nothing cached it takes as long
+as a plain prompt of both lengths. What is in the prefix cache is not computed again, except for the
+end of each stream, from its last whole block on. Here the question at the end of the prompt is new,
+and the negative has one token beyond its last whole block. So a guided first token should take
+little longer than a plain one. (A negative that ends with a whole block computes that block again.)
 
 Two engines, stock and guided, run in processes of their own, take turns, and are stopped (SIGSTOP)
 while it is not their turn. A step is the median of the decode steps of a load; a first token is the
@@ -49,8 +51,10 @@ from card import card, vllm_version  # noqa: E402
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 ENGINES = ("stock", "guided")
 TOKENS, SKIPPED = 24, 2
-PROMPT, NEGATIVE, QUESTION = 256, 256, 16
-"""Tokens of the prompts whose first token is timed. The last QUESTION of each are new."""
+BLOCK = 32
+"""Tokens of a KV block."""
+PROMPT, NEGATIVE, QUESTION = 256, 257, 32
+"""Tokens of the streams whose first token is timed. The last QUESTION of the prompt are new."""
 
 
 class Child:
@@ -70,6 +74,7 @@ class Child:
             max_num_batched_tokens=4096,
             enforce_eager=True,
             kv_cache_memory_bytes=1 << 29,
+            block_size=BLOCK,
             **plugin,
         ).llm_engine
         self._random = random.Random(0)

@@ -1,4 +1,4 @@
-"""The short set of benchmarks: `make bench`. About ten minutes on two cores.
+"""The short set of benchmarks: `make bench`. About twelve minutes on two cores.
 
 Each command below runs by itself, one after the other, and its table is printed. The files named
 bench_*.py say what they measure, and run longer by themselves. Stop other work on the machine
@@ -18,6 +18,8 @@ COMMANDS = (
     "bench_scheduler.py --turns 10",
     "bench_decode.py --batches 1 8 --turns 3",
     "bench_decode.py --batches 8 --turns 3 --sampled",
+    "bench_plain.py --batches 8 --turns 3",
+    "bench_capacity.py --groups 300 --prompts 1024 --negatives 1",
     "bench_routing.py --requests 1000",
     "bench_http.py --modes proxy haproxy --clients 1 8 --requests 60 --turns 2 --whole",
 )

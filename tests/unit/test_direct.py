@@ -363,8 +363,10 @@ def test_stopping_sends_all_of_the_answers_that_are_complete():
     async def main() -> None:
         async with Replica(max_calls=50) as replica:
             text = "x" * 300_000
-            answers = [await replica.call(Whole(text), Whole(text)) for _ in range(20)]
-            await asyncio.sleep(0.01)  # the calls arrive
+            begun = Heartbeat(Usage())
+            answers = [await replica.call(begun, Whole(text), Whole(text)) for _ in range(20)]
+            for answer in answers:
+                await answer.next()
             await replica.listener.stop()
             for answer in answers:
                 assert await answer.next() == Whole(text)
@@ -375,8 +377,8 @@ def test_stopping_sends_all_of_the_answers_that_are_complete():
     async def reader_is_slow() -> None:
         async with Replica() as replica:
             text = "x" * 20_000_000
-            answer = await replica.call(Whole(text), Whole(text))
-            await asyncio.sleep(0.05)
+            answer = await replica.call(Heartbeat(Usage()), Whole(text), Whole(text))
+            await answer.next()
             stopped = asyncio.ensure_future(replica.listener.stop())
             await asyncio.sleep(0.2)
             assert not stopped.done(), "the answer is not sent yet"

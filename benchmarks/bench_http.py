@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ VLLM = "vllm serve"
 MODES = ("stock", "proxy", "haproxy")
 CLIENTS = (1, 8, 32)
 TOKENS = 8
+KEY = "a key of the benchmark"
 START_LIMIT_S = 300
 SETTLE_S = 1.0
 CELL = "{p50_ms:.0f}, {p95_ms:.0f} ({engine_p50_ms:.0f}, {added_p50_ms:.1f})"
@@ -135,11 +137,14 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def application(mode: str) -> Iterator[Server]:
-    """configs/stories.yaml without encoders."""
+    """configs/stories.yaml without encoders, and with one API key."""
     config = shipped_config()
     app = config["applications"][0]
     del app["args"]["encoders"]
     app["args"]["frontend"] = {"enable_per_request_metrics": True}
+    app["args"]["access"] = {
+        "keys": [{"name": "bench", "sha256": sha256(KEY.encode()).hexdigest()}]
+    }
     app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
     process = ServeProcess(
         config, haproxy_env() if mode == "haproxy" else {}, stock=mode == "stock"
@@ -160,7 +165,8 @@ async def latencies(
     numbers, found = iter(range(num_requests)), []
     options = {"stream_options": {"include_usage": True}} if stream else {}
 
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(120)) as client:
+    headers, timeout = {"Authorization": f"Bearer {KEY}"}, aiohttp.ClientTimeout(120)
+    async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as client:
 
         async def ask() -> None:
             for number in numbers:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from cfg_core import blend_kernel
 from cfg_core.blend import blend
 from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
@@ -218,7 +219,10 @@ def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     if rows.late is None:
         return logits
     out = logits.float()
-    out[rows.late.of_logits[0]] = blend(logits[rows.late.of_logits], rows.late.weights)
+    if blend_kernel.is_usable(logits.device):
+        blend_kernel.blend_rows(logits, rows.late.of_logits, rows.late.weights, out)
+    else:
+        out[rows.late.of_logits[0]] = blend(logits[rows.late.of_logits], rows.late.weights)
     return out
 
 

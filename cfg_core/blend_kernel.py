@@ -1,0 +1,165 @@
+"""The blend of logits as Triton kernels, for GPUs; cfg_core/blend.py defines what they compute.
+
+PyTorch's way allocates several tensors of [streams, groups, vocabulary] in float32, and passes over
+each of them. Here the first kernel reads each row once, for its normaliser. The second reads the
+rows again, and writes the blend: nothing of the vocabulary's size is allocated. Without Triton
+there is only PyTorch's way. `check` compares the two once, so that a GPU whose kernel fails or
+differs uses PyTorch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from cfg_core.blend import LARGEST_WEIGHT, NEVER, blend
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # not on every system
+    triton = None
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 2048
+"""Tokens of a row that one program handles at a time."""
+
+_checked: dict[torch.device, bool] = {}
+
+
+def check(device: torch.device) -> bool:
+    """Find out whether `blend_rows` computes on `device` what `blend` does; the answer is kept.
+
+    It is used on GPUs, and in Triton's interpreter (TRITON_INTERPRET=1, for tests). This waits for
+    the device, so it must not be called within a step.
+    """
+    device = torch.empty(0, device=device).device  # with its index
+    if device not in _checked:
+        interprets = os.environ.get("TRITON_INTERPRET") == "1"
+        usable = triton is not None and (interprets or device.type == "cuda")
+        _checked[device] = usable and _is_right(device)
+    return _checked[device]
+
+
+def is_usable(device: torch.device) -> bool:
+    """What `check` found for `device`; False before."""
+    return _checked.get(device, False)
+
+
+def _is_right(device: torch.device) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, BLOCK + 100, generator=generator) * 5
+    logits[0, :50] = logits[1, 25:75] = NEVER
+    rows = torch.tensor([[0, 3, 5], [1, 2, 4]])
+    weights = torch.tensor([[2.5, 0.5, -1.0], [-1.5, 0.5, 2.0]])
+    wanted = blend(logits[rows], weights)
+    try:
+        given = logits.to(device)
+        blend_rows(given, rows.to(device), weights.to(device), given)
+        found = given.cpu()[rows[0]]
+    except Exception as error:  # of a compiler or a driver
+        logger.warning("Groups are blended by PyTorch, the Triton kernel fails: %s", error)
+        return False
+    if torch.allclose(found, wanted, rtol=1e-4, atol=1e-4):
+        return True
+    logger.warning("Groups are blended by PyTorch, the Triton kernel gives other values.")
+    return False
+
+
+def blend_rows(
+    logits_RV: torch.Tensor, rows_SG: torch.Tensor, weights_SG: torch.Tensor, out_RV: torch.Tensor
+) -> None:
+    """Write the blend of each group into its leader's row of `out_RV`.
+
+    logits_RV: [rows, vocabulary], any float dtype, each row contiguous.
+    rows_SG: [streams, groups] int64, contiguous, the rows of the streams. Stream 0 is the leader.
+        No row is in two groups.
+    weights_SG: [streams, groups] float32, contiguous; see `blend`.
+    out_RV: [rows, vocabulary] float32. It may be `logits_RV` itself.
+    """
+    (streams, groups), vocabulary = rows_SG.shape, logits_RV.shape[-1]
+    normalisers_SG = torch.empty(streams, groups, dtype=torch.float32, device=logits_RV.device)
+    normalise_kernel[(streams * groups,)](
+        logits_RV, rows_SG, normalisers_SG, vocabulary, logits_RV.stride(0), BLOCK=BLOCK
+    )
+    blend_kernel[(groups, triton.cdiv(vocabulary, BLOCK))](
+        logits_RV,
+        out_RV,
+        rows_SG,
+        weights_SG,
+        normalisers_SG,
+        groups,
+        vocabulary,
+        logits_RV.stride(0),
+        out_RV.stride(0),
+        STREAMS=streams,
+        BLOCK=BLOCK,
+        LARGEST=LARGEST_WEIGHT,
+    )
+
+
+if triton is not None:
+
+    @triton.jit
+    def normalise_kernel(logits, rows, normalisers, vocabulary, stride, BLOCK: tl.constexpr):
+        """log(sum(exp(row))) of the row that each program is for, in one pass."""
+        place = tl.program_id(0)
+        start = logits + tl.load(rows + place) * stride
+        top = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        for first in range(0, vocabulary, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            values = tl.load(start + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+            new_top = tl.maximum(top, tl.max(values, 0))
+            # Without a value yet, the differences below would be NaN.
+            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+            total = total * tl.exp(top - anchor) + tl.sum(tl.exp(values - anchor), 0)
+            top = new_top
+        tl.store(normalisers + place, top + tl.log(total))
+
+    @triton.jit
+    def log_probabilities(logits, rows, normalisers, groups, stream, group, at, inside, stride):
+        """A part of a stream's row, normalised."""
+        place = stream * groups + group
+        start = logits + tl.load(rows + place) * stride
+        values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
+        return values - tl.load(normalisers + place)
+
+    @triton.jit(do_not_specialize=["groups"])
+    def blend_kernel(
+        logits,
+        out,
+        rows,
+        weights,
+        normalisers,
+        groups,
+        vocabulary,
+        stride,
+        out_stride,
+        STREAMS: tl.constexpr,
+        BLOCK: tl.constexpr,
+        LARGEST: tl.constexpr,
+    ):
+        """A part of a group's blend, written as `cfg_core.blend.blend` writes it."""
+        group = tl.program_id(0)
+        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < vocabulary
+        leader = log_probabilities(logits, rows, normalisers, groups, 0, group, at, inside, stride)
+        never = leader == float("-inf")
+        anchor = log_probabilities(logits, rows, normalisers, groups, 1, group, at, inside, stride)
+        anchor = tl.where(anchor == float("-inf"), leader, anchor)
+        weight = tl.load(weights + group)
+        guided = anchor + tl.minimum(tl.maximum(weight, -LARGEST), LARGEST) * (leader - anchor)
+        for stream in tl.static_range(2, STREAMS):
+            follower = log_probabilities(
+                logits, rows, normalisers, groups, stream, group, at, inside, stride
+            )
+            follower = tl.where(follower == float("-inf"), leader, follower)
+            weight = tl.load(weights + stream * groups + group)
+            weight = tl.minimum(tl.maximum(weight, -LARGEST), LARGEST)
+            guided += weight * (follower - anchor)
+        start = out + tl.load(rows + group) * out_stride
+        tl.store(start + at, tl.where(never, float("-inf"), guided), mask=inside)

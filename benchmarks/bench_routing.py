@@ -135,6 +135,7 @@ class Engine:
             "running": sum(job.request.streams for job in self.running),
             "waiting": sum(job.request.streams for job in self.queue),
             "max_num_seqs": self.slots,
+            "calls": self.jobs,
         }
 
     def step(self, now: float) -> tuple[float, list[Job]]:
@@ -265,7 +266,8 @@ class Ours(RoundRobin):
 
     def __init__(self, workload: Workload, costs: Any = None) -> None:
         super().__init__(workload)
-        self.placer = Placer(costs)
+        self.placer = Placer(costs, workload.seed)
+        self.placer.keep_only(self.replicas)
 
     def choose(self, job: Job, now: float) -> int:
         return self.placer.rank(job.name, job.request, self.replicas, now)[0]

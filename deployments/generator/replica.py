@@ -101,6 +101,7 @@ class ModelReplica:
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
         self._beacon = Beacon(address, args.hang_timeout_s)
+        self._calls = 0
         self._listener = await start_listener(address, self.generate, args.direct_calls)
         self._watchdogs = [
             asyncio.create_task(exit_with_engine(self._engine_is_dead)),
@@ -121,6 +122,7 @@ class ModelReplica:
 
         Cancelling the call, or closing the iterator, aborts the group in the engine.
         """
+        self._calls += 1
         meter = Meter()
         try:
             answer = self._server.generate(call, meter)
@@ -186,7 +188,7 @@ class ModelReplica:
     async def record_routing_stats(self) -> dict[str, Any]:
         """Called by Serve every PULSE_S, for GroupRouter."""
         direct = self._listener.address.report() if self._listener else {}
-        return self._pulse.stats | self._beacon.address | direct
+        return self._pulse.stats | {"calls": self._calls} | self._beacon.address | direct
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for autoscaling.GuidedLoad."""

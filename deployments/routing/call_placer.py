@@ -108,6 +108,6 @@ class CallPlacer:
         if self._deployment is not None:
             with self._lock:
                 replicas = list(self._addresses)
-                loads = self._placer.loads(replicas, time.monotonic())
+                reports = self._placer.reports(replicas)
                 reported_at = self._placer.reported_at(replicas)
-            shared.publish(self._deployment, loads.values(), reported_at)
+            shared.publish(self._deployment, reports, reported_at)

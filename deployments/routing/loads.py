@@ -54,6 +54,7 @@ class ReplicaLoad:
     queued_prefill_tokens: of prompts, not computed yet.
     running, waiting: streams.
     held_ms: milliseconds that the engine has waited for its frontend since its start.
+    calls: calls of `generate` that the replica has taken since its start.
     prefill_tokens_per_s: may be missing in a report.
     waiting_tokens: how much should be left by now of the queued tokens and of those sent since.
     sent_blocks: KV blocks that the requests sent since need.
@@ -70,6 +71,7 @@ class ReplicaLoad:
     max_num_seqs: int = 0
     max_model_len: int = 0
     held_ms: int = 0
+    calls: int = 0
     prefill_tokens_per_s: int = PREFILL_TOKENS_PER_S
     waiting_tokens: float = 0.0
     sent_blocks: int = 0
@@ -216,8 +218,14 @@ class SentLedger:
         works = self._sent.get(replica, {}).values()
         return sum(work.tokens for work in works), len(works)
 
-    def load(self, replica: Hashable, reported: ReplicaLoad, now: float) -> ReplicaLoad:
-        """Bring `reported`, the last report, up to date."""
+    def load(
+        self, replica: Hashable, reported: ReplicaLoad, now: float, times: float = 1.0
+    ) -> ReplicaLoad:
+        """Bring `reported`, the last report, up to date.
+
+        times: how often a request since the report counts: once, and for what other processes
+        probably sent at the same time.
+        """
         until = self._known_until.get(replica, -math.inf)
         new = list(
             takewhile(lambda work: work.at > until, reversed(self._sent.get(replica, {}).values()))
@@ -230,20 +238,22 @@ class SentLedger:
         gone = sum(work.streams for work, _ in self._answered.get(replica, ()) if work.at <= until)
         return replace(
             reported,
-            waiting_tokens=waiting_tokens(reported, until, new, now),
-            sent_blocks=sum(work.blocks for work in new),
-            sent_streams=sum(work.streams for work in new) - gone,
+            waiting_tokens=waiting_tokens(reported, until, new, now, times),
+            sent_blocks=round(times * sum(work.blocks for work in new)),
+            sent_streams=round(times * (sum(work.streams for work in new) - gone)),
             last_sent=self._last_sent.get(replica, -math.inf),
         )
 
 
-def waiting_tokens(reported: ReplicaLoad, at: float, new: Iterable[Work], now: float) -> float:
+def waiting_tokens(
+    reported: ReplicaLoad, at: float, new: Iterable[Work], now: float, times: float = 1.0
+) -> float:
     """How many tokens are left to prefill at `now`, at the replica's speed.
 
-    They are what was queued at `at`, and what came since (`new`).
+    They are what was queued at `at`, and `times` what came since (`new`).
     """
     left, speed = float(reported.queued_prefill_tokens), reported.prefill_tokens_per_s
     for work in sorted(new, key=lambda work: work.at):
-        left = max(0.0, left - speed * (work.at - at)) + work.tokens
+        left = max(0.0, left - speed * (work.at - at)) + times * work.tokens
         at = work.at
     return max(0.0, left - speed * (now - at))

@@ -16,26 +16,41 @@ full.
 Two rules come before the cost: a replica without KV blocks for all streams comes after those that
 have them, and so does a replica without slots for all streams. A session stays where it was unless
 one of these rules or the load speaks against it.
+
+Among many replicas, only MAX_COMPARED are compared, so that a choice among a thousand takes no
+longer. These are the session's home, those that hold the longest beginnings of the prompts, and
+others at random (as in "the power of two choices", Mitzenmacher 2001). If the best of them lacks
+blocks or slots, all are compared.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import CHUNK_TOKENS
 from deployments.routing.loads import REPORT_AGE_S, ReplicaLoad, SentLedger, Work
+from deployments.routing.others import HashRing, PrefixReuse, TrafficShare, elsewhere
 from deployments.routing.prefixes import PrefixIndex
 
 R = TypeVar("R", bound=Hashable)
 """A replica, identified by whatever the caller uses."""
 
 MAX_SESSIONS = 2**16
+
+MAX_COMPARED = 32
+"""How many replicas are compared for one request, if one of them has room."""
+
+HELD_BY_ALL = 4.0
+"""Chunks of which a replica expects more uses than this are not looked for on one replica."""
+ASKED_LATELY = math.exp(-1)
+"""Of a chunk's count: asked for once, within the time for which requests count."""
 
 TIE = 1 / 16
 """Costs that differ by less than this share of the group's own tokens count as equal.
@@ -59,6 +74,14 @@ class Costs:
     session_slack_tokens: float = 1024.0
 
 
+@dataclass(frozen=True)
+class Guess(Generic[R]):
+    """Where another router may have sent a prompt, and how many more tokens it may save there."""
+
+    replica: R
+    tokens: float
+
+
 # --- the choice -----------------------------------------------------------------------------------
 
 
@@ -69,13 +92,18 @@ def choose(
     now: float,
     home: R | None = None,
     costs: Costs | None = None,
+    sharing: float | None = None,
+    guess: Guess[R] | None = None,
 ) -> list[R]:
     """All candidates, the best first.
 
     home: where the request's session was before.
+    sharing: how many replicas share what this router sends. None: the candidates.
     """
     costs = costs or Costs()
-    saved = savings(request, candidates, index, now)
+    saved = savings(request, candidates, index, now, sharing or len(candidates))
+    if guess is not None and guess.replica in saved:
+        saved[guess.replica] += guess.tokens
     cost = {
         r: load_tokens(load, costs) + request.tokens - saved[r] for r, load in candidates.items()
     }
@@ -132,7 +160,11 @@ def load_tokens(load: ReplicaLoad, costs: Costs) -> float:
 
 
 def savings(
-    request: GroupRequest, candidates: Collection[R], index: PrefixIndex, now: float
+    request: GroupRequest,
+    candidates: Collection[R],
+    index: PrefixIndex,
+    now: float,
+    sharing: float,
 ) -> dict[R, float]:
     """What the chunks that each candidate holds are worth, in tokens of prefill."""
     saved = dict.fromkeys(candidates, 0.0)
@@ -140,13 +172,38 @@ def savings(
         held = {r: index.matched(r, prefix.chain) for r in candidates}
         longest = prefix.chain[: max(held.values(), default=0)]
         worth = (
-            CHUNK_TOKENS / max(1.0, index.expected_uses(chunk, now, len(candidates)))
-            for chunk in longest
+            CHUNK_TOKENS / max(1.0, index.expected_uses(chunk, now, sharing)) for chunk in longest
         )
         total = list(accumulate(worth, initial=0.0))  # of the first 0, 1, 2, ... chunks
         for replica, num_chunks in held.items():
             saved[replica] += total[num_chunks]
     return saved
+
+
+def shortlist(
+    request: GroupRequest,
+    replicas: Sequence[R],
+    index: PrefixIndex,
+    wanted: Iterable[R | None],
+    rng: random.Random,
+) -> list[R]:
+    """MAX_COMPARED of the replicas, which are more.
+
+    wanted: those that must be among them, if they still exist. At most half of the rest are there
+    for what they hold, so that the load of the others counts, too.
+    """
+    known = set(replicas)
+    chosen: set[Any] = known.intersection(wanted)
+    for prefix in request.prefixes:
+        most = len(chosen) + MAX_COMPARED // 2 // len(request.prefixes)
+        for holders in index.holders(prefix.chain):
+            if len(chosen) >= most:
+                break
+            new = list((holders & known) - chosen)
+            chosen.update(rng.sample(new, min(len(new), most - len(chosen))))
+    while len(chosen) < MAX_COMPARED:
+        chosen.add(rng.choice(replicas))
+    return list(chosen)
 
 
 def overloaded(home: ReplicaLoad, candidates: Mapping[R, ReplicaLoad], costs: Costs) -> bool:
@@ -164,11 +221,15 @@ class Placer:
     Called from one thread. `now` is in seconds, always by the same clock.
     """
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: Costs | None = None, seed: int | None = None) -> None:
         self._costs = costs or Costs()
+        self._rng = random.Random(seed)
         self._index = PrefixIndex()
         self._ledger = SentLedger()
+        self._share = TrafficShare()
+        self._reuse = PrefixReuse()
         self._replicas: set[Hashable] = set()
+        self._ring: HashRing[Any] = HashRing(())
         self._stats: dict[Hashable, Mapping[str, Any]] = {}
         self._reported: dict[Hashable, tuple[ReplicaLoad, float]] = {}  # load, and when it was true
         self._ongoing: dict[tuple[Hashable, str], GroupRequest] = {}
@@ -183,15 +244,65 @@ class Placer:
         From now on, the request counts as load of the first replica.
         """
         self._ledger.unplan(name)
-        home: Any = self._homes.get(request.session) if request.session else None
-        ranked = choose(request, self.loads(replicas, now), self._index, now, home, self._costs)
+        ranked = self._ranked(request, list(replicas), now)
         if ranked:
             self._ledger.planned(ranked[0], name, self._work(request, ranked[0], now))
         return ranked
 
+    def _ranked(self, request: GroupRequest, replicas: list[R], now: float) -> list[R]:
+        home: Any = self._homes.get(request.session) if request.session else None
+        guess = self._guess(request, now)
+        sharing = len(replicas) * self._share.value
+
+        def best_first(compared: list[R]) -> list[R]:
+            loads = self.loads(compared, now)
+            return choose(request, loads, self._index, now, home, self._costs, sharing, guess)
+
+        if len(replicas) <= MAX_COMPARED:
+            return best_first(replicas)
+        wanted = [home, guess.replica if guess else None]
+        compared = best_first(shortlist(request, replicas, self._index, wanted, self._rng))
+        if not self._has_room(request, compared[0], now):
+            return best_first(replicas)
+        others = set(compared)
+        return [*compared, *(replica for replica in replicas if replica not in others)]
+
+    def _guess(self, request: GroupRequest, now: float) -> Guess[Any] | None:
+        """Where other routers would send the leader's prompt; None if there are none of them."""
+        chain, share = request.prefixes[0].chain, self._share.value
+        if share == 1.0 or not chain:
+            return None
+        sharing = share * len(self._replicas)
+        uses = [self._index.expected_uses(chunk, now, sharing) for chunk in chain]
+        rare = (chunk for chunk, n in zip(chain, uses, strict=True) if n < HELD_BY_ALL)
+        replica = self._ring.at(next(rare, chain[-1]))
+        if replica is None:
+            return None
+        held = self._index.matched(replica, chain)
+        return Guess(
+            replica,
+            sum(
+                self._sent_elsewhere(chunk, now) * CHUNK_TOKENS / max(1.0, n)
+                for chunk, n in zip(chain[held:], uses[held:], strict=True)
+            ),
+        )
+
+    def _sent_elsewhere(self, chunk: bytes, now: float) -> float:
+        """The probability that another router has sent the chunk."""
+        asked, share = self._index.asked(chunk, now), self._share.value
+        return elsewhere(asked, share) if asked else self._reuse.elsewhere(share)
+
+    def _has_room(self, request: GroupRequest, replica: Hashable, now: float) -> bool:
+        load = self.loads([replica], now)[replica]
+        return not any(lacks(request, load, blocks_needed(request, replica, load, self._index)))
+
     def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> None:
         """Note that the replica has taken the request."""
         self._ledger.sent(replica, name, self._work(request, replica, now))
+        self._share.sent(replica)
+        if chain := request.prefixes[0].chain:
+            again = sum(self._index.asked(chunk, now) > ASKED_LATELY for chunk in chain)
+            self._reuse.seen(again / len(chain))
         self._ongoing[replica, name] = request
         for prefix in request.prefixes:
             own = prefix.num_tokens - CHUNK_TOKENS * len(prefix.chain) + request.output_tokens // 2
@@ -227,8 +338,11 @@ class Placer:
         load = ReplicaLoad.of(stats)
         self._stats[replica], self._reported[replica] = dict(stats), (load, now - age_s)
         self._ledger.reported(replica, now - age_s)
+        self._share.reported(replica, load.calls)
         if load.total_blocks:
-            self._index.resize(replica, load.total_blocks * load.block_size // CHUNK_TOKENS)
+            # What other routers send takes their share of the cache.
+            chunks = self._share.value * load.total_blocks * load.block_size / CHUNK_TOKENS
+            self._index.resize(replica, round(chunks))
 
     def least_loaded(self, replicas: Collection[R], now: float) -> list[R]:
         """`replicas`, fewest streams first, for a call that computes nothing."""
@@ -236,7 +350,12 @@ class Placer:
         return sorted(replicas, key=lambda replica: loads[replica].streams)
 
     def loads(self, replicas: Collection[R], now: float) -> dict[R, ReplicaLoad]:
-        return {r: self._ledger.load(r, self._last_report(r)[0], now) for r in replicas}
+        times = 1 / self._share.value
+        return {r: self._ledger.load(r, self._last_report(r)[0], now, times) for r in replicas}
+
+    def reports(self, replicas: Iterable[Hashable]) -> list[ReplicaLoad]:
+        """Their last reports, without what was sent since."""
+        return [self._last_report(replica)[0] for replica in replicas]
 
     def reported_at(self, replicas: Collection[R]) -> float:
         """When the oldest of their reports was true; -inf if a replica has none."""
@@ -244,8 +363,8 @@ class Placer:
 
     def forget(self, replica: Hashable) -> None:
         """Forget a replica that is gone, with its cache and its sessions."""
-        self._index.forget(replica)
-        self._ledger.forget(replica)
+        for memory in (self._index, self._ledger, self._share):
+            memory.forget(replica)
         self._stats.pop(replica, None)
         self._reported.pop(replica, None)
         self._ongoing = {
@@ -257,9 +376,12 @@ class Placer:
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
         """Forget all other replicas."""
+        if self._replicas == set(replicas):
+            return
         for replica in self._replicas - set(replicas):
             self.forget(replica)
         self._replicas = set(replicas)
+        self._ring = HashRing(replicas)
 
     def check_integrity(self) -> None:
         self._index.check_integrity()

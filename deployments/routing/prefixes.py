@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import count
 from typing import TypeAlias
 
@@ -66,6 +66,8 @@ class PrefixIndex:
         self._capacity: dict[Replica, int] = {}
         # replica -> chunk -> parent, last used
         self._held: dict[Replica, OrderedDict[bytes, tuple[bytes, float]]] = {}
+        # chunk -> replicas that hold it
+        self._holders: defaultdict[bytes, set[Replica]] = defaultdict(set)
         # replica -> chunk -> streams that use it
         self._users: defaultdict[Replica, Counter[bytes]] = defaultdict(Counter)
         self._popularity = Popularity(window_s)
@@ -79,6 +81,13 @@ class PrefixIndex:
         """How many chunks from the start of `chain` the replica holds."""
         held = self._held.get(replica, OrderedDict())
         return next((i for i, chunk in enumerate(chain) if chunk not in held), len(chain))
+
+    def holders(self, chain: Sequence[bytes]) -> Iterator[set[Replica]]:
+        """The replicas that hold the first n chunks of `chain`, from n = all down to n = 1.
+
+        A set includes the one before it. Sets without a replica are left out.
+        """
+        return (self._holders[chunk] for chunk in reversed(chain) if chunk in self._holders)
 
     def add(
         self, replica: Replica, chain: Sequence[bytes], now: float, own_chunks: int = 0
@@ -96,8 +105,10 @@ class PrefixIndex:
         for i in reversed(range(min(len(chain), capacity))):
             held[chain[i]] = chain[i - 1] if i else b"", now
             held.move_to_end(chain[i])
+            self._holders[chain[i]].add(replica)
         while len(held) > capacity:
-            _, (_, last_used) = held.popitem(last=False)
+            chunk, (_, last_used) = held.popitem(last=False)
+            self._no_longer_held(replica, chunk)
             self._learn_lifetime(now - last_used)
         self._popularity.asked(chain, now)
 
@@ -120,20 +131,32 @@ class PrefixIndex:
         users = self._users.get(replica, Counter())
         return next((i for i, chunk in enumerate(chain) if chunk not in users), len(chain))
 
+    def _no_longer_held(self, replica: Replica, chunk: bytes) -> None:
+        if chunk in self._holders:  # it is not if the chunk is a stream's own
+            self._holders[chunk].discard(replica)
+            if not self._holders[chunk]:
+                del self._holders[chunk]
+
     def _learn_lifetime(self, idle_s: float) -> None:
         """Update a moving average over about the last hundred evictions."""
         self.lifetime_s += (min(idle_s, self.window_s) - self.lifetime_s) / 100
 
-    def expected_uses(self, chunk: bytes, now: float, num_replicas: int) -> float:
+    def expected_uses(self, chunk: bytes, now: float, num_replicas: float) -> float:
         """How often one replica would use `chunk` before evicting it.
 
-        The estimate assumes that all replicas share the chunk's requests evenly.
+        The estimate assumes that so many replicas share the chunk's requests evenly.
         """
         rate = self._popularity.count(chunk, now) / self.window_s
         return rate * self.lifetime_s / num_replicas
 
+    def asked(self, chunk: bytes, now: float) -> float:
+        """How often `chunk` was asked for lately: see Popularity."""
+        return self._popularity.count(chunk, now)
+
     def forget(self, replica: Replica) -> None:
         """Forget a replica that is gone, with its cache."""
+        for chunk in self._held.get(replica, ()):
+            self._no_longer_held(replica, chunk)
         for table in (self._held, self._users, self._capacity):
             table.pop(replica, None)
 
@@ -145,4 +168,9 @@ class PrefixIndex:
                 if parent:
                     assert place[parent] > place[chunk]
                     assert held[parent][1] >= last_used
+        held_by = {(chunk, r) for chunk, replicas in self._holders.items() for r in replicas}
+        held_now = {(chunk, r) for r, held in self._held.items() for chunk in held}
+        assert held_by <= held_now
+        assert all(chunk.startswith(b"own ") for chunk, _ in held_now - held_by)
+        assert all(self._holders.values())
         assert all(num > 0 for users in self._users.values() for num in users.values())

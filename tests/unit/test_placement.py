@@ -33,6 +33,7 @@ from deployments.routing.loads import (
     waiting_tokens,
 )
 from deployments.routing.placement import (
+    MAX_COMPARED,
     TIE,
     Costs,
     Placer,
@@ -40,6 +41,7 @@ from deployments.routing.placement import (
     choose,
     lacks,
     load_tokens,
+    shortlist,
 )
 from deployments.routing.prefixes import PrefixIndex
 from deployments.routing.shared import FleetView
@@ -477,6 +479,93 @@ def test_the_table_of_sessions_is_bounded(monkeypatch):
     for i in range(5):
         send(placer, f"{i}", group(f"{i}", session=f"{i}"), ["a"], 0.0)
     assert len(placer._homes) == 3
+
+
+# --- many replicas --------------------------------------------------------------------------------
+
+MANY = range(1000)
+
+
+def placer_of_many():
+    placer = Placer(seed=0)
+    for replica in MANY:
+        placer.report(replica, IDLE, 0.0)
+    return placer
+
+
+def counted_loads(placer, monkeypatch):
+    """The numbers of replicas whose load is computed, one for each time."""
+    counts, loads = [], placer.loads
+
+    def counted(replicas, now):
+        counts.append(len(replicas))
+        return loads(replicas, now)
+
+    monkeypatch.setattr(placer, "loads", counted)
+    return counts
+
+
+def test_a_choice_among_many_looks_at_few_and_ranks_all(monkeypatch):
+    placer = placer_of_many()
+    counts = counted_loads(placer, monkeypatch)
+    ranked = placer.rank("1", group(), MANY, 1.0)
+    assert sorted(ranked) == list(MANY)
+    assert sum(counts) <= MAX_COMPARED + 1
+
+
+def test_among_many_the_replica_that_holds_the_prefix_is_found():
+    placer = placer_of_many()
+    for i, replica in enumerate((7, 500, 993)):
+        send(placer, f"{i}", group(f"p{i}"), [replica], 0.0)
+        placer.answered(f"{i}", replica, 0.5)
+    chosen = [placer.rank(f"again {i}", group(f"p{i}"), MANY, 1.0)[0] for i in range(3)]
+    assert chosen == [7, 500, 993]
+
+
+def test_among_many_a_session_stays_where_it_was():
+    placer = placer_of_many()
+    home = send(placer, "0", group("first", session="s"), MANY, 0.0)
+    for i in range(1, 20):
+        placer.answered(f"{i - 1}", home, i - 0.5)
+        assert send(placer, f"{i}", group(f"{i}", session="s"), MANY, float(i)) == home
+
+
+def test_among_many_the_only_one_with_room_is_found():
+    placer = placer_of_many()
+    for replica in MANY:
+        if replica != 421:
+            placer.report(replica, {**IDLE, "free_blocks": 0}, 1.0)
+    assert placer.rank("1", group(), MANY, 2.0)[0] == 421
+
+
+def test_among_many_requests_spread_although_all_share_the_negative():
+    placer = placer_of_many()
+    for i in range(3000):
+        replica = placer.rank(f"{i}", group(f"{i}"), MANY, 0.0)[0]
+        placer.sent(f"{i}", group(f"{i}"), replica, 0.0)
+    placer.check_integrity()
+    streams = [load.streams for load in placer.loads(MANY, 0.0).values()]
+    assert min(streams) > 0
+    assert max(streams) <= 2 * 2 * 3  # twice the mean, of two streams each
+
+
+@given(
+    held=st.dictionaries(st.integers(0, 99), st.integers(1, 4), max_size=60),
+    home=st.none() | st.integers(0, 150),
+    seed=st.integers(0, 9),
+)
+def test_the_shortlist_has_those_that_hold_most(held, home, seed):
+    """Up to a quarter of it, for each of the two prompts. A home that is gone is not in it."""
+    request, index = group(), PrefixIndex()
+    for replica, chunks in held.items():
+        index.add(replica, request.prefixes[0].chain[:chunks], 0.0)
+    found = shortlist(request, range(100), index, [home], random.Random(seed))
+    assert len(set(found)) == len(found) == MAX_COMPARED
+    assert set(found) <= set(range(100))
+    assert home is None or (home in found) == (home < 100)
+    most = sorted((chunks for r, chunks in held.items() if r != home), reverse=True)
+    listed = sorted((held.get(r, 0) for r in found if r != home), reverse=True)
+    assert listed[: MAX_COMPARED // 4] >= most[: MAX_COMPARED // 4]
 
 
 # --- the view for the ingress ---------------------------------------------------------------------

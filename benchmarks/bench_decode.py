@@ -1,6 +1,7 @@
 """Decoding: what a step of guided groups costs, against the plain streams that they are made of.
 
-    python benchmarks/bench_decode.py [--batches 1 4 16 32] [--turns 8] [--sampled] [--peer]
+    python benchmarks/bench_decode.py [--batches 1 4 16 32] [--turns 8] [--sampled]
+        [--model chat|stories|300m] [--negatives 1 48 256] [--peers transformers client]
 
 The physics. A decode step reads all weights once, whatever the batch, and computes about
 2 x parameters FLOPs for each stream. `bound` is the larger of the two times for 2B streams, from
@@ -15,12 +16,16 @@ requests need two of each. It is less than 1 if the blend and its bookkeeping co
 What is timed is `LLMEngine.step`, scheduler, model, sampling and text included, in one process and
 on one thread. A load is a batch of texts of `--tokens` tokens; its time is the median of its steps,
 without prompts. The loads take turns in one engine, in changing order, and ratios are taken within
-a turn, because the machine's speed changes. Prompts and negatives are random tokens; each has
-`--prompt` and `--negative` of them.
+a turn, because the machine's speed changes. Prompts and negatives are random tokens. `--model 300m`
+is a Llama with random weights.
 
-`--sampled` uses temperature 0.8 and top-p 0.95, else all is greedy. `--peer` adds guided `generate`
-of Hugging Face transformers on the same batch and thread: the difference of two texts of different
-length, so that prompts do not count.
+`--sampled` uses temperature 0.8 and top-p 0.95, else all is greedy. Peers, on the same thread:
+
+- `transformers`: guided `generate` of Hugging Face transformers on the same batch. The difference
+  of two texts of different length is timed, so that prompts do not count.
+- `client`: what a client can do itself without guidance in the engine. For each token it sends both
+  prompts with `max_tokens` 1 and `logprobs` 20, and merges what it gets. Prefixes are cached, and
+  calls are in this process, so HTTP would come on top. It cannot see beyond 20 tokens.
 
 Prints a card, a table of medians with ranges, and one line of JSON.
 """
@@ -34,7 +39,9 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +62,9 @@ from card import card, vllm_version  # noqa: E402
 from physics import Rates, measure  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-MODELS = {
-    "chat": ROOT / "models" / "SmolLM2-135M-Instruct",
-    "stories": ROOT / "models" / "stories",
-}
+CHAT = ROOT / "models" / "SmolLM2-135M-Instruct"
+MODELS = {"chat": CHAT, "stories": ROOT / "models" / "stories"}
+LARGER = "300m"
 SCALE = 1.5
 FIRST_ID = 100
 """Token ids below are special."""
@@ -66,21 +72,45 @@ SKIPPED = 2
 """Steps at both ends of a text that are not timed: prompts at its beginning, and its end."""
 PEER_TOKENS = (4, 20)
 """Lengths of the two texts whose difference is timed."""
+CLIENT_TOKENS = 6
+LOGPROBS = 20
+"""The most that a client may ask for by default."""
+
+
+def make_larger(folder: Path) -> Path:
+    """A Llama of 336 million random weights, with the chat model's tokenizer."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(str(CHAT))
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=22,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 class Bench:
     """One engine, and loads of random prompts."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, model: Path) -> None:
         from vllm import LLM
 
         from cfg_core.vllm_plugin import guided_engine_args
 
-        self._args = args
+        self._args, self._model = args, model
         self._random = random.Random(0)
-        longest = args.prompt + args.negative + args.tokens
+        longest = max(args.prompt, *args.negatives) + args.tokens
         self._engine = LLM(
-            str(MODELS[args.model]),
+            str(model),
             dtype=args.dtype,
             max_model_len=max(256, longest),
             max_num_seqs=2 * max(args.batches),
@@ -96,17 +126,20 @@ class Bench:
     def sizes(self) -> dict[str, int]:
         """Parameters of the model, and their bytes. A head that shares its weights counts once."""
         weights = 0
-        for path in MODELS[self._args.model].glob("*.safetensors"):
+        for path in self._model.glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:
                 names = file.keys()
                 weights += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
         width = torch.empty(0, dtype=getattr(torch, self._args.dtype)).element_size()
         return {"parameters": weights, "bytes": weights * width}
 
-    def step_s(self, requests: int, guided: bool) -> tuple[float, float]:
-        """Seconds, and CPU-seconds, of the median decode step of that many requests."""
+    def step_s(self, requests: int, negative: int) -> tuple[float, float]:
+        """Seconds, and CPU-seconds, of the median decode step of that many requests.
+
+        negative: tokens of each negative. 0: the requests are plain.
+        """
         for _ in range(requests):
-            self._add(guided)
+            self._add(negative)
         wall, cpu = [], []
         while self._engine.has_unfinished_requests():
             start, cpu_start = time.perf_counter(), time.process_time()
@@ -116,36 +149,62 @@ class Bench:
         timed = slice(SKIPPED, -SKIPPED)
         return statistics.median(wall[timed]), statistics.median(cpu[timed])
 
-    def _add(self, guided: bool) -> None:
+    def _add(self, negative: int) -> None:
         from vllm import SamplingParams
 
         args, extra = self._args, None
-        if guided:
-            negative = self._ids(args.negative)
-            extra = {"guidance_scale": SCALE, "negative_prompt_token_ids": negative}
+        if negative:
+            ids = self._ids(negative)
+            extra = {"guidance_scale": SCALE, "negative_prompt_token_ids": ids}
         sampling: dict[str, Any] = {"temperature": 0.0}
         if args.sampled:
             sampling = {"temperature": 0.8, "top_p": 0.95}
         params = SamplingParams(
             max_tokens=args.tokens, ignore_eos=True, extra_args=extra, **sampling
         )
+        self._send(self._ids(args.prompt), params)
+
+    def _send(self, ids: list[int], params: Any) -> str:
         self._requests += 1
-        prompt: Any = {"prompt_token_ids": self._ids(args.prompt)}
+        prompt: Any = {"prompt_token_ids": ids}
         self._engine.add_request(str(self._requests), prompt, params)
+        return str(self._requests)
 
     def _ids(self, length: int) -> list[int]:
         return [self._random.randrange(FIRST_ID, self._vocabulary) for _ in range(length)]
 
-    def peer_step_s(self, requests: int) -> float:
+    def client_s(self, groups: int, negative: int) -> float:
+        """Seconds of a token of a client that merges two plain requests for each group."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=LOGPROBS)
+        pairs = [(self._ids(self._args.prompt), self._ids(negative)) for _ in range(groups)]
+        took = []
+        for _ in range(CLIENT_TOKENS):
+            start = time.perf_counter()
+            names = [[self._send(ids, params) for ids in pair] for pair in pairs]
+            found: dict[str, dict[int, float]] = {}
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    rows: Any = output.outputs[0].logprobs[0]
+                    found[output.request_id] = {i: row.logprob for i, row in rows.items()}
+            for pair, (leader, follower) in zip(pairs, names, strict=True):
+                token = merged(found[leader], found[follower])
+                for ids in pair:
+                    ids.append(token)
+            took.append(time.perf_counter() - start)
+        return statistics.median(took[1:])
+
+    def transformers_s(self, requests: int, negative: int) -> float:
         """Seconds of a step of transformers' guided `generate` on a batch of that many prompts."""
         from transformers import AutoModelForCausalLM
 
         if self._peer is None:
             dtype = getattr(torch, self._args.dtype)
-            path = str(MODELS[self._args.model])
-            self._peer = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+            loaded = AutoModelForCausalLM.from_pretrained(str(self._model), dtype=dtype)
+            self._peer = loaded.eval()
         prompts = torch.tensor([self._ids(self._args.prompt) for _ in range(requests)])
-        negatives = torch.tensor([self._ids(self._args.negative) for _ in range(requests)])
+        negatives = torch.tensor([self._ids(negative) for _ in range(requests)])
         options: dict[str, Any] = {"do_sample": False}
         if self._args.sampled:
             options = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0}
@@ -166,19 +225,20 @@ class Bench:
             took.append(time.perf_counter() - start)
         return (took[1] - took[0]) / (PEER_TOKENS[1] - PEER_TOKENS[0])
 
-    def row(self, batch: int) -> dict[str, Any]:
+    def row(self, batch: int, negative: int) -> dict[str, Any]:
         """Medians of all turns for `batch` groups, in ms and as ratios."""
         loads = {
-            "plain(B)": (batch, False),
-            "guided(B)": (batch, True),
-            "plain(2B)": (2 * batch, False),
+            "plain(B)": (batch, 0),
+            "guided(B)": (batch, negative),
+            "plain(2B)": (2 * batch, 0),
         }
+        peers = {"transformers": self.transformers_s, "client": self.client_s}
         turns: list[dict[str, tuple[float, float]]] = []
         for turn in range(self._args.turns + 1):
             names = list(loads) if turn % 2 else list(reversed(loads))
             took = {name: self.step_s(*loads[name]) for name in names}
-            if self._args.peer:
-                took["peer(B)"] = (self.peer_step_s(batch), 0.0)
+            for peer in self._args.peers:
+                took[peer] = (peers[peer](batch, negative), 0.0)
             turns.append(took)
         del turns[0]  # warms up
 
@@ -186,56 +246,71 @@ class Bench:
             return [turn[of][clock] / turn[to][clock] for turn in turns]
 
         parities = ratios("plain(2B)", "guided(B)")
-        found = {
+        return {
             "batch": batch,
+            "negative": negative,
             "ms": {name: 1000 * statistics.median(t[name][0] for t in turns) for name in turns[0]},
             "parity": statistics.median(parities),
             "parity_range": [min(parities), max(parities)],
             "parity_cpu": statistics.median(ratios("plain(2B)", "guided(B)", 1)),
             "of_plain": statistics.median(ratios("plain(B)", "guided(B)")),
+            "of_peers": {
+                peer: statistics.median(ratios(peer, "guided(B)")) for peer in self._args.peers
+            },
         }
-        if self._args.peer:
-            found["of_peer"] = statistics.median(ratios("peer(B)", "guided(B)"))
-        return found
+
+
+def merged(leader: dict[int, float], follower: dict[int, float]) -> int:
+    """The likeliest token of the blend, of those that both rows tell; else the leader's."""
+    both = leader.keys() & follower.keys()
+    blend = {i: follower[i] + SCALE * (leader[i] - follower[i]) for i in both} or leader
+    return max(blend, key=blend.__getitem__)
 
 
 def table_row(row: dict[str, Any], bound_s: float) -> str:
     ms, (low, high) = row["ms"], row["parity_range"]
+    peers = [f"{name} {ms[name]:.0f}, {times:.1f}" for name, times in row["of_peers"].items()]
     cells = [
         str(row["batch"]),
+        str(row["negative"]),
         *(f"{ms[name]:.1f}" for name in ("plain(B)", "guided(B)", "plain(2B)")),
         f"{1000 * bound_s:.1f}",
         f"{row['parity']:.3f} ({low:.2f} to {high:.2f})",
         f"{row['parity_cpu']:.3f}",
         f"{row['of_plain']:.2f}",
-        f"{ms['peer(B)']:.0f}, {row['of_peer']:.1f}" if "of_peer" in row else "-",
+        "; ".join(peers) or "-",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 HEADER = """\
-| B | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms | parity (range) | of CPU time \
-| tokens/s, of plain(B) | transformers(B): ms, times slower |
-|---|---|---|---|---|---|---|---|---|"""
+| B | negative | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms | parity (range) \
+| of CPU time | tokens/s, of plain(B) | peers: ms, times slower |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=MODELS, default="chat")
+    parser.add_argument("--model", choices=[*MODELS, LARGER], default="chat")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--prompt", type=int, default=48, help="tokens of each prompt")
-    parser.add_argument("--negative", type=int, default=48, help="tokens of each negative")
+    parser.add_argument("--negatives", type=int, nargs="+", default=[48], help="their tokens")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-p 0.95")
-    parser.add_argument("--peer", action="store_true", help="also Hugging Face transformers")
+    parser.add_argument("--peers", nargs="+", choices=["transformers", "client"], default=[])
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--out", type=Path, help="a file for the line of JSON")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure_steps(args, MODELS.get(args.model) or make_larger(Path(folder)))
+
+
+def measure_steps(args: argparse.Namespace, model: Path) -> None:
     rates: Rates = measure(getattr(torch, args.dtype))
-    bench = Bench(args)
+    bench = Bench(args, model)
     sizes = bench.sizes()
     described = {
         **card(),
@@ -248,8 +323,8 @@ def main() -> None:
     print(json.dumps(described))
     print(HEADER)
     rows = []
-    for batch in args.batches:
-        row = bench.row(batch)
+    for batch, negative in product(args.batches, args.negatives):
+        row = bench.row(batch, negative)
         bound_s = rates.step_s(sizes["bytes"], sizes["parameters"], 2 * batch)
         rows.append({**row, "bound_ms": 1000 * bound_s})
         print(table_row(row, bound_s), flush=True)

@@ -1,12 +1,12 @@
 """What groups cost the scheduler: microseconds per engine step, against stock vLLM, in one
 interleaved run.
 
-Every stream is in decode, so a step is 256 rows for all: 256 plain requests on the stock scheduler,
-the same on the guided one, and 128 groups. Timed are `schedule` and `update_from_output` of the
-real schedulers over the real KV cache manager; there is no model. The schedulers take turns; the
-median of the ratios of one turn counts.
+For each number of groups G, every stream is in decode, so a step has 2G rows for all: 2G plain
+requests on the stock scheduler, the same on the guided one, and G groups. Timed are `schedule` and
+`update_from_output` of the real schedulers over the real KV cache manager; there is no model. The
+schedulers take turns; the median of the ratios of one turn counts.
 
-    python benchmarks/bench_scheduler.py [--turns 40] [--steps 50]
+    python benchmarks/bench_scheduler.py [--groups 1 8 32 128 256] [--turns 30] [--steps 10]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,26 @@ from tests.simulation.sim import (  # noqa: E402
     make_config,
 )
 
-STREAMS, BLOCKS, PROMPT = 256, 16_384, 64
+BLOCKS, PROMPT = 16_384, 64
 
 
 class Subject:
     """A scheduler with its load, all in decode."""
 
-    def __init__(self, folder: Path, way: EnginePath, *, guided: bool, groups: bool) -> None:
+    def __init__(
+        self, folder: Path, way: EnginePath, streams: int, *, guided: bool, groups: bool
+    ) -> None:
         options: dict[str, Any] = {
             "max_model_len": 512,
-            "max_num_seqs": STREAMS,
+            "max_num_seqs": streams,
             "max_num_batched_tokens": 32_768,
         }
         config = make_config(folder, **options)
         if not guided:
             config.scheduler_config.scheduler_cls = None
         simulation = Simulation(config, BLOCKS, way)
-        self.scheduler, self.rows = simulation.scheduler, STREAMS
-        for i in range(STREAMS // 2 if groups else STREAMS):
+        self.scheduler, self.rows = simulation.scheduler, streams
+        for i in range(streams // 2 if groups else streams):
             prompt = [4 + (i + k) % 250 for k in range(PROMPT)]
             guidance: dict[str, Any] = {"scale": 2.0, "negative": prompt[::-1]} if groups else {}
             simulation.add(f"r{i}", prompt, 400, **guidance)
@@ -83,45 +86,61 @@ def measure(subjects: dict[str, Subject], turns: int, steps: int) -> dict[str, l
     return out
 
 
+def compare(
+    folder: Path, way: EnginePath, groups: int, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The rows of the table for so many groups."""
+    streams = 2 * groups
+    subjects = {
+        "stock, plain": Subject(folder, way, streams, guided=False, groups=False),
+        "guided, plain": Subject(folder, way, streams, guided=True, groups=False),
+        "guided, groups": Subject(folder, way, streams, guided=True, groups=True),
+    }
+    gc.collect()
+    gc.disable()
+    times = measure(subjects, args.turns, args.steps)
+    gc.enable()
+    stock = times["stock, plain"]
+    return [
+        {
+            "streams": streams,
+            "scheduling": "async" if way.asynchronous else "sync",
+            "load": subject,
+            "us_per_step_median": round(statistics.median(took)),
+            "us_per_step_min": round(min(took)),
+            "x_stock": round(statistics.median(a / b for a, b in zip(took, stock, strict=True)), 3),
+        }
+        for subject, took in times.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
     args = parser.parse_args()
     assert args.turns * args.steps < 390, "the requests would end"
-    rows = []
+    ways = (EnginePath(), EnginePath(asynchronous=True))
     with tempfile.TemporaryDirectory() as name:
-        for way in (EnginePath(), EnginePath(asynchronous=True)):
-            subjects = {
-                "stock, 256 plain": Subject(Path(name), way, guided=False, groups=False),
-                "guided, 256 plain": Subject(Path(name), way, guided=True, groups=False),
-                "guided, 128 groups": Subject(Path(name), way, guided=True, groups=True),
-            }
-            gc.collect()
-            gc.disable()
-            times = measure(subjects, args.turns, args.steps)
-            gc.enable()
-            stock = times["stock, 256 plain"]
-            for subject, took in times.items():
-                ratio = statistics.median(a / b for a, b in zip(took, stock, strict=True))
-                rows.append(
-                    {
-                        "scheduling": "async" if way.asynchronous else "sync",
-                        "load": subject,
-                        "us_per_step_median": round(statistics.median(took)),
-                        "us_per_step_min": round(min(took)),
-                        "x_stock": round(ratio, 3),
-                    }
-                )
+        rows = [
+            row
+            for groups, way in product(args.groups, ways)
+            for row in compare(Path(name), way, groups, args)
+        ]
     for key, value in card().items():
         print(f"{key}: {value}")
     print("| " + " | ".join(rows[0]) + " |")
     print("|---" * len(rows[0]) + "|")
     for row in rows:
         print("| " + " | ".join(map(str, row.values())) + " |")
-    print(json.dumps({"card": card(), "rows": rows}))
+    result = json.dumps({"benchmark": "scheduler", "card": card(), "rows": rows})
+    print(result)
+    if args.out:
+        args.out.write_text(result + "\n")
 
 
 if __name__ == "__main__":

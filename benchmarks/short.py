@@ -15,12 +15,13 @@ from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = (
-    "bench_scheduler.py --turns 10",
+    "bench_scheduler.py --turns 10 --groups 1 128",
     "bench_decode.py --batches 1 8 --turns 3",
     "bench_decode.py --batches 8 --turns 3 --sampled",
     "bench_plain.py --batches 8 --turns 3",
     "bench_capacity.py --groups 300 --prompts 1024 --negatives 1",
     "bench_routing.py --requests 1000",
+    "bench_scale.py --replicas 4 64 --measured",
     "bench_http.py --modes proxy haproxy --clients 1 8 --requests 60 --turns 2 --whole",
 )
 LIMIT_S = 600

@@ -18,9 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
 from cfg_core.vllm_plugin.wire import JointRow
-from cfg_core.vllm_plugin.worker import compact
+from cfg_core.vllm_plugin.worker import compact_v1, compact_v2
 from cfg_core.vllm_plugin.worker import rows as rows_module
 from cfg_core.vllm_plugin.worker.head import merge
 from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, kept_rows, widen
@@ -118,7 +120,7 @@ def test_nothing_waits_for_the_device() -> None:
     assert (out.shape, out.dtype) == ((len(NAMES), VOCABULARY), torch.float32)
     tokens = torch.empty(len(NAMES), 1, dtype=torch.int32, device=DEVICE)
     rows.copy_to_followers(tokens)
-    made = compact.compacted(batch(metadata()), rows.leading, rows.leading_index)
+    made = compact_v1.compacted(batch(metadata()), rows.leading, rows.leading_index)
     assert made.top_p is not None
     assert made.top_p.shape == (3,)
     sampled = SamplerOutput(
@@ -127,7 +129,7 @@ def test_nothing_waits_for_the_device() -> None:
             *(torch.empty(3, 2, device=DEVICE) for _ in range(2)), torch.empty(3, device=DEVICE)
         ),
     )
-    whole = compact.spread(sampled, rows.leading_index, len(NAMES))
+    whole = compact_v1.spread(sampled, rows.leading_index, len(NAMES))
     assert rows.asked is not None
     wide = widen(whole.logprobs_tensors, kept, tokens[rows.asked.places, 0], rows.asked.places)
     assert wide.logprobs.shape == (len(NAMES), 4)
@@ -138,11 +140,11 @@ def test_a_steady_step_copies_nothing_to_the_device() -> None:
     whole = batch(metadata())
     with copies(lambda num: num > 5):
         rows = staged(stager)
-        made = compact.leaders_metadata(whole, rows)
+        made = compact_v1.leaders_metadata(whole, rows)
     with copies(lambda num: num == 0):
         # from another process, the same groups come as other objects
         assert staged(stager, tuple(replace(group) for group in JOINT), names=list(NAMES)) is rows
-        assert compact.leaders_metadata(whole, rows) is made
+        assert compact_v1.leaders_metadata(whole, rows) is made
 
 
 @pytest.mark.parametrize(
@@ -177,11 +179,11 @@ def test_no_groups_have_no_rows() -> None:
 def test_metadata_is_compacted_again_when_the_batch_changes() -> None:
     stager = Stager()
     rows, whole = staged(stager), batch(metadata())
-    made = compact.leaders_metadata(whole, rows)
+    made = compact_v1.leaders_metadata(whole, rows)
     whole.sampling_metadata = metadata()
-    second = compact.leaders_metadata(whole, rows)
+    second = compact_v1.leaders_metadata(whole, rows)
     assert second is not made
-    other = compact.leaders_metadata(whole, staged(stager, joint=JOINT[:1]))
+    other = compact_v1.leaders_metadata(whole, staged(stager, joint=JOINT[:1]))
     assert other is not second
     assert other.top_p is not None
     assert other.top_p.shape == (4,)
@@ -192,8 +194,107 @@ def test_metadata_with_seeds_is_never_kept() -> None:
     rows = staged(Stager())
     generator = torch.Generator()
     whole = batch(metadata(generators={3: generator}))
-    assert compact.leaders_metadata(whole, rows).generators == {2: generator}
+    assert compact_v1.leaders_metadata(whole, rows).generators == {2: generator}
     whole.sampling_metadata.generators.clear()
-    assert compact.leaders_metadata(whole, rows).generators == {}
+    assert compact_v1.leaders_metadata(whole, rows).generators == {}
     whole.sampling_metadata.generators[0] = generator
-    assert compact.leaders_metadata(whole, rows).generators == {0: generator}
+    assert compact_v1.leaders_metadata(whole, rows).generators == {0: generator}
+
+
+# --- Model Runner V2 ------------------------------------------------------------------------------
+
+EARLY = (JOINT[0], JointRow(("b+", "b-"), (3.0, -2.0)))
+"""Both groups are blended before the head."""
+
+
+def batch_v2(device: torch.device) -> InputBatch:
+    """Five decoding requests in the slots 7, 6, 5, 4 and 3, with 11 to 15 tokens."""
+    buffers = InputBuffers(8, 8, device)
+    made = InputBatch.make_dummy(5, 5, buffers)
+    return replace(
+        made,
+        req_ids=list(NAMES),
+        idx_mapping=torch.arange(7, 2, -1, device=device),
+        idx_mapping_np=np.arange(7, 2, -1),
+        expanded_idx_mapping=torch.arange(7, 2, -1, device=device),
+        expanded_local_pos=torch.zeros(5, dtype=torch.int32, device=device),
+        seq_lens=torch.arange(11, 16, dtype=torch.int32, device=device),
+        seq_lens_cpu_upper_bound=torch.arange(11, 16, dtype=torch.int32),
+        logits_indices=torch.arange(5, device=device),
+        cu_num_logits=torch.arange(6, dtype=torch.int32, device=device),
+        cu_num_logits_np=np.arange(6),
+    )
+
+
+def sampler(**fields: Any) -> Any:
+    values = {"compute_nans": False, "return_sampling_mask": False, "trace_replay_state": None}
+    return SimpleNamespace(**(values | fields))
+
+
+def test_v2_samples_the_rows_that_lead() -> None:
+    cpu = torch.device("cpu")
+    batch, rows = batch_v2(cpu), staged(Stager(), EARLY, device=cpu)
+    assert compact_v2.can_compact(batch, rows, sampler())
+    leading = compact_v2.leading_batch(batch, rows)
+    assert leading.req_ids == ["a+", "x", "b+"]
+    assert leading.num_reqs == 3
+    for slots in (leading.idx_mapping, leading.idx_mapping_np, leading.expanded_idx_mapping):
+        assert slots.tolist() == [7, 6, 4]
+    for lengths in (leading.seq_lens, leading.seq_lens_cpu_upper_bound):
+        assert lengths.tolist() == [11, 12, 14]
+    assert leading.logits_indices.tolist() == [0, 1, 3]
+    assert leading.cu_num_logits.tolist() == leading.cu_num_logits_np.tolist() == [0, 1, 2, 3]
+    assert leading.expanded_local_pos.tolist() == [0, 0, 0]
+
+    hidden = torch.randn(5, HIDDEN)
+    assert rows.merged is not None
+    merged = merge(hidden, rows.merged)
+    assert torch.equal(merged[1], hidden[1])
+    assert torch.allclose(merged[0], 1.5 * hidden[0] - 0.5 * hidden[2], atol=1e-5)
+    assert torch.allclose(merged[2], 3.0 * hidden[3] - 2.0 * hidden[4], atol=1e-5)
+
+
+def test_v2_gives_followers_what_their_leaders_got() -> None:
+    rows = staged(Stager(), EARLY, device=torch.device("cpu"))
+    tensors = LogprobsTensors(
+        torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([[0.1], [0.3], [0.5]]), torch.arange(3)
+    )
+    output = compact_v2.spread(
+        SamplerOutputV2(
+            sampled_token_ids=torch.tensor([[10], [20], [30]]),
+            logprobs_tensors=tensors,
+            num_nans=None,
+            num_sampled=torch.tensor([1, 0, 1]),
+            num_rejected=torch.tensor([0, 1, 0]),
+        ),
+        rows,
+    )
+    assert output.sampled_token_ids.flatten().tolist() == [10, 20, 10, 30, 30]
+    assert output.num_sampled.tolist() == [1, 0, 1, 1, 1]
+    assert output.num_rejected.tolist() == [0, 1, 0, 0, 0]
+    assert output.logprobs_tensors is not None
+    assert output.logprobs_tensors.selected_token_ranks.tolist() == [0, 1, 0, 2, 2]
+
+
+def test_v2_does_not_wait_for_the_device() -> None:
+    batch, rows = batch_v2(DEVICE), staged(Stager(), EARLY)
+    with copies(lambda num: num == 0):
+        leading = compact_v2.leading_batch(batch, rows)
+    assert leading.idx_mapping.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("joint", "batch", "sampling"),
+    [
+        (JOINT, {}, {}),  # one group is blended after the head
+        (EARLY, {"num_draft_tokens": 2}, {}),
+        (EARLY, {}, {"compute_nans": True}),
+        (EARLY, {}, {"return_sampling_mask": True}),
+        (EARLY, {}, {"trace_replay_state": object()}),
+    ],
+)
+def test_v2_samples_all_rows_where_rows_have_more_than_a_sample(
+    joint: tuple[JointRow, ...], batch: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    changed = replace(batch_v2(DEVICE), **batch)
+    assert not compact_v2.can_compact(changed, staged(Stager(), joint), sampler(**sampling))

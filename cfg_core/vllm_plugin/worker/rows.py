@@ -50,6 +50,7 @@ class Rows(NamedTuple):
     group_weights: [streams, groups] float32.
     leading: the places in the batch that are no followers', in order.
     leading_index: [k] int64, the same as a tensor.
+    leader_of: [batch] int64, for each place where `leading` has it. A follower has its leader's.
     merged: the rows that are blended before the head; None if there are none.
     late: the rows that are blended after it; None if there are none.
     asked: the rows of the groups that want their streams' log-probabilities; None if there are
@@ -61,6 +62,7 @@ class Rows(NamedTuple):
     group_weights: torch.Tensor
     leading: list[int]
     leading_index: torch.Tensor
+    leader_of: torch.Tensor
     merged: Merged | None = None
     late: Late | None = None
     asked: Asked | None = None
@@ -139,13 +141,16 @@ def stage(
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         logits = np.repeat(logits, counts, axis=1) + offsets
         row_weights, early = np.repeat(weights, counts, axis=1), np.repeat(early, counts)
-    leading = np.setdiff1d(np.arange(len(first_row) - 1), streams[1:])
+    leader_of = np.arange(len(first_row) - 1)
+    leader_of[streams[1:]] = streams[0]
+    leading, leader_of = np.unique(leader_of, return_inverse=True)
     return Rows(
         to_device(streams, np.int64, device),
         to_device(logits, np.int64, device),
         to_device(weights, np.float32, device),
         leading.tolist(),
         to_device(leading, np.int64, device),
+        to_device(leader_of, np.int64, device),
         stage_merged(logits[:, early], row_weights[:, early], first_row[-1], device),
         stage_late(logits[:, ~early], row_weights[:, ~early], device),
         stage_asked(joint, streams[0], counts, device),

@@ -26,7 +26,7 @@ from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
-from cfg_core.vllm_plugin.worker.compact import can_compact, leaders_metadata, spread
+from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge

@@ -5,6 +5,8 @@ Seeds need no special handling: V2 derives its noise from the position of a toke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from cfg_core import blend_kernel
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.compact_v2 import can_compact, leading_batch, spread
 from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
@@ -95,24 +98,65 @@ class GuidedRunnerV2(GPUModelRunner):
                 step.joint, input_batch.req_ids, first_row, device, affine=affine
             )
             self.guidance.rows = rows
-            model, head = self.model, rows and _BlendedHead(self.model, rows)
-            self.model = head or model
-            try:
-                output, num_sampled, num_rejected = super().sample(
-                    hidden_states, input_batch, grammar_output
-                )
-            finally:
-                self.model = model
-        if rows is not None and head is not None:
-            for per_stream in (output.sampled_token_ids, num_sampled, num_rejected):
-                rows.copy_to_followers(per_stream)
-            _add_logprobs(output, rows, head.kept)
+            if rows is not None and self._can_compact(rows, input_batch, grammar_output):
+                output = self._sample_leading(hidden_states, input_batch, rows)
+            else:
+                output = self._sample_all(hidden_states, input_batch, grammar_output, rows)
+        num_sampled, num_rejected = output.num_sampled, output.num_rejected
         if step.solo:
             place_of = {stream: place for place, stream in enumerate(input_batch.req_ids)}
             solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
             num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0
         return output, num_sampled, num_rejected
+
+    def _can_compact(
+        self, rows: Rows, batch: InputBatch, grammar_output: GrammarOutput | None
+    ) -> bool:
+        """Whether this step can be sampled without the followers' rows."""
+        return (
+            grammar_output is None
+            and not self.processors.asking
+            and can_compact(batch, rows, self.sampler)
+        )
+
+    def _sample_leading(
+        self, hidden_states: torch.Tensor, batch: InputBatch, rows: Rows
+    ) -> SamplerOutput:
+        """What vLLM's `sample` does, without the followers' rows."""
+        assert rows.merged is not None
+        merged = merge(hidden_states[batch.logits_indices], rows.merged)
+        with self._head_is(_MergedHead(self.model, merged)):
+            output, _, _ = super().sample(hidden_states, leading_batch(batch, rows), None)
+        return spread(output, rows)
+
+    def _sample_all(
+        self,
+        hidden_states: torch.Tensor,
+        batch: InputBatch,
+        grammar_output: GrammarOutput | None,
+        rows: Rows | None,
+    ) -> SamplerOutput:
+        """What vLLM's `sample` does, with blended rows, and samples copied to the followers."""
+        if rows is None:
+            output, _, _ = super().sample(hidden_states, batch, grammar_output)
+            return output
+        head = _BlendedHead(self.model, rows)
+        with self._head_is(head):
+            output, _, _ = super().sample(hidden_states, batch, grammar_output)
+        for per_stream in (output.sampled_token_ids, output.num_sampled, output.num_rejected):
+            rows.copy_to_followers(per_stream)
+        _add_logprobs(output, rows, head.kept)
+        return output
+
+    @contextmanager
+    def _head_is(self, head: Any) -> Iterator[None]:
+        """Context in which vLLM's `sample` computes logits by `head`."""
+        model, self.model = self.model, head
+        try:
+            yield
+        finally:
+            self.model = model
 
 
 def _add_logprobs(output: SamplerOutput, rows: Rows, kept: torch.Tensor | None) -> None:
@@ -126,6 +170,19 @@ def _add_logprobs(output: SamplerOutput, rows: Rows, kept: torch.Tensor | None) 
 
 class GuidedCPURunnerV2(GuidedRunnerV2, CPUModelRunner):
     """GuidedRunnerV2 on a CPU."""
+
+
+class _MergedHead:
+    """The model as V2's `sample` sees it when followers are left out: their rows are merged."""
+
+    def __init__(self, model: Any, merged: torch.Tensor) -> None:
+        self._model, self._merged = model, merged
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden size] -> [rows, vocabulary]; the rows must be those that lead."""
+        assert len(hidden_states) == len(self._merged), "rows are not where they should be"
+        logits: torch.Tensor = self._model.compute_logits(self._merged)
+        return logits
 
 
 class _BlendedHead:

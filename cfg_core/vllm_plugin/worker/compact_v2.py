@@ -1,0 +1,74 @@
+"""Sampling on vLLM's Model Runner V2 without the followers' rows.
+
+A follower's sample is replaced by its leader's, so nothing needs to be computed for it. V2's
+sampler gets a batch without followers, which has the fields that vLLM itself makes for a part of a
+batch (its batch-sharded sampling, worker/gpu/sample/batch_shard.py). The output is spread over the
+whole batch afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from cfg_core.vllm_plugin.worker.rows import Rows
+
+
+def can_compact(batch: InputBatch, rows: Rows, sampler: Sampler | None) -> bool:
+    """Whether the rows that lead can be sampled alone.
+
+    All groups must be blended before the head, and each stream must have one row of logits. Masks
+    of kept tokens and traces to replay have rows of their own, and are left to vLLM.
+    """
+    return (
+        rows.merged is not None
+        and rows.late is None
+        and batch.num_draft_tokens == 0
+        and sampler is not None
+        and not sampler.compute_nans
+        and not sampler.return_sampling_mask
+        and sampler.trace_replay_state is None
+    )
+
+
+def leading_batch(batch: InputBatch, rows: Rows) -> InputBatch:
+    """The rows of `batch` that are no followers', as V2's sampler reads them."""
+    places, index = rows.leading, rows.leading_index
+    num_reqs = len(places)
+    slots = batch.idx_mapping[index]
+    return replace(
+        batch,
+        req_ids=[batch.req_ids[place] for place in places],
+        num_reqs=num_reqs,
+        idx_mapping=slots,
+        idx_mapping_np=batch.idx_mapping_np[places],
+        expanded_idx_mapping=slots,
+        expanded_local_pos=batch.expanded_local_pos[:num_reqs],  # all are 0 without drafts
+        seq_lens=batch.seq_lens[index],
+        seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[places],
+        logits_indices=batch.logits_indices[index],
+        cu_num_logits=batch.cu_num_logits[: num_reqs + 1],  # counts up by one without drafts
+        cu_num_logits_np=batch.cu_num_logits_np[: num_reqs + 1],
+    )
+
+
+def spread(output: SamplerOutput, rows: Rows) -> SamplerOutput:
+    """The output of the rows that lead, as one of the whole batch: followers have their leader's.
+
+    This makes new tensors and leaves the given ones.
+    """
+    leader_of = rows.leader_of
+    logprobs = output.logprobs_tensors
+    if logprobs is not None:
+        logprobs = LogprobsTensors(*(tensor[leader_of] for tensor in logprobs[:3]))
+    return replace(
+        output,
+        sampled_token_ids=output.sampled_token_ids[leader_of],
+        logprobs_tensors=logprobs,
+        num_sampled=output.num_sampled[leader_of],
+        num_rejected=output.num_rejected[leader_of],
+    )

@@ -211,6 +211,7 @@ ENGINES: dict[str, tuple[Callable[[str, str], Run], str]] = {
     "ours bf16": (ours, "bfloat16"),
     "ours": (ours, "auto"),
     "sentence-transformers": (sentence_transformers, "float32"),
+    "vllm": (vllm, "auto"),
     "vllm fp32": (vllm, "float32"),
     "vllm bf16": (vllm, "bfloat16"),
     "infinity": (infinity, "float32"),
@@ -224,6 +225,7 @@ ENGINES: dict[str, tuple[Callable[[str, str], Run], str]] = {
     "ours fp32 online": (ours_online, "float32"),
     "ours bf16 online": (ours_online, "bfloat16"),
     "openvino online": (openvino_online, "auto"),
+    "vllm online": (vllm_online, "auto"),
     "vllm fp32 online": (vllm_online, "float32"),
     "vllm bf16 online": (vllm_online, "bfloat16"),
 }

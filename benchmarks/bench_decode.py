@@ -1,7 +1,7 @@
 """Decoding: what a step of guided groups costs, against the plain streams that they are made of.
 
     python benchmarks/bench_decode.py [--batches 1 4 16 32] [--turns 8] [--sampled]
-        [--model chat|stories|300m] [--negatives 1 48 256] [--peers transformers client]
+        [--model chat|stories|300m|1b|8b] [--negatives 1 48 256] [--peers transformers client]
 
 The physics. A decode step reads all weights once, whatever the batch, and computes about
 2 x parameters FLOPs for each stream. `bound` is the larger of the two times for 2B streams, from
@@ -13,11 +13,13 @@ requests, so a step of B groups should take as long as one of 2B plain requests:
 It may be more than 1: a group needs one row of the head, one sample and one text, where two plain
 requests need two of each. It is less than 1 if the blend and its bookkeeping cost more than that.
 
-What is timed is `LLMEngine.step`, scheduler, model, sampling and text included, in one process and
-on one thread. A load is a batch of texts of `--tokens` tokens; its time is the median of its steps,
+What is timed is `LLMEngine.step`, scheduler, model, sampling and text included; on a CPU, in one
+process and on one thread. On a GPU, the engine has its own process, CUDA graphs and async
+scheduling, as it comes; texts of the models with random weights are not detokenized. A load is a batch of texts of `--tokens` tokens; its time is the median of its steps,
 without prompts. The loads take turns in one engine, in changing order, and ratios are taken within
-a turn, because the machine's speed changes. Prompts and negatives are random tokens. `--model 300m`
-is a Llama with random weights.
+a turn, because the machine's speed changes. Prompts and negatives are random tokens. `300m`,
+`1b` and `8b` are Llamas with random weights. The last two have the shapes of Llama 3, and need a
+GPU.
 
 `--sampled` uses temperature 0.8 and top-p 0.95, else all is greedy. Peers, on the same thread:
 
@@ -47,17 +49,23 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-for name, value in {
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+CUDA = torch.cuda.is_available()
+ON_CPU = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
+}
+for name, value in {
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
+    **({} if CUDA else ON_CPU),
 }.items():
     os.environ.setdefault(name, value)
 
-import torch  # noqa: E402
 from card import card, vllm_version  # noqa: E402
 from physics import Rates, measure  # noqa: E402
 from safetensors import safe_open  # noqa: E402
@@ -65,6 +73,11 @@ from safetensors import safe_open  # noqa: E402
 CHAT = ROOT / "models" / "SmolLM2-135M-Instruct"
 MODELS = {"chat": CHAT, "stories": ROOT / "models" / "stories"}
 LARGER = "300m"
+SHAPES = {
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+}
+"""Those of Llama 3. vLLM fills in the weights (`load_format: dummy`)."""
 SCALE = 1.5
 FIRST_ID = 100
 """Token ids below are special."""
@@ -98,6 +111,34 @@ def make_larger(folder: Path) -> Path:
     return folder
 
 
+def make_shape(folder: Path, name: str) -> Path:
+    """A configuration without weights."""
+    from transformers import LlamaConfig
+
+    LlamaConfig(
+        vocab_size=128256,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+        tie_word_embeddings=name == "1b",
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+        **SHAPES[name],
+    ).save_pretrained(folder)
+    return folder
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Engine arguments of this device, and of a model without weights."""
+    options: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
+    if CUDA:
+        options = {"kv_cache_memory_bytes": 12 << 30, "gpu_memory_utilization": 0.6}
+    if args.model in SHAPES:
+        options |= {"load_format": "dummy", "skip_tokenizer_init": True}
+    return options
+
+
 class Bench:
     """One engine, and loads of random prompts."""
 
@@ -115,8 +156,7 @@ class Bench:
             max_model_len=max(256, longest),
             max_num_seqs=2 * max(args.batches),
             max_num_batched_tokens=4096,
-            enforce_eager=True,
-            kv_cache_memory_bytes=1 << 30,
+            **engine_options(args),
             **guided_engine_args(),
         ).llm_engine
         self._vocabulary = self._engine.model_config.get_vocab_size()
@@ -126,6 +166,9 @@ class Bench:
     def sizes(self) -> dict[str, int]:
         """Parameters of the model, and their bytes. A head that shares its weights counts once."""
         weights = 0
+        if self._args.model in SHAPES:
+            weights = parameters_of(self._model)
+            return {"parameters": weights, "bytes": 2 * weights}
         for path in self._model.glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:
                 names = file.keys()
@@ -160,7 +203,11 @@ class Bench:
         if args.sampled:
             sampling = {"temperature": 0.8, "top_p": 0.95}
         params = SamplingParams(
-            max_tokens=args.tokens, ignore_eos=True, extra_args=extra, **sampling
+            max_tokens=args.tokens,
+            ignore_eos=True,
+            detokenize=args.model not in SHAPES,
+            extra_args=extra,
+            **sampling,
         )
         self._send(self._ids(args.prompt), params)
 
@@ -197,14 +244,21 @@ class Bench:
 
     def transformers_s(self, requests: int, negative: int) -> float:
         """Seconds of a step of transformers' guided `generate` on a batch of that many prompts."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
+        device = "cuda" if CUDA else "cpu"
         if self._peer is None:
             dtype = getattr(torch, self._args.dtype)
-            loaded = AutoModelForCausalLM.from_pretrained(str(self._model), dtype=dtype)
-            self._peer = loaded.eval()
+            if self._args.model in SHAPES:
+                config = AutoConfig.from_pretrained(str(self._model))
+                with torch.device(device):
+                    loaded = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(str(self._model), dtype=dtype)
+            self._peer = loaded.to(device).eval()
         prompts = torch.tensor([self._ids(self._args.prompt) for _ in range(requests)])
         negatives = torch.tensor([self._ids(negative) for _ in range(requests)])
+        prompts, negatives = prompts.to(device), negatives.to(device)
         options: dict[str, Any] = {"do_sample": False}
         if self._args.sampled:
             options = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0}
@@ -222,6 +276,8 @@ class Bench:
                 pad_token_id=0,
                 **options,
             )
+            if CUDA:
+                torch.cuda.synchronize()
             took.append(time.perf_counter() - start)
         return (took[1] - took[0]) / (PEER_TOKENS[1] - PEER_TOKENS[0])
 
@@ -293,7 +349,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=[*MODELS, LARGER], default="chat")
+    parser.add_argument("--model", choices=[*MODELS, LARGER, *SHAPES], default="chat")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--tokens", type=int, default=24)
@@ -305,11 +361,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file for the line of JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure_steps(args, MODELS.get(args.model) or make_larger(Path(folder)))
+        measure_steps(args, model_of(args.model, Path(folder)))
+
+
+def model_of(name: str, folder: Path) -> Path:
+    if name in SHAPES:
+        return make_shape(folder, name)
+    return MODELS.get(name) or make_larger(folder)
+
+
+def parameters_of(model: Path) -> int:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)))
+    return sum(weight.numel() for weight in made.parameters())
 
 
 def measure_steps(args: argparse.Namespace, model: Path) -> None:
     rates: Rates = measure(getattr(torch, args.dtype))
+    torch.cuda.empty_cache()  # for the engine, which may be another process
     bench = Bench(args, model)
     sizes = bench.sizes()
     described = {

@@ -10,6 +10,8 @@ import time
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
+import torch
+
 from cfg_core.cpu_features import has_bfloat16
 
 HERE = Path(__file__).resolve().parent
@@ -27,10 +29,13 @@ def card() -> dict[str, str]:
         (line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "?"
     )
     bf16 = has_bfloat16(info)
+    machine = (
+        f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"
+    )
+    if torch.cuda.is_available():
+        machine = f"{torch.cuda.get_device_name()}, {machine}"
     return {
-        "machine": (
-            f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"
-        ),
+        "machine": machine,
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),

@@ -1,5 +1,5 @@
-"""What this machine can do with the threads that torch has, measured: how fast it reads memory, and
-how fast it multiplies matrices.
+"""What this machine can do with its GPU, or with the threads that torch has, measured: how fast it
+reads memory, and how fast it multiplies matrices.
 
 From these two rates follows about how long a decode step must take at least.
 """
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-READ_BYTES = 256 << 20
-"""More than the caches of a processor hold."""
-MATRIX = 1024
-ROWS = 256
+READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+"""More than the caches hold."""
+MATRIX = {"cpu": 1024, "cuda": 8192}
+ROWS = {"cpu": 256, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,16 @@ class Rates:
 
 
 def measure(dtype: torch.dtype) -> Rates:
-    """The rates with as many threads as torch has now."""
-    numbers = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    rows, matrix = torch.randn(ROWS, MATRIX).to(dtype), torch.randn(MATRIX, MATRIX).to(dtype)
+    """The rates of the first GPU if there is one, else with as many threads as torch has now."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    num_bytes, width, num_rows = READ_BYTES[device], MATRIX[device], ROWS[device]
+    numbers = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    rows = torch.randn(num_rows, width, device=device).to(dtype)
+    matrix = torch.randn(width, width, device=device).to(dtype)
     product = lambda: torch.nn.functional.linear(rows, matrix)  # noqa: E731
     return Rates(
-        bytes_s=READ_BYTES / _fastest_s(numbers.sum),
-        flop_s=2 * ROWS * MATRIX * MATRIX / _fastest_s(product),
+        bytes_s=num_bytes / _fastest_s(numbers.sum),
+        flop_s=2 * num_rows * width * width / _fastest_s(product),
     )
 
 
@@ -49,5 +52,7 @@ def _fastest_s(work: Callable[[], object], times: int = 20) -> float:
     for _ in range(times):
         start = time.perf_counter()
         work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
     return min(found)

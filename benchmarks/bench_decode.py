@@ -1,7 +1,8 @@
 """Decoding: what a step of guided groups costs, against the plain streams that they are made of.
 
-    python benchmarks/bench_decode.py [--batches 1 4 16 32] [--turns 8] [--sampled]
-        [--model chat|stories|300m|1b|8b] [--negatives 1 48 256] [--peers transformers client]
+    python benchmarks/bench_decode.py [--batches 1 4 16 32] [--turns 8]
+        [--model chat|stories|300m|1b|8b] [--sampling greedy top-p] [--negatives 1 48 256]
+        [--peers transformers client]
 
 The physics. A decode step reads all weights once, whatever the batch, and computes about
 2 x parameters FLOPs for each stream. `bound` is the larger of the two times for 2B streams, from
@@ -13,15 +14,15 @@ requests, so a step of B groups should take as long as one of 2B plain requests:
 It may be more than 1: a group needs one row of the head, one sample and one text, where two plain
 requests need two of each. It is less than 1 if the blend and its bookkeeping cost more than that.
 
-What is timed is `LLMEngine.step`, scheduler, model, sampling and text included; on a CPU, in one
-process and on one thread. On a GPU, the engine has its own process, CUDA graphs and async
-scheduling, as it comes; texts of the models with random weights are not detokenized. A load is a batch of texts of `--tokens` tokens; its time is the median of its steps,
-without prompts. The loads take turns in one engine, in changing order, and ratios are taken within
-a turn, because the machine's speed changes. Prompts and negatives are random tokens. `300m`,
-`1b` and `8b` are Llamas with random weights. The last two have the shapes of Llama 3, and need a
-GPU.
+What is timed is `LLMEngine.step`, scheduler, model, sampling and text included. On a CPU, that is in
+one process and on one thread. On a GPU, the engine has its own process, CUDA graphs and async
+scheduling, as it comes. A load is a batch of texts of `--tokens` tokens; its time is the median of
+its steps, without prompts. The loads take turns in one engine, in changing order, and ratios are
+taken within a turn, because the machine's speed changes. Prompts and negatives are random tokens.
+`300m`, `1b` and `8b` are Llamas with random weights. The last two have the shapes of Llama 3, need
+a GPU, and have no tokenizer, so their tokens are not made text.
 
-`--sampled` uses temperature 0.8 and top-p 0.95, else all is greedy. Peers, on the same thread:
+`top-p` samples at temperature 0.8 with top-p 0.95. Peers, on the same thread:
 
 - `transformers`: guided `generate` of Hugging Face transformers on the same batch. The difference
   of two texts of different length is timed, so that prompts do not count.
@@ -50,6 +51,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the engine cannot be forked
 
 import torch  # noqa: E402
 
@@ -83,6 +85,10 @@ FIRST_ID = 100
 """Token ids below are special."""
 SKIPPED = 2
 """Steps at both ends of a text that are not timed: prompts at its beginning, and its end."""
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "top-p": {"temperature": 0.8, "top_p": 0.95},
+}
 PEER_TOKENS = (4, 20)
 """Lengths of the two texts whose difference is timed."""
 CLIENT_TOKENS = 6
@@ -133,7 +139,12 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Engine arguments of this device, and of a model without weights."""
     options: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
     if CUDA:
-        options = {"kv_cache_memory_bytes": 12 << 30, "gpu_memory_utilization": 0.6}
+        sizes = {size for batch in args.batches for size in (batch, 2 * batch)}
+        options = {
+            "kv_cache_memory_bytes": 12 << 30,
+            "gpu_memory_utilization": 0.6,
+            "cudagraph_capture_sizes": sorted(sizes),
+        }
     if args.model in SHAPES:
         options |= {"load_format": "dummy", "skip_tokenizer_init": True}
     return options
@@ -141,6 +152,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 class Bench:
     """One engine, and loads of random prompts."""
+
+    sampling = "greedy"
 
     def __init__(self, args: argparse.Namespace, model: Path) -> None:
         from vllm import LLM
@@ -199,15 +212,12 @@ class Bench:
         if negative:
             ids = self._ids(negative)
             extra = {"guidance_scale": SCALE, "negative_prompt_token_ids": ids}
-        sampling: dict[str, Any] = {"temperature": 0.0}
-        if args.sampled:
-            sampling = {"temperature": 0.8, "top_p": 0.95}
         params = SamplingParams(
             max_tokens=args.tokens,
             ignore_eos=True,
             detokenize=args.model not in SHAPES,
             extra_args=extra,
-            **sampling,
+            **SAMPLINGS[self.sampling],
         )
         self._send(self._ids(args.prompt), params)
 
@@ -260,7 +270,7 @@ class Bench:
         negatives = torch.tensor([self._ids(negative) for _ in range(requests)])
         prompts, negatives = prompts.to(device), negatives.to(device)
         options: dict[str, Any] = {"do_sample": False}
-        if self._args.sampled:
+        if self.sampling == "top-p":
             options = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0}
         took = []
         for tokens in PEER_TOKENS:
@@ -303,6 +313,7 @@ class Bench:
 
         parities = ratios("plain(2B)", "guided(B)")
         return {
+            "sampling": self.sampling,
             "batch": batch,
             "negative": negative,
             "ms": {name: 1000 * statistics.median(t[name][0] for t in turns) for name in turns[0]},
@@ -327,6 +338,7 @@ def table_row(row: dict[str, Any], bound_s: float) -> str:
     ms, (low, high) = row["ms"], row["parity_range"]
     peers = [f"{name} {ms[name]:.0f}, {times:.1f}" for name, times in row["of_peers"].items()]
     cells = [
+        row["sampling"],
         str(row["batch"]),
         str(row["negative"]),
         *(f"{ms[name]:.1f}" for name in ("plain(B)", "guided(B)", "plain(2B)")),
@@ -340,9 +352,9 @@ def table_row(row: dict[str, Any], bound_s: float) -> str:
 
 
 HEADER = """\
-| B | negative | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms | parity (range) \
+| sampling | B | negative | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms | parity (range) \
 | of CPU time | tokens/s, of plain(B) | peers: ms, times slower |
-|---|---|---|---|---|---|---|---|---|---|"""
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
@@ -355,7 +367,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--prompt", type=int, default=48, help="tokens of each prompt")
     parser.add_argument("--negatives", type=int, nargs="+", default=[48], help="their tokens")
-    parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-p 0.95")
+    parser.add_argument("--sampling", nargs="+", choices=SAMPLINGS, default=["greedy"])
     parser.add_argument("--peers", nargs="+", choices=["transformers", "client"], default=[])
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--out", type=Path, help="a file for the line of JSON")
@@ -379,9 +391,9 @@ def parameters_of(model: Path) -> int:
 
 
 def measure_steps(args: argparse.Namespace, model: Path) -> None:
-    rates: Rates = measure(getattr(torch, args.dtype))
-    torch.cuda.empty_cache()  # for the engine, which may be another process
     bench = Bench(args, model)
+    rates: Rates = measure(getattr(torch, args.dtype))
+    torch.cuda.empty_cache()
     sizes = bench.sizes()
     described = {
         **card(),
@@ -394,7 +406,7 @@ def measure_steps(args: argparse.Namespace, model: Path) -> None:
     print(json.dumps(described))
     print(HEADER)
     rows = []
-    for batch, negative in product(args.batches, args.negatives):
+    for bench.sampling, batch, negative in product(args.sampling, args.batches, args.negatives):
         row = bench.row(batch, negative)
         bound_s = rates.step_s(sizes["bytes"], sizes["parameters"], 2 * batch)
         rows.append({**row, "bound_ms": 1000 * bound_s})

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 COMMANDS = (
     "bench_scheduler.py --turns 10 --groups 1 128",
     "bench_decode.py --batches 1 8 --turns 3",
-    "bench_decode.py --batches 8 --turns 3 --sampled",
+    "bench_decode.py --batches 8 --turns 3 --sampling top-p",
     "bench_plain.py --batches 8 --turns 3",
     "bench_capacity.py --groups 300 --prompts 1024 --negatives 1",
     "bench_routing.py --requests 1000",

@@ -16,9 +16,9 @@ fork is needed.
     executor          (compute, deliver)                                     thread
     output_processor  (checkpoint)                                           OutputProcessor
 
-The default attention is sdpa_runs on a CPU and varlen on a GPU. The default runner is `vllm` if the
-executor is `vllm`, and `transformers` otherwise. The other executors are `inline`, and `vllm`: the
-thread executor, which selects the runner `vllm`.
+The default attention is varlen on a GPU in bfloat16 or float16, and sdpa_runs else. The default
+runner is `vllm` if the executor is `vllm`, and `transformers` otherwise. The other executors are
+`inline`, and `vllm`: the thread executor, which selects the runner `vllm`.
 """
 
 from __future__ import annotations

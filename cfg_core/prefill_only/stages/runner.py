@@ -79,7 +79,8 @@ class TransformersRunner:
         self.dimension = dense.dimension if isinstance(dense, DensePooler) else None
 
     def _attention(self, workflow: Mapping[str, str]) -> str:
-        name = workflow.get("attention") or ("varlen" if self.on_gpu else "sdpa_runs")
+        flash = self.on_gpu and self.dtype != torch.float32  # which flash attention does not take
+        name = workflow.get("attention") or ("varlen" if flash else "sdpa_runs")
         return attention.install(name.replace(":", "."), resolve("attention", {"attention": name}))
 
     @torch.inference_mode()

@@ -1,10 +1,12 @@
-"""The blend of logits as Triton kernels, for GPUs; cfg_core/blend.py defines what they compute.
+"""The blend as Triton kernels, for GPUs. cfg_core/blend.py defines what they compute for logits.
 
 PyTorch's way allocates several tensors of [streams, groups, vocabulary] in float32, and passes over
 each of them. Here the first kernel reads each row once, for its normaliser. The second reads the
-rows again, and writes the blend: nothing of the vocabulary's size is allocated. Without Triton
-there is only PyTorch's way. `check` compares the two once, so that a GPU whose kernel fails or
-differs uses PyTorch.
+rows again, and writes the blend: nothing of the vocabulary's size is allocated. Hidden states are
+small, so for them it is the launches that count: one kernel in place of eight.
+
+Without Triton there is only PyTorch's way. `check` compares the two once, so that a GPU whose
+kernels fail or differ uses PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _checked: dict[torch.device, bool] = {}
 
 
 def check(device: torch.device) -> bool:
-    """Find out whether `blend_rows` computes on `device` what `blend` does; the answer is kept.
+    """Find out whether the kernels compute on `device` what PyTorch does; the answer is kept.
 
     It is used on GPUs, and in Triton's interpreter (TRITON_INTERPRET=1, for tests). This waits for
     the device, so it must not be called within a step.
@@ -60,10 +62,15 @@ def _is_right(device: torch.device) -> bool:
         given = logits.to(device)
         blend_rows(given, rows.to(device), weights.to(device), given)
         found = given.cpu()[rows[0]]
+        states = torch.randn(6, 40, generator=generator)
+        merged = merge_rows(states.to(device), rows.to(device), weights.to(device)).cpu()
     except Exception as error:  # of a compiler or a driver
         logger.warning("Groups are blended by PyTorch, the Triton kernel fails: %s", error)
         return False
-    if torch.allclose(found, wanted, rtol=1e-4, atol=1e-4):
+    wanted_states = (states[rows] * weights.unsqueeze(-1)).sum(0)
+    if torch.allclose(found, wanted, rtol=1e-4, atol=1e-4) and torch.allclose(
+        merged, wanted_states, rtol=1e-4, atol=1e-4
+    ):
         return True
     logger.warning("Groups are blended by PyTorch, the Triton kernel gives other values.")
     return False
@@ -101,7 +108,60 @@ def blend_rows(
     )
 
 
+def merge_rows(
+    states_RH: torch.Tensor, rows_SK: torch.Tensor, weights_SK: torch.Tensor
+) -> torch.Tensor:
+    """The weighted sums of rows, [k, hidden size] in the type of `states_RH`, computed in float32.
+
+    states_RH: [rows, hidden size], any float dtype, each row contiguous.
+    rows_SK: [streams, k] int64, contiguous. A row may be used often.
+    weights_SK: [streams, k] float32, contiguous. Each column sums to 1.
+
+    Where all streams are the same row and the first weight is 1, the result is that row.
+    """
+    (streams, num), width = rows_SK.shape, states_RH.shape[-1]
+    out = torch.empty(num, width, dtype=states_RH.dtype, device=states_RH.device)
+    merge_kernel[(num, triton.cdiv(width, BLOCK))](
+        states_RH,
+        out,
+        rows_SK,
+        weights_SK,
+        num,
+        width,
+        states_RH.stride(0),
+        STREAMS=streams,
+        BLOCK=BLOCK,
+    )
+    return out
+
+
 if triton is not None:
+
+    @triton.jit(do_not_specialize=["num"])
+    def merge_kernel(
+        states,
+        out,
+        rows,
+        weights,
+        num,
+        width,
+        stride,
+        STREAMS: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """A part of a row of the result, written as differences from the first follower."""
+        place = tl.program_id(0)
+        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < width
+        leader = tl.load(states + tl.load(rows + place) * stride + at, mask=inside).to(tl.float32)
+        first = rows + num + place
+        anchor = tl.load(states + tl.load(first) * stride + at, mask=inside).to(tl.float32)
+        total = anchor + tl.load(weights + place) * (leader - anchor)
+        for stream in tl.static_range(2, STREAMS):
+            row = tl.load(rows + stream * num + place)
+            follower = tl.load(states + row * stride + at, mask=inside).to(tl.float32)
+            total += tl.load(weights + stream * num + place) * (follower - anchor)
+        tl.store(out + place * width + at, total, mask=inside)
 
     @triton.jit
     def normalise_kernel(logits, rows, normalisers, vocabulary, stride, BLOCK: tl.constexpr):

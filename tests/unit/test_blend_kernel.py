@@ -45,8 +45,26 @@ def compare() -> None:
         rounding = 1e-5 * weights.abs().max().clamp(1, LARGEST_WEIGHT).item()
         assert torch.allclose(out[rows[0]], wanted, rtol=1e-4, atol=rounding), case
         assert torch.equal(out[others], untouched), case
+    compare_merged(generator)
     assert blend_kernel.check(torch.device("cpu"))
     assert blend_kernel.is_usable(torch.device("cpu"))
+
+
+def compare_merged(generator: torch.Generator) -> None:
+    """Rows that are made of themselves stay bit for bit, and the others are PyTorch's sums."""
+    for streams, width, dtype in itertools.product((2, 3, 5), (1, 7, BLOCK + 900), POINTERS):
+        states = torch.randn(9, width, generator=generator).to(dtype)
+        rows = torch.tensor([[1, 0, 4]] + [[2, 0, 8 - n] for n in range(1, streams)])
+        weights = torch.randn(streams, 3, generator=generator)
+        weights[0] = 1 - weights[1:].sum(0)
+        weights[:, 1] = torch.eye(streams)[0]
+        merged = blend_kernel.merge_rows(states, rows, weights)
+        wanted = (states[rows].float() * weights.unsqueeze(-1)).sum(0)
+        assert merged.dtype == dtype
+        assert torch.equal(merged[1], states[0]), (streams, width, dtype)
+        assert torch.allclose(merged.float(), wanted, rtol=1e-2, atol=1e-2), (streams, width, dtype)
+        if dtype == torch.float32:
+            assert torch.allclose(merged, wanted, rtol=1e-4, atol=1e-4), (streams, width)
 
 
 def test_the_kernels_compute_what_pytorch_does():
@@ -89,6 +107,11 @@ def test_the_kernels_compile_for_gpus(capability, dtype, tmp_path, monkeypatch):
             {**constants, "STREAMS": streams},
         )
         compiled.append(triton.compile(source, target=target))
+        own = {"states": POINTERS[dtype], "out": POINTERS[dtype], "rows": "*i64"}
+        own |= {"weights": "*fp32", "num": "i32", "width": "i32", "stride": "i32"}
+        types = {**own, "STREAMS": "constexpr", "BLOCK": "constexpr"}
+        merge = ASTSource(blend_kernel.merge_kernel, types, {"STREAMS": streams, "BLOCK": BLOCK})
+        compiled.append(triton.compile(merge, target=target))
     for kernel in compiled:
         assert kernel.asm["cubin"][:4] == b"\x7fELF"
         assert f".target {capability}" in kernel.asm["ptx"]
@@ -107,15 +130,29 @@ def test_a_kernel_that_is_wrong_is_not_used(fault, monkeypatch, caplog):
         out[rows[0]] = blend(logits[rows], weights) + 0.01
 
     monkeypatch.setattr(blend_kernel, "blend_rows", broken)
+    monkeypatch.setattr(blend_kernel, "merge_rows", merged_right)
     assert not blend_kernel._is_right(torch.device("cpu"))
     assert "blended by PyTorch" in caplog.text
 
 
-def test_a_kernel_that_is_right_is_used(monkeypatch):
-    def right(logits, rows, weights, out):
-        out[rows[0]] = blend(logits[rows], weights)
+def blended_right(logits, rows, weights, out):
+    out[rows[0]] = blend(logits[rows], weights)
 
-    monkeypatch.setattr(blend_kernel, "blend_rows", right)
+
+def merged_right(states, rows, weights):
+    return (states[rows] * weights.unsqueeze(-1)).sum(0)
+
+
+def test_a_merge_that_is_wrong_is_not_used(monkeypatch, caplog):
+    monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
+    monkeypatch.setattr(blend_kernel, "merge_rows", lambda *a: merged_right(*a) + 0.01)
+    assert not blend_kernel._is_right(torch.device("cpu"))
+    assert "other values" in caplog.text
+
+
+def test_kernels_that_are_right_are_used(monkeypatch):
+    monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
+    monkeypatch.setattr(blend_kernel, "merge_rows", merged_right)
     assert blend_kernel._is_right(torch.device("cpu"))
 
 

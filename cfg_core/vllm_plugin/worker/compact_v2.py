@@ -36,10 +36,14 @@ def can_compact(batch: InputBatch, rows: Rows, sampler: Sampler | None) -> bool:
 
 
 def leading_batch(batch: InputBatch, rows: Rows) -> InputBatch:
-    """The rows of `batch` that are no followers', as V2's sampler reads them."""
+    """The rows of `batch` that are no followers', as V2's sampler reads them.
+
+    Each operation of the device costs the host some microseconds, so there are few.
+    """
     places, index = rows.leading, rows.leading_index
     num_reqs = len(places)
-    slots = batch.idx_mapping[index]
+    slots = batch.idx_mapping.index_select(0, index)
+    decodes = batch.num_tokens == batch.num_reqs  # each request has one token, in its own row
     return replace(
         batch,
         req_ids=[batch.req_ids[place] for place in places],
@@ -48,9 +52,9 @@ def leading_batch(batch: InputBatch, rows: Rows) -> InputBatch:
         idx_mapping_np=batch.idx_mapping_np[places],
         expanded_idx_mapping=slots,
         expanded_local_pos=batch.expanded_local_pos[:num_reqs],  # all are 0 without drafts
-        seq_lens=batch.seq_lens[index],
+        seq_lens=batch.seq_lens.index_select(0, index),
         seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[places],
-        logits_indices=batch.logits_indices[index],
+        logits_indices=index if decodes else batch.logits_indices.index_select(0, index),
         cu_num_logits=batch.cu_num_logits[: num_reqs + 1],  # counts up by one without drafts
         cu_num_logits_np=batch.cu_num_logits_np[: num_reqs + 1],
     )
@@ -64,11 +68,12 @@ def spread(output: SamplerOutput, rows: Rows) -> SamplerOutput:
     leader_of = rows.leader_of
     logprobs = output.logprobs_tensors
     if logprobs is not None:
-        logprobs = LogprobsTensors(*(tensor[leader_of] for tensor in logprobs[:3]))
+        parts = (tensor.index_select(0, leader_of) for tensor in logprobs[:3])
+        logprobs = LogprobsTensors(*parts)
     return replace(
         output,
-        sampled_token_ids=output.sampled_token_ids[leader_of],
+        sampled_token_ids=output.sampled_token_ids.index_select(0, leader_of),
         logprobs_tensors=logprobs,
-        num_sampled=output.num_sampled[leader_of],
-        num_rejected=output.num_rejected[leader_of],
+        num_sampled=output.num_sampled.index_select(0, leader_of),
+        num_rejected=output.num_rejected.index_select(0, leader_of),
     )

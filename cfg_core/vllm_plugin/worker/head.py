@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from vllm.distributed import get_tp_group
 
+from cfg_core import blend_kernel
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -77,35 +79,34 @@ def has_soft_cap(model: Any) -> bool:
 
 
 class Merged(NamedTuple):
-    """Index tensors of the rows of hidden states that are blended before the head.
+    """Index tensors of the rows of hidden states that go through the head: all but the followers of
+    groups that are blended before it.
 
-    streams: [streams, m] int64, rows of hidden states, the leaders' first.
-    weights: [streams, m] float32.
-    kept: [k] int64, the rows that go through the head: all but the followers in `streams`.
-    leaders: [m] int64, places of the leaders in `kept`.
-    source: [rows] int64, for each row its place in `kept`. A follower has its leader's.
+    streams: [streams, k] int64, the rows of hidden states that each of them is made of, the
+        leader's first. A row that is no group's leader is made of itself.
+    weights: [streams, k] float32. Those of a row that is made of itself are 1, 0, 0...
+    source: [rows] int64, for each row its place among the k. A follower has its leader's.
     """
 
     streams: torch.Tensor
     weights: torch.Tensor
-    kept: torch.Tensor
-    leaders: torch.Tensor
     source: torch.Tensor
 
 
 def merge(hidden_states: torch.Tensor, merged: Merged) -> torch.Tensor:
     """The rows that go through the head: [rows, hidden size] -> [k, hidden size].
 
-    The blend is computed in float32, and rounded to the type of `hidden_states`.
+    The blend is computed in float32, and rounded to the type of `hidden_states`. A row that is made
+    of itself stays what it is: it gets 1 times the difference to itself.
     """
-    rows = hidden_states[merged.kept]
+    if blend_kernel.is_usable(hidden_states.device):
+        return blend_kernel.merge_rows(hidden_states, merged.streams, merged.weights)
     streams = hidden_states[merged.streams].float()
     anchor = streams[1]
     blended = anchor + merged.weights[0].unsqueeze(-1) * (streams[0] - anchor)
     for follower, weight in zip(streams[2:], merged.weights[2:], strict=True):
         blended += weight.unsqueeze(-1) * (follower - anchor)
-    rows[merged.leaders] = blended.to(rows.dtype)
-    return rows
+    return blended.to(hidden_states.dtype)
 
 
 @torch.inference_mode()

@@ -165,15 +165,24 @@ def may_merge(group: JointRow) -> bool:
 def stage_merged(
     streams: np.ndarray, weights: np.ndarray, num_rows: int, device: torch.device
 ) -> Merged | None:
-    """Index tensors of the rows [streams, m] that are blended before the head; None without any."""
+    """Index tensors of the rows that go through the head; None if no group is blended before it.
+
+    streams: [streams, m], the rows of those groups, and `weights` theirs.
+    """
     if not streams.size:
         return None
     source = np.arange(num_rows)
     source[streams[1:]] = streams[0]
     kept, source = np.unique(source, return_inverse=True)
-    indices = (streams, weights, kept, source[streams[0]], source)
-    types = (np.int64, np.float32, np.int64, np.int64, np.int64)
-    return Merged(*(to_device(x, t, device) for x, t in zip(indices, types, strict=True)))
+    leaders = source[streams[0]]
+    made_of, factors = np.tile(kept, (len(streams), 1)), np.zeros((len(streams), len(kept)))
+    factors[0] = 1
+    made_of[:, leaders], factors[:, leaders] = streams, weights
+    return Merged(
+        to_device(made_of, np.int64, device),
+        to_device(factors, np.float32, device),
+        to_device(source, np.int64, device),
+    )
 
 
 def stage_late(streams: np.ndarray, weights: np.ndarray, device: torch.device) -> Late | None:

@@ -125,8 +125,11 @@ class GuidedRunnerV2(GPUModelRunner):
     ) -> SamplerOutput:
         """What vLLM's `sample` does, without the followers' rows."""
         assert rows.merged is not None
-        merged = merge(hidden_states[batch.logits_indices], rows.merged)
-        with self._head_is(_MergedHead(self.model, merged)):
+        if batch.num_tokens == batch.num_reqs:  # each request has one token, in its own row
+            states = hidden_states
+        else:
+            states = hidden_states[batch.logits_indices]
+        with self._head_is(_MergedHead(self.model, merge(states, rows.merged))):
             output, _, _ = super().sample(hidden_states, leading_batch(batch, rows), None)
         return spread(output, rows)
 

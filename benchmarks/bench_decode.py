@@ -14,8 +14,8 @@ requests, so a step of B groups should take as long as one of 2B plain requests:
 It may be more than 1: a group needs one row of the head, one sample and one text, where two plain
 requests need two of each. It is less than 1 if the blend and its bookkeeping cost more than that.
 
-What is timed is `LLMEngine.step`, scheduler, model, sampling and text included. On a CPU, that is in
-one process and on one thread. On a GPU, the engine has its own process, CUDA graphs and async
+What is timed is `LLMEngine.step`, scheduler, model, sampling and text included. On a CPU, one
+process with one thread does it. On a GPU, the engine has its own process, CUDA graphs and async
 scheduling, as it comes. A load is a batch of texts of `--tokens` tokens; its time is the median of
 its steps, without prompts. The loads take turns in one engine, in changing order, and ratios are
 taken within a turn, because the machine's speed changes. Prompts and negatives are random tokens.
@@ -352,8 +352,8 @@ def table_row(row: dict[str, Any], bound_s: float) -> str:
 
 
 HEADER = """\
-| sampling | B | negative | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms | parity (range) \
-| of CPU time | tokens/s, of plain(B) | peers: ms, times slower |
+| sampling | B | negative | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms \
+| parity (range) | of CPU time | tokens/s, of plain(B) | peers: ms, times slower |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 

@@ -53,10 +53,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _group(nodeid: str) -> str:
     """The group of a test: its file, whose tests share an engine that should start once.
 
-    Each test of test_paths.py starts its own processes, so it is a group of its own.
+    Each test of test_paths.py and of test_equality_gpu.py starts its own processes, so it is a
+    group of its own.
     """
     file = nodeid.partition("::")[0]
-    return nodeid if file.endswith("/test_paths.py") else file
+    return nodeid if file.endswith(("/test_paths.py", "/test_equality_gpu.py")) else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

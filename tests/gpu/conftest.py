@@ -2,5 +2,5 @@
 
 import os
 
-# Else looking for a GPU uses it, and engines could not be forked.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Looking for a GPU uses it, and then an engine's process cannot be forked.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")

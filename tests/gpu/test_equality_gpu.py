@@ -7,9 +7,6 @@ float32 on the CPU. At every position, the guided score of the token that the en
 within rounding of the best score. Two correct programs may choose differently if two scores are
 nearly equal. Along the engine's own text, they may not differ by more than rounding.
 
-This process leaves the GPU alone, so that engines are forked from it: a new process imports vLLM
-for 20 s.
-
 Each engine gets all its requests at once: guided ones that are blended before the head, guided ones
 that are blended after it (they ask for `guidance_logprobs`), ones that are sampled or biased, and
 plain ones.
@@ -71,7 +68,12 @@ PATHS = {
         options={**GRAPHS, "speculative_config": {"method": "ngram_gpu", **NGRAMS}}
     ),
     "v1-ngram": EnginePath(
-        runner="1", options={**GRAPHS, "speculative_config": {"method": "ngram", **NGRAMS}}
+        runner="1",
+        options={
+            **GRAPHS,
+            "async_scheduling": False,
+            "speculative_config": {"method": "ngram", **NGRAMS},
+        },
     ),
     "float32": EnginePath("float32", options=GRAPHS),
     "drafts-tight": EnginePath(options={**GRAPHS, **TIGHT, **MODEL_DRAFTS}),

@@ -96,8 +96,9 @@ class CallPlacer:
             shared.placed_by(deployment, self)
         self._publish()
 
-    def forget(self, replica: Hashable) -> None:
-        """Forget a replica that is gone."""
+    def died(self, replica: Hashable) -> None:
+        """Note that a call found the replica dead. The controller may not know it yet."""
+        shared.lost(replica)
         with self._lock:
             self._placer.forget(replica)
             self._addresses.pop(replica, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
@@ -157,8 +157,10 @@ class SentLedger:
         self._sent: defaultdict[Hashable, dict[str, Work]] = defaultdict(dict)
         # replica -> works, and when each was answered
         self._answered: defaultdict[Hashable, deque[tuple[Work, float]]] = defaultdict(deque)
-        # request -> replica, work
+        # request -> replica, work; the oldest plans come first
         self._planned: dict[str, tuple[Hashable, Work]] = {}
+        # replica -> request -> work, the same
+        self._plans: defaultdict[Hashable, dict[str, Work]] = defaultdict(dict)
         self._known_until: dict[Hashable, float] = {}
         self._last_sent: dict[Hashable, float] = {}
 
@@ -168,18 +170,26 @@ class SentLedger:
         It counts at once; otherwise requests that come together would all choose the same replica.
         It counts only once, however often it is planned.
         """
+        self.unplan(request)
         self._planned[request] = replica, work
-        for late in [
-            name for name, (_, plan) in self._planned.items() if work.at - plan.at > PLANNED_S
-        ]:
-            del self._planned[late]
+        self._plans[replica][request] = work
+        while self._planned:
+            oldest, (_, plan) = next(iter(self._planned.items()))
+            if work.at - plan.at <= PLANNED_S:
+                break
+            self.unplan(oldest)
 
     def unplan(self, request: str) -> None:
-        self._planned.pop(request, None)
+        if request in self._planned:
+            replica, _ = self._planned.pop(request)
+            plans = self._plans[replica]
+            del plans[request]
+            if not plans:
+                del self._plans[replica]
 
     def sent(self, replica: Hashable, request: str, work: Work) -> None:
         """Note that the replica has taken the request."""
-        self._planned.pop(request, None)
+        self.unplan(request)
         self._sent[replica].pop(request, None)  # so that the newest come last
         self._sent[replica][request] = work
         self._last_sent[replica] = work.at
@@ -190,7 +200,7 @@ class SentLedger:
         The request may be one that was never noted.
         """
         if self._planned.get(request, (None,))[0] == replica:
-            del self._planned[request]
+            self.unplan(request)
         work = self._sent.get(replica, {}).pop(request, None)
         if work:
             self._answered[replica].append((work, now))
@@ -207,11 +217,15 @@ class SentLedger:
             answered.popleft()
 
     def forget(self, replica: Hashable) -> None:
+        for request in list(self._plans.get(replica, ())):
+            self.unplan(request)
         for table in (self._sent, self._answered, self._known_until, self._last_sent):
             table.pop(replica, None)
-        self._planned = {
-            request: plan for request, plan in self._planned.items() if plan[0] != replica
-        }
+
+    def keep_only(self, replicas: Collection[Hashable]) -> None:
+        """Forget all other replicas."""
+        for replica in {*self._known_until, *self._last_sent, *self._plans} - set(replicas):
+            self.forget(replica)
 
     def unanswered(self, replica: Hashable) -> tuple[int, int]:
         """(tokens, requests) that were sent there and are not answered yet."""
@@ -231,9 +245,7 @@ class SentLedger:
             takewhile(lambda work: work.at > until, reversed(self._sent.get(replica, {}).values()))
         )
         new += [
-            plan
-            for where, plan in self._planned.values()
-            if where == replica and now - plan.at <= PLANNED_S
+            plan for plan in self._plans.get(replica, {}).values() if now - plan.at <= PLANNED_S
         ]
         gone = sum(work.streams for work, _ in self._answered.get(replica, ()) if work.at <= until)
         return replace(

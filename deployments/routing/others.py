@@ -52,7 +52,10 @@ class TrafficShare:
         before, own = self._taken.get(replica), self._sent.pop(replica, 0)
         self._taken[replica] = taken
         if before is None:
-            return  # nobody knows how many of them were taken since this router is there
+            # Nobody knows how many of them were taken since this router is there. What was sent
+            # while the report was on its way is in the next one.
+            self._sent[replica] = max(0, own - taken)
+            return
         self._own += own
         self._all += max(0, taken - before)
         if self._all > REMEMBERED:

@@ -20,7 +20,10 @@ one of these rules or the load speaks against it.
 Among many replicas, only MAX_COMPARED are compared, so that a choice among a thousand takes no
 longer. These are the session's home, those that hold the longest beginnings of the prompts, and
 others at random (as in "the power of two choices", Mitzenmacher 2001). If the best of them lacks
-blocks or slots, all are compared.
+blocks or slots, as many of those that reported room are compared, too.
+
+A replica that has not reported counts as an empty one of the size of the others, so that what is
+sent to it counts against it.
 """
 
 from __future__ import annotations
@@ -46,6 +49,9 @@ MAX_SESSIONS = 2**16
 
 MAX_COMPARED = 32
 """How many replicas are compared for one request, if one of them has room."""
+
+MAX_HELD = 2**19
+"""How many chunks of all replicas are remembered, at some 500 bytes each."""
 
 HELD_BY_ALL = 4.0
 """Chunks of which a replica expects more uses than this are not looked for on one replica."""
@@ -228,10 +234,11 @@ class Placer:
         self._ledger = SentLedger()
         self._share = TrafficShare()
         self._reuse = PrefixReuse()
-        self._replicas: set[Hashable] = set()
+        self._replicas: set[Hashable] | None = None  # None: nobody has told
         self._ring: HashRing[Any] = HashRing(())
         self._stats: dict[Hashable, Mapping[str, Any]] = {}
         self._reported: dict[Hashable, tuple[ReplicaLoad, float]] = {}  # load, and when it was true
+        self._assumed = ReplicaLoad()  # of a replica that has not reported
         self._ongoing: dict[tuple[Hashable, str], GroupRequest] = {}
         # session -> replica, least recently used first
         self._homes: OrderedDict[str, Hashable] = OrderedDict()
@@ -255,6 +262,7 @@ class Placer:
         sharing = len(replicas) * self._share.value
 
         def best_first(compared: list[R]) -> list[R]:
+            self._rng.shuffle(compared)  # else all routers would choose the same one of equals
             loads = self.loads(compared, now)
             return choose(request, loads, self._index, now, home, self._costs, sharing, guess)
 
@@ -263,16 +271,24 @@ class Placer:
         wanted = [home, guess.replica if guess else None]
         compared = best_first(shortlist(request, replicas, self._index, wanted, self._rng))
         if not self._has_room(request, compared[0], now):
-            return best_first(replicas)
+            free = [r for r in replicas if self._reported_room(request, r)]
+            if free:
+                more = self._rng.sample(free, min(len(free), MAX_COMPARED))
+                compared = best_first(list({*compared, *more}))
         others = set(compared)
         return [*compared, *(replica for replica in replicas if replica not in others)]
+
+    def _reported_room(self, request: GroupRequest, replica: Hashable) -> bool:
+        """Whether the replica's last report alone says that it has room: a quick look."""
+        load, _ = self._last_report(replica)
+        return not any(lacks(request, load, request.blocks(load.block_size)))
 
     def _guess(self, request: GroupRequest, now: float) -> Guess[Any] | None:
         """Where other routers would send the leader's prompt; None if there are none of them."""
         chain, share = request.prefixes[0].chain, self._share.value
         if share == 1.0 or not chain:
             return None
-        sharing = share * len(self._replicas)
+        sharing = share * max(1, len(self._replicas or ()))
         uses = [self._index.expected_uses(chunk, now, sharing) for chunk in chain]
         rare = (chunk for chunk, n in zip(chain, uses, strict=True) if n < HELD_BY_ALL)
         replica = self._ring.at(next(rare, chain[-1]))
@@ -297,7 +313,10 @@ class Placer:
         return not any(lacks(request, load, blocks_needed(request, replica, load, self._index)))
 
     def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> None:
-        """Note that the replica has taken the request."""
+        """Note that the replica has taken the request. It may be one that is gone already."""
+        if self._replicas is not None and replica not in self._replicas:
+            self._ledger.unplan(name)
+            return
         self._ledger.sent(replica, name, self._work(request, replica, now))
         self._share.sent(replica)
         if chain := request.prefixes[0].chain:
@@ -342,7 +361,15 @@ class Placer:
         if load.total_blocks:
             # What other routers send takes their share of the cache.
             chunks = self._share.value * load.total_blocks * load.block_size / CHUNK_TOKENS
-            self._index.resize(replica, round(chunks))
+            most = MAX_HELD // len(self._reported)
+            self._index.resize(replica, min(round(chunks), most))
+        if load.total_blocks > self._assumed.total_blocks:
+            self._assumed = ReplicaLoad(
+                free_blocks=load.total_blocks,
+                total_blocks=load.total_blocks,
+                block_size=load.block_size,
+                max_num_seqs=load.max_num_seqs,
+            )
 
     def least_loaded(self, replicas: Collection[R], now: float) -> list[R]:
         """`replicas`, fewest streams first, for a call that computes nothing."""
@@ -354,32 +381,38 @@ class Placer:
         return {r: self._ledger.load(r, self._last_report(r)[0], now, times) for r in replicas}
 
     def reports(self, replicas: Iterable[Hashable]) -> list[ReplicaLoad]:
-        """Their last reports, without what was sent since."""
-        return [self._last_report(replica)[0] for replica in replicas]
+        """Their last reports, without what was sent since. All is 0 for one that has none."""
+        return [
+            self._reported[replica][0] if replica in self._reported else ReplicaLoad()
+            for replica in replicas
+        ]
 
     def reported_at(self, replicas: Collection[R]) -> float:
         """When the oldest of their reports was true; -inf if a replica has none."""
         return min((self._last_report(replica)[1] for replica in replicas), default=-math.inf)
 
-    def forget(self, replica: Hashable) -> None:
-        """Forget a replica that is gone, with its cache and its sessions."""
-        for memory in (self._index, self._ledger, self._share):
-            memory.forget(replica)
-        self._stats.pop(replica, None)
-        self._reported.pop(replica, None)
+    def forget(self, *replicas: Hashable) -> None:
+        """Forget replicas that are gone, with their caches and their sessions."""
+        for replica in replicas:
+            for memory in (self._index, self._ledger, self._share):
+                memory.forget(replica)
+            self._stats.pop(replica, None)
+            self._reported.pop(replica, None)
+        gone = set(replicas)
         self._ongoing = {
-            key: request for key, request in self._ongoing.items() if key[0] != replica
+            key: request for key, request in self._ongoing.items() if key[0] not in gone
         }
         self._homes = OrderedDict(
-            (session, home) for session, home in self._homes.items() if home != replica
+            (session, home) for session, home in self._homes.items() if home not in gone
         )
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
         """Forget all other replicas."""
-        if self._replicas == set(replicas):
+        known = self._replicas or set()
+        if self._replicas is not None and known == set(replicas):
             return
-        for replica in self._replicas - set(replicas):
-            self.forget(replica)
+        if gone := known - set(replicas):
+            self.forget(*gone)
         self._replicas = set(replicas)
         self._ring = HashRing(replicas)
 
@@ -394,4 +427,4 @@ class Placer:
         return Work(request.tokens - CHUNK_TOKENS * held, blocks, request.streams, now)
 
     def _last_report(self, replica: Hashable) -> tuple[ReplicaLoad, float]:
-        return self._reported.get(replica, (ReplicaLoad(), -math.inf))
+        return self._reported.get(replica, (self._assumed, -math.inf))

@@ -82,6 +82,7 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called when a replica starts, stops, or has something new to report."""
         super().update_replicas(replicas)
+        self._ledger.keep_only([replica.replica_id for replica in replicas])
         for replica in replicas:
             self._ledger.reported(replica.replica_id, time.monotonic())
         names = (replica.replica_id.deployment_id.name for replica in replicas)
@@ -183,7 +184,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Called when a call finds its replica dead, before the controller does."""
         super().on_replica_actor_died(replica_id)
-        self._placer.forget(replica_id)
+        self._placer.died(replica_id)
 
 
 def _call(pending_request: PendingRequest | None) -> GenerateCall | None:

@@ -96,9 +96,19 @@ def test_a_lost_replica_gets_nothing():
     assert made.direct(call("4")) is None
 
 
+def test_a_dead_replica_gets_nothing_while_the_controller_still_lists_it():
+    """It would look idle: what was sent to it is forgotten."""
+    made, reports = placer(), {name: report(name) for name in "ab"}
+    made.died("a")
+    made.update("generator", reports)
+    for i in range(20):
+        assert made.direct(call(str(i)))[0] == "b"
+        made.sent(str(i), call(str(i)), "b")
+
+
 def test_a_replica_that_is_gone_is_forgotten():
     made = placer()
-    made.forget("a")
+    made.died("a")
     assert made.direct(call("1"))[0] == "b"
     made.update(None, {})
     assert made.direct(call("2")) is None

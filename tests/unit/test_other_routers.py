@@ -47,6 +47,16 @@ def test_the_share_is_what_this_router_sends_of_all_calls(own, others):
     assert share_after(own, others).value == pytest.approx(own / (own + others))
 
 
+def test_what_is_sent_while_a_first_report_is_on_its_way_counts():
+    """Otherwise a router that is alone would find that others sent it."""
+    share = TrafficShare()
+    for _ in range(40):
+        share.sent("new")
+    share.reported("new", 0)
+    share.reported("new", 40)
+    assert share.value == 1.0
+
+
 def test_without_reports_of_calls_a_router_is_alone():
     assert TrafficShare().value == 1.0
     assert share_after(1, 3, rounds=LEAST_COUNTED // 20).value == 1.0

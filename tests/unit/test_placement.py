@@ -423,11 +423,103 @@ def test_a_dead_replica_is_forgotten():
     placer.keep_only("b")
     placer.answered("1", "a", 1.2)
     placer.check_integrity()
-    assert placer.loads("a", 2.0)["a"] == ReplicaLoad()
+    assert placer.reports("a") == [ReplicaLoad()]
+    assert placer.loads("a", 2.0)["a"] == load()  # as empty as a new one
     # One of the same name: its cache is empty.
+    placer.keep_only("ab")
     send(placer, "3", group("other", "another"), ["a"], 2.0)
     placer.answered("3", "a", 2.1)
     assert placer.rank("4", request, "ab", 9.0) == ["b", "a"]
+
+
+@pytest.mark.parametrize("num_replicas", [8, 2 * MAX_COMPARED])
+def test_a_replica_without_a_report_does_not_get_everything(num_replicas):
+    """It has as much room as the others had, less what was sent to it."""
+    names = [f"r{i}" for i in range(num_replicas)]
+    full = IDLE | {"running": 60, "waiting": 4, "max_num_seqs": 64}
+    placer = Placer(seed=0)
+    placer.keep_only([*names, "new"])
+    for name in names:
+        placer.report(name, full, 0.0)
+    chosen = [
+        send(placer, str(i), group(f"p{i}", f"n{i}"), [*names, "new"], 1.0) for i in range(200)
+    ]
+    assert 32 <= chosen.count("new") <= 64
+
+
+def test_a_full_fleet_does_not_slow_the_choice():
+    """Otherwise a thousand full replicas would be compared for each request, the queued ones too.
+
+    Operations are counted, not seconds.
+    """
+    names = [f"r{i}" for i in range(500)]
+    placer = Placer(seed=0)
+    placer.keep_only(names)
+    for name in names:
+        placer.report(name, IDLE | {"waiting": 1, "running": 256}, 0.0)
+    for i in range(100):
+        placer.rank(str(i), group(f"p{i}"), names, 1.0)
+    compared, ledger = [], placer._ledger
+    load_of = ledger.load
+    ledger.load = lambda *args: compared.append(args[0]) or load_of(*args)
+    assert len(placer.rank("last", group(), names, 1.0)) == 500
+    assert len(compared) <= 2 * MAX_COMPARED
+
+
+def test_the_only_free_replica_of_a_full_fleet_is_found():
+    names = [f"r{i}" for i in range(500)]
+    placer = Placer(seed=0)
+    placer.keep_only(names)
+    for name in names:
+        placer.report(name, IDLE | {"running": 0 if name == "r321" else 256}, 0.0)
+    assert placer.rank("1", group(), names, 1.0)[0] == "r321"
+
+
+def test_equal_replicas_are_chosen_in_another_order_by_each_router():
+    names = [f"r{i}" for i in range(8)]
+    first = set()
+    for seed in range(16):
+        placer = Placer(seed=seed)
+        placer.keep_only(names)
+        for name in names:
+            placer.report(name, IDLE, 0.0)
+        first.add(placer.rank("1", group(), names, 1.0)[0])
+    assert len(first) >= 4
+
+
+def test_a_request_to_a_replica_that_is_gone_leaves_nothing_behind():
+    placer = placer_of("a", "b")
+    placer.keep_only("ab")
+    placer.rank("1", group(session="s"), ["a"], 1.0)
+    placer.keep_only("b")
+    placer.sent("1", group(session="s"), "a", 1.1)
+    placer.answered("1", "a", 1.2)
+    assert placer._index.matched("a", group().prefixes[0].chain) == 0
+    assert placer.loads("a", 2.0)["a"] == load()
+    placer.keep_only("")
+    assert placer.rank("2", group(), ["b"], 3.0) == ["b"]  # a list that is older
+
+
+def test_the_memory_of_prefixes_is_bounded_for_all_replicas_together(monkeypatch):
+    monkeypatch.setattr("deployments.routing.placement.MAX_HELD", 40)
+    placer = placer_of("a", "b")
+    placer.report("a", IDLE | {"running": 1}, 1.0)
+    for i in range(50):
+        send(placer, str(i), group(f"p{i}"), "a", 1.0)
+    assert len(placer._index._held["a"]) <= 20
+
+
+def test_the_ledger_keeps_only_the_replicas_that_exist():
+    ledger = SentLedger()
+    for replica in "abc":
+        ledger.planned(replica, f"plan {replica}", Work(tokens=10, at=1.0))
+        ledger.sent(replica, replica, Work(tokens=10, at=1.0))
+        ledger.reported(replica, 0.5)
+    ledger.keep_only("b")
+    assert ledger.unanswered("b") == (10, 1)
+    for table in (ledger._sent, ledger._plans, ledger._known_until, ledger._last_sent):
+        assert list(table) == ["b"]
+    assert list(ledger._planned) == ["plan b"]
 
 
 def test_a_repeated_report_changes_nothing():

@@ -1,12 +1,15 @@
 """The executable specification of guided decoding, without a cache and without batching.
 
-It runs two plain forward passes per token. All faster code in this project must give the same
-tokens as this loop. It is written to be read. It shares no code with what it checks, so it does not
-import `cfg_core.blend`.
+It runs one plain forward pass per stream and token. All faster code in this project must give the
+same tokens as this loop. It is written to be read. It shares no code with what it checks, so it
+does not import `cfg_core.blend`.
 
     conditional stream  c = prompt            + the tokens generated so far
     negative stream     n = negative prompt   + the same tokens
     guided              g = log p(. | n) + scale * (log p(. | c) - log p(. | n))
+
+`guided_generate` does this. `weighted_generate` is the general case: any number of streams with
+weights that sum to 1, guidance in a window of the output only, scales that change, and cuts.
 
 Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7.
 `UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face transformers, which
@@ -106,17 +109,88 @@ def guided_generate(
     The loop ends after `max_new_tokens`, or after `eos_token_id`, which is then the last token of
     the result.
     """
-    prompt = list(prompt)
-    negative = prompt[-1:] if negative is None else list(negative)
+    return weighted_generate(
+        model,
+        prompt,
+        [list(prompt)[-1:] if negative is None else negative],
+        Formula(scales=((0, scale),)),
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos_token_id,
+        sampling=sampling,
+        processors=processors,
+        dtype=dtype,
+        keep_log_probs=keep_log_probs,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """How the distributions of a leader and its followers become the one that is sampled.
+
+    weights: one for each follower. The leader's is 1 minus their sum.
+    scales: (first output token, scale), ascending: instead of the weights, with one follower. From
+        that token on, the leader's weight is the scale and the follower's is 1 - scale.
+    start, end: the output tokens that are guided, from 0, `end` left out. None: to the end of the
+        text. The others are the leader's alone, without cuts.
+    top_k, min_p: cuts. Only tokens that the leader alone has among its k most likely ones, or with
+        at least this share of its most likely one's probability, may be sampled (VCD, arXiv
+        2311.16922, calls the second the adaptive plausibility constraint).
+    filter_top_k: the reverse. The leader's own distribution is sampled, among the k tokens that
+        the streams together find most likely (as in Dia).
+
+    Tokens that are as likely as the k-th count among the k.
+    """
+
+    weights: tuple[float, ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
+    start: int = 0
+    end: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    filter_top_k: int | None = None
+
+    def guides(self, token: int) -> bool:
+        """Whether the output token of this number, from 0, is guided."""
+        return self.start <= token and (self.end is None or token < self.end)
+
+    def weights_at(self, token: int) -> tuple[float, ...]:
+        """The weights of all streams for this output token, the leader's first."""
+        scale = next((s for first, s in reversed(self.scales) if first <= token), None)
+        if scale is not None:
+            return (scale, 1.0 - scale)
+        return (1.0 - sum(self.weights), *self.weights)
+
+
+@torch.inference_mode()
+def weighted_generate(
+    model: CausalLM,
+    prompt: Sequence[int],
+    followers: Sequence[Sequence[int]],
+    formula: Formula,
+    *,
+    max_new_tokens: int,
+    eos_token_id: int | None = None,
+    sampling: Sampling = GREEDY,
+    processors: Sequence[Processor] = (),
+    dtype: torch.dtype = torch.float32,
+    keep_log_probs: bool = False,
+) -> Generation:
+    """Continue `prompt` and all `followers` with the same tokens. Options: see `guided_generate`.
+
+    followers: the token ids that each of them begins with.
+    """
+    starts = [list(prompt), *map(list, followers)]
     output: list[int] = []
     log_probs: list[Tensor] = []
     gaps: list[float] = []
     while len(output) < max_new_tokens and (not output or output[-1] != eos_token_id):
-        conditional = next_log_probs(model, prompt + output, dtype)
-        guided = guide(conditional, next_log_probs(model, negative + output, dtype), scale)
+        guided = next_log_probs(model, starts[0] + output, dtype)
+        if formula.guides(len(output)):
+            others = [next_log_probs(model, start + output, dtype) for start in starts[1:]]
+            guided = combine([guided, *others], formula, len(output))
         scores = guided
         for process in processors:
-            scores = process(scores.clone(), prompt, output)
+            scores = process(scores.clone(), starts[0], output)
         gaps.append(top_gap(scores))
         if keep_log_probs:
             log_probs.append(torch.log_softmax(guided, dim=-1))
@@ -158,6 +232,40 @@ def guide(conditional: Tensor, negative: Tensor, scale: float) -> Tensor:
     guided = negative + scale * (conditional - negative)
     guided = torch.where(negative == FORBIDDEN, conditional, guided)
     return guided.masked_fill(conditional == FORBIDDEN, FORBIDDEN)
+
+
+def weigh(streams: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted sum of log-probabilities [V] each; the first stream is the leader.
+
+    It is written as differences from the first follower, as `guide` is, which it equals for two
+    streams. A follower that forbids a token has the leader's log-probability there, and a token
+    that the leader forbids stays forbidden.
+    """
+    leader = streams[0]
+    followers = [torch.where(row == FORBIDDEN, leader, row) for row in streams[1:]]
+    total = guide(leader, followers[0], weights[0])
+    for row, weight in zip(followers[1:], weights[2:], strict=True):
+        total = total + weight * (row - followers[0])
+    return total.masked_fill(leader == FORBIDDEN, FORBIDDEN)
+
+
+def combine(streams: Sequence[Tensor], formula: Formula, token: int) -> Tensor:
+    """Return the scores [V] of the output token of this number, from the rows of all streams."""
+    leader = streams[0]
+    guided = weigh(streams, formula.weights_at(token))
+    if formula.top_k is not None:
+        guided = guided.masked_fill(leader < kth_highest(leader, formula.top_k), FORBIDDEN)
+    if formula.min_p is not None:
+        least = leader.max() + math.log(formula.min_p)
+        guided = guided.masked_fill(leader < least, FORBIDDEN)
+    if formula.filter_top_k is not None:
+        return leader.masked_fill(guided < kth_highest(guided, formula.filter_top_k), FORBIDDEN)
+    return guided
+
+
+def kth_highest(scores: Tensor, k: int) -> Tensor:
+    """Return the k-th highest of `scores` [V], or the lowest if there are fewer."""
+    return scores.topk(min(k, len(scores))).values[-1]
 
 
 def choose(scores: Tensor, sampling: Sampling, step: int) -> int:

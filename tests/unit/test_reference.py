@@ -14,8 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cfg_core.reference import (
     FORBIDDEN,
+    Formula,
     Sampling,
     choose,
+    combine,
     draw_uniforms,
     guide,
     guided_generate,
@@ -23,6 +25,8 @@ from cfg_core.reference import (
     next_log_probs,
     plain_generate,
     top_gap,
+    weigh,
+    weighted_generate,
 )
 
 VOCAB = 50
@@ -275,3 +279,141 @@ def test_invert_never_leaves_the_vocabulary() -> None:
 def test_top_gap() -> None:
     assert top_gap(torch.tensor([1.0, 4.0, 2.5])) == 1.5
     assert top_gap(torch.tensor([FORBIDDEN, 4.0, FORBIDDEN])) == math.inf
+
+
+# --- formulas: those of papers and models, written out
+
+
+def rows(num: int) -> list[Tensor]:
+    """Log-probabilities of so many streams."""
+    generator = torch.Generator().manual_seed(num)
+    drawn = torch.randn(num, VOCAB, generator=generator, dtype=torch.float64) * 3
+    return list(drawn.log_softmax(dim=-1))
+
+
+def same_distribution(scores: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(scores.log_softmax(dim=-1), wanted.log_softmax(dim=-1))
+
+
+def keep(scores: Tensor, kept: Tensor) -> Tensor:
+    """`scores` where `kept` is true, and forbidden elsewhere."""
+    return torch.where(kept, scores, FORBIDDEN)
+
+
+def test_two_weights_are_a_scale() -> None:
+    c, n = rows(2)
+    same_distribution(weigh([c, n], (2.5, -1.5)), guide(c, n, 2.5))
+
+
+def test_any_number_of_streams_is_a_weighted_sum() -> None:
+    streams, weights = rows(5), (0.7, -1.2, 0.0, 2.0, -0.5)
+    wanted = sum(w * row for w, row in zip(weights, streams, strict=True))
+    same_distribution(weigh(streams, weights), wanted)
+
+
+def test_streams_that_forbid_tokens() -> None:
+    streams = rows(3)
+    streams[0][0] = streams[1][1] = streams[2][1] = streams[2][2] = FORBIDDEN
+    found = weigh(streams, (1.5, -1.0, 0.5))
+    assert found[0] == FORBIDDEN
+    assert found[1:].isfinite().all()
+    # Both followers have the leader's value, which then has all the weight.
+    torch.testing.assert_close(found[1], streams[0][1])
+    torch.testing.assert_close(found[2], 2.0 * streams[0][2] - streams[1][2])
+
+
+def test_musicgens_double_guidance() -> None:
+    """u + a (w + b (c - w) - u), of a caption with a melody, the melody alone, and nothing."""
+    (c, w, u), a, b = rows(3), 3.0, 5.0
+    formula = Formula(weights=(a * (1 - b), 1 - a))
+    same_distribution(combine([c, w, u], formula, 0), u + a * (w + b * (c - w) - u))
+
+
+def test_context_aware_decoding() -> None:
+    """(1 + a) log p(y | context, question) - a log p(y | question): arXiv 2305.14739."""
+    (c, q), a = rows(2), 0.5
+    same_distribution(combine([c, q], Formula(weights=(-a,)), 0), (1 + a) * c - a * q)
+
+
+def test_dexperts() -> None:
+    """base + a (expert - anti-expert): arXiv 2105.03023."""
+    (base, expert, anti), a = rows(3), 2.0
+    formula = Formula(weights=(a, -a))
+    same_distribution(combine([base, expert, anti], formula, 0), base + a * (expert - anti))
+
+
+def test_visual_contrastive_decoding() -> None:
+    """(1 + a) c - a u, where p(c) is at least b max p(c): arXiv 2311.16922."""
+    (c, u), a, b = rows(2), 1.0, 0.1
+    wanted = keep((1 + a) * c - a * u, c.exp() >= b * c.exp().max())
+    found = combine([c, u], Formula(weights=(-a,), min_p=b), 0)
+    same_distribution(found, wanted)
+    assert 1 <= int(found.isfinite().sum()) < VOCAB
+
+
+def test_minimax_musics_cut() -> None:
+    """The conditional's own top k first, then u + s (c - u)."""
+    (c, u), s, k = rows(2), 1.5, 5
+    kept = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, c.topk(k).indices, value=True)
+    found = combine([c, u], Formula(weights=(1 - s,), top_k=k), 0)
+    same_distribution(found, keep(u + s * (c - u), kept))
+
+
+def test_dias_filter() -> None:
+    """The top k of c + w (c - u) only filter c, which is sampled."""
+    (c, u), w, k = rows(2), 3.0, 7
+    best = (c + w * (c - u)).topk(k).indices
+    kept = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, best, value=True)
+    found = combine([c, u], Formula(weights=(-w,), filter_top_k=k), 0)
+    same_distribution(found, keep(c, kept))
+
+
+def test_equally_likely_tokens_count_among_the_k() -> None:
+    c, u = log_p(0.4, 0.2, 0.2, 0.2), log_p(0.25, 0.25, 0.25, 0.25)
+    assert combine([c, u], Formula(weights=(-1.0,), top_k=2), 0).isfinite().all()
+    assert combine([c, u], Formula(weights=(-1.0,), top_k=99), 0).isfinite().all()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 4), (3, 7), (5, None), (20, None)])
+def test_outside_the_window_the_leader_is_alone(
+    model: LlamaForCausalLM, start: int, end: int | None
+) -> None:
+    """As LlamaGen's `cfg_interval`. Each part is checked alone, after what came before it."""
+    formula = Formula(weights=(-2.0,), start=start, end=end, top_k=20)
+    got = weighted_generate(model, PROMPT, [NEGATIVE], formula, max_new_tokens=N).token_ids
+    for token, chosen in enumerate(got):
+        before = got[:token]
+        row = next_log_probs(model, PROMPT + before, torch.float32)
+        if start <= token < (N if end is None else end):
+            negative = next_log_probs(model, NEGATIVE + before, torch.float32)
+            row = keep(3.0 * row - 2.0 * negative, row >= row.topk(20).values[-1])
+        assert chosen == int(row.argmax())
+
+
+def test_scales_that_change(model: LlamaForCausalLM) -> None:
+    """As in YuE, whose first segments have a larger scale."""
+    formula = Formula(scales=((0, 3.0), (4, 1.0), (8, 1.5)))
+    assert [formula.weights_at(token)[0] for token in (0, 3, 4, 7, 8, 99)] == [3, 3, 1, 1, 1.5, 1.5]
+    got = weighted_generate(model, PROMPT, [NEGATIVE], formula, max_new_tokens=N).token_ids
+    for first, last, scale in ((0, 4, 3.0), (4, 8, 1.0), (8, N, 1.5)):
+        part = guided_generate(
+            model,
+            PROMPT + got[:first],
+            NEGATIVE + got[:first],
+            scale=scale,
+            max_new_tokens=last - first,
+        )
+        assert part.token_ids == got[first:last]
+
+
+def test_three_streams_in_the_loop(model: LlamaForCausalLM) -> None:
+    formula = Formula(weights=(-1.0, 0.5))
+    got = weighted_generate(model, PROMPT, [NEGATIVE, [7]], formula, max_new_tokens=N)
+    assert got.min_gap > 1e-3
+    for token, chosen in enumerate(got.token_ids):
+        before = got.token_ids[:token]
+        c, n, m = (
+            next_log_probs(model, start + before, torch.float32)
+            for start in (PROMPT, NEGATIVE, [7])
+        )
+        assert chosen == int((1.5 * c - n + 0.5 * m).argmax())

@@ -51,7 +51,7 @@ MAX_COMPARED = 32
 """How many replicas are compared for one request, if one of them has room."""
 
 MAX_HELD = 2**19
-"""How many chunks of all replicas are remembered, at some 500 bytes each."""
+"""About how many chunks of all replicas are remembered, at some 500 bytes each."""
 
 HELD_BY_ALL = 4.0
 """Chunks of which a replica expects more uses than this are not looked for on one replica."""
@@ -382,10 +382,8 @@ class Placer:
 
     def reports(self, replicas: Iterable[Hashable]) -> list[ReplicaLoad]:
         """Their last reports, without what was sent since. All is 0 for one that has none."""
-        return [
-            self._reported[replica][0] if replica in self._reported else ReplicaLoad()
-            for replica in replicas
-        ]
+        nothing = ReplicaLoad(), -math.inf
+        return [self._reported.get(replica, nothing)[0] for replica in replicas]
 
     def reported_at(self, replicas: Collection[R]) -> float:
         """When the oldest of their reports was true; -inf if a replica has none."""
@@ -408,10 +406,9 @@ class Placer:
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
         """Forget all other replicas."""
-        known = self._replicas or set()
-        if self._replicas is not None and known == set(replicas):
+        if self._replicas == set(replicas):
             return
-        if gone := known - set(replicas):
+        if gone := (self._replicas or set()) - set(replicas):
             self.forget(*gone)
         self._replicas = set(replicas)
         self._ring = HashRing(replicas)

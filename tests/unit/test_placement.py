@@ -496,8 +496,13 @@ def test_a_request_to_a_replica_that_is_gone_leaves_nothing_behind():
     placer.answered("1", "a", 1.2)
     assert placer._index.matched("a", group().prefixes[0].chain) == 0
     assert placer.loads("a", 2.0)["a"] == load()
+
+
+def test_a_list_of_replicas_may_be_older_than_what_is_known():
+    placer = placer_of("b")
+    placer._share._own, placer._share._all = 10.0, 100.0  # so others are looked for, too
     placer.keep_only("")
-    assert placer.rank("2", group(), ["b"], 3.0) == ["b"]  # a list that is older
+    assert placer.rank("1", group(), ["b"], 3.0) == ["b"]
 
 
 def test_the_memory_of_prefixes_is_bounded_for_all_replicas_together(monkeypatch):

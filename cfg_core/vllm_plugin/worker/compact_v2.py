@@ -35,6 +35,12 @@ def can_compact(batch: InputBatch, rows: Rows, sampler: Sampler | None) -> bool:
     )
 
 
+def has_one_row_each(batch: InputBatch) -> bool:
+    """Whether each request has one token in this step, so that its row of logits is its place."""
+    same: bool = batch.num_tokens == batch.num_reqs
+    return same
+
+
 def leading_batch(batch: InputBatch, rows: Rows) -> InputBatch:
     """The rows of `batch` that are no followers', as V2's sampler reads them.
 
@@ -43,7 +49,10 @@ def leading_batch(batch: InputBatch, rows: Rows) -> InputBatch:
     places, index = rows.leading, rows.leading_index
     num_reqs = len(places)
     slots = batch.idx_mapping.index_select(0, index)
-    decodes = batch.num_tokens == batch.num_reqs  # each request has one token, in its own row
+    if has_one_row_each(batch):
+        logits_indices = index
+    else:
+        logits_indices = batch.logits_indices.index_select(0, index)
     return replace(
         batch,
         req_ids=[batch.req_ids[place] for place in places],
@@ -54,7 +63,7 @@ def leading_batch(batch: InputBatch, rows: Rows) -> InputBatch:
         expanded_local_pos=batch.expanded_local_pos[:num_reqs],  # all are 0 without drafts
         seq_lens=batch.seq_lens.index_select(0, index),
         seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[places],
-        logits_indices=index if decodes else batch.logits_indices.index_select(0, index),
+        logits_indices=logits_indices,
         cu_num_logits=batch.cu_num_logits[: num_reqs + 1],  # counts up by one without drafts
         cu_num_logits_np=batch.cu_num_logits_np[: num_reqs + 1],
     )

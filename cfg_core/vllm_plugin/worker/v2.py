@@ -23,7 +23,12 @@ from cfg_core import blend_kernel
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
-from cfg_core.vllm_plugin.worker.compact_v2 import can_compact, leading_batch, spread
+from cfg_core.vllm_plugin.worker.compact_v2 import (
+    can_compact,
+    has_one_row_each,
+    leading_batch,
+    spread,
+)
 from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
@@ -125,9 +130,8 @@ class GuidedRunnerV2(GPUModelRunner):
     ) -> SamplerOutput:
         """What vLLM's `sample` does, without the followers' rows."""
         assert rows.merged is not None
-        if batch.num_tokens == batch.num_reqs:  # each request has one token, in its own row
-            states = hidden_states
-        else:
+        states = hidden_states
+        if not has_one_row_each(batch):
             states = hidden_states[batch.logits_indices]
         with self._head_is(_MergedHead(self.model, merge(states, rows.merged))):
             output, _, _ = super().sample(hidden_states, leading_batch(batch, rows), None)

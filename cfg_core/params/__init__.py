@@ -1,0 +1,48 @@
+"""What a request says about guidance: the fields' names, their checks, and `GuidanceParams`."""
+
+from cfg_core.params.checks import check_negative_text, check_scale, check_token_ids
+from cfg_core.params.fields import (
+    AMBIGUOUS,
+    END,
+    FIELDS,
+    FILTER_TOP_K,
+    MIN_P,
+    NEGATIVE_IDS,
+    NEGATIVE_TEXT,
+    SCALE,
+    SCHEDULE,
+    START,
+    STREAM_LOGPROBS,
+    STREAMS,
+    SYNONYMS,
+    TOP_K,
+    looks_like_guidance,
+    unknown_field,
+)
+from cfg_core.params.follower import FollowerParams
+from cfg_core.params.guidance import GuidanceParams, is_guided
+
+__all__ = [
+    "AMBIGUOUS",
+    "END",
+    "FIELDS",
+    "FILTER_TOP_K",
+    "MIN_P",
+    "NEGATIVE_IDS",
+    "NEGATIVE_TEXT",
+    "SCALE",
+    "SCHEDULE",
+    "START",
+    "STREAMS",
+    "STREAM_LOGPROBS",
+    "SYNONYMS",
+    "TOP_K",
+    "FollowerParams",
+    "GuidanceParams",
+    "check_negative_text",
+    "check_scale",
+    "check_token_ids",
+    "is_guided",
+    "looks_like_guidance",
+    "unknown_field",
+]

@@ -1,0 +1,136 @@
+"""Checks of single values. Each returns the value in its final type, or raises GuidanceError."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from cfg_core.errors import GuidanceError
+from cfg_core.params.fields import MIN_P, NEGATIVE_IDS, NEGATIVE_TEXT, SCALE, SCHEDULE
+
+LATEST = 2**31
+"""Token positions and counts are below this number. No context is as long."""
+
+MOST_CHANGES = 1024
+"""Entries that a schedule may have."""
+
+
+def check_scale(value: object, param: str = SCALE, off: str = " (1 turns guidance off)") -> float:
+    """Return `value` as a finite float, or raise GuidanceError (for booleans, too).
+
+    param: the field that the error names.
+    off: what the error says about the value that changes nothing.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise GuidanceError(f"{param} must be a number, not {type(value).__name__}.", param)
+    try:
+        scale = float(value)
+    except OverflowError:
+        scale = math.inf
+    if not math.isfinite(scale):
+        raise GuidanceError(f"{param} must be finite: send a number such as 1.5{off}.", param)
+    return scale
+
+
+def check_count(value: object, param: str, least: int) -> int:
+    """Return `value` if it is an integer of at least `least`, or raise GuidanceError."""
+    if type(value) is not int:
+        raise GuidanceError(f"{param} must be an integer, not {type(value).__name__}.", param)
+    if not least <= value < LATEST:
+        raise GuidanceError(f"{param} is {value}: it must be {least} or more.", param)
+    return value
+
+
+def check_share(value: object, param: str = MIN_P) -> float:
+    """Return `value` as a float in (0, 1], or raise GuidanceError."""
+    share = check_scale(value, param, off="")
+    if not 0 < share <= 1:
+        raise GuidanceError(
+            f"{param} is {share}: it is a share of the most likely token's probability, above 0"
+            " and at most 1.",
+            param,
+        )
+    return share
+
+
+def check_schedule(value: object) -> tuple[tuple[int, float], ...]:
+    """Return `value` as (first output token, scale), ascending from 0, or raise GuidanceError."""
+    shape = f"{SCHEDULE} must be a list of [from_token, scale], such as [[0, 1.5], [64, 1.2]]"
+    value = from_json(value)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise GuidanceError(f"{shape}, not {type(value).__name__}.", SCHEDULE)
+    if not 0 < len(value) <= MOST_CHANGES:
+        raise GuidanceError(f"{shape}, with 1 to {MOST_CHANGES} entries.", SCHEDULE)
+    entries: list[tuple[int, float]] = []
+    for i, entry in enumerate(value):
+        if isinstance(entry, (str, bytes)) or not isinstance(entry, Sequence) or len(entry) != 2:
+            raise GuidanceError(f"{SCHEDULE}[{i}] is no pair: {shape}.", SCHEDULE)
+        first = check_count(entry[0], f"{SCHEDULE}[{i}][0]", 0)
+        entries.append((first, check_scale(entry[1], f"{SCHEDULE}[{i}][1]")))
+    firsts = [first for first, _ in entries]
+    if firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:], strict=False)):
+        raise GuidanceError(f"{SCHEDULE} must begin at token 0 and ascend: {shape}.", SCHEDULE)
+    return tuple(entries)
+
+
+def from_json(value: object) -> object:
+    """Return what `value` says if it is JSON text, else `value`.
+
+    vLLM's server takes only text, numbers and lists of them as extra arguments (`vllm_xargs`), so
+    its clients send lists of objects as text.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def check_negative_text(value: object, param: str = NEGATIVE_TEXT) -> str:
+    """Return `value` if it is text, or raise GuidanceError."""
+    if not isinstance(value, str):
+        raise GuidanceError(f"{param} must be a string, not {type(value).__name__}.", param)
+    return value
+
+
+def check_token_ids(
+    value: object,
+    vocab_size: int | None = None,
+    param: str = NEGATIVE_IDS,
+    if_empty: str = "leave the field out to let the negative stream start at the prompt's last"
+    " token",
+) -> tuple[int, ...]:
+    """Return `value` as a tuple of token ids, or raise GuidanceError.
+
+    vocab_size: if given, each id must be in [0, vocab_size).
+    param: the field that the error names.
+    if_empty: what the error for an empty list says to do instead.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise GuidanceError(
+            f"{param} must be a list of token ids, not {type(value).__name__}.", param
+        )
+    if not value:
+        raise GuidanceError(f"{param} is empty: {if_empty}.", param)
+    limit = math.inf if vocab_size is None else vocab_size
+    for i, token in enumerate(value):
+        if type(token) is not int:
+            raise GuidanceError(
+                f"{param}[{i}] must be an integer, not {type(token).__name__}.", param
+            )
+        if not 0 <= token < limit:
+            bound = "at least 0" if vocab_size is None else f"in [0, {vocab_size})"
+            raise GuidanceError(
+                f"{param}[{i}] is {token}: token ids of this model are {bound}.", param
+            )
+    return tuple(value)
+
+
+def check_flag(value: Any, param: str) -> bool:
+    """Return `value` if it is a boolean, or raise GuidanceError."""
+    if not isinstance(value, bool):
+        raise GuidanceError(f"{param} must be true or false.", param)
+    return value

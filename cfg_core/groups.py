@@ -1,9 +1,9 @@
 """Groups: which streams belong together, and with what weights their predictions are blended.
 
 A *stream* is one token sequence with its own KV block table. The *leader* is the conditional
-stream, the request that the user made; its *followers* are negative streams that receive the
-leader's tokens. A *group* is a leader with its followers. Classifier-free guidance uses a group of
-two streams.
+stream, the request that the user made; its *followers* are negative or weighted
+streams that receive the leader's tokens. A *group* is a leader with its followers. Classifier-free
+guidance uses a group of two streams.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from cfg_core.timeline import Timeline
 
 FOLLOWER_SUFFIX = "#negative"
 """Follower i of request R has the id `R#negative<i>`.
@@ -25,13 +27,33 @@ def follower_id(leader: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """Which tokens a group may sample, by the most likely ones of a distribution.
+
+    They are defined on the rows before masks and penalties. A token that is as likely as the k-th
+    counts among the k.
+
+    top_k, min_p: only the leader's k most likely tokens, or those with at least this share of its
+        most likely one's probability (the plausibility constraint of VCD, arXiv 2311.16922).
+    filter_top_k: the leader's own distribution is sampled, among the k tokens that the blend finds
+        most likely (as in Dia).
+    """
+
+    top_k: int | None = None
+    min_p: float | None = None
+    filter_top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """A leader, its followers, and one weight per stream (leader first).
 
-    weights: they sum to 1.
+    weights: they sum to 1. With a timeline they are those of the first token.
     logprobs: whether the request asked for the log-probabilities of each stream.
     needs_rows: whether the row of each stream is needed, so that the blend must come after the
         model's head (see `cfg_core.vllm_plugin.worker.head`).
+    cuts: None if every token may be sampled.
+    timeline: None if all tokens are guided, with the same weights.
     """
 
     leader: str
@@ -39,14 +61,8 @@ class Group:
     weights: tuple[float, ...]
     logprobs: bool = False
     needs_rows: bool = False
-
-    @classmethod
-    def pair(
-        cls, leader: str, scale: float, logprobs: bool = False, needs_rows: bool = False
-    ) -> Group:
-        """Return the group of classifier-free guidance, with weights `(scale, 1 - scale)`."""
-        follower = follower_id(leader, 0)
-        return cls(leader, (follower,), (scale, 1.0 - scale), logprobs, needs_rows)
+    cuts: Cuts | None = None
+    timeline: Timeline | None = None
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def check_schedule(value: object) -> tuple[tuple[int, float], ...]:
         first = check_count(entry[0], f"{SCHEDULE}[{i}][0]", 0)
         entries.append((first, check_scale(entry[1], f"{SCHEDULE}[{i}][1]")))
     firsts = [first for first, _ in entries]
-    if firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:], strict=False)):
+    if firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts)):
         raise GuidanceError(f"{SCHEDULE} must begin at token 0 and ascend: {shape}.", SCHEDULE)
     return tuple(entries)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cfg_core.errors import GuidanceError
@@ -33,7 +33,7 @@ class FollowerParams:
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Any, ...] | None = None
     lora: Any = None
-    where: str = STREAMS
+    where: str = field(default=STREAMS, compare=False, repr=False)
     """The field that errors name."""
 
     def __post_init__(self) -> None:
@@ -102,7 +102,9 @@ def check_followers(value: object) -> tuple[FollowerParams, ...]:
             f"{STREAMS} must be a list of objects, not {type(value).__name__}.", STREAMS
         )
     if not value:
-        raise GuidanceError(f"{STREAMS} is empty: leave the field out for a plain request.", STREAMS)
+        raise GuidanceError(
+            f"{STREAMS} is empty: leave the field out for a plain request.", STREAMS
+        )
     return tuple(FollowerParams.of(entry, f"{STREAMS}[{i}]") for i, entry in enumerate(value))
 
 

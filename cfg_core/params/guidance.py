@@ -185,6 +185,17 @@ class GuidanceParams:
         scale = self.schedule[0][1] if self.schedule else self.scale
         return (scale, 1.0 - scale)
 
+    @property
+    def followers(self) -> tuple[FollowerParams, ...]:
+        """The followers, once admission has made token ids of all prompts; empty before."""
+        found = self.streams
+        if found is None:
+            ids = self.negative_prompt_token_ids
+            if ids is None:
+                return ()
+            found = (FollowerParams(weight=self.weights[1], token_ids=ids),)
+        return found if all(follower.token_ids for follower in found) else ()
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None) -> GuidanceParams | None:
         """Read the guidance fields of a request body or of `SamplingParams.extra_args`.

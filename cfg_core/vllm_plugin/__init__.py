@@ -29,6 +29,7 @@ def guided_engine_args(
     draft_cost: float | None = None,
     grammars: Mapping[str, Any] | None = None,
     allow_untested_vllm: bool = False,
+    max_followers: int | None = None,
 ) -> dict[str, Any]:
     """Engine arguments that make a vLLM engine understand guidance.
 
@@ -46,9 +47,11 @@ def guided_engine_args(
     allow_untested_vllm: accept a vLLM version that was not tested, if it has all names and
         signatures that we use. Guidance may still be wrong on it.
 
+    max_followers: the most followers that one request may have (`guidance_streams`). Default: 8.
+
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an
-    unknown kv_split, a bad draft_cost or an unsupported vLLM, and ConfigError for malformed
-    logits_processors or grammars.
+    unknown kv_split, a bad draft_cost or max_followers, or an unsupported vLLM, and ConfigError for
+    malformed logits_processors or grammars.
     """
     from cfg_core.logits_processors.config import check_config
     from cfg_core.vllm_plugin import config, patches
@@ -64,6 +67,8 @@ def guided_engine_args(
         ours["draft_cost"] = config.check_draft_cost(draft_cost)
     if grammars:
         ours[config.GRAMMARS] = config.check_grammars(grammars)
+    if max_followers is not None:
+        ours[config.MAX_FOLLOWERS] = config.check_max_followers(max_followers)
     if allow_untested_vllm:
         ours[config.ALLOW_UNTESTED] = True
     return {

@@ -62,6 +62,23 @@ def check_draft_cost(value: object) -> float:
     return float(value)
 
 
+MAX_FOLLOWERS = "max_followers"
+"""Key, in our options, of the largest number of followers that a group may have."""
+
+USUAL_MAX_FOLLOWERS = 8
+
+
+def max_followers_of(config: VllmConfig) -> int:
+    """Most followers of one group, from `additional_config`. Raises CompatibilityError."""
+    return check_max_followers(ours(config).get(MAX_FOLLOWERS, USUAL_MAX_FOLLOWERS))
+
+
+def check_max_followers(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise CompatibilityError(f"{MAX_FOLLOWERS} is {value!r}: it must be an integer above 0.")
+    return value
+
+
 def processors_of(config: VllmConfig) -> dict[str, Any]:
     """The factories of logits processors by name, from `additional_config`.
 
@@ -161,7 +178,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     model, parallel = config.model_config, config.parallel_config
     speculative = config.speculative_config
     method = None if speculative is None else speculative.method
-    rows = 2 * (1 + scheduler.num_spec_tokens + drafting_slots(config))
+    rows = 2 * rows_per_stream(scheduler)
     refused = {
         f"speculation by {method} (use {', '.join(METHODS)})": method not in (None, *METHODS),
         "adaptive verification (set enable_adaptive_verification=False)": bool(
@@ -207,6 +224,11 @@ def step_budget(scheduler: Scheduler) -> int:
     return int(
         min(scheduler.max_num_scheduled_tokens, scheduler.scheduler_config.max_num_batched_tokens)
     )
+
+
+def rows_per_stream(scheduler: Scheduler) -> int:
+    """Tokens of a step's budget that a decoding stream takes, with drafts and drafting slots."""
+    return 1 + int(scheduler.num_spec_tokens) + drafting_slots(scheduler.vllm_config)
 
 
 def drafting_slots(config: VllmConfig) -> int:

@@ -14,10 +14,13 @@ start.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from cfg_core.groups import Cuts
 from cfg_core.logits_processors.sequences import Failure
 
 if TYPE_CHECKING:
@@ -41,12 +44,14 @@ class JointRow:
     weights: one for each stream; they sum to 1.
     logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
     needs_rows: whether the blend must come after the model's head.
+    cuts: which tokens may be sampled; None: every one.
     """
 
     streams: tuple[str, ...]
     weights: tuple[float, ...]
     logprobs: bool = False
     needs_rows: bool = False
+    cuts: Cuts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +109,19 @@ def _marked(num_tokens: int) -> dict[str, int]:
     return {_GUIDED_TOKENS: num_tokens}
 
 
-def mark_guided_tokens(guidance: StepGuidance | None, outputs: Iterable[EngineCoreOutput]) -> None:
-    """Note in each output of a joint group how many tokens it brings, accepted drafts included."""
+def mark_guided_tokens(guidance: StepGuidance | None, outputs: Iterable[EngineCoreOutput]) -> int:
+    """Note in each output of a joint group how many tokens it brings, accepted drafts included.
+
+    Returns how many they are together.
+    """
     if guidance is None:
-        return
-    leaders = {row.streams[0] for row in guidance.joint}
+        return 0
+    total, leaders = 0, {row.streams[0] for row in guidance.joint}
     for output in outputs:
         if output.new_token_ids and output.request_id in leaders:
             output.kv_transfer_params = _marked(len(output.new_token_ids))
+            total += len(output.new_token_ids)
+    return total
 
 
 def guided_tokens(output: EngineCoreOutput) -> int:
@@ -128,12 +138,37 @@ def take_guided_tokens(output: EngineCoreOutput) -> None:
 
 # --- workers to frontend --------------------------------------------------------------------------
 
-NUM_STREAMS = 2
-"""Number of streams of a group, and of columns that the workers add to vLLM's logprobs."""
+
+def num_columns(joint: Sequence[JointRow]) -> int:
+    """Number of columns that the workers add to vLLM's logprobs in a step.
+
+    They are the divergence of the blend, and the log-probability of each stream, the leader's
+    first. Groups with fewer streams than others fill their last columns with repeats. Without a
+    group that asks, there are none.
+    """
+    if not any(row.logprobs for row in joint):
+        return 0
+    return 1 + max(len(row.streams) for row in joint)
 
 
-def split_logprobs(lists: LogprobsLists) -> tuple[LogprobsLists, Any]:
-    """Split the columns of logprobs into vLLM's own, and ours [tokens, streams]."""
+def split_logprobs(lists: LogprobsLists, columns: int) -> tuple[LogprobsLists, Any]:
+    """Split logprobs into vLLM's own, and our last `columns`: [tokens, columns]."""
+    width = lists.logprobs.shape[1] - columns
+    return narrowed(lists, width), lists.logprobs[:, width:]
+
+
+def narrowed(lists: LogprobsLists, width: int) -> LogprobsLists:
+    """The first `width` columns of logprobs."""
+    return lists._replace(
+        logprob_token_ids=lists.logprob_token_ids[:, :width], logprobs=lists.logprobs[:, :width]
+    )
+
+
+def widened(lists: LogprobsLists, columns: int) -> LogprobsLists:
+    """Logprobs with `columns` more that say: not guided (NaN)."""
     ids, values = lists.logprob_token_ids, lists.logprobs
-    own = lists._replace(logprob_token_ids=ids[:, :-NUM_STREAMS], logprobs=values[:, :-NUM_STREAMS])
-    return own, values[:, -NUM_STREAMS:]
+    more = np.full((len(values), columns), np.nan, dtype=values.dtype)
+    return lists._replace(
+        logprob_token_ids=np.concatenate([ids, ids[:, :1].repeat(columns, 1)], 1),
+        logprobs=np.concatenate([values, more], 1),
+    )

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engines import ENVIRONMENT, TIGHT, Engine, guided, plain, tokens
+from engines import ENVIRONMENT, Engine, guided, plain, tight_for_groups, tokens
+from formulas import MAX_MODEL_LEN, request
 from oracle import CASES, PROMPTS
 
 
@@ -22,14 +23,23 @@ def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
         import ray
 
         ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
-    engine = Engine(folder, **TIGHT, **options)
+    few = tight_for_groups(setup["drafts"])
+    engine = Engine(folder, max_model_len=MAX_MODEL_LEN, **few, **options)
     engine.llm.collective_rpc("make_intermediate_tensors")
     try:
         chosen = CASES[:: setup["every"]]
-        prompts = [case.prompt for case in chosen] + PROMPTS
         length = {"max_tokens": setup["new_tokens"]}
-        params = [guided(case, **length) for case in chosen] + [plain(**length) for _ in PROMPTS]
-        got = tokens(engine.generate(prompts, params))
+        formulas = [request(*which) for which in setup["formulas"]]
+        asked = [(case.prompt, guided(case, **length)) for case in chosen]
+        asked += [(prompt, plain(**length)) for prompt in PROMPTS]
+        asked += [(one.prompt, plain(extra_args=one.extra_args, **length)) for one in formulas]
+        # First, what one formula guides all along, so that a drafter can know it.
+        changing = [one for one in formulas if one.fields]
+        steady = len(asked) - len(changing)
+        got = tokens(engine.generate(*zip(*asked[:steady], strict=True)))
+        stats = engine.stats()
+        got += tokens(engine.generate(*zip(*asked[steady:], *asked[: len(chosen)], strict=True)))
+        last = len(chosen) + len(PROMPTS)
         config = engine.llm.llm_engine.vllm_config
         return {
             "scheduler": type(engine.scheduler).__name__,
@@ -37,9 +47,12 @@ def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
             "v2": config.use_v2_model_runner,
             "executor": type(engine.core.model_executor).__name__,
             "world_size": config.parallel_config.world_size,
-            "stats": engine.stats(),
+            "stats": stats,
+            "guided_tokens": engine.stats()["guided_tokens"],
             "guided": got[: len(chosen)],
-            "plain": got[len(chosen) :],
+            "plain": got[len(chosen) : last],
+            "formulas": got[last : len(asked)],
+            "again": got[len(asked) :],
         }
     finally:
         engine.close()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import ASYNC
+from formulas import FORMULAS, Answer, answers
 from oracle import CASES, PROMPTS, Oracle
 
 HERE = Path(__file__).parent
@@ -124,13 +125,19 @@ def environment(path: EnginePath) -> dict[str, str]:
     return out
 
 
-def run(path: EnginePath, folder: Path) -> dict[str, Any]:
-    """The report of path_program.py.
+def run(path: EnginePath, folder: Path, oracle: Oracle) -> dict[str, Any]:
+    """The report of path_program.py, which answers the oracle's cases and all formulas.
 
     Raises RuntimeError, with the output of the process, if it failed or took too long.
     """
     options = {**path.options, **path.speculation(folder)}
-    setup = {"every": EVERY, "options": options, "new_tokens": path.new_tokens}
+    setup = {
+        "every": EVERY,
+        "options": options,
+        "new_tokens": path.new_tokens,
+        "drafts": path.drafts,
+        "formulas": [(a.request.name, a.seed) for a in ordered(oracle)],
+    }
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
     with tempfile.TemporaryFile("w+") as log:
         try:
@@ -148,6 +155,11 @@ def run(path: EnginePath, folder: Path) -> dict[str, Any]:
             raise RuntimeError(f"{path.name}: {error}\n{cause(log.read())}") from None
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def ordered(oracle: Oracle) -> list[Answer]:
+    """All formulas, those first that are the same for each token and cut nothing."""
+    return sorted(answers(oracle), key=lambda answer: bool(answer.request.fields))
 
 
 def cause(log: str) -> str:
@@ -172,9 +184,16 @@ def differences(path: EnginePath, report: dict[str, Any], oracle: Oracle) -> lis
     ):
         if report[key] != want:
             wrong.append(f"{key} is {report[key]}, not {want}")
-    expected = [t[: path.new_tokens] for t in [*oracle.guided[::EVERY], *oracle.plain]]
-    got = [*report["guided"], *report["plain"]]
-    if path.drafts and report["stats"]["joint_steps"] >= sum(map(len, report["guided"])):
+    texts = [*oracle.guided[::EVERY], *oracle.plain, *(a.token_ids for a in ordered(oracle))]
+    texts += oracle.guided[::EVERY]  # again, beside formulas that change
+    expected = [text[: path.new_tokens] for text in texts]
+    got = [*report["guided"], *report["plain"], *report["formulas"], *report["again"]]
+    guided = 2 * len(CASES[::EVERY]) * path.new_tokens + sum(
+        a.request.guided_tokens(path.new_tokens) for a in answers(oracle)
+    )
+    if report["guided_tokens"] != guided:
+        wrong.append(f"{report['guided_tokens']} tokens were guided, not {guided}")
+    if path.drafts and report["stats"]["joint_steps"] >= report["stats"]["guided_tokens"]:
         wrong.append("no draft was accepted")
     wrong += [
         f"sequence {i} differs"
@@ -188,12 +207,13 @@ def cell(path: EnginePath, folder: Path, oracle: Oracle) -> str:
     if path.missing:
         return f"does not exist: {path.missing}"
     started = time.monotonic()
-    report = run(path, folder)
+    report = run(path, folder, oracle)
     wrong = differences(path, report, oracle)
     stats = report["stats"]
     verdict = f"WRONG: {'; '.join(wrong[:3])}" if wrong else "equal to the reference"
     return (
-        f"{verdict}, {len(CASES[::EVERY])} guided and {len(PROMPTS)} plain prompts x"
+        f"{verdict}, {len(CASES[::EVERY])} pairs, {len(FORMULAS)} formulas and {len(PROMPTS)}"
+        f" plain prompts x"
         f" {path.new_tokens} tokens ({stats['group_preemptions']} groups preempted,"
         f" {stats['solo_rows']} solo rows; {report['executor']};"
         f" {time.monotonic() - started:.0f} s)"

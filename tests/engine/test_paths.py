@@ -27,7 +27,7 @@ CHOSEN = [p for p in paths.PATHS if p.name in IN_CI] + paths.NGRAM[:1]
 
 @pytest.mark.parametrize("path", CHOSEN, ids=lambda p: p.name)
 def test_tokens_are_those_of_the_reference(path, model_folder, llama):
-    report = paths.run(path, model_folder("llama"))
+    report = paths.run(path, model_folder("llama"), llama)
     assert paths.differences(path, report, llama) == []
     assert report["scheduler"] == (
         "GuidedAsyncScheduler" if path.asynchronous else "GuidedScheduler"

@@ -25,7 +25,7 @@ from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2
 from cfg_core.vllm_plugin.worker import rows as rows_module
 from cfg_core.vllm_plugin.worker.head import merge
-from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, kept_rows, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, widen
 
 HIDDEN, VOCABULARY = 16, 50
 DEVICE = torch.device("meta")
@@ -108,15 +108,14 @@ def batch(full: SamplingMetadata) -> Any:
 def test_nothing_waits_for_the_device() -> None:
     rows = staged(Stager())
     assert rows.merged is not None
-    assert rows.late is not None
+    assert rows.late
     hidden = torch.empty(len(NAMES), HIDDEN, dtype=torch.bfloat16, device=DEVICE)
     logits = merge(hidden, rows.merged) @ torch.empty(
         HIDDEN, VOCABULARY, dtype=torch.bfloat16, device=DEVICE
     )
     logits = logits[rows.merged.source]
-    kept = kept_rows(logits, rows)
+    out, kept = blended(logits, rows)
     assert kept is not None
-    out = blended(logits, rows)
     assert (out.shape, out.dtype) == ((len(NAMES), VOCABULARY), torch.float32)
     tokens = torch.empty(len(NAMES), 1, dtype=torch.int32, device=DEVICE)
     rows.copy_to_followers(tokens)
@@ -132,7 +131,7 @@ def test_nothing_waits_for_the_device() -> None:
     whole = compact_v1.spread(sampled, rows.leading_index, len(NAMES))
     assert rows.asked is not None
     wide = widen(whole.logprobs_tensors, kept, tokens[rows.asked.places, 0], rows.asked.places)
-    assert wide.logprobs.shape == (len(NAMES), 4)
+    assert wide.logprobs.shape == (len(NAMES), 5)
 
 
 def test_a_steady_step_copies_nothing_to_the_device() -> None:

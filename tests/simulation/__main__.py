@@ -13,7 +13,14 @@ from pathlib import Path
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from tests.simulation.sim import PATHS, simulate
 
-COUNTED = ("joint_steps", "solo_rows", "group_preemptions", "groups_admitted")
+COUNTED = (
+    "joint_steps",
+    "solo_rows",
+    "group_preemptions",
+    "groups_admitted",
+    "windows_opened",
+    "windows_closed",
+)
 
 
 def one(folder: Path, path_name: str, seed: int) -> tuple[collections.Counter, str]:

@@ -36,7 +36,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.pool import EVEN
-from cfg_core.vllm_plugin import guided_engine_args
+from cfg_core.vllm_plugin import config, guided_engine_args
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
 
 if TYPE_CHECKING:
@@ -167,6 +167,31 @@ class Sequence:
         return self.prefixes[position]
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What must hold for the tokens of one guided request, as the request said it.
+
+    scales: (first token, scale) of a pair; empty with `weights`.
+    weights: one for each follower.
+    lengths: tokens of the followers' own prompts.
+    """
+
+    lengths: tuple[int, ...]
+    weights: tuple[float, ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
+    start: int = 0
+    end: int = 1_000_000
+
+    def guides(self, token: int) -> bool:
+        return self.start <= token < self.end
+
+    def weights_at(self, token: int) -> tuple[float, ...]:
+        if self.weights:
+            return (1.0 - sum(self.weights), *self.weights)
+        scale = [scale for first, scale in self.scales if first <= token][-1]
+        return (scale, 1 - scale)
+
+
 Rejection = tuple[str, Sequence, int, int]
 """Stream, its sequence and lives at that time, and how many tokens were rejected."""
 
@@ -183,7 +208,7 @@ class FakeRunner:
     block_size: int
     path: EnginePath
     rejections: list[Rejection] = field(default_factory=list)
-    scales: dict[str, float] = field(default_factory=dict)
+    rules: dict[str, Rules] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     step: int = 0
@@ -348,16 +373,27 @@ class FakeRunner:
     def _token(self, stream: str, row: JointRow | None, ahead: int) -> int:
         if row is None:
             assert FOLLOWER_SUFFIX not in stream, f"{stream} samples outside a joint step"
-            assert stream not in self.scales, f"{stream} samples outside a joint step"
-            return model_token(stream, self._num_outputs(stream) + ahead)
-        scale = self.scales[row.streams[0]]
-        assert row.weights == (scale, 1 - scale), row
+            count = self._num_outputs(stream) + ahead
+            assert stream not in self.rules or not self.rules[stream].guides(count), (
+                f"{stream} samples token {count} outside a joint step"
+            )
+            return model_token(stream, count)
+        leader, rules = row.streams[0], self.rules[row.streams[0]]
+        names = tuple(f"{leader}{FOLLOWER_SUFFIX}{i}" for i in range(len(rules.lengths)))
+        assert row.streams == (leader, *names), row
         counts = {self._num_outputs(s) for s in row.streams}
         assert len(counts) == 1, f"{row.streams} blend logits of different positions: {counts}"
-        return model_token(row.streams[0], counts.pop() + ahead)
+        count = counts.pop() + ahead
+        assert rules.guides(count), f"token {count} of {leader} must not be guided: {rules}"
+        assert row.weights == rules.weights_at(count), (row, count)
+        return model_token(leader, count)
 
     def _num_outputs(self, stream: str) -> int:
+        """Output tokens of a stream. Those before its window are a part of a follower's prompt."""
         sequence = self.sequences[stream]
+        leader, is_follower, index = stream.partition(FOLLOWER_SUFFIX)
+        if is_follower:
+            return len(sequence.tokens) - self.rules[leader].lengths[int(index)]
         return len(sequence.tokens) - sequence.num_prompt
 
     def _check_kv(self, stream: str, end: int) -> None:
@@ -428,10 +464,25 @@ class Simulation:
         stop: Collection[int] = (),
         grammar: bool = False,
         prompt_logprobs: int | None = None,
+        streams: Iterable[tuple[float, list[int]]] = (),
+        schedule: Iterable[tuple[int, float]] = (),
+        window: tuple[int, int | None] = (0, None),
     ) -> None:
-        extra = None
-        if scale is not None:
-            extra = {"guidance_scale": scale, "negative_prompt_token_ids": negative or prompt[-1:]}
+        """Add a request.
+
+        streams: weight and prompt of each follower, instead of scale and negative.
+        schedule: (first token, scale), instead of the scale.
+        window: the first guided token, and the first behind it.
+        """
+        extra: dict[str, Any] | None = None
+        if streams:
+            extra = {"guidance_streams": [{"weight": w, "token_ids": ids} for w, ids in streams]}
+        elif scale is not None:
+            extra = {"negative_prompt_token_ids": negative or prompt[-1:]}
+            scales = {"guidance_schedule": list(schedule)} if schedule else {}
+            extra |= scales or {"guidance_scale": scale}
+        if extra is not None and window != (0, None):
+            extra |= {"guidance_start": window[0], "guidance_end": window[1]}
         params = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
@@ -454,8 +505,15 @@ class Simulation:
             self.grammars.append(request.structured_output_request)
         self.outputs[rid] = []
         self.stops[rid] = set(stop)
-        if scale is not None and scale != 1:
-            self.runner.scales[rid] = scale
+        if streams or (scale is not None and scale != 1):
+            prompts = [ids for _, ids in streams] or [negative or prompt[-1:]]
+            self.runner.rules[rid] = Rules(
+                tuple(map(len, prompts)),
+                tuple(weight for weight, _ in streams),
+                tuple(schedule) or ((0, scale or 0.0),),
+                window[0],
+                1_000_000 if window[1] is None else window[1],
+            )
         self.scheduler.add_request(request)
 
     @property
@@ -479,6 +537,7 @@ class Simulation:
         if self.scheduler.has_requests():
             step = self.scheduler.schedule()
             self.check_roles()
+            self.check_windows()
             output = self.runner.execute(step)
             self.check_computed()
             executed = step.total_num_scheduled_tokens > 0
@@ -541,6 +600,16 @@ class Simulation:
             entries = self.scheduler._roles.entries(self.scheduler._groups.is_follower)
             assert max(entries) <= pool.limit, (entries, pool)
 
+    def check_windows(self) -> None:
+        """Outside of its window, a request has no follower, and so no block for one."""
+        for rid, rules in self.runner.rules.items():
+            leader = self.scheduler.requests.get(rid)
+            if leader is not None and not rules.guides(leader.num_output_tokens):
+                followers = [f"{rid}{FOLLOWER_SUFFIX}{i}" for i in range(len(rules.lengths))]
+                held = self.scheduler._roles.held(followers)
+                assert not held, f"{rid} holds blocks for followers outside of its window"
+                assert self.scheduler.requests.keys().isdisjoint(followers), rid
+
     def run(self, max_steps: int = 20_000) -> None:
         self.compile_grammars()
         while self.busy:
@@ -554,9 +623,9 @@ class Simulation:
         assert stats["free_blocks"] == stats["total_blocks"], stats
         assert not self.scheduler.requests
         for rid, tokens in self.outputs.items():
-            assert self.guided.get(rid, 0) == (len(tokens) if rid in self.runner.scales else 0), (
-                f"{rid}: wrong count of guided tokens"
-            )
+            rules = self.runner.rules.get(rid)
+            guided = sum(map(rules.guides, range(len(tokens)))) if rules is not None else 0
+            assert self.guided.get(rid, 0) == guided, f"{rid}: wrong count of guided tokens"
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
             assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} continued after its stop token"
@@ -630,9 +699,27 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         head = shared[: rng.choice((0, 0, 16, 33, 64))]
         return (head + [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, longest))])[-longest:]
 
-    pool = (sim.scheduler.guidance_stats()["total_blocks"] - 2) * sim.block_size
-    longest = min(100, pool // 2 - 40)
-    guided = rng.random() < 0.7
+    stats, budget = sim.scheduler.guidance_stats(), config.step_budget(sim.scheduler)
+    pool = (stats["total_blocks"] - 2) * sim.block_size
+    most = min(6, stats["max_num_seqs"], budget // config.rows_per_stream(sim.scheduler))
+    size = rng.randint(2, most) if rng.random() < 0.4 else 2
+    room = 40 if size == 2 else 52  # for output, drafts, and the rest of a block
+    if sim.scheduler._split.pool.kv_split == EVEN:
+        longest = min(100, pool // 2 // (size - 1) - room)
+    else:
+        longest = min(100, pool // size - room)
+    size, longest = (size, longest) if longest > 0 else (2, min(100, pool // 2 - 40))
+    guided, window, streams, schedule = rng.random() < 0.7, (0, None), [], []
+    if guided and (size > 2 or rng.random() < 0.2):
+        weights = (-1.0, -0.5, 0.0, 0.25, 1.0, 2.0)
+        streams = [(rng.choice(weights), prompt(longest)) for _ in range(size - 1)]
+    elif guided and rng.random() < 0.2:
+        firsts = sorted(rng.sample(range(1, 25), rng.randint(1, 4)))
+        schedule = [(first, rng.choice((0.0, 1.0, 1.5))) for first in firsts]
+        schedule = [(0, 3.0), *schedule]
+    if guided and rng.random() < 0.3:
+        start = rng.choice((0, 0, 1, 2, 7, 15))
+        window = (start, rng.choice((None, start + rng.randint(1, 12))))
     sim.add(
         rid,
         prompt(longest),
@@ -642,4 +729,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         priority=rng.randint(0, 2),
         stop=rng.sample(range(4, VOCAB), 8) if rng.random() < 0.4 else (),
         grammar=rng.random() < 0.1,
+        streams=streams,
+        schedule=schedule,
+        window=window,
     )

@@ -15,7 +15,7 @@ from vllm.v1.request import Request
 
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import patches, wire
-from cfg_core.vllm_plugin.core.followers import make_group
+from cfg_core.vllm_plugin.core.followers import make_followers, plan_group
 from tests.simulation.sim import V1, EnginePath, FakeRunner, Simulation, make_config, model_token
 
 attach = wire.attach
@@ -85,8 +85,8 @@ def test_both_streams_of_a_group_have_the_salt(model_folder):
             cache_salt=salt,
             block_hasher=get_request_block_hasher(16, hash_fn),
         )
-        made = make_group(leader, 256, lambda *lengths: True)
-        return made[1].block_hashes
+        plan = plan_group(leader, 256, lambda *lengths: True)
+        return make_followers(leader, plan)[0].block_hashes
 
     assert follower("a") == follower("a")
     assert follower("a")[0] != follower("b")[0]

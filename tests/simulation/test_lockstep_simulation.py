@@ -11,11 +11,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from cfg_core import lockstep
 from cfg_core.groups import GroupTable
+from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin import wire
 from cfg_core.vllm_plugin.core import group_scheduler
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.steady import SteadyStep
+from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
 from tests.simulation.sim import PATHS, EnginePath, Simulation, make_config, simulate
 
@@ -39,7 +41,8 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(
     model_folder, monkeypatch, path
 ):
     """Without these events, the tests above would prove little."""
-    totals = {"group_preemptions": 0, "solo_rows": 0, "steady": 0}
+    counted = ("group_preemptions", "solo_rows", "windows_opened", "windows_closed")
+    totals = {"steady": 0, **dict.fromkeys(counted, 0)}
     monkeypatch.setattr(
         GuidedScheduler,
         "_stays_steady",
@@ -50,12 +53,13 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(
     )
     for seed in SEEDS:
         stats = simulate(model_folder, path, seed).scheduler.guidance_stats()
-        for name in ("group_preemptions", "solo_rows"):
+        for name in counted:
             totals[name] += stats[name]
     assert min(totals.values()) > 0, totals
 
 
-plan, make_group, attach = lockstep.plan, group_scheduler.make_group, wire.attach
+plan, make_followers, attach = lockstep.plan, group_scheduler.make_followers, wire.attach
+guides, weights_at, advance = Timeline.guides, Timeline.weights_at, Timelines.advance
 guidance_of, stays_steady = GuidedScheduler._guidance, GuidedScheduler._stays_steady
 take_back, update_after_schedule = (
     GuidedScheduler._take_back,
@@ -90,9 +94,9 @@ def _think_it_steady(self, step):
 
 
 def _one_token_less(*args):
-    made = make_group(*args)
-    if made is not None and made[1].max_tokens > 1:
-        made[1].max_tokens -= 1
+    made = make_followers(*args)
+    for follower in made:
+        follower.max_tokens -= follower.max_tokens > 1
     return made
 
 
@@ -107,6 +111,34 @@ def _weights_exchanged(step, guidance):
             tuple(JointRow(r.streams, r.weights[::-1]) for r in guidance.joint), guidance.solo
         ),
     )
+
+
+def _without_last_follower(step, guidance):
+    attach(step, _changed_rows(guidance, lambda names: names[:-1] if len(names) > 2 else names))
+
+
+def _last_follower_twice(step, guidance):
+    attach(step, _changed_rows(guidance, lambda names: (*names[:-1], names[1])))
+
+
+def _changed_rows(guidance, change):
+    rows = (dataclasses.replace(row, streams=change(row.streams)) for row in guidance.joint)
+    return dataclasses.replace(guidance, joint=tuple(rows))
+
+
+def _without_output(leader, group_plan):
+    made = make_followers(leader, group_plan)
+    for follower, params in zip(made, group_plan.followers, strict=True):
+        del follower._all_token_ids[len(params.token_ids) :]
+        del follower.prompt_token_ids[len(params.token_ids) :]
+        follower.num_prompt_tokens = len(params.token_ids)
+    return made
+
+
+def _free_blocks_only(self, group_plan):
+    for stream in group_plan.group.followers:
+        self.kv_cache_manager.free(self.requests[stream])
+    self._groups.remove(group_plan.group.leader)
 
 
 def _remove_the_leader_alone(self, stream):
@@ -185,7 +217,7 @@ FAULTS = {
         Scheduler._handle_blocked_waiting_request,
     ),
     "followers outlive their leader": (GuidedScheduler, "_close", lambda self, groups: None),
-    "followers end before their leader": (group_scheduler, "make_group", _one_token_less),
+    "followers end before their leader": (group_scheduler, "make_followers", _one_token_less),
     "clients see followers": (
         GuidedScheduler,
         "update_from_output",
@@ -198,6 +230,42 @@ FAULTS = {
         GuidedScheduler,
         "finish_requests",
         Scheduler.finish_requests,
+    ),
+    "one follower is missing": (wire, "attach", _without_last_follower),
+    "a follower is blended twice": (wire, "attach", _last_follower_twice),
+    "a window opens a token late": (
+        Timeline,
+        "guides",
+        lambda self, token: guides(self, token) and (token > self.start or token == 0),
+    ),
+    "a window closes a token late": (
+        Timeline,
+        "guides",
+        lambda self, token: guides(self, token) or (token > 0 and guides(self, token - 1)),
+    ),
+    "a window never closes": (Timeline, "guides", lambda self, token: self.start <= token),
+    "a scale changes a token late": (
+        Timeline,
+        "weights_at",
+        lambda self, token: weights_at(self, max(0, token - 1)),
+    ),
+    "drafts reach over a change": (Timelines, "_cut_drafts", lambda self, *args: None),
+    "uncertain drafts are not awaited": (Timelines, "_is_certain", lambda self, *args: True),
+    "followers forget what was generated before": (
+        group_scheduler,
+        "make_followers",
+        _without_output,
+    ),
+    "freed blocks are still written": (GuidedScheduler, "_end_window", _free_blocks_only),
+    "followers stay behind the window": (
+        GuidedScheduler,
+        "_end_window",
+        lambda self, plan: self._groups.remove(plan.group.leader),
+    ),
+    "steps stay steady over a change": (
+        Timelines,
+        "advance",
+        lambda self: (*advance(self)[:2], False),
     ),
     "half a group is preempted": (
         GuidedScheduler,

@@ -3,15 +3,13 @@ import pytest
 from cfg_core.groups import Group, GroupTable, follower_id
 
 
-def test_a_pair_weighs_its_streams_by_the_scale():
-    group = Group.pair("r", 1.5)
-    assert group.streams == ("r", follower_id("r", 0))
-    assert group.weights == (1.5, -0.5)
+def pair(leader, scale):
+    return Group(leader, (follower_id(leader, 0),), (scale, 1.0 - scale))
 
 
 def test_a_group_is_found_by_any_of_its_streams_and_removed_whole():
     table = GroupTable()
-    table.add(Group.pair("a", 2.0))
+    table.add(pair("a", 2.0))
     table.add(Group("b", ("b1", "b2"), (3.0, -1.0, -1.0)))
     table.check_integrity()
     assert len(table) == 2
@@ -29,7 +27,7 @@ def test_a_group_is_found_by_any_of_its_streams_and_removed_whole():
 
 def test_a_stream_belongs_to_one_group_only():
     table = GroupTable()
-    table.add(Group.pair("a", 2.0))
+    table.add(pair("a", 2.0))
     with pytest.raises(AssertionError):
         table.add(Group("x", ("a",), (2.0, -1.0)))
 
@@ -46,7 +44,7 @@ def test_a_stream_belongs_to_one_group_only():
 )
 def test_check_integrity_sees_damage(damage):
     table = GroupTable()
-    table.add(Group.pair("a", 2.0))
+    table.add(pair("a", 2.0))
     damage(table)
     with pytest.raises(AssertionError):
         table.check_integrity()

@@ -1,8 +1,8 @@
-"""Whether two streams can ever fit the KV pool together."""
+"""Whether the streams of a group can ever fit the KV pool together."""
 
 import pytest
 
-from cfg_core.pool import ELASTIC, EVEN, Pool
+from cfg_core.pool import ELASTIC, EVEN, Lengths, Pool
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,43 @@ from cfg_core.pool import ELASTIC, EVEN, Pool
     ],
 )
 def test_two_streams_fit(pool, leader, follower, fits):
-    assert pool.fits(leader, follower) is fits
+    assert pool.fits(leader, [follower]) is fits
+
+
+@pytest.mark.parametrize(
+    ("pool", "leader", "followers", "fits"),
+    [
+        (Pool(10, 0, ELASTIC), 4, [3, 3], True),
+        (Pool(10, 0, ELASTIC), 4, [3, 4], False),
+        (Pool(10, 0, EVEN), 5, [3, 2], True),
+        (Pool(10, 0, EVEN), 1, [3, 3], False),  # the followers share one half
+    ],
+)
+def test_followers_fit_together(pool, leader, followers, fits):
+    assert pool.fits(leader, followers) is fits
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asked", "room"),
+    [
+        (Lengths(10, (20, 30)), 100, 70),
+        (Lengths(40, (20, 30)), 100, 60),
+        (Lengths(10, (20,)), 5, 5),
+        (Lengths(10, (60,), end=20), 100, 90),  # the follower leaves with 80 tokens
+        (Lengths(10, (80,), end=20), 100, 20),  # it would leave with its context full
+        (Lengths(10, (90,), end=20), 100, 10),
+        (Lengths(10, (60,), end=50), 100, 40),
+        (Lengths(10, (60,), end=50), 30, 30),
+    ],
+)
+def test_room_for_output(lengths, asked, room):
+    assert lengths.room(asked, 100) == room
+
+
+def test_followers_end_with_their_window():
+    assert Lengths(10, (20, 30), end=8).totals(50) == (60, (28, 38))
+    assert Lengths(10, (20, 30), end=8).totals(5) == (15, (25, 35))
+    assert Lengths(10, (20, 30)).totals(50) == (60, (70, 80))
 
 
 def test_the_limit_of_a_role():

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from cfg_core.groups import Group
+from cfg_core.groups import Cuts, Group, follower_id
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
-from cfg_core.params import SCALE, GuidanceParams
+from cfg_core.params import FollowerParams, GuidanceParams, is_guided
+from cfg_core.pool import Lengths
+from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 
 
-def is_guided(request: Request) -> bool:
-    """Whether a request asks for guidance: a scale other than 1."""
+def asks_for_guidance(request: Request) -> bool:
+    """Whether a request asks for guidance: followers, or a scale other than 1."""
     params = request.sampling_params
-    return params is not None and bool(params.extra_args) and params.extra_args.get(SCALE, 1) != 1
+    return params is not None and is_guided(params.extra_args)
 
 
 def reads_values(sampling: SamplingParams) -> bool:
@@ -29,53 +33,105 @@ def reads_values(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1 or bool((sampling.extra_args or {}).get(PROCESSORS))
 
 
-def make_group(
-    leader: Request, max_model_len: int, fits: Callable[[int, int], bool]
-) -> tuple[Group, Request] | None:
-    """The group of a guided request, and its negative stream; None if it can never run.
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A group, and what its followers begin with, each with a prompt as token ids."""
 
-    The leader's `max_tokens` is cut so that the longer stream ends within `max_model_len`. Both
-    streams then end together.
+    group: Group
+    followers: tuple[FollowerParams, ...]
 
-    fits: whether two streams of these lengths in tokens, the leader's first, fit the empty KV pool.
+
+Fits = Callable[[int, Sequence[int]], bool]
+"""Whether streams of these lengths in tokens, the leader's and the followers', fit the empty KV
+pool together, and the slots of a step."""
+
+
+def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan | None:
+    """The group of a guided request; None if it can never run.
+
+    The leader's `max_tokens` is cut so that the longest stream ends within `max_model_len`. All
+    streams then end together, or the followers at the end of the window.
     """
     try:
         params = GuidanceParams.from_fields(leader.sampling_params.extra_args)
     except ValueError:
         return None
-    if params is None or params.negative_prompt_token_ids is None:
+    followers = params.followers if params is not None else ()
+    if params is None or not followers or asks_for_prompt_logprobs(leader.sampling_params):
         return None
-    if asks_for_prompt_logprobs(leader.sampling_params):
+    prompts = tuple(len(follower.token_ids or ()) for follower in followers)
+    lengths = Lengths(leader.num_prompt_tokens, prompts, params.end)
+    leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
+    if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
         return None
-    negative = params.negative_prompt_token_ids
-    needs_rows = params.logprobs or reads_values(leader.sampling_params)
-    group = Group.pair(leader.request_id, params.scale, params.logprobs, needs_rows)
-    leader.max_tokens = min(
-        leader.max_tokens, max_model_len - max(len(negative), leader.num_prompt_tokens)
+    return GroupPlan(group_of(leader, params), followers)
+
+
+def group_of(leader: Request, params: GuidanceParams) -> Group:
+    """The group as the scheduler keeps it."""
+    cuts = Cuts(params.top_k, params.min_p, params.filter_top_k)
+    is_cut = cuts != Cuts()
+    names = tuple(follower_id(leader.request_id, i) for i in range(len(params.weights) - 1))
+    return Group(
+        leader.request_id,
+        names,
+        params.weights,
+        params.logprobs,
+        params.logprobs or is_cut or reads_values(leader.sampling_params),
+        cuts if is_cut else None,
+        timeline_of(params),
     )
-    if leader.max_tokens < 1:
-        return None
-    if not fits(leader.num_prompt_tokens + leader.max_tokens, len(negative) + leader.max_tokens):
-        return None
-    return group, _follower(leader, group.followers[0], negative)
 
 
-def _follower(leader: Request, request_id: str, prompt: Sequence[int]) -> Request:
-    """Make the follower's request. Every queue order puts it next to its leader."""
+def timeline_of(params: GuidanceParams) -> Timeline | None:
+    """When the weights change and end; None if they never do."""
+    if params.schedule is None and params.start == 0 and params.end is None:
+        return None
+    changes = [(0, params.weights)]
+    if params.schedule is not None:
+        changes = [(first, (scale, 1.0 - scale)) for first, scale in params.schedule]
+    return Timeline(tuple(changes), params.start, params.end)
+
+
+def make_followers(leader: Request, plan: GroupPlan) -> list[Request]:
+    """Make the followers' requests. Every queue order puts them next to their leader.
+
+    If the leader has output, the followers begin with it: its tokens are part of their prompts.
+    """
+    output = list(leader.output_token_ids)
+    return [
+        _follower(leader, name, [*(params.token_ids or ()), *output], params)
+        for name, params in zip(plan.group.followers, plan.followers, strict=True)
+    ]
+
+
+def _follower(
+    leader: Request, request_id: str, prompt: list[int], params: FollowerParams
+) -> Request:
     follower = Request(
         request_id=request_id,
-        prompt_token_ids=list(prompt),
+        prompt_token_ids=prompt,
         # Greedy sampling is the cheapest, and the leader's token replaces the sample anyway.
         sampling_params=SamplingParams(
-            temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=leader.max_tokens
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            max_tokens=leader.max_tokens - leader.num_output_tokens,
         ),
         pooling_params=None,
         client_index=leader.client_index,
         arrival_time=leader.arrival_time,
-        lora_request=leader.lora_request,
+        lora_request=_adapter(leader, params),
         cache_salt=leader.cache_salt,
         priority=leader.priority,
         block_hasher=leader._block_hasher,
     )
     follower.prefill_stats = None
     return follower
+
+
+def _adapter(leader: Request, params: FollowerParams) -> LoRARequest | None:
+    """The follower's adapter. Between processes it is sent as the list of its fields."""
+    if params.lora is None:
+        return leader.lora_request
+    return LoRARequest(*params.lora) if params.lora else None

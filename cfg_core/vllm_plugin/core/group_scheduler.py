@@ -1,12 +1,13 @@
 """GroupScheduler: vLLM's scheduler, in which a leader and its followers begin and end together.
 
 It makes the followers of a guided request, hides them from clients, and finishes them with their
-leader. scheduler.py decides when they run, and makes them sample together.
+leader or at the end of their window. scheduler.py decides when they run, and makes them sample
+together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -20,9 +21,15 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from cfg_core.groups import Group, GroupTable
 from cfg_core.vllm_plugin import config, patches, versions, wire
 from cfg_core.vllm_plugin.core import grammar_manager, outcome, stats
-from cfg_core.vllm_plugin.core.followers import is_guided, make_group
+from cfg_core.vllm_plugin.core.followers import (
+    GroupPlan,
+    asks_for_guidance,
+    make_followers,
+    plan_group,
+)
 from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.core.speculation import Speculation
+from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.pace import Pace
 from cfg_core.vllm_plugin.wire import StepGuidance
 
@@ -47,7 +54,16 @@ class GroupScheduler(Scheduler):
         cost = config.draft_cost_of(ours)
         alone = self.parallel_config.data_parallel_size == 1
         self._speculation = Speculation(self._groups, self.num_spec_tokens, cost, may_rest=alone)
-        names = ("groups_admitted", "joint_steps", "solo_rows", "group_preemptions")
+        self._timelines = Timelines(self._groups, self.requests, self.num_spec_tokens)
+        names = (
+            "groups_admitted",
+            "joint_steps",
+            "solo_rows",
+            "group_preemptions",
+            "guided_tokens",
+            "windows_opened",
+            "windows_closed",
+        )
         self._counts = dict.fromkeys(names, 0)
 
     def _scheduled_groups(self, scheduler_output: SchedulerOutput) -> Iterable[Group]:
@@ -62,18 +78,45 @@ class GroupScheduler(Scheduler):
 
         Never raises for a bad request: that would end the engine core.
         """
-        if not is_guided(request) or request.request_id in self.requests:
+        if not asks_for_guidance(request) or request.request_id in self.requests:
             super().add_request(request)
             return
-        made = make_group(request, self.max_model_len, self._split.fits)
-        if made is None:
+        plan = plan_group(request, self.max_model_len, self._fits)
+        if plan is None:
             self._fail(request)
             return
-        group, follower = made
         super().add_request(request)
-        self._groups.add(group)
         self._counts["groups_admitted"] += 1
-        super().add_request(follower)
+        timeline = plan.group.timeline
+        if timeline is not None:
+            self._timelines.add(plan)
+        if timeline is None or timeline.guides(0):
+            self._begin(plan)
+
+    def _fits(self, leader_tokens: int, follower_tokens: Sequence[int]) -> bool:
+        """Whether a group whose streams end at these lengths can ever run."""
+        streams = 1 + len(follower_tokens)
+        return (
+            streams <= self.max_num_active_reqs
+            and streams * config.rows_per_stream(self) <= config.step_budget(self)
+            and self._split.fits(leader_tokens, follower_tokens)
+        )
+
+    def _begin(self, plan: GroupPlan) -> None:
+        """Make the followers of a request, which have its output so far, and add them."""
+        leader = self.requests[plan.group.leader]
+        self._groups.add(plan.group)
+        if plan.group.timeline is not None:
+            self._timelines.opened_at[leader.request_id] = leader.num_output_tokens
+        for follower in make_followers(leader, plan):
+            super().add_request(follower)
+
+    def _end_window(self, plan: GroupPlan) -> None:
+        """Free the followers of a group. Its leader goes on as a plain request."""
+        self._groups.remove(plan.group.leader)
+        self._speculation.forget(plan.group.leader)
+        self._timelines.close(plan.group.leader)
+        super().finish_requests(plan.group.followers, RequestStatus.FINISHED_ABORTED)
 
     def _fail(self, request: Request) -> None:
         """Finish a request with an error in the next step, without ever scheduling it.
@@ -106,6 +149,7 @@ class GroupScheduler(Scheduler):
         group = self._groups.remove(stream)
         if group is not None:
             self._speculation.forget(group.leader)
+        self._timelines.forget(stream if group is None else group.leader)
 
     # --- the outcome of a step --------------------------------------------------------------------
 
@@ -132,16 +176,19 @@ class GroupScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         outputs: dict[int, EngineCoreOutputs]
-        if not self._groups:
+        if not self._groups and not self._timelines:
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             return outputs
         touched = list(self._scheduled_groups(scheduler_output))
+        asked = {g.leader: len(g.streams) for g in touched if g.logprobs}
+        asked |= self._timelines.logprobs_asked(scheduler_output.num_scheduled_tokens)
         guidance = StepGuidance.of(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
+        self._timelines.forget_ended()
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
-        outcome.narrow_logprobs(guidance, outputs)
-        wire.mark_guided_tokens(guidance, outcome.each(outputs))
+        outcome.fit_logprobs(guidance, outputs, asked)
+        self._counts["guided_tokens"] += wire.mark_guided_tokens(guidance, outcome.each(outputs))
         return outputs
 
     def _close(self, groups: list[Group]) -> None:
@@ -184,6 +231,7 @@ class GroupScheduler(Scheduler):
             **stats.queues(self),
             "held_ms": int(1000 * self._pace.held_s),
             "groups": len(self._groups),
+            "guided_streams": sum(len(group.streams) for group in self._groups),
             **self._counts,
             **self._speculation.stats(),
             **stats.blocks(self, self._groups, self._roles),
@@ -196,6 +244,12 @@ class GroupScheduler(Scheduler):
         """
         self._groups.check_integrity()
         for group in self._groups:
-            outputs = [list(self.requests[s].output_token_ids) for s in group.streams]
-            assert all(output == outputs[0] for output in outputs), group
+            leader, *followers = (self.requests[stream] for stream in group.streams)
+            output = list(leader.output_token_ids)
+            before = output[: self._timelines.opened_at.get(group.leader, 0)]
+            for follower in followers:
+                prompt = list(follower.prompt_token_ids)
+                assert prompt[len(prompt) - len(before) :] == before, group
+                assert [*before, *follower.output_token_ids] == output, group
         self._speculation.check_integrity()
+        self._timelines.check_integrity()

@@ -2,13 +2,14 @@
 
 Each replica has one block pool, and each stream has its own block table. With `elastic`, the
 boundary between the roles moves with demand. With `even`, each role has half of the pool, as in
-vLLM RFC #5825; plain requests count as leaders there.
+vLLM RFC #5825. Plain requests count as leaders there, and the followers of all groups share the
+other half.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -141,9 +142,10 @@ class Split(ABC):
     def headroom(self) -> Headroom:
         """Blocks that may still be taken: in all, by leaders and plain requests, by followers."""
 
-    def fits(self, leader_tokens: int, follower_tokens: int) -> bool:
+    def fits(self, leader_tokens: int, follower_tokens: Sequence[int]) -> bool:
         """Whether a group whose streams end at these lengths fits the empty pool."""
-        return self.pool.fits(self._roles.whole(leader_tokens), self._roles.whole(follower_tokens))
+        followers = [self._roles.whole(tokens) for tokens in follower_tokens]
+        return self.pool.fits(self._roles.whole(leader_tokens), followers)
 
 
 class ElasticSplit(Split):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cfg_core.vllm_plugin import versions
-from cfg_core.vllm_plugin.wire import StepGuidance, split_logprobs
+from cfg_core.vllm_plugin.wire import StepGuidance, narrowed, num_columns, widened
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -43,19 +43,33 @@ def hide(followers: Collection[str], outputs: Mapping[int, EngineCoreOutputs]) -
         per_client.outputs = [o for o in per_client.outputs if o.request_id not in followers]
 
 
-def narrow_logprobs(
-    guidance: StepGuidance | None, outputs: Mapping[int, EngineCoreOutputs]
+def fit_logprobs(
+    guidance: StepGuidance | None,
+    outputs: Mapping[int, EngineCoreOutputs],
+    asked: Mapping[str, int],
 ) -> None:
-    """Remove the streams' logprobs from the outputs of requests that did not ask for them.
+    """Give each output the columns of streams' logprobs that its request asked for, and no others.
 
-    The workers add them for the whole batch if one request asks.
+    The workers add as many columns to the whole batch as the largest group of a step has.
+
+    asked: the number of streams of each request that asked. If it was not guided in this step, its
+        columns say so.
     """
-    asked = (
-        {row.streams[0] for row in guidance.joint if row.logprobs} if guidance is not None else ()
-    )
-    for output in each(outputs) if asked else ():
-        if output.new_logprobs is not None and output.request_id not in asked:
-            output.new_logprobs = split_logprobs(output.new_logprobs)[0]
+    joint = guidance.joint if guidance is not None else ()
+    present = num_columns(joint)
+    if not present and not asked:
+        return
+    guided = {row.streams[0] for row in joint}
+    for output in each(outputs):
+        lists = output.new_logprobs
+        if lists is None:
+            continue
+        wanted = 1 + asked[output.request_id] if output.request_id in asked else 0
+        own = lists.logprobs.shape[1] - present
+        if output.request_id in guided:
+            output.new_logprobs = narrowed(lists, own + wanted)
+        else:
+            output.new_logprobs = widened(narrowed(lists, own), wanted)
 
 
 def each(outputs: Mapping[int, EngineCoreOutputs]) -> Iterable[EngineCoreOutput]:

@@ -30,6 +30,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from cfg_core import lockstep
+from cfg_core.groups import Group
 from cfg_core.vllm_plugin import config, wire
 from cfg_core.vllm_plugin.core.group_scheduler import GroupScheduler
 from cfg_core.vllm_plugin.core.snapshot import is_blocked, take_snapshot
@@ -82,7 +83,7 @@ class GuidedScheduler(GroupScheduler):
         try:
             if self._pace.holds():
                 self._pause_state = PauseState.PAUSED_ALL
-            elif self._groups:
+            elif self._groups or self._timelines:
                 self._plan_step()
             return super().schedule(throttle_prefills)
         finally:
@@ -90,6 +91,10 @@ class GuidedScheduler(GroupScheduler):
 
     def _plan_step(self) -> None:
         """Bring vLLM's queues into the state that the plan of this step wants."""
+        if self._timelines:
+            self._advance_timelines()
+        if not self._groups:
+            return
         if self.num_spec_tokens:
             self._even_out_drafts()
         if self._stays_steady():
@@ -97,13 +102,33 @@ class GuidedScheduler(GroupScheduler):
             return
         self._steady = None
         admits = self._pause_state == PauseState.UNPAUSED
-        snapshot = take_snapshot(self, self._groups, self._split.headroom(), admits=admits)
+        snapshot = take_snapshot(
+            self,
+            self._groups,
+            self._split.headroom(),
+            admits=admits,
+            held=self._timelines.held,
+        )
         plan = lockstep.plan(snapshot, self._roles)
         self._carry_out(plan)
         self._sampling = plan.sampling
         if plan.preempt and admits:
             # vLLM admits nothing in a step with preemptions, but it does not know of ours.
             self._pause_state = PauseState.PAUSED_NEW
+
+    def _advance_timelines(self) -> None:
+        """Open and close windows whose time has come."""
+        opening, closing, changed = self._timelines.advance()
+        for plan in closing:
+            self._end_window(plan)
+        for plan in opening:
+            self._begin(plan)
+            if self.policy == SchedulingPolicy.FCFS:
+                self._to_head(plan.group.streams)
+        self._counts["windows_closed"] += len(closing)
+        self._counts["windows_opened"] += len(opening)
+        if opening or closing or changed:
+            self._steady = None
 
     def _stays_steady(self) -> bool:
         """Whether every running stream decodes, as in the last step, and nothing can prevent it."""
@@ -160,12 +185,14 @@ class GuidedScheduler(GroupScheduler):
     ) -> int:
         """How many tokens a stream that vLLM is about to schedule may compute.
 
-        A guided stream that may not sample in this step stops one token short of its end. A waiting
-        stream that needs only one token is admitted anyway, with the placeholders for drafts that
-        vLLM may have added: returning 0 would make vLLM stop admitting requests in this step. The
-        safety net then drops its row.
+        A stream that is held computes nothing. A guided stream that may not sample in this step
+        stops one token short of its end. A waiting stream that needs only one token is admitted
+        anyway, with the placeholders for drafts that vLLM may have added: returning 0 would make
+        vLLM stop admitting requests in this step. The safety net then drops its row.
         """
         allowed = max(num_new_tokens, 0)
+        if request.request_id in self._timelines.held:
+            return 0
         if self.num_prefill_lookahead:
             allowed = super()._reserve_prefill_lookahead(
                 request, num_computed_tokens, num_new_tokens
@@ -184,8 +211,11 @@ class GuidedScheduler(GroupScheduler):
 
         A follower waits for its leader, which may wait for its grammar. No stream of a group is
         ready while output from before its preemption is in flight, because vLLM must treat that
-        output in the same way for all streams.
+        output in the same way for all streams. The same holds for a request whose window may open
+        or close: its next token is not known, and followers of the same name may be in flight.
         """
+        if request.num_stale_output_tokens and request.request_id in self._timelines:
+            return False
         group = self._groups.of(request.request_id)
         if group is not None:
             leader = self.requests[group.leader]
@@ -204,6 +234,8 @@ class GuidedScheduler(GroupScheduler):
         of the group is dropped. That includes streams that were preempted before.
         """
         super()._preempt_request(request, timestamp, drop_stale_output)
+        if request.drop_stale_output:
+            self._timelines.step_back(request.request_id)
         group = self._groups.of(request.request_id)
         if request.drop_stale_output and group is not None:
             for member in (self.requests[stream] for stream in group.streams):
@@ -264,9 +296,7 @@ class GuidedScheduler(GroupScheduler):
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
             lengths = {len(drafts.get(s, ())) for s in ready}
             if len(ready) == len(group.streams) and len(lengths) == 1:
-                joint.append(
-                    JointRow(group.streams, group.weights, group.logprobs, group.needs_rows)
-                )
+                joint.append(self._joint_row(group))
             else:
                 solo += ready
         for stream in solo:
@@ -274,6 +304,10 @@ class GuidedScheduler(GroupScheduler):
         if not joint and not solo:
             return None
         return StepGuidance(tuple(joint), tuple(solo), self._speculation.rests(scheduled))
+
+    def _joint_row(self, group: Group) -> JointRow:
+        weights = self._timelines.weights(group.leader) or group.weights
+        return JointRow(group.streams, weights, group.logprobs, group.needs_rows, group.cuts)
 
     def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
         scheduled = scheduler_output.num_scheduled_tokens

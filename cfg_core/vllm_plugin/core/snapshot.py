@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -26,14 +26,20 @@ It looks for groups that may sample in the step that admits them.
 
 
 def take_snapshot(
-    scheduler: Scheduler, groups: GroupTable, headroom: Headroom, *, admits: bool
+    scheduler: Scheduler,
+    groups: GroupTable,
+    headroom: Headroom,
+    *,
+    admits: bool,
+    held: Collection[str] = (),
 ) -> Snapshot:
     """The engine before its next step.
 
     admits: whether that step may admit waiting requests.
+    held: running streams that must compute nothing in it.
     """
     return Snapshot(
-        running=tuple(_running_units(scheduler, groups)),
+        running=tuple(_running_units(scheduler, groups, held)),
         waiting=tuple(_waiting_units(scheduler, groups)) if admits else (),
         token_budget=config.step_budget(scheduler),
         headroom=headroom,
@@ -60,7 +66,9 @@ def _chunk_limit(scheduler: Scheduler) -> int:
     return int(limit)
 
 
-def _running_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[Unit]:
+def _running_units(
+    scheduler: Scheduler, groups: GroupTable, held: Collection[str]
+) -> Iterator[Unit]:
     """Running requests as units, each group at the place of its first running stream."""
     by_rank = scheduler.policy == SchedulingPolicy.PRIORITY
     seen: set[str] = set()
@@ -68,29 +76,35 @@ def _running_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[Unit]:
         rank = (request.priority, request.arrival_time) if by_rank else ()
         group = groups.of(request.request_id)
         if group is None:
-            yield Unit((_state(scheduler, request),), rank=rank)
+            yield Unit((_state(scheduler, request, held),), rank=rank)
         elif group.leader not in seen:
             seen.add(group.leader)
-            yield _group_unit(scheduler, group, rank)
+            yield _group_unit(scheduler, group, rank, held)
 
 
-def _group_unit(scheduler: Scheduler, group: Group, rank: tuple[float, ...]) -> Unit:
+def _group_unit(
+    scheduler: Scheduler, group: Group, rank: tuple[float, ...], held: Collection[str]
+) -> Unit:
     members = [scheduler.requests[stream] for stream in group.streams]
     running = [r for r in members if r.status == RequestStatus.RUNNING]
     return Unit(
-        streams=tuple(_state(scheduler, r, r.request_id != group.leader) for r in running),
+        streams=tuple(_state(scheduler, r, held, r.request_id != group.leader) for r in running),
         guided=True,
         missing=tuple(r.request_id for r in members if r.status != RequestStatus.RUNNING),
         rank=rank,
     )
 
 
-def _state(scheduler: Scheduler, request: Request, follower: bool = False) -> StreamState:
+def _state(
+    scheduler: Scheduler, request: Request, held: Collection[str], follower: bool = False
+) -> StreamState:
     remaining = (
         request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
     )
     if scheduler.current_step + 1 < request.next_decode_eligible_step:
         remaining = 0  # its last token is still in the pipeline, so vLLM skips it
+    if request.request_id in held:
+        remaining = 0
     return StreamState(request.request_id, remaining, follower)
 
 

@@ -2,36 +2,28 @@
 
 It wraps `InputProcessor.process_inputs` (patches.py). Every entry point (LLM, AsyncLLM, vLLM's
 server) passes each request through that method. A request with any guidance field is either refused
-or resolved. A resolved request has the scale, the negative as token ids, and `max_tokens` cut to
-what both streams can hold.
+or resolved. A resolved request has the weights, each follower's prompt as token ids, and
+`max_tokens` cut to what all streams can hold.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMClientError, VLLMValidationError
-from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
-from cfg_core.params import (
-    NEGATIVE_IDS,
-    NEGATIVE_TEXT,
-    SCALE,
-    STREAM_LOGPROBS,
-    GuidanceParams,
-    check_token_ids,
-    looks_like_guidance,
-)
+from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_guidance
+from cfg_core.pool import Lengths
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs, grammar_bounds_of
 from cfg_core.vllm_plugin.frontend import capacity
+from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.processor_registry import registry_of
 
@@ -40,7 +32,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
-_Ids = list[int] | tuple[int, ...]
 _REGISTRY = "cfg_serve_logits_processors"
 GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.core.scheduler."
 
@@ -124,10 +115,11 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
             STREAM_LOGPROBS,
         )
     _refuse_unguided_numbers(sampling)
-    negative = _negative_token_ids(processor, params, request.prompt_token_ids)
-    prompts = capacity.Lengths(len(request.prompt_token_ids), len(negative))
-    sampling.max_tokens = capacity.max_tokens(processor.vllm_config, prompts, sampling)
-    resolved = replace(params, negative_prompt=None, negative_prompt_token_ids=tuple(negative))
+    capacity.check_streams(processor.vllm_config, len(params.weights))
+    resolved, fields = resolve(processor, request, params)
+    prompts = tuple(len(follower.token_ids or ()) for follower in resolved.followers)
+    lengths = Lengths(len(request.prompt_token_ids), prompts, params.end)
+    sampling.max_tokens = capacity.max_tokens(processor.vllm_config, lengths, sampling, fields)
     sampling.extra_args = {**rest, **resolved.to_extra_args()}
 
 
@@ -221,39 +213,3 @@ def _refuse_unguided_numbers(sampling: SamplingParams) -> None:
             " fields.",
             "prompt_logprobs",
         )
-
-
-def _negative_token_ids(
-    processor: InputProcessor, params: GuidanceParams, prompt: list[int]
-) -> _Ids:
-    """The negative stream's prompt.
-
-    By default, and for a text without tokens, it is the prompt's last token, as in the paper and in
-    transformers.
-    """
-    if params.negative_prompt_token_ids is not None:
-        vocab_size = processor.vllm_config.model_config.get_vocab_size()
-        return check_token_ids(params.negative_prompt_token_ids, vocab_size)
-    if params.negative_prompt is None:
-        return prompt[-1:]
-    return _tokenize(processor, params.negative_prompt) or prompt[-1:]
-
-
-def _tokenize(processor: InputProcessor, text: str) -> list[int]:
-    """Token ids of the negative text. Special tokens follow the same rule as for a prompt."""
-    renderer = processor.renderer
-    if renderer.tokenizer is None:
-        raise GuidanceError(
-            f"this engine has no tokenizer: send {NEGATIVE_IDS} instead.", NEGATIVE_TEXT
-        )
-    model = processor.vllm_config.model_config
-    try:
-        (rendered,) = renderer.render_cmpl(
-            [parse_model_prompt(model, text)], renderer.default_cmpl_tok_params
-        )
-    except VLLMClientError as error:  # the renderer refuses plain text only for its length
-        raise capacity.negative_too_long(
-            f"more than {model.max_model_len}", model.max_model_len, NEGATIVE_TEXT
-        ) from error
-    ids: list[int] = rendered["prompt_token_ids"]
-    return ids

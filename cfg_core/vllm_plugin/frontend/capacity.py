@@ -1,41 +1,62 @@
 """How many tokens a guided request may generate: what the context and the KV pool leave room for.
 
-Pure but for what it reads of vLLM's config. admission.py calls it once both prompts are token ids.
+Pure but for what it reads of vLLM's config. admission.py calls it once all prompts are token ids.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cfg_core.errors import CapacityError
-from cfg_core.params import NEGATIVE_IDS
-from cfg_core.pool import Pool
-from cfg_core.vllm_plugin.config import kv_split_of
+from cfg_core.params import STREAMS
+from cfg_core.pool import Lengths, Pool
+from cfg_core.vllm_plugin.config import drafting_slots, kv_split_of, max_followers_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
 
 
-class Lengths(NamedTuple):
-    """Tokens of the two prompts of a group."""
+def check_streams(config: VllmConfig, streams: int) -> None:
+    """Raise CapacityError if no step can have so many streams of one group."""
+    most = 1 + max_followers_of(config)
+    if streams > most:
+        raise CapacityError(
+            f"the group has {streams} streams, and this engine takes {most} with the conditional"
+            " one: send fewer, or set max_followers.",
+            STREAMS,
+        )
+    slots: int = config.scheduler_config.max_num_seqs
+    speculation = config.speculative_config
+    drafts = 0 if speculation is None else speculation.num_speculative_tokens or 0
+    budget: int = config.scheduler_config.max_num_batched_tokens
+    if streams > slots or streams * (1 + drafts + drafting_slots(config)) > budget:
+        raise CapacityError(
+            f"the group has {streams} streams, and a step of this engine has {slots} places and"
+            f" {budget} tokens: send fewer streams, or raise max_num_seqs and"
+            " max_num_batched_tokens.",
+            STREAMS,
+        )
 
-    prompt: int
-    negative: int
 
+def max_tokens(
+    config: VllmConfig, prompts: Lengths, sampling: SamplingParams, params: Sequence[str]
+) -> int:
+    """Return the request's `max_tokens`, cut to what all streams can hold.
 
-def max_tokens(config: VllmConfig, prompts: Lengths, sampling: SamplingParams) -> int:
-    """Return the request's `max_tokens`, cut to what both streams can hold.
-
-    The context length limits the longer stream. If the caller did not set `max_tokens`, it is also
+    The context length limits the longest stream. If the caller did not set `max_tokens`, it is also
     cut to what the KV pool holds. Raises CapacityError if the group can never run.
+
+    params: the field that holds each follower's prompt, for errors.
     """
     limit: int = config.model_config.max_model_len
-    if prompts.negative >= limit:
-        raise negative_too_long(str(prompts.negative), limit, NEGATIVE_IDS)
+    for length, param in zip(prompts.followers, params, strict=True):
+        if length >= limit:
+            raise negative_too_long(str(length), limit, param)
     asked: int = sampling.max_tokens
-    most = min(asked, limit - max(prompts))
+    most = prompts.room(asked, limit)
     pool = _pool(config)
     if pool is not None and not _fits(config, pool, prompts, most):
         if asked < limit - prompts.prompt:
@@ -73,10 +94,10 @@ def _pool(config: VllmConfig) -> Pool | None:
 
 
 def _fits(config: VllmConfig, pool: Pool, prompts: Lengths, max_tokens: int) -> bool:
-    """Whether both streams fit the empty pool with `max_tokens` tokens each."""
+    """Whether all streams fit the empty pool with `max_tokens` output tokens."""
     size: int = config.cache_config.block_size
-    leader, follower = (-(-(tokens + max_tokens) // size) for tokens in prompts)
-    return pool.fits(leader, follower)
+    leader, followers = prompts.totals(max_tokens)
+    return pool.fits(-(-leader // size), [-(-tokens // size) for tokens in followers])
 
 
 def _most_tokens(config: VllmConfig, pool: Pool, prompts: Lengths, at_most: int) -> int:
@@ -92,9 +113,10 @@ def _too_large(config: VllmConfig, prompts: Lengths, max_tokens: int, pool: Pool
     advice = f"ask for at most {most} tokens" if most > 0 else "shorten the prompts"
     tokens = (pool.limit - pool.watermark) * config.cache_config.block_size
     role = " for each role" if pool.limit < pool.blocks else ""
+    times = {1: "twice"}.get(len(prompts.followers), f"{1 + len(prompts.followers)} times")
     return CapacityError(
-        f"the prompt ({prompts.prompt} tokens), the negative prompt ({prompts.negative}) and twice"
-        f" max_tokens ({max_tokens}) can never fit the KV pool of {tokens} tokens{role}: {advice},"
-        " or give the engine more KV memory.",
+        f"the prompt ({prompts.prompt} tokens), the negative prompt"
+        f" ({sum(prompts.followers)}) and {times} max_tokens ({max_tokens}) can never fit the KV"
+        f" pool of {tokens} tokens{role}: {advice}, or give the engine more KV memory.",
         "max_tokens",
     )

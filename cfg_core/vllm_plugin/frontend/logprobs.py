@@ -9,6 +9,7 @@ outputs of requests that did not ask (core/outcome.py). The frontend puts them i
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from cfg_core.params import STREAM_LOGPROBS
+from cfg_core.params import STREAM_LOGPROBS, STREAMS
 from cfg_core.vllm_plugin.wire import split_logprobs
 
 
@@ -28,10 +29,13 @@ class GuidedLogprob(Logprob):
 
     conditional: the leader's log-probability.
     negatives: the followers' log-probabilities, in the order of the followers.
+    kl: nats, the divergence KL(guided || conditional) of this token's distributions. The guided one
+        is what cuts have left of the blend, before masks and penalties.
     """
 
     conditional: float = 0.0
     negatives: tuple[float, ...] = ()
+    kl: float = 0.0
 
 
 def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
@@ -43,7 +47,9 @@ def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
         made = make(cls, tokenizer, request)
         params = request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
-        made.reads_streams = bool(extra.get(STREAM_LOGPROBS))
+        made.stream_columns = 0
+        if extra.get(STREAM_LOGPROBS):
+            made.stream_columns = 1 + 1 + len(extra.get(STREAMS) or (None,))
         return made
 
     return classmethod(from_new_request)
@@ -54,17 +60,26 @@ def update_sample_logprobs(stock: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(stock)
     def update_sample_logprobs(self: LogprobsProcessor, logprobs_lists: LogprobsLists) -> None:
-        if not getattr(self, "reads_streams", False):
+        columns = getattr(self, "stream_columns", 0)
+        if not columns:
             stock(self, logprobs_lists)
             return
-        own, streams = split_logprobs(logprobs_lists)
+        own, streams = split_logprobs(logprobs_lists, columns)
         before = len(self.logprobs)
         stock(self, own)
         tokens = own.logprob_token_ids[:, 0].tolist()
         for i, (token, values) in enumerate(zip(tokens, streams.tolist(), strict=True)):
+            divergence, conditional, *negatives = values
+            if math.isnan(conditional):  # outside of the window
+                continue
             known = self.logprobs[before + i][token]
             self.logprobs[before + i][token] = GuidedLogprob(
-                known.logprob, known.rank, known.decoded_token, values[0], tuple(values[1:])
+                known.logprob,
+                known.rank,
+                known.decoded_token,
+                conditional,
+                tuple(negatives),
+                divergence,
             )
 
     return update_sample_logprobs

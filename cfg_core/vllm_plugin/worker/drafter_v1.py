@@ -21,7 +21,6 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from cfg_core.blend import blend
 from cfg_core.vllm_plugin.config import guided_class
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows
@@ -141,7 +140,4 @@ class _BlendedDraftHead:
         """[batch x at once, hidden size] -> [batch x at once, vocabulary]."""
         logits: torch.Tensor = self._model.compute_logits(hidden_states)
         by_request = logits.view(-1, self._at_once, logits.shape[-1])
-        streams, weights = self._rows.in_batch, self._rows.group_weights
-        for i in range(self._at_once):
-            by_request[streams[0], i] = blend(by_request[streams, i], weights).to(logits.dtype)
-        return logits
+        return self._rows.sum_for_leaders(by_request).view_as(logits)

@@ -15,11 +15,9 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
-from cfg_core.blend import blend
 from cfg_core.vllm_plugin.config import guided_class
-from cfg_core.vllm_plugin.wire import NUM_STREAMS
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
-from cfg_core.vllm_plugin.worker.rows import Rows
+from cfg_core.vllm_plugin.worker.rows import Rows, sum_for_leaders
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -37,27 +35,19 @@ class GuidedSpeculator(DraftModelSpeculator):
     _guides = False
 
     def make_buffers(self) -> None:
-        """Make the buffers. Call it once, before any CUDA graph is captured.
-
-        The row of a request that leads no group is blended with itself, and the result is not used.
-        """
+        """Make the buffers. Call it once, before any CUDA graph is captured."""
         size, device = self.max_num_reqs, self.device
-        self._own_row = torch.arange(size, device=device)
-        self._partners = self._own_row.repeat(NUM_STREAMS, 1)  # [streams, rows]
-        self._weights = torch.zeros(NUM_STREAMS, size, device=device)
-        self._leader_of = self._own_row.clone()
-        self._leads = torch.zeros(size, dtype=torch.bool, device=device)
+        self._own_place = torch.arange(size, device=device)
+        self._leader_place = self._own_place.clone()
+        self._weight = torch.ones(size, device=device)
 
     def _point_at(self, rows: Rows | None) -> None:
-        self._partners.copy_(self._own_row.expand_as(self._partners))
-        self._leader_of.copy_(self._own_row)
-        self._leads.fill_(False)
+        self._leader_place.copy_(self._own_place)
+        self._weight.fill_(1)
         if rows is not None:
-            leaders = rows.in_batch[0]
-            self._partners[:, leaders] = rows.in_batch
-            self._weights[:, leaders] = rows.group_weights
-            self._leader_of[rows.in_batch[1:]] = leaders
-            self._leads[leaders] = True
+            n = len(rows.leader_place)
+            self._leader_place[:n] = rows.leader_place
+            self._weight[:n] = rows.weight
 
     @override
     def propose(
@@ -104,7 +94,7 @@ class GuidedSpeculator(DraftModelSpeculator):
             tokens: torch.Tensor = super().sample_draft(hidden_states, *args, **kwargs)
         finally:
             self.use_local_argmax_reduction = reduced
-        return tokens[self._leader_of[: tokens.shape[0]]]
+        return tokens[self._leader_place[: tokens.shape[0]]]
 
     @override
     def compute_draft_logits(self, hidden_states: torch.Tensor, spec_step_idx: int) -> torch.Tensor:
@@ -113,8 +103,7 @@ class GuidedSpeculator(DraftModelSpeculator):
         if not self._blends():
             return logits
         n = logits.shape[0]
-        guided = blend(logits[self._partners[:, :n]], self._weights[:, :n]).to(logits.dtype)
-        return torch.where(self._leads[:n, None], guided, logits)
+        return sum_for_leaders(logits, self._leader_place[:n], self._weight[:n])
 
     def _blends(self) -> bool:
         """Whether the logits are to be blended now.

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from cfg_core.vllm_plugin.wire import StepGuidance
-from cfg_core.vllm_plugin.worker.rows import Rows
+from cfg_core.vllm_plugin.worker.rows import Kept, Rows
 
 
 @dataclass
@@ -21,14 +19,14 @@ class RunnerGuidance:
     step: what the scheduler sent about this step; None if no stream of a group samples in it.
     rows: where the joint groups' rows are; None if no group is joint.
     compact: whether the step's logits have no rows of followers (V1 only).
-    kept: the rows of the groups that asked for their streams' log-probabilities, before the blend,
-        [streams, n, vocabulary] float32; None if no group asked.
+    kept: what the groups that asked for their streams' log-probabilities will see of them; None if
+        no group asked.
     """
 
     step: StepGuidance | None = None
     rows: Rows | None = None
     compact: bool = False
-    kept: torch.Tensor | None = None
+    kept: Kept | None = None
 
     @property
     def solo(self) -> tuple[str, ...]:

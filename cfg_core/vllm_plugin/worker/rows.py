@@ -25,51 +25,77 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from cfg_core import blend_kernel
-from cfg_core.blend import blend
+from cfg_core.blend import CutRows, blend, cut, divergence
+from cfg_core.groups import Cuts
 from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
 
+LEAST_LOGIT = -1e30
+"""Smaller logits are raised to this in `sum_for_leaders`, so that no weight makes infinity."""
+
 
 class Late(NamedTuple):
-    """Rows that are blended after the head.
+    """Rows of groups with equally many streams that are blended after the head.
 
     of_logits: [streams, n] int64.
     weights: [streams, n] float32.
+    cuts: which of them are cut; None if none is.
     """
 
     of_logits: torch.Tensor
     weights: torch.Tensor
+    cuts: CutRows | None = None
 
 
 class Rows(NamedTuple):
     """Index tensors of the joint groups of one step, on the logits' device.
 
-    in_batch: [streams, groups] int64, the streams' places in the batch, the leaders' first.
-    of_logits: [streams, rows] int64, their rows of logits. Each stream has one row more than
+    A group with fewer streams than others repeats its first follower, with the weight 0.
+
+    of_logits: [streams, rows] int64, the streams' rows of logits. Each stream has one row more than
         drafts.
-    group_weights: [streams, groups] float32.
+    leader_place: [batch] int64, for each place in the batch that of its leader. A request that is
+        no follower has its own.
+    weight: [batch] float32, the weight of each place in its leader's blend.
     leading: the places in the batch that are no followers', in order.
     leading_index: [k] int64, the same as a tensor.
     leader_of: [batch] int64, for each place where `leading` has it. A follower has its leader's.
     merged: the rows that are blended before the head; None if there are none.
-    late: the rows that are blended after it; None if there are none.
+    late: the rows that are blended after it.
     asked: the rows of the groups that want their streams' log-probabilities; None if there are
         none.
     """
 
-    in_batch: torch.Tensor
     of_logits: torch.Tensor
-    group_weights: torch.Tensor
+    leader_place: torch.Tensor
+    weight: torch.Tensor
     leading: list[int]
     leading_index: torch.Tensor
     leader_of: torch.Tensor
     merged: Merged | None = None
-    late: Late | None = None
+    late: tuple[Late, ...] = ()
     asked: Asked | None = None
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
-        per_stream[self.in_batch[1:]] = per_stream[self.in_batch[0]]
+        per_stream[: len(self.leader_place)] = per_stream[self.leader_place]
+
+    def sum_for_leaders(self, logits: torch.Tensor) -> torch.Tensor:
+        """Blend one row of logits for each place: [batch, ..., vocabulary].
+
+        A leader's row becomes the weighted sum of its group's. This equals the blend up to a
+        constant. Followers' rows are 0, and the others stay what they are.
+        """
+        return sum_for_leaders(logits, self.leader_place, self.weight)
+
+
+def sum_for_leaders(
+    logits: torch.Tensor, leader_place: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """As `Rows.sum_for_leaders`, with the tensors given."""
+    weight = weight.view(-1, *[1] * (logits.dim() - 1))
+    weighted = logits.float().clamp(min=LEAST_LOGIT) * weight
+    return torch.zeros_like(weighted).index_add_(0, leader_place, weighted).to(logits.dtype)
 
 
 def first_rows(names: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
@@ -123,38 +149,55 @@ def stage(
 ) -> Rows | None:
     """The joint groups as index tensors; None if there are none.
 
-    All groups must have the same number of streams.
-
     place_of: each stream's place in the batch.
     first_row: [batch + 1], where the rows of logits of each place begin.
     affine: whether groups may be blended before the head.
     """
     if not joint:
         return None
-    streams = np.array([[place_of[stream] for stream in group.streams] for group in joint]).T
-    weights = np.array([group.weights for group in joint]).T
+    sizes = np.array([len(group.streams) for group in joint])
+    streams, weights = padded(joint, place_of, sizes.max())
     logits = first_row[streams]
     counts = first_row[streams[0] + 1] - logits[0]
-    early = np.array([affine and may_merge(group) for group in joint])
-    row_weights = weights
+    group_of = np.repeat(np.arange(len(joint)), counts)
     if counts.max() > 1:  # with drafts: repeat each group's columns, and count up from its row
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        logits = np.repeat(logits, counts, axis=1) + offsets
-        row_weights, early = np.repeat(weights, counts, axis=1), np.repeat(early, counts)
-    leader_of = np.arange(len(first_row) - 1)
-    leader_of[streams[1:]] = streams[0]
-    leading, leader_of = np.unique(leader_of, return_inverse=True)
+        logits = logits[:, group_of] + offsets
+    early = np.array([affine and may_merge(group) for group in joint])[group_of]
+    row_weights = weights[:, group_of]
+    leader_place = np.arange(len(first_row) - 1)
+    weight = np.ones(len(leader_place))
+    leader_place[streams[1:]] = streams[0]
+    weight[streams[::-1]] = weights[::-1]  # padding is overwritten by what it repeats
+    leading, leader_of = np.unique(leader_place, return_inverse=True)
     return Rows(
-        to_device(streams, np.int64, device),
         to_device(logits, np.int64, device),
-        to_device(weights, np.float32, device),
+        to_device(leader_place, np.int64, device),
+        to_device(weight, np.float32, device),
         leading.tolist(),
         to_device(leading, np.int64, device),
         to_device(leader_of, np.int64, device),
         stage_merged(logits[:, early], row_weights[:, early], first_row[-1], device),
-        stage_late(logits[:, ~early], row_weights[:, ~early], device),
+        stage_late(joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device),
         stage_asked(joint, streams[0], counts, device),
     )
+
+
+def padded(
+    joint: Sequence[JointRow], place_of: Mapping[str, int], size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places and weights of all streams: [size, groups] each.
+
+    A group with fewer streams repeats its first follower, with the weight 0.
+    """
+    streams = np.empty((size, len(joint)), dtype=np.int64)
+    weights = np.zeros((size, len(joint)))
+    for i, group in enumerate(joint):
+        n = len(group.streams)
+        streams[:n, i] = [place_of[stream] for stream in group.streams]
+        streams[n:, i] = streams[1, i]
+        weights[:n, i] = group.weights
+    return streams, weights
 
 
 def may_merge(group: JointRow) -> bool:
@@ -185,11 +228,49 @@ def stage_merged(
     )
 
 
-def stage_late(streams: np.ndarray, weights: np.ndarray, device: torch.device) -> Late | None:
-    """Index tensors of the rows [streams, n] that are blended after it; None without any."""
-    if not streams.size:
+def stage_late(
+    joint: Sequence[JointRow],
+    group_of: np.ndarray,
+    streams: np.ndarray,
+    weights: np.ndarray,
+    device: torch.device,
+) -> tuple[Late, ...]:
+    """Index tensors of the rows that are blended after the head, by their number of streams.
+
+    group_of: [n], the group of each row.
+    streams, weights: [streams, n].
+    """
+    sizes = np.array([len(joint[group].streams) for group in group_of], dtype=np.int64)
+    late = []
+    for size in np.unique(sizes):
+        chosen = sizes == size
+        cuts = stage_cuts([joint[group].cuts for group in group_of[chosen]], device)
+        late.append(
+            Late(
+                to_device(streams[:size, chosen], np.int64, device),
+                to_device(weights[:size, chosen], np.float32, device),
+                cuts,
+            )
+        )
+    return tuple(late)
+
+
+def stage_cuts(cuts: Sequence[Cuts | None], device: torch.device) -> CutRows | None:
+    """The cuts of rows, in order; None if no row is cut."""
+    rows = [row for row, of_row in enumerate(cuts) if of_row is not None]
+    if not rows:
         return None
-    return Late(to_device(streams, np.int64, device), to_device(weights, np.float32, device))
+    own = [of_row for of_row in cuts if of_row is not None]
+    top_k = np.array([[of_row.top_k or 0] for of_row in own])
+    filter_top_k = np.array([[of_row.filter_top_k or 0] for of_row in own])
+    min_p = np.array([[-np.inf if c.min_p is None else np.log(c.min_p)] for c in own])
+    return CutRows(
+        to_device(rows, np.int64, device),
+        to_device(top_k, np.int64, device),
+        to_device(min_p, np.float32, device),
+        to_device(filter_top_k, np.int64, device),
+        (int(top_k.max()), int(filter_top_k.max())),
+    )
 
 
 def stage_asked(
@@ -208,11 +289,6 @@ def stage_asked(
     return Asked(*(to_device(array[wanted], np.int64, device) for array in arrays))
 
 
-def kept_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
-    """The rows of `logits` that `widen` will need, before the blend; None if nobody asks."""
-    return None if rows.asked is None else keep(logits, rows.of_logits[:, rows.asked.columns])
-
-
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
     """Copy a small host array to `device` without waiting for it.
 
@@ -224,26 +300,42 @@ def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
     return tensor
 
 
-def blended(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """`logits` [rows, vocabulary], each leader's row in `rows.late` replaced by its group's blend.
+def blended(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Kept | None]:
+    """Blend the rows in `rows.late`.
 
-    If there are such rows, the result is float32, which keeps the blend from being rounded back to
+    Returns `logits` [rows, vocabulary], each leader's row replaced by its group's blend, and what
+    is kept for the groups that want their streams' log-probabilities.
+
+    If there are such rows, the logits are float32, which keeps the blend from being rounded back to
     bfloat16. If `logits` are float32 already, they are changed in place.
     """
-    if rows.late is None:
-        return logits
-    out = logits.float()
+    asked = None if rows.asked is None else rows.of_logits[:, rows.asked.columns]
+    streams = None if asked is None else logits[asked].float()
+    out = logits.float() if rows.late else logits
+    for late in rows.late:
+        blend_late(logits, late, out)
+    if asked is None or streams is None:
+        return out, None
+    return out, Kept(streams, divergence(out[asked[0]], streams[0]))
+
+
+def blend_late(logits: torch.Tensor, late: Late, out: torch.Tensor) -> None:
+    """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same."""
+    leaders, cuts = late.of_logits[0], late.cuts
+    own = None if cuts is None else logits[leaders[cuts.rows]]
     if blend_kernel.is_usable(logits.device):
-        blend_kernel.blend_rows(logits, rows.late.of_logits, rows.late.weights, out)
+        blend_kernel.blend_rows(logits, late.of_logits, late.weights, out)
     else:
-        out[rows.late.of_logits[0]] = blend(logits[rows.late.of_logits], rows.late.weights)
-    return out
+        out[leaders] = blend(logits[late.of_logits], late.weights)
+    if cuts is not None and own is not None:
+        places = leaders[cuts.rows]
+        out[places] = cut(own, out[places], cuts)
 
 
 class Asked(NamedTuple):
     """Where the n tokens are whose groups ask for log-probabilities. Each tensor is [n] int64.
 
-    columns: columns of `Rows.logits`.
+    columns: columns of `Rows.of_logits`.
     places: places in the batch.
     offsets: positions among the tokens of their request.
     """
@@ -253,24 +345,31 @@ class Asked(NamedTuple):
     offsets: torch.Tensor
 
 
-def keep(logits: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    """The rows of `streams` [streams, n] before the blend: [streams, n, vocabulary] float32."""
-    return logits[streams].float()
+class Kept(NamedTuple):
+    """What `widen` shows of the n rows whose groups ask.
+
+    streams: [streams, n, vocabulary] float32, the streams' logits before the blend.
+    divergence: [n] float32, of the guided distribution from the leader's, in nats.
+    """
+
+    streams: torch.Tensor
+    divergence: torch.Tensor
 
 
-def widen(tensors: Any, kept: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> Any:
-    """Add one column per stream to vLLM's LogprobsTensors.
+def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor) -> Any:
+    """Add columns to vLLM's LogprobsTensors: the divergence, and one for each stream.
 
-    kept: [streams, n, vocabulary], the streams' logits before the blend.
     tokens: [n], the tokens whose log-probabilities are added.
     rows: [n], the rows of vLLM's tensors that get them. The other rows get 0.
     """
-    tokens = tokens.long().clamp(min=0).expand(kept.shape[0], -1)  # rejected tokens are -1
-    values = kept.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - kept.logsumexp(-1)  # [streams, n]
-    columns = tensors.logprobs.new_zeros(tensors.logprobs.shape[0], kept.shape[0])
-    columns[rows] = values.T.to(columns.dtype)
+    streams = kept.streams
+    tokens = tokens.long().clamp(min=0).expand(len(streams), -1)  # rejected tokens are -1
+    values = streams.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - streams.logsumexp(-1)
+    added = torch.cat([kept.divergence.unsqueeze(0), values])  # [1 + streams, n]
+    columns = tensors.logprobs.new_zeros(tensors.logprobs.shape[0], len(added))
+    columns[rows] = added.T.to(columns.dtype)
     ids = tensors.logprob_token_ids
     return tensors._replace(
-        logprob_token_ids=torch.cat([ids, ids[:, :1].expand(-1, kept.shape[0])], 1),
+        logprob_token_ids=torch.cat([ids, ids[:, :1].expand(-1, len(added))], 1),
         logprobs=torch.cat([tensors.logprobs, columns], 1),
     )

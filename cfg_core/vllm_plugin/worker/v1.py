@@ -31,7 +31,7 @@ from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
-from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, first_rows, kept_rows, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, first_rows, widen
 
 
 class GuidedRunnerV1(GPUModelRunner):
@@ -95,7 +95,7 @@ class GuidedRunnerV1(GPUModelRunner):
         assert len(rows.merged.source) == len(hidden_states), "rows are not where they should be"
         logits = head.compute_logits(merge(hidden_states, rows.merged))
         guidance.compact = (
-            rows.late is None
+            not rows.late
             and not scheduler_output.scheduled_spec_decode_tokens
             and not scheduler_output.has_structured_output_requests
             and self._can_compact()
@@ -146,8 +146,7 @@ class GuidedRunnerV1(GPUModelRunner):
         if guidance.rows is None:
             guidance.rows = self._stage(state.scheduler_output, state.logits.device, None)
         if guidance.rows is not None:
-            guidance.kept = kept_rows(state.logits, guidance.rows)
-            logits = blended(state.logits, guidance.rows)
+            logits, guidance.kept = blended(state.logits, guidance.rows)
             self.execute_model_state = state._replace(logits=logits)
 
     @override
@@ -205,10 +204,7 @@ class GuidedRunnerV1(GPUModelRunner):
             drafts = drafts.clone()
             rows.copy_to_followers(drafts)
             return drafts
-        for leader, *followers in rows.in_batch.T.tolist():
-            for follower in followers:
-                drafts[follower] = drafts[leader]
-        return drafts
+        return [drafts[leader] for leader in rows.leader_place.tolist()]
 
     def _discard(self, solo: tuple[str, ...]) -> None:
         """Make vLLM drop the samples of these streams."""

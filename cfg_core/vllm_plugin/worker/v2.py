@@ -33,7 +33,7 @@ from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
-from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, kept_rows, to_device, widen
+from cfg_core.vllm_plugin.worker.rows import Kept, Rows, Stager, blended, to_device, widen
 
 
 class GuidedRunnerV2(GPUModelRunner):
@@ -166,7 +166,7 @@ class GuidedRunnerV2(GPUModelRunner):
             self.model = model
 
 
-def _add_logprobs(output: SamplerOutput, rows: Rows, kept: torch.Tensor | None) -> None:
+def _add_logprobs(output: SamplerOutput, rows: Rows, kept: Kept | None) -> None:
     """Add the streams' own log-probabilities for the groups that asked for them."""
     asked = rows.asked
     if asked is not None and kept is not None and output.logprobs_tensors is not None:
@@ -197,7 +197,7 @@ class _BlendedHead:
 
     def __init__(self, model: Any, rows: Rows) -> None:
         self._model, self._rows = model, rows
-        self.kept: torch.Tensor | None = None
+        self.kept: Kept | None = None
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[rows, hidden size] -> [rows, vocabulary]."""
@@ -206,5 +206,5 @@ class _BlendedHead:
             logits = self._model.compute_logits(hidden_states)
         else:
             logits = self._model.compute_logits(merge(hidden_states, merged))[merged.source]
-        self.kept = kept_rows(logits, self._rows)
-        return blended(logits, self._rows)
+        logits, self.kept = blended(logits, self._rows)
+        return logits

@@ -1,0 +1,169 @@
+"""Groups whose guidance changes along the text: windows and schedules, step by step.
+
+Outside of its window, a request is plain: it has no followers, no slot and no block for them, and
+is in no group. When its next token is the window's first, its leader waits until all its tokens are
+known. Then the followers are made, with these tokens in their prompts. When its next token is the
+first behind the window, the followers are freed.
+
+A step never reaches over a change. Drafts are cut so that they end before it. If drafts in flight
+may reach the change, the streams wait until it is known which were accepted. So the change comes
+between two tokens, whatever the steps are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from cfg_core.groups import GroupTable
+from cfg_core.timeline import Timeline
+from cfg_core.vllm_plugin.core.followers import GroupPlan
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class Timelines:
+    """The requests of one engine whose guidance changes.
+
+    drafts: most drafts of a step; 0 without speculation.
+    held: streams that must not be scheduled in the coming step.
+    opened_at: the output tokens that each leader had when its followers were made.
+    """
+
+    def __init__(
+        self, groups: GroupTable, requests: Mapping[str, Request], drafts: int = 0
+    ) -> None:
+        self._groups, self._requests, self._drafts = groups, requests, drafts
+        self._plans: dict[str, GroupPlan] = {}
+        self._over: dict[str, GroupPlan] = {}
+        self._weights: dict[str, tuple[float, ...]] = {}
+        self.opened_at: dict[str, int] = {}
+        self.held: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        """Whether any request is watched, or was guided before."""
+        return bool(self._plans or self._over)
+
+    def __contains__(self, leader: str) -> bool:
+        """Whether a request is watched."""
+        return leader in self._plans
+
+    def add(self, plan: GroupPlan) -> None:
+        """Begin to watch a request that has just come."""
+        self._plans[plan.group.leader] = plan
+
+    def forget(self, leader: str) -> None:
+        """Stop watching a request that has ended."""
+        self._plans.pop(leader, None)
+        self._over.pop(leader, None)
+        self.close(leader)
+
+    def close(self, leader: str) -> None:
+        """Note that the followers of a group end."""
+        self._weights.pop(leader, None)
+        self.opened_at.pop(leader, None)
+
+    def forget_ended(self) -> None:
+        """Stop watching requests that the scheduler no longer has."""
+        for leader in [*self._plans, *self._over]:
+            if leader not in self._requests:
+                self.forget(leader)
+
+    def weights(self, leader: str) -> tuple[float, ...] | None:
+        """The weights for the next token of a group that is watched; None for another group."""
+        return self._weights.get(leader)
+
+    def logprobs_asked(self, leaders: Iterable[str]) -> dict[str, int]:
+        """The number of streams of each of these requests that asks for the streams' logprobs."""
+        asked = {}
+        for leader in leaders:
+            plan = self._plans.get(leader) or self._over.get(leader)
+            if plan is not None and plan.group.logprobs:
+                asked[leader] = len(plan.group.streams)
+        return asked
+
+    def step_back(self, leader: str) -> None:
+        """Watch a request again: its output in flight is dropped, which may reopen its window."""
+        if leader in self._over:
+            self._plans[leader] = self._over.pop(leader)
+
+    # --- before each step -------------------------------------------------------------------------
+
+    def advance(self) -> tuple[list[GroupPlan], list[GroupPlan], bool]:
+        """Look at each request's next token.
+
+        Returns the groups whose followers must be made now, those whose followers must end now, and
+        whether anything else differs from the last step. `held` and `weights` are of the coming
+        step afterwards.
+        """
+        opening: list[GroupPlan] = []
+        closing: list[GroupPlan] = []
+        held: list[str] = []
+        changed = False
+        for leader, plan in list(self._plans.items()):
+            request, timeline = self._requests[leader], plan.group.timeline
+            assert timeline is not None
+            if request.num_stale_output_tokens:
+                continue  # it is not resumed before these have come
+            streams = plan.group.streams if leader in self._groups else (leader,)
+            token = request.num_output_tokens + request.num_output_placeholders
+            if not self._is_certain(request, timeline):
+                held += streams
+            elif timeline.guides(token):
+                if leader in self._groups:
+                    changed |= self._set_weights(leader, timeline.weights_at(token))
+                    self._cut_drafts(streams, timeline, token)
+                elif request.num_output_placeholders:
+                    held.append(leader)
+                else:
+                    opening.append(plan)
+                    self._set_weights(leader, timeline.weights_at(token))
+            else:
+                if leader in self._groups:
+                    closing.append(plan)
+                if timeline.is_over(token):
+                    self._over[leader] = self._plans.pop(leader)
+                self._cut_drafts((leader,), timeline, token)
+        for stream in held:
+            self._requests[stream].spec_token_ids = []
+        changed |= bool(held or self.held)
+        self.held = frozenset(held)
+        return opening, closing, changed
+
+    def _is_certain(self, request: Request, timeline: Timeline) -> bool:
+        """Whether the same rules apply to the next token however many drafts are accepted.
+
+        The drafts are those in flight and those of the coming step.
+        """
+        in_flight = request.num_output_placeholders
+        if not self._drafts or not in_flight:
+            return True
+        # The first of the tokens in flight is certain, and the last may be a rejected draft.
+        change = timeline.next_change(request.num_output_tokens)
+        return change is None or request.num_output_tokens + in_flight + self._drafts < change
+
+    def _set_weights(self, leader: str, weights: tuple[float, ...]) -> bool:
+        """Note the weights of the coming step. Returns whether they are others than before."""
+        changed = self._weights.get(leader) != weights
+        self._weights[leader] = weights
+        return changed
+
+    def _cut_drafts(self, streams: Iterable[str], timeline: Timeline, token: int) -> None:
+        """Keep only drafts before the next change. The token after the drafts is before it, too."""
+        change = timeline.next_change(token)
+        if not self._drafts or change is None:
+            return
+        for request in (self._requests[stream] for stream in streams):
+            if len(request.spec_token_ids) > change - token - 1:
+                request.spec_token_ids = request.spec_token_ids[: change - token - 1]
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps. For tests."""
+        assert not self._plans.keys() & self._over.keys()
+        watched = self._plans.keys() | self._over.keys()
+        assert self._weights.keys() | self.opened_at.keys() <= watched
+        for leader, plan in self._over.items():
+            assert leader not in self._groups, plan
+        for group in self._groups:
+            assert group.timeline is None or group.leader in self._plans, group

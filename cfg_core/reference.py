@@ -259,7 +259,8 @@ def combine(streams: Sequence[Tensor], formula: Formula, token: int) -> Tensor:
         least = leader.max() + math.log(formula.min_p)
         guided = guided.masked_fill(leader < least, FORBIDDEN)
     if formula.filter_top_k is not None:
-        return leader.masked_fill(guided < kth_highest(guided, formula.filter_top_k), FORBIDDEN)
+        dropped = guided < kth_highest(guided, formula.filter_top_k)
+        return leader.masked_fill(dropped | (guided == FORBIDDEN), FORBIDDEN)
     return guided
 
 

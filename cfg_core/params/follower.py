@@ -102,9 +102,7 @@ def check_followers(value: object) -> tuple[FollowerParams, ...]:
             f"{STREAMS} must be a list of objects, not {type(value).__name__}.", STREAMS
         )
     if not value:
-        raise GuidanceError(
-            f"{STREAMS} is empty: leave the field out for a plain request.", STREAMS
-        )
+        raise GuidanceError(f"{STREAMS} is empty: leave it out for a plain request.", STREAMS)
     return tuple(FollowerParams.of(entry, f"{STREAMS}[{i}]") for i, entry in enumerate(value))
 
 

@@ -188,8 +188,9 @@ class AdmissionQueue:
             return
         if demand.streams > share.max_streams:
             raise RequestError(
-                f"The request has {demand.streams} streams (a guided choice has two), and this API"
-                f" key may have {share.max_streams} at once: ask for fewer choices or prompts."
+                f"The request has {demand.streams} streams (a guided choice has two or more), and"
+                f" this API key may have {share.max_streams} at once: ask for fewer choices or"
+                " prompts."
             )
         tenant = self._tenants.get(share.tenant)
         held = tenant.streams if tenant else 0

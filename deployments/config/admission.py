@@ -20,7 +20,7 @@ class AdmissionArgs(YamlArgs):
         ge=1,
         description=(
             "Maximum number of streams that are sent to the generator at the same time, for each"
-            " of its replicas. Further streams wait in the queue. A guided request has two streams."
+            " of its replicas. Further streams wait in the queue. A guided request has two or more."
             " Default: 1.25 times the engine's `max_num_seqs`, so that the engine always has the"
             " next streams at hand."
         ),

@@ -73,6 +73,14 @@ class AppArgs(YamlArgs):
             " reduction off. Default: 0.2."
         ),
     )
+    max_followers: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Maximum number of followers of one request: its negative, or the entries of"
+            " `guidance_streams`. Default: 8."
+        ),
+    )
     logits_processors: dict[str, Any] = Field(
         default_factory=dict,
         description=(
@@ -295,6 +303,7 @@ class AppArgs(YamlArgs):
             "draft_cost": self.draft_cost,
             "grammars": self.grammars.fields,
             "allow_untested_vllm": self.allow_untested_vllm,
+            "max_followers": self.max_followers,
         }
 
     def engine_kwargs(self) -> dict[str, Any]:

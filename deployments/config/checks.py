@@ -17,6 +17,7 @@ OF_THE_GENERATOR = (
     "fallback",
     "logits_processors",
     "draft_cost",
+    "max_followers",
 )
 """Keys of `args` that say nothing without `model`."""
 

@@ -28,7 +28,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import REQUEST_FAULT, CfgServeError
-from cfg_core.params import NEGATIVE_IDS, SCALE
+from cfg_core.params import NEGATIVE_IDS, STREAMS, is_guided
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import guided_tokens
 from deployments.generator.chunks import Chunks
@@ -83,10 +83,14 @@ class _Entry:
     def __post_init__(self) -> None:
         params = self.request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
-        # Admission (cfg_core/vllm_plugin/frontend/admission.py) keeps a scale only if it is not 1,
-        # together with the token ids of the negative.
-        self.streams = 2 if SCALE in extra else 1
-        self.negative_tokens = len(extra.get(NEGATIVE_IDS) or ())
+        # Admission (cfg_core/vllm_plugin/frontend/) leaves guidance only where it has an effect,
+        # with the token ids of each follower.
+        entries = extra.get(STREAMS) or ()
+        followers = [entry["token_ids"] for entry in entries]
+        if not entries and is_guided(extra):
+            followers = [extra[NEGATIVE_IDS]]
+        self.streams = 1 + len(followers)
+        self.negative_tokens = sum(map(len, followers))
 
 
 _run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
@@ -256,8 +260,9 @@ class EngineCalls:
             if entry is None:
                 continue
             meter, tokens = entry.run.meter, len(output.new_token_ids)
-            meter.output_tokens += tokens * entry.streams
-            meter.guided_tokens += min(guided, tokens)
+            guided = min(guided, tokens)
+            meter.output_tokens += tokens + guided * (entry.streams - 1)
+            meter.guided_tokens += guided
             if output.request_id not in self._states:
                 self._leave(entry)
         return result
@@ -335,6 +340,6 @@ def failure(reason: str) -> GenerationError:
 def share_of(max_num_seqs: int, streams_at_once: int | None = None) -> int:
     """Streams that one HTTP request may have in the engine at once.
 
-    Default: half of all, but at least the two of a guided choice.
+    Default: half of all, but at least the two of a pair.
     """
     return streams_at_once or max(2, max_num_seqs // 2)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.datastructures import State
@@ -19,13 +20,20 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, GuidanceParams
+from cfg_core.params import (
+    NEGATIVE_IDS,
+    NEGATIVE_TEXT,
+    SCHEDULE,
+    STREAMS,
+    FollowerParams,
+    GuidanceParams,
+)
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.guidance import Guidance
-from deployments.requests.negative import empty_negative_note, negative_body
+from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 
 NO_TOKENS = (
     f"{NEGATIVE_TEXT} is empty and has no tokens for this model, so the negative stream began at"
@@ -39,7 +47,7 @@ RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_m
 class Made(NamedTuple):
     """What a call becomes.
 
-    negative_tokens: the length of its negative stream's prompt.
+    negative_tokens: the length of its followers' own prompts together.
     note: which of its fields had no effect, and why.
     """
 
@@ -76,13 +84,14 @@ class GuidedRequests:
             if xargs:
                 request.vllm_xargs = xargs
             return Made(request, note=guidance.note if guidance else None)
-        negative = await self._negative(call.endpoint, body, guidance)
         params = guidance.params
-        request.vllm_xargs = (
-            xargs
-            | GuidanceParams(
-                scale=params.scale, negative_prompt_token_ids=negative, logprobs=params.logprobs
-            ).to_extra_args()
+        if params.streams is not None:
+            followers = [await self._follower(call.endpoint, body, s) for s in params.streams]
+            request.vllm_xargs = xargs | as_xargs(replace(params, streams=tuple(followers)))
+            return Made(request, sum(len(follower.token_ids or ()) for follower in followers))
+        negative = await self._negative(call.endpoint, body, guidance)
+        request.vllm_xargs = xargs | as_xargs(
+            replace(params, negative_prompt=None, negative_prompt_token_ids=negative)
         )
         if call.endpoint == "completion":
             note = NO_TOKENS if negative is None and guidance.negative_field else None
@@ -102,18 +111,79 @@ class GuidedRequests:
             return None
         if endpoint == "completion" and guidance.params.negative_prompt == "":
             return self._special_tokens(body)
+        if field == NEGATIVE_IDS:
+            return self._checked(guidance.params.negative_prompt_token_ids or (), field)
+        return await self._rendered(
+            endpoint, body, lambda: negative_body(endpoint, body, guidance), field
+        )
+
+    async def _follower(
+        self, endpoint: Endpoint, body: dict[str, Any], follower: FollowerParams
+    ) -> FollowerParams:
+        """The same follower with its prompt as token ids, and its adapter as vLLM knows it.
+
+        One without a prompt of its own stays without: admission gives it each leader's prompt.
+        """
+        where, text, messages = follower.where, follower.prompt, follower.messages
+        ids = follower.token_ids
+        if ids is not None:
+            ids = self._checked(ids, f"{where}.token_ids")
+        elif text == "" and endpoint == "completion":
+            ids = self._special_tokens(body)
+            if ids is None:
+                raise GuidanceError(
+                    f"{where}.prompt is empty and has no tokens for this model: send a text.",
+                    f"{where}.prompt",
+                )
+        elif text is not None or messages is not None:
+            field = f"{where}.prompt" if text is not None else f"{where}.messages"
+            ids = await self._rendered(
+                endpoint, body, lambda: follower_body(endpoint, body, text, messages), field
+            )
+        lora = self._adapter(follower.lora, where)
+        if ids is None and lora is None:  # the adapter that it names is the request's own
+            raise GuidanceError(f"{where} needs a prompt, or another adapter.", where)
+        return replace(follower, prompt=None, messages=None, token_ids=ids, lora=lora)
+
+    def _adapter(self, name: Any, where: str) -> list[Any] | bool | None:
+        """The adapter of a served name as the list of its fields; False is the base model."""
+        models = self._state.openai_serving_models
+        if name is None:
+            return None
+        if name is False:
+            return False
+        if isinstance(name, str) and name in models.lora_requests:
+            found = models.lora_requests[name]
+            return [found.lora_name, found.lora_int_id, found.lora_path]
+        if isinstance(name, str) and models.is_base_model(name):
+            return False
+        known = ", ".join(sorted(models.lora_requests)) or "none"
+        raise GuidanceError(
+            f"{where}.lora is not the name of an adapter. Known: {known}; false is the base model.",
+            f"{where}.lora",
+        )
+
+    def _checked(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
+        """A follower's token ids, if this model has them all and their number fits."""
         try:
-            if field == NEGATIVE_IDS:
-                ids = list(guidance.params.negative_prompt_token_ids or ())
-                self._engine.renderer.validate_token_ids(ids)
-            else:
-                negative = negative_body(endpoint, body, guidance)
-                ids = await endpoints.render(endpoint, self._state, negative)
+            self._engine.renderer.validate_token_ids(list(ids))
         except (RequestError, VLLMValidationError) as error:
-            if field != NEGATIVE_IDS:
-                # A fault of the request itself is not the negative's: this raises its own error.
-                await endpoints.render(endpoint, self._state, body)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
+        return self._bounded(ids, field)
+
+    async def _rendered(
+        self, endpoint: Endpoint, body: dict[str, Any], made: Callable[[], Any], field: str
+    ) -> tuple[int, ...]:
+        """The token ids of a follower's body, which `made` makes from the request's own."""
+        try:
+            ids = await endpoints.render(endpoint, self._state, made())
+        except (RequestError, VLLMValidationError) as error:
+            # A fault of the request itself is not the negative's: this raises its own error.
+            await endpoints.render(endpoint, self._state, body)
+            raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
+        return self._bounded(ids, field)
+
+    def _bounded(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token
         if not 0 < len(ids) <= limit:
             raise GuidanceError(
@@ -126,6 +196,19 @@ class GuidedRequests:
         tokenizer = self._engine.renderer.get_tokenizer()
         ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
         return tuple(ids) or None
+
+
+def as_xargs(params: GuidanceParams) -> dict[str, Any]:
+    """Guidance as entries of `vllm_xargs`.
+
+    vLLM validates these again for some endpoints, and they may hold no objects and no nested lists
+    then, so such values are sent as text.
+    """
+    extra = params.to_extra_args()
+    for name in (STREAMS, SCHEDULE):
+        if name in extra:
+            extra[name] = json.dumps(extra[name])
+    return extra
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """`guidance_logprobs` in answers over HTTP: each stream's logprob of a token.
 
-They stand beside vLLM's own logprobs.
+They stand beside vLLM's own logprobs, with the divergence of the blend from the conditional stream.
 
 Importing this module imports vllm, so only a replica does it.
 """
@@ -29,6 +29,7 @@ def show_stream_logprobs(state: State) -> None:
         if any(entries):
             answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
             answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
+            answer.guidance_kl = [e and e.kl for e in entries]
         return answer
 
     def create_chat_logprobs(**fields: Any) -> Any:
@@ -37,6 +38,7 @@ def show_stream_logprobs(state: State) -> None:
             if entry is not None:
                 token.conditional_logprob = _finite(entry.conditional)
                 token.negative_logprobs = [*map(_finite, entry.negatives)]
+                token.guidance_kl = entry.kl
         return answer
 
     completion._create_completion_logprobs = create_completion_logprobs

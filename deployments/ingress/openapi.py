@@ -48,7 +48,9 @@ REPORT: Schema = {
     "description": "What was guided, beside `usage`.",
     "properties": {
         "scale": {"type": "number"},
-        "streams": {"type": "integer", "description": "2 if guided, else 1."},
+        "weights": {"type": "array", "items": {"type": "number"}},
+        "schedule": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "streams": {"type": "integer", "description": "Streams of a choice; 1 if not guided."},
         "negative_prompt_tokens": {"type": "integer"},
         "guided_tokens": {"type": "integer", "description": "Output tokens from joint steps."},
         "note": {"type": "string", "description": "Which field had no effect, and why."},

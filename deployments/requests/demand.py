@@ -35,7 +35,7 @@ TOKEN_BYTES, LOGPROB_BYTES = 8, 80
 class Demand:
     """The streams and tokens that one request needs.
 
-    streams: all sequences of the request; a guided choice has two.
+    streams: all sequences of the request; a guided choice has one more for each follower.
     tokens: prompts and outputs of all streams, estimated. The engine's own count is in usage.py.
     """
 
@@ -54,7 +54,10 @@ def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | 
     groups = streams_of(endpoint, body, guidance)
     streams = choices * sum(map(len, groups))
     prompts = sum(stream.num_tokens for group in groups for stream in group)
-    return Demand(streams=streams, tokens=prompts + streams * output)
+    leaders = choices * len(groups)
+    guided = min(output, guidance.params.end or output) if guidance is not None else output
+    outputs = leaders * output + (streams - leaders) * guided
+    return Demand(streams=streams, tokens=prompts + outputs)
 
 
 def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
@@ -72,8 +75,9 @@ def check_streams(demand: Demand, most: int) -> None:
     """Raise RequestError if one request asks for more than `most` streams."""
     if demand.streams > most:
         raise RequestError(
-            f"The request has {demand.streams} streams (a guided choice has two), and one request"
-            f" may have {most}: ask for fewer choices or prompts, or send several requests.",
+            f"The request has {demand.streams} streams (a guided choice has two or more), and one"
+            f" request may have {most}: ask for fewer choices or prompts, or send several"
+            " requests.",
             "n",
         )
 

@@ -74,10 +74,13 @@ def group_request(
     """
     groups = streams_of(endpoint, body, guidance)
     # Neither two adapters nor two cache salts share KV.
-    salt = f"{body.get('model')} {body.get('cache_salt')} {tenant}"
+    salt, model = f"{body.get('cache_salt')} {tenant}", body.get("model")
     longest = next(filter(None, map(body.get, SHAPES[endpoint].max_tokens)), None)
     return GroupRequest(
-        prefixes=tuple(Prefix.of(stream.prompt, salt) for stream in groups[0]),
+        prefixes=tuple(
+            Prefix.of(s.prompt, f"{model if s.adapter is None else s.adapter} {salt}")
+            for s in groups[0]
+        ),
         copies=min(MAX_COPIES, _count(body.get("n"), 1) * len(groups)),
         output_tokens=min(OUTPUT_TOKENS, _count(longest, OUTPUT_TOKENS)),
         session=session or None,

@@ -21,6 +21,7 @@ from cfg_core.params import (
     NEGATIVE_TEXT,
     SCALE,
     STREAM_LOGPROBS,
+    STREAMS,
     SYNONYMS,
     GuidanceParams,
     looks_like_guidance,
@@ -32,7 +33,7 @@ from deployments.requests.endpoints import SHAPES, Endpoint
 NEGATIVE_MESSAGES = "negative_messages"
 CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
 
-PLANNED = ("guidance_start", "guidance_end", "guidance_top_k", "guidance_streams")
+PLANNED = ("guidance_between", "guidance_min_entropy", "guidance_score_tokens")
 """Fields that are planned, but that this version does not have.
 
 They are refused, not ignored.
@@ -66,7 +67,7 @@ class Guidance:
     """The guidance of one HTTP request.
 
     `read_guidance` makes it from checked fields, and the ingress sends it to the replica. At most
-    one of the three negatives is set.
+    one of the three negatives is set, and none of them beside `params.streams`.
     """
 
     params: GuidanceParams
@@ -85,8 +86,16 @@ class Guidance:
         return self.params.enabled
 
     @property
+    def streams(self) -> int:
+        """Streams of one group, with the conditional one."""
+        return len(self.params.weights) if self.enabled else 1
+
+    @property
     def negative_field(self) -> str | None:
-        """The field that has the negative; None if it starts at the prompt's last token."""
+        """The field that has the negative of a pair.
+
+        None if the negative starts at the prompt's last token.
+        """
         if self.negative_messages is not None:
             return NEGATIVE_MESSAGES
         if self.params.negative_prompt is not None:
@@ -125,6 +134,8 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
         _check_negative_messages(messages, params)
     if params is None:
         return None
+    if SHAPES[endpoint].messages is None:
+        _refuse_messages(params)
     guidance = Guidance(params=params, negative_messages=messages)
     if guidance.enabled:
         _refuse_unguidable(endpoint, body)
@@ -164,9 +175,25 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
     if not messages:
         hint = "leave the field out to let the negative stream start at the prompt's last token"
         raise GuidanceError(f"{name} is empty: {hint}.", name)
+    if params.streams is not None:
+        raise GuidanceError(
+            f"{name} and {STREAMS} are both given: move the conversation into a stream's messages,"
+            " with its weight.",
+            name,
+        )
     if params.has_negative:
         other = NEGATIVE_TEXT if params.negative_prompt is not None else NEGATIVE_IDS
         raise GuidanceError(f"{name} and {other} are both given: send only one of them.", name)
+
+
+def _refuse_messages(params: GuidanceParams) -> None:
+    """Raise GuidanceError for a stream that is a conversation, where the request is none."""
+    for follower in params.streams or ():
+        if follower.messages is not None:
+            raise GuidanceError(
+                f"{follower.where}.messages is for conversations: send prompt or token_ids here.",
+                follower.where,
+            )
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
@@ -260,13 +287,23 @@ def guidance_report(
 
     A request with scale 1 gets the object, too, and it says that nothing was guided.
 
+    negative_prompt_tokens: of all followers' own prompts.
     output_tokens: output tokens that came from joint steps, as the engine core counted them.
     note: which field had no effect, and why.
     """
     report = {
-        "scale": guidance.scale,
-        "streams": 2 if guidance.enabled else 1,
+        **_formula(guidance.params),
+        "streams": guidance.streams,
         "negative_prompt_tokens": negative_prompt_tokens if guidance.enabled else 0,
         "guided_tokens": output_tokens if guidance.enabled else 0,
     }
     return report if note is None else {**report, "note": note}
+
+
+def _formula(params: GuidanceParams) -> dict[str, Any]:
+    """What says how the streams are blended: the scale, the schedule, or all weights."""
+    if params.streams is not None:
+        return {"weights": list(params.weights)}
+    if params.schedule is not None:
+        return {"schedule": [list(entry) for entry in params.schedule]}
+    return {"scale": params.scale}

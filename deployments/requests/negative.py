@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfg_core.params import NEGATIVE_TEXT
@@ -27,10 +27,17 @@ def negative_body(
 
     guidance: its negative must be text or messages, not token ids.
     """
+    text, messages = guidance.params.negative_prompt, guidance.negative_messages
+    return follower_body(endpoint, body, text, messages)
+
+
+def follower_body(
+    endpoint: Endpoint, body: Mapping[str, Any], text: str | None, messages: Sequence[Any] | None
+) -> dict[str, Any]:
+    """As `negative_body`, for a follower with this text, or with this conversation."""
     body = {name: value for name, value in body.items() if name != "kv_transfer_params"}
-    if guidance.negative_messages is not None:
-        return with_conversation(endpoint, body, guidance.negative_messages)
-    text = guidance.params.negative_prompt
+    if messages is not None:
+        return with_conversation(endpoint, body, list(messages))
     assert text is not None, "token ids need no rendering"
     if endpoint == "completion":
         return {**body, "prompt": text}

@@ -39,9 +39,44 @@ GUIDANCE: dict[str, Schema] = {
     "negative_messages": _field(
         "The whole negative conversation.", type="array", items={"type": "object"}
     ),
+    "guidance_streams": _field(
+        "Instead of a scale and a negative: followers with weights. The weight of the conditional"
+        " stream is 1 minus their sum.",
+        type="array",
+        items={
+            "type": "object",
+            "properties": {
+                "weight": {"type": "number"},
+                "prompt": TEXT,
+                "messages": {"type": "array", "items": {"type": "object"}},
+                "token_ids": IDS,
+                "lora": _field(
+                    "The name of an adapter; false is the base model.", oneOf=[TEXT, FLAG]
+                ),
+            },
+            "required": ["weight"],
+        },
+    ),
+    "guidance_schedule": _field(
+        "Instead of guidance_scale: [first output token, scale], ascending from token 0.",
+        type="array",
+        items={"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+    ),
+    "guidance_start": _field("The first output token that is guided.", **COUNT, default=0),
+    "guidance_end": _field("The first output token that is not guided any more.", **COUNT),
+    "guidance_top_k": _field("Sample only the conditional stream's k most likely tokens.", **COUNT),
+    "guidance_min_p": _field(
+        "Sample only tokens with at least this share of the conditional stream's highest"
+        " probability.",
+        type="number",
+    ),
+    "guidance_filter_top_k": _field(
+        "Sample the conditional distribution, among the k tokens that the blend finds most likely.",
+        **COUNT,
+    ),
     "guidance_logprobs": _field(
-        "Return, with each token's log-probability, also those that the conditional and the"
-        " negative stream gave it. Needs logprobs.",
+        "Return, with each token's log-probability, also those that each stream gave it, and how"
+        " far the blend is from the conditional stream. Needs logprobs.",
         **FLAG,
         default=False,
     ),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from cfg_core.errors import CfgServeError
+from cfg_core.params import FollowerParams
 from deployments.requests.endpoints import Endpoint, conversation_of
 from deployments.requests.guidance import Guidance
-from deployments.requests.negative import negative_body
+from deployments.requests.negative import follower_body, negative_body
 
 BYTES_PER_TOKEN = 4
 """Estimated bytes of UTF-8 text per token: about 4 for English, 3 to 4 for Chinese, 3 for code."""
@@ -28,10 +29,13 @@ class Stream:
     """One stream of a request.
 
     num_tokens: length of its prompt, estimated if the prompt is text.
+    adapter: the LoRA adapter that the stream names. None is the request's own, and False is the
+        base model.
     """
 
     prompt: Prompt
     num_tokens: int
+    adapter: str | bool | None = None
 
     @classmethod
     def of(cls, prompt: Prompt) -> Stream:
@@ -41,7 +45,7 @@ class Stream:
 def streams_of(
     endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None
 ) -> list[tuple[Stream, ...]]:
-    """The streams of each prompt of a request: the conditional and, if guided, the negative.
+    """The streams of each prompt of a request: the conditional one and, if guided, the followers.
 
     A conversation has one prompt, a completion may have a list of prompts. A negative that is not
     given starts at the prompt's last token: its stream has one token, and no prefix to share. A
@@ -49,8 +53,18 @@ def streams_of(
     """
     if guidance is None or not guidance.enabled:
         return [(conditional,) for conditional in _conditionals(endpoint, body)]
-    negative = _negative(endpoint, body, guidance)
-    return [(conditional, negative) for conditional in _conditionals(endpoint, body)]
+    conditionals = _conditionals(endpoint, body)
+    if guidance.params.streams is None:
+        negative = _negative(endpoint, body, guidance)
+        return [(conditional, negative) for conditional in conditionals]
+    followers = [_follower(endpoint, body, entry) for entry in guidance.params.streams]
+    return [
+        (
+            conditional,
+            *(f if f.num_tokens else replace(conditional, adapter=f.adapter) for f in followers),
+        )
+        for conditional in conditionals
+    ]
 
 
 def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
@@ -102,6 +116,20 @@ def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -
         return _conditionals(endpoint, negative_body(endpoint, body, guidance))[0]
     except CfgServeError:  # `messages` is no list
         return Stream.of("")
+
+
+def _follower(endpoint: Endpoint, body: Mapping[str, Any], entry: FollowerParams) -> Stream:
+    """A stream of `guidance_streams`. Without a prompt of its own it has no tokens here."""
+    adapter = entry.lora if isinstance(entry.lora, str | bool) else None
+    if entry.token_ids is not None:
+        return Stream(entry.token_ids, len(entry.token_ids), adapter)
+    if entry.prompt is None and entry.messages is None:
+        return Stream((), 0, adapter)
+    try:
+        own = follower_body(endpoint, body, entry.prompt, entry.messages)
+        return replace(_conditionals(endpoint, own)[0], adapter=adapter)
+    except CfgServeError:  # `messages` is no list
+        return Stream((), 1, adapter)
 
 
 def _prompts(body: Mapping[str, Any]) -> list[Any]:

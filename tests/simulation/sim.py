@@ -479,8 +479,10 @@ class Simulation:
             extra = {"guidance_streams": [{"weight": w, "token_ids": ids} for w, ids in streams]}
         elif scale is not None:
             extra = {"negative_prompt_token_ids": negative or prompt[-1:]}
-            scales = {"guidance_schedule": list(schedule)} if schedule else {}
-            extra |= scales or {"guidance_scale": scale}
+            if schedule:
+                extra["guidance_schedule"] = list(schedule)
+            else:
+                extra["guidance_scale"] = scale
         if extra is not None and window != (0, None):
             extra |= {"guidance_start": window[0], "guidance_end": window[1]}
         params = SamplingParams(
@@ -709,7 +711,8 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     else:
         longest = min(100, pool // size - room)
     size, longest = (size, longest) if longest > 0 else (2, min(100, pool // 2 - 40))
-    guided, window, streams, schedule = rng.random() < 0.7, (0, None), [], []
+    guided, streams, schedule = rng.random() < 0.7, [], []
+    window: tuple[int, int | None] = (0, None)
     if guided and (size > 2 or rng.random() < 0.2):
         weights = (-1.0, -0.5, 0.0, 0.25, 1.0, 2.0)
         streams = [(rng.choice(weights), prompt(longest)) for _ in range(size - 1)]

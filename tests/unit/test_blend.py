@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from cfg_core.blend import blend
+from cfg_core.blend import CutRows, blend, cut, divergence
+from cfg_core.reference import Formula, combine
 
 INF = float("inf")
 
@@ -110,3 +111,71 @@ def test_extreme_scales_stay_finite_and_follow_the_difference(scale):
     assert out.isfinite().all()
     assert out.argmax() == difference.argmax()
     assert torch.softmax(out, -1).isfinite().all()
+
+
+# --- cuts -----------------------------------------------------------------------------------------
+
+
+def cut_rows(*cuts):
+    """Each as (top_k, min_p, filter_top_k), 0 for none."""
+    top_k, min_p, filter_top_k = zip(*cuts, strict=True)
+    return CutRows(
+        torch.arange(len(cuts)),
+        torch.tensor(top_k).unsqueeze(-1),
+        torch.tensor(min_p).log().unsqueeze(-1),
+        torch.tensor(filter_top_k).unsqueeze(-1),
+        (max(top_k), max(filter_top_k)),
+    )
+
+
+CUTS = [(3, 0.0, 0), (0, 0.3, 0), (0, 0.0, 4), (5, 0.1, 3), (2, 0.0, 9), (80, 0.0, 80), (1, 1.0, 1)]
+
+
+@pytest.mark.parametrize("weights", [(2.5, -1.5), (0.0, 1.0), (-1.0, 2.0)])
+def test_cut_rows_equal_the_reference(weights):
+    """Several rows with different cuts at once. The reference forbids what is put far below."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, len(CUTS), 50, generator=generator) * 2
+    guided = blend(logits, torch.tensor(weights).unsqueeze(-1).expand(-1, len(CUTS)))
+    out = cut(logits[0], guided, cut_rows(*CUTS))
+    for i, (top_k, min_p, filter_top_k) in enumerate(CUTS):
+        formula = Formula(
+            weights=weights[1:],
+            top_k=top_k or None,
+            min_p=min_p or None,
+            filter_top_k=filter_top_k or None,
+        )
+        expected = combine(list(torch.log_softmax(logits[:, i], -1)), formula, 0)
+        kept = expected > -INF
+        torch.testing.assert_close(out[i][kept], expected[kept], atol=1e-4, rtol=1e-5)
+        if not kept.all():
+            # Even at a temperature of 100, none of the others has a probability.
+            assert out[i][~kept].max() < out[i][kept].min() - 5_000
+
+
+@pytest.mark.parametrize("weights", [(2.5, -1.5), (1e20, -1e20), (0.0, 1.0)])
+def test_cut_tokens_stay_in_order_and_finite(weights):
+    """A mask that forbids all kept tokens leaves the best of the others."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 1, 50, generator=generator)
+    logits[:, 0, 7] = -INF
+    guided = blend(logits, torch.tensor(weights).unsqueeze(-1))
+    out = cut(logits[0], guided, cut_rows((2, 0.0, 0)))[0]
+    others = guided[0].clone()
+    kept = logits[0, 0].topk(2).indices
+    others[kept] = -INF
+    left = out.clone()
+    left[kept] = -INF
+    assert left.argmax() == others.argmax()
+    assert out[7] == -INF
+    assert out[torch.arange(50) != 7].isfinite().all()
+    assert out.topk(2).indices.sort().values.tolist() == kept.sort().values.tolist()
+
+
+def test_the_divergence_is_that_of_the_distributions():
+    rows = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(6))
+    rows[:, 0, 4] = -INF
+    p, q = torch.softmax(rows[0].double(), -1), torch.softmax(rows[1].double(), -1)
+    terms = torch.where(p > 0, p * (p.log() - q.log()), 0.0)
+    torch.testing.assert_close(divergence(rows[0], rows[1]), terms.sum(-1).float())
+    assert divergence(rows[1], rows[1]).abs().max() < 1e-6

@@ -23,6 +23,7 @@ from cfg_core.params import (
     AMBIGUOUS,
     FIELDS,
     SYNONYMS,
+    FollowerParams,
     check_negative_text,
     check_scale,
     check_token_ids,
@@ -342,3 +343,143 @@ def test_importing_cfg_core_imports_no_heavy_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert not {"torch", "numpy", "vllm", "ray", "transformers"} & set(out.split())
+
+
+# ---- several streams, windows, schedules and cuts ------------------------------------------------
+
+WEIGHTS = st.floats(-10, 10)
+FOLLOWERS = st.one_of(
+    st.builds(FollowerParams, weight=WEIGHTS, prompt=TEXTS),
+    st.builds(FollowerParams, weight=WEIGHTS, token_ids=TOKEN_IDS.map(tuple)),
+    st.builds(FollowerParams, weight=WEIGHTS, lora=st.just(False)),
+)
+CHANGES = st.lists(st.tuples(st.integers(1, 99), REAL_SCALES), max_size=4, unique_by=lambda c: c[0])
+
+
+@st.composite
+def formulas(draw: st.DrawFn) -> GuidanceParams:
+    kind = draw(st.sampled_from(["scale", "streams", "schedule"]))
+    fields: dict[str, Any] = {}
+    if kind == "streams":
+        fields["streams"] = tuple(draw(st.lists(FOLLOWERS, min_size=1, max_size=5)))
+    elif kind == "schedule":
+        fields["schedule"] = ((0, 2.0), *sorted(draw(CHANGES)))
+    else:
+        fields["scale"] = draw(REAL_SCALES)
+    if draw(st.booleans()):
+        fields["start"] = draw(st.integers(0, 50))
+        fields["end"] = fields["start"] + draw(st.integers(1, 50))
+    cuts = {"top_k": st.integers(1, 99), "min_p": st.floats(0.01, 1), "filter_top_k": st.just(4)}
+    names = draw(st.sets(st.sampled_from(sorted(cuts))))
+    return GuidanceParams(**fields, **{name: draw(cuts[name]) for name in names})
+
+
+@given(formulas())
+def test_formulas_round_trip_also_as_json_text(params: GuidanceParams) -> None:
+    extra = params.to_extra_args()
+    assert GuidanceParams.from_fields(extra) == params
+    assert GuidanceParams.from_fields(json.loads(json.dumps(extra))) == params
+    # vLLM's server takes no objects and no nested lists, so its clients send them as text
+    texts = {
+        name: json.dumps(value) if name in ("guidance_streams", "guidance_schedule") else value
+        for name, value in extra.items()
+    }
+    assert GuidanceParams.from_fields(texts) == params
+    assert params.enabled
+    assert math.isclose(sum(params.weights), 1, abs_tol=1e-9 * max(map(abs, params.weights)))
+
+
+def test_weights_of_the_leader_are_the_rest() -> None:
+    streams = [{"weight": -6, "prompt": "a"}, {"weight": -2, "prompt": "b"}]
+    params = GuidanceParams.from_fields({"guidance_streams": streams})
+    assert params is not None
+    assert params.weights == (9.0, -6.0, -2.0)
+    schedule = GuidanceParams.from_fields({"guidance_schedule": [[0, 3], [5, 1]]})
+    assert schedule is not None
+    assert schedule.weights == (3.0, -2.0)
+
+
+STREAM = {"weight": 1, "prompt": "a"}
+BAD_FORMULAS: list[tuple[dict[str, Any], str, str]] = [
+    # fields, parameter at fault, words of the sentence
+    ({"guidance_streams": 3}, "guidance_streams", "must be a list of objects"),
+    ({"guidance_streams": "[{]"}, "guidance_streams", "must be a list of objects"),
+    ({"guidance_streams": "[" * 100_000}, "guidance_streams", "must be a list of objects"),
+    ({"guidance_streams": []}, "guidance_streams", "is empty"),
+    ({"guidance_streams": [3]}, "guidance_streams[0]", "must be an object"),
+    ({"guidance_streams": [{"prompt": "a"}]}, "guidance_streams[0].weight", "has no weight"),
+    (
+        {"guidance_streams": [STREAM, {"weight": "1", "prompt": "a"}]},
+        "guidance_streams[1].weight",
+        "must be a number",
+    ),
+    (
+        {"guidance_streams": [{"weight": math.inf, "prompt": "a"}]},
+        "guidance_streams[0].weight",
+        "must be finite",
+    ),
+    ({"guidance_streams": [{"weight": 1}]}, "guidance_streams[0]", "conditional stream once more"),
+    (
+        {"guidance_streams": [{**STREAM, "token_ids": [1]}]},
+        "guidance_streams[0]",
+        "prompt and token_ids",
+    ),
+    ({"guidance_streams": [{**STREAM, "scale": 2}]}, "guidance_streams[0]", "unknown key 'scale'"),
+    (
+        {"guidance_streams": [{"weight": 1, "prompt": 3}]},
+        "guidance_streams[0].prompt",
+        "must be a string",
+    ),
+    (
+        {"guidance_streams": [{"weight": 1, "token_ids": []}]},
+        "guidance_streams[0].token_ids",
+        "is empty",
+    ),
+    (
+        {"guidance_streams": [{"weight": 1, "messages": []}]},
+        "guidance_streams[0].messages",
+        "is empty",
+    ),
+    (
+        {"guidance_streams": [{"weight": 1, "messages": "a"}]},
+        "guidance_streams[0].messages",
+        "must be a list of messages",
+    ),
+    ({"guidance_streams": [STREAM], "guidance_scale": 2}, "guidance_streams", "leave out"),
+    ({"guidance_streams": [STREAM], "negative_prompt": "a"}, "guidance_streams", "leave out"),
+    (
+        {"guidance_streams": [STREAM], "guidance_schedule": [[0, 2]]},
+        "guidance_streams",
+        "leave out",
+    ),
+    ({"guidance_schedule": [[0, 2]], "guidance_scale": 3}, "guidance_schedule", "leave out"),
+    ({"guidance_schedule": []}, "guidance_schedule", "1 to 1024 entries"),
+    ({"guidance_schedule": 3}, "guidance_schedule", "must be a list of"),
+    ({"guidance_schedule": [3]}, "guidance_schedule", "is no pair"),
+    ({"guidance_schedule": [[1, 2]]}, "guidance_schedule", "must begin at token 0"),
+    ({"guidance_schedule": [[0, 2], [5, 1], [5, 3]]}, "guidance_schedule", "ascend"),
+    ({"guidance_schedule": [[0.0, 2]]}, "guidance_schedule[0][0]", "must be an integer"),
+    ({"guidance_schedule": [[0, math.nan]]}, "guidance_schedule[0][1]", "must be finite"),
+    ({"guidance_scale": 2, "guidance_start": -1}, "guidance_start", "must be 0 or more"),
+    ({"guidance_scale": 2, "guidance_start": True}, "guidance_start", "must be an integer"),
+    ({"guidance_scale": 2, "guidance_end": 0}, "guidance_end", "must be 1 or more"),
+    (
+        {"guidance_scale": 2, "guidance_start": 5, "guidance_end": 5},
+        "guidance_end",
+        "no token would be guided",
+    ),
+    ({"guidance_scale": 2, "guidance_top_k": 0}, "guidance_top_k", "must be 1 or more"),
+    ({"guidance_scale": 2, "guidance_filter_top_k": 1.5}, "guidance_filter_top_k", "an integer"),
+    ({"guidance_scale": 2, "guidance_min_p": 0}, "guidance_min_p", "above 0 and at most 1"),
+    ({"guidance_scale": 2, "guidance_min_p": 1.5}, "guidance_min_p", "above 0 and at most 1"),
+    ({"guidance_min_p": 0.5}, "guidance_min_p", "guidance_scale is 1 (off)"),
+    ({"guidance_schedule": [[0, 1]], "guidance_end": 4}, "guidance_end", "guidance_scale is 1"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD_FORMULAS)
+def test_what_is_wrong_with_a_formula(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(GuidanceError) as caught:
+        GuidanceParams.from_fields(fields)
+    assert caught.value.param == param
+    assert words in str(caught.value)

@@ -114,6 +114,25 @@ def test_report_of_a_guided_request():
     }
 
 
+@pytest.mark.parametrize(
+    ("fields", "report"),
+    [
+        (
+            {"guidance_streams": [{"weight": -0.5, "prompt": "a"}, {"weight": 2, "prompt": "b"}]},
+            {"weights": [-0.5, -0.5, 2.0], "streams": 3},
+        ),
+        (
+            {"guidance_schedule": [[0, 3], [8, 1.5]], "negative_prompt": "a"},
+            {"schedule": [[0, 3.0], [8, 1.5]], "streams": 2},
+        ),
+        ({"guidance_scale": 2, "guidance_end": 5}, {"scale": 2.0, "streams": 2}),
+    ],
+)
+def test_the_report_says_how_the_streams_were_blended(fields, report):
+    found = guidance_report(read_guidance(fields, "completion"), 9, 7)
+    assert found == {**report, "negative_prompt_tokens": 9, "guided_tokens": 7}
+
+
 def test_guidance_survives_pickling():
     guidance = read_guidance({"guidance_scale": 2, "negative_messages": [USER]}, "chat")
     assert pickle.loads(pickle.dumps(guidance)) == guidance
@@ -165,10 +184,37 @@ REFUSED = [
     ("completion", {"cfg": 2}, "cfg", "Known: guidance_scale"),
     ("completion", {"negative_prompts": None}, "negative_prompts", "Did you mean negative_prompt?"),
     ("chat", {"negative_message": [USER]}, "negative_message", "Did you mean negative_messages?"),
-    ("completion", {"guidance_start": 3}, "guidance_start", "not supported yet"),
-    ("completion", {"guidance_end": 3}, "guidance_end", "not supported yet"),
-    ("chat", {"guidance_top_k": 3}, "guidance_top_k", "not supported yet"),
-    ("chat", {"guidance_streams": []}, "guidance_streams", "not supported yet"),
+    ("completion", {"guidance_between": {}}, "guidance_between", "not supported yet"),
+    ("completion", {"guidance_min_entropy": 1}, "guidance_min_entropy", "not supported yet"),
+    ("chat", {"guidance_score_tokens": 3}, "guidance_score_tokens", "not supported yet"),
+    ("completion", {"guidance_start": 3}, "guidance_start", "guidance_scale is 1 (off)"),
+    ("completion", {"guidance_end": 3}, "guidance_end", "guidance_scale is 1 (off)"),
+    ("chat", {"guidance_top_k": 3}, "guidance_top_k", "guidance_scale is 1 (off)"),
+    ("chat", {"guidance_streams": []}, "guidance_streams", "leave it out for a plain request"),
+    (
+        "completion",
+        {"guidance_streams": [{"weight": 1, "messages": [USER]}]},
+        "guidance_streams[0]",
+        "send prompt or token_ids here",
+    ),
+    (
+        "chat",
+        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "negative_messages": [USER]},
+        "negative_messages",
+        "move the conversation into a stream's messages",
+    ),
+    (
+        "chat",
+        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_scale": 2},
+        "guidance_streams",
+        "leave out guidance_scale",
+    ),
+    (
+        "batch",
+        {"guidance_streams": [{"weight": 1, "prompt": "a"}]},
+        "guidance_scale",
+        "cannot be guided",
+    ),
     ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
     (
         "messages",
@@ -182,7 +228,6 @@ REFUSED = [
         "guidance_logprobs",
         "use /v1/completions or /v1/chat/completions",
     ),
-    ("completion", {"guidance_top_k": 5}, "guidance_top_k", "not supported yet"),
     (
         "completion",
         {"extra_body": {"logits_processors": []}},

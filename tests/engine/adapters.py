@@ -12,10 +12,10 @@ RANK, ALPHA = 4, 8
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
 
-def make_adapter(model: Path, folder: Path) -> Path:
+def make_adapter(model: Path, folder: Path, seed: int = 5) -> Path:
     """A random adapter, as PEFT saves one."""
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(5)
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, weight in load_file(model / "model.safetensors").items():
         if any(target in name for target in TARGETS):

@@ -18,6 +18,7 @@ from engines import ROOMY, SMALL_POOL, Engine, differences, guided, plain, token
 from formulas import MAX_MODEL_LEN, NEW_TOKENS, Answer, answers
 from oracle import CASES, PROMPTS, Oracle
 
+from cfg_core import recipes
 from cfg_core.reference import combine, next_log_probs
 
 pytestmark = pytest.mark.slow
@@ -156,6 +157,38 @@ def test_a_mask_that_forbids_all_kept_tokens_leaves_the_best_of_the_others(
     allowed = [token for token in range(len(rows[0])) if token not in kept]
     (output,) = engine.generate([request.prompt], [asking(cut, 1, allowed_token_ids=allowed)])
     assert tokens([output]) == [[int(others.argmax())]]
+
+
+C, U, E = CASES[0].prompt, CASES[0].negative, CASES[20].prompt
+RECIPES = {
+    # the recipe, and the paper's formula as weights of raw logits
+    "cfg": (recipes.cfg(U, scale=2.5), [(2.5, C), (-1.5, U)]),
+    "cad": (recipes.cad(U, alpha=0.75), [(1.75, C), (-0.75, U)]),
+    "preadd, away": (recipes.preadd(E, alpha=-1.2), [(2.2, C), (-1.2, E)]),
+    "preadd, towards": (recipes.preadd(E, alpha=1.5), [(-0.5, C), (1.5, E)]),
+}
+
+
+@pytest.mark.v2
+@pytest.mark.parametrize("name", RECIPES)
+@torch.inference_mode()
+def test_a_recipe_is_its_papers_formula_on_raw_logits(
+    engine: Engine, llama: Oracle, name: str
+) -> None:
+    """dexperts needs adapters, and is in test_lora_and_priority.py."""
+    recipe, streams = RECIPES[name]
+    (output,) = engine.generate(
+        [C], [plain(extra_args=recipe.to_extra_args(), max_tokens=6, logprobs=1)]
+    )
+    text, rows = list(output.outputs[0].token_ids), output.outputs[0].logprobs or []
+    for i, (token, row) in enumerate(zip(text, rows, strict=True)):
+        logits = [
+            weight * llama.model(torch.tensor([[*prompt, *text[:i]]])).logits[0, -1].float()
+            for weight, prompt in streams
+        ]
+        expected = torch.log_softmax(torch.stack(logits).sum(0), -1)
+        assert token == int(expected.argmax())
+        assert row[token].logprob == pytest.approx(float(expected[token]), abs=1e-3)
 
 
 @pytest.mark.parametrize(

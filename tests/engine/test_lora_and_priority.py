@@ -18,6 +18,8 @@ from oracle import CASES, Oracle
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from cfg_core import recipes
+
 pytestmark = pytest.mark.slow
 
 CHOSEN = CASES[::4]
@@ -57,6 +59,7 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
         "scheduling_policy": "priority",
         "enable_lora": True,
         "max_lora_rank": 8,
+        "max_loras": 2,
     }
     engine = Engine(model_folder("llama"), **options)
     yield engine
@@ -87,6 +90,97 @@ def test_both_streams_of_a_group_take_the_adapter(
         assert want[4 * i] != want[4 * i + 2]
     got = engine.generate(prompts, params, lora_request=loras)
     assert differences(tokens(got), want) == []
+
+
+@pytest.fixture(scope="module")
+def other(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(model_folder("llama"), tmp_path_factory.mktemp("lora") / "other", seed=6)
+
+
+@pytest.fixture(scope="module")
+def other_adapted(model_folder: Callable[[str], Path], other: Path) -> Oracle:
+    return Oracle(merge(model_folder("llama"), other, other.parent / "merged"))
+
+
+@torch.inference_mode()
+def weighted(models: list[tuple[float, Oracle, tuple[int, ...]]], num_tokens: int) -> list[int]:
+    """Greedy tokens of a weighted sum of raw logits, as the papers write it.
+
+    models: weight, model and prompt of each stream.
+    """
+    output: list[int] = []
+    while len(output) < num_tokens:
+        rows = [
+            weight * oracle.model(torch.tensor([[*prompt, *output]])).logits[0, -1].float()
+            for weight, oracle, prompt in models
+        ]
+        output.append(int(torch.stack(rows).sum(0).argmax()))
+    return output
+
+
+def test_each_stream_has_its_adapter(
+    engine: Engine,
+    llama: Oracle,
+    adapted: Oracle,
+    other_adapted: Oracle,
+    adapter: Path,
+    other: Path,
+) -> None:
+    """DExperts with two adapters, an adapted leader away from the base model, and mixtures.
+
+    They run in one batch with groups that have one adapter, and none. The pool is too small.
+    """
+    from vllm.lora.request import LoRARequest
+
+    num_tokens = 8
+    first, second = LoRARequest("adapter", 1, str(adapter)), LoRARequest("other", 2, str(other))
+    prompts, params, loras, want = [], [], [], []
+    for case in CHOSEN[:9]:
+        p, n = case.prompt, case.negative
+        asked: list[tuple[dict[str, Any], Any, list[tuple[float, Oracle, tuple[int, ...]]]]] = [
+            (
+                recipes.dexperts(first, second, alpha=1.5).to_extra_args(),
+                None,
+                [(1.0, llama, p), (1.5, adapted, p), (-1.5, other_adapted, p)],
+            ),
+            (
+                {"guidance_streams": [{"weight": -1.0, "lora": False}]},
+                first,
+                [(2.0, adapted, p), (-1.0, llama, p)],
+            ),
+            (
+                {"guidance_streams": [{"weight": -0.5, "token_ids": list(n)}]},
+                second,
+                [(1.5, other_adapted, p), (-0.5, other_adapted, n)],
+            ),
+            (
+                {
+                    "guidance_streams": [
+                        {"weight": 0.5, "token_ids": list(n), "lora": second},
+                        {"weight": -1.0, "token_ids": list(n)},
+                    ]
+                },
+                None,
+                [(1.5, llama, p), (0.5, other_adapted, n), (-1.0, llama, n)],
+            ),
+        ]
+        for extra, lora, models in asked:
+            prompts.append(p)
+            params.append(plain(extra_args=extra, max_tokens=num_tokens))
+            loras.append(lora)
+            want.append(weighted(models, num_tokens))
+    got = engine.generate(prompts, params, lora_request=loras)
+    assert differences(tokens(got), want) == []
+
+
+def test_more_adapters_than_a_step_has_are_refused(engine: Engine, adapter: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    own, *others = (LoRARequest(f"a{i}", 10 + i, str(adapter)) for i in range(3))
+    params = plain(extra_args=recipes.dexperts(*others).to_extra_args())
+    with pytest.raises(ValueError, match=r"use 3 adapters.*raise max_loras"):
+        engine.generate([(5, 6, 7)], [params], lora_request=[own])
+    engine.assert_idle()
 
 
 def test_priority_goes_by_group(engine: Engine, llama: Oracle) -> None:

@@ -102,7 +102,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         return merge(*args)
 
     def count_late(logits: Any, rows: Any) -> Any:
-        counts["late"] += rows.late is not None
+        counts["late"] += bool(rows.late)
         return blended(logits, rows)
 
     def count_compact(*args: Any) -> Any:

@@ -194,6 +194,12 @@ class Bench:
 
         negative: tokens of each negative. 0: the requests are plain.
         """
+        timed = slice(SKIPPED, -SKIPPED)
+        wall, cpu = (clock[timed] for clock in self.steps(requests, negative))
+        return statistics.median(wall), statistics.median(cpu)
+
+    def steps(self, requests: int, negative: int) -> tuple[list[float], list[float]]:
+        """Seconds, and CPU-seconds, of each step of that many requests."""
         for _ in range(requests):
             self._add(negative)
         wall, cpu = [], []
@@ -202,8 +208,7 @@ class Bench:
             self._engine.step()
             wall.append(time.perf_counter() - start)
             cpu.append(time.process_time() - cpu_start)
-        timed = slice(SKIPPED, -SKIPPED)
-        return statistics.median(wall[timed]), statistics.median(cpu[timed])
+        return wall, cpu
 
     def _add(self, negative: int) -> None:
         from vllm import SamplingParams

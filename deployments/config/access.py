@@ -97,7 +97,7 @@ class KeyArgs(YamlArgs):
         ge=1,
         description=(
             "Maximum number of streams of the tenant that run or wait at the same time. A guided"
-            f" request has two streams. Default: no limit. {_COUNTED}"
+            f" request has two or more. Default: no limit. {_COUNTED}"
         ),
     )
     weight: float = Field(

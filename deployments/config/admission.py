@@ -46,8 +46,8 @@ class AdmissionArgs(YamlArgs):
         default=256,
         ge=2,
         description=(
-            "Maximum number of streams of one request: its choices (`n`) times its prompts, and"
-            " twice that if it is guided. A request with more gets 400."
+            "Maximum number of streams of one request: its choices (`n`) times its prompts, times"
+            " the streams of a choice if it is guided (two or more). A request with more gets 400."
         ),
     )
     streams_at_once_per_request: int | None = Field(

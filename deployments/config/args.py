@@ -295,6 +295,11 @@ class AppArgs(YamlArgs):
         return self.engine.get("scheduling_policy") == "priority"
 
     @property
+    def followers_per_request(self) -> int:
+        """The most followers of one request, in the ingress and in the engine."""
+        return self.max_followers or USUAL_FOLLOWERS
+
+    @property
     def plugin_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of `cfg_core.vllm_plugin.guided_engine_args`."""
         return {
@@ -303,7 +308,7 @@ class AppArgs(YamlArgs):
             "draft_cost": self.draft_cost,
             "grammars": self.grammars.fields,
             "allow_untested_vllm": self.allow_untested_vllm,
-            "max_followers": self.max_followers,
+            "max_followers": self.followers_per_request,
         }
 
     def engine_kwargs(self) -> dict[str, Any]:

@@ -129,16 +129,20 @@ async def rendered(endpoint: Endpoint, state: State, request: Any) -> Any:
     return checked(await render[endpoint](request))
 
 
-async def render(endpoint: Endpoint, state: State, body: dict[str, Any]) -> list[int]:
+async def render(
+    endpoint: Endpoint, state: State, body: dict[str, Any], conversation: str
+) -> list[int]:
     """The prompt of a body as token ids, as vLLM renders it.
 
     Raises RequestError if it cannot be rendered, and GuidanceError if it is more than text.
+
+    conversation: the field that can hold a conversation of text alone, for that error.
     """
     request = parse(SERVED[endpoint].request, body)
     if endpoint in ("messages", "responses"):
         made = await rendered(endpoint, state, request)
         if made.features:
-            raise _not_text()
+            raise _not_text(conversation)
         return list(made.token_ids)
     renderer = state.online_renderer
     if endpoint == "chat":
@@ -146,11 +150,11 @@ async def render(endpoint: Endpoint, state: State, body: dict[str, Any]) -> list
     else:
         (prompt, *_) = checked(await renderer.render_completion(request))
     if prompt["type"] != "token":
-        raise _not_text()
+        raise _not_text(conversation)
     return list(prompt["prompt_token_ids"])
 
 
-def _not_text() -> GuidanceError:
+def _not_text(conversation: str) -> GuidanceError:
     return GuidanceError(
-        "the negative stream must be text: send negative_messages without images or audio."
+        f"the negative stream must be text: send {conversation} without images or audio."
     )

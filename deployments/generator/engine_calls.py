@@ -28,11 +28,11 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import REQUEST_FAULT, CfgServeError
-from cfg_core.params import NEGATIVE_IDS, STREAMS, is_guided
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import guided_tokens
 from deployments.generator.chunks import Chunks
 from deployments.generator.engine_errors import client_error, own_error
+from deployments.requests.extra_args import follower_prompts
 from deployments.requests.usage import Meter
 
 
@@ -82,13 +82,7 @@ class _Entry:
 
     def __post_init__(self) -> None:
         params = self.request.sampling_params
-        extra = (params.extra_args if params is not None else None) or {}
-        # Admission (cfg_core/vllm_plugin/frontend/) leaves guidance only where it has an effect,
-        # with the token ids of each follower.
-        entries = extra.get(STREAMS) or ()
-        followers = [entry["token_ids"] for entry in entries]
-        if not entries and is_guided(extra):
-            followers = [extra[NEGATIVE_IDS]]
+        followers = follower_prompts(params.extra_args if params is not None else None)
         self.streams = 1 + len(followers)
         self.negative_tokens = sum(map(len, followers))
 
@@ -259,10 +253,8 @@ class EngineCalls:
         for entry, output, guided in known:
             if entry is None:
                 continue
-            meter, tokens = entry.run.meter, len(output.new_token_ids)
-            guided = min(guided, tokens)
-            meter.output_tokens += tokens + guided * (entry.streams - 1)
-            meter.guided_tokens += guided
+            tokens = len(output.new_token_ids)
+            entry.run.meter.add_output(tokens, min(guided, tokens), entry.streams)
             if output.request_id not in self._states:
                 self._leave(entry)
         return result

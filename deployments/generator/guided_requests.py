@@ -20,19 +20,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import (
-    NEGATIVE_IDS,
-    NEGATIVE_TEXT,
-    SCHEDULE,
-    STREAMS,
-    FollowerParams,
-    GuidanceParams,
-)
+from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, FollowerParams
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.guidance import Guidance
+from deployments.requests.extra_args import adapter_of, as_xargs
+from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 
 NO_TOKENS = (
@@ -136,32 +130,17 @@ class GuidedRequests:
                     f"{where}.prompt",
                 )
         elif text is not None or messages is not None:
-            field = f"{where}.prompt" if text is not None else f"{where}.messages"
+            conversation = f"{where}.messages"
             ids = await self._rendered(
-                endpoint, body, lambda: follower_body(endpoint, body, text, messages), field
+                endpoint,
+                body,
+                lambda: follower_body(endpoint, body, text, messages),
+                f"{where}.prompt" if text is not None else conversation,
+                conversation,
             )
-        lora = self._adapter(follower.lora, where)
-        if ids is None and lora is None:  # the adapter that it names is the request's own
-            raise GuidanceError(f"{where} needs a prompt, or another adapter.", where)
-        return replace(follower, prompt=None, messages=None, token_ids=ids, lora=lora)
-
-    def _adapter(self, name: Any, where: str) -> list[Any] | bool | None:
-        """The adapter of a served name as the list of its fields; False is the base model."""
         models = self._state.openai_serving_models
-        if name is None:
-            return None
-        if name is False:
-            return False
-        if isinstance(name, str) and name in models.lora_requests:
-            found = models.lora_requests[name]
-            return [found.lora_name, found.lora_int_id, found.lora_path]
-        if isinstance(name, str) and models.is_base_model(name):
-            return False
-        known = ", ".join(sorted(models.lora_requests)) or "none"
-        raise GuidanceError(
-            f"{where}.lora is not the name of an adapter. Known: {known}; false is the base model.",
-            f"{where}.lora",
-        )
+        lora = adapter_of(follower.lora, where, models.lora_requests, models.is_base_model)
+        return replace(follower, prompt=None, messages=None, token_ids=ids, lora=lora)
 
     def _checked(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
         """A follower's token ids, if this model has them all and their number fits."""
@@ -172,14 +151,22 @@ class GuidedRequests:
         return self._bounded(ids, field)
 
     async def _rendered(
-        self, endpoint: Endpoint, body: dict[str, Any], made: Callable[[], Any], field: str
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        made: Callable[[], Any],
+        field: str,
+        conversation: str = NEGATIVE_MESSAGES,
     ) -> tuple[int, ...]:
-        """The token ids of a follower's body, which `made` makes from the request's own."""
+        """The token ids of a follower's body, which `made` makes from the request's own.
+
+        field: what errors name. conversation: the field that can hold the whole conversation.
+        """
         try:
-            ids = await endpoints.render(endpoint, self._state, made())
+            ids = await endpoints.render(endpoint, self._state, made(), conversation)
         except (RequestError, VLLMValidationError) as error:
             # A fault of the request itself is not the negative's: this raises its own error.
-            await endpoints.render(endpoint, self._state, body)
+            await endpoints.render(endpoint, self._state, body, conversation)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
         return self._bounded(ids, field)
 
@@ -196,19 +183,6 @@ class GuidedRequests:
         tokenizer = self._engine.renderer.get_tokenizer()
         ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
         return tuple(ids) or None
-
-
-def as_xargs(params: GuidanceParams) -> dict[str, Any]:
-    """Guidance as entries of `vllm_xargs`.
-
-    vLLM validates these again for some endpoints, and they may hold no objects and no nested lists
-    then, so such values are sent as text.
-    """
-    extra = params.to_extra_args()
-    for name in (STREAMS, SCHEDULE):
-        if name in extra:
-            extra[name] = json.dumps(extra[name])
-    return extra
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:

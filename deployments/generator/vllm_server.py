@@ -46,7 +46,7 @@ from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.guidance import guidance_report
+from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
 
 

@@ -31,8 +31,9 @@ from deployments.requests.demand import (
     demand_of,
 )
 from deployments.requests.endpoints import Endpoint
+from deployments.requests.followers import check_number
 from deployments.requests.group import group_request
-from deployments.requests.guidance import Guidance, read_guidance
+from deployments.requests.guidance import Guidance, models_of, read_guidance
 from deployments.requests.terms import PRIORITY, SOONEST, take_terms
 
 SESSION_HEADER = "x-session-id"
@@ -111,6 +112,8 @@ class GenerateRoutes:
         """Read and check what depends on the body alone; may run in a thread."""
         self._args.grammars.bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
+        if guidance is not None:
+            check_number(guidance.streams, self._args.followers_per_request)
         check_answer_size(endpoint, body, self._args.limits.max_answer_bytes)
         demand = demand_of(endpoint, body, guidance)
         check_streams(demand, self._args.admission.max_streams_per_request)
@@ -121,7 +124,8 @@ class GenerateRoutes:
     ) -> GenerateJob:
         tenant, body = tenant_of(request), asked.body
         limits = tenant.limits
-        self._gate.allow_model(tenant, str(body.get("model") or self._args.model_name))
+        for name in models_of(body, asked.guidance, str(self._args.model_name)):
+            self._gate.allow_model(tenant, name)
         check_context(endpoint, body, generator.context_tokens())
         terms = take_terms(
             body,

@@ -20,6 +20,7 @@ from cfg_core.params import (
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
     SCALE,
+    SCHEDULE,
     STREAM_LOGPROBS,
     STREAMS,
     SYNONYMS,
@@ -29,6 +30,7 @@ from cfg_core.params import (
 )
 from deployments.requests.body import MAX_FIELDS, json_type
 from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.followers import check_followers, refuse_text
 
 NEGATIVE_MESSAGES = "negative_messages"
 CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
@@ -74,10 +76,6 @@ class Guidance:
     negative_messages: list[Any] | None = None
 
     @property
-    def scale(self) -> float:
-        return self.params.scale
-
-    @property
     def enabled(self) -> bool:
         """False at scale 1.
 
@@ -89,6 +87,11 @@ class Guidance:
     def streams(self) -> int:
         """Streams of one group, with the conditional one."""
         return len(self.params.weights) if self.enabled else 1
+
+    @property
+    def adapters(self) -> tuple[str | bool, ...]:
+        """The adapters that its streams name; False is the base model."""
+        return tuple(f.lora for f in self.params.streams or () if f.lora is not None)
 
     @property
     def negative_field(self) -> str | None:
@@ -107,7 +110,8 @@ class Guidance:
         """What the client should know, if the scale makes its negative useless."""
         if self.enabled or self.negative_field is None:
             return None
-        return f"{SCALE} is 1 (off), so {self.negative_field} had no effect."
+        off = SCALE if self.params.schedule is None else SCHEDULE
+        return f"{off} is 1 (off), so {self.negative_field} had no effect."
 
 
 # --- guidance fields ------------------------------------------------------------------------------
@@ -125,6 +129,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     for name in body:
         if (looks_like_guidance(name) and SYNONYMS.get(name, name) not in known) or near_miss(name):
             raise _unknown(name, known)
+    refuse_text(body)
     messages = body.get(NEGATIVE_MESSAGES)
     params = GuidanceParams.from_fields(
         {name: value for name, value in body.items() if name != NEGATIVE_MESSAGES}
@@ -134,12 +139,21 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
         _check_negative_messages(messages, params)
     if params is None:
         return None
-    if SHAPES[endpoint].messages is None:
-        _refuse_messages(params)
+    check_followers(params.streams or (), endpoint)
     guidance = Guidance(params=params, negative_messages=messages)
     if guidance.enabled:
         _refuse_unguidable(endpoint, body)
     return guidance
+
+
+def models_of(body: Mapping[str, Any], guidance: Guidance | None, base: str) -> list[str]:
+    """The served names of the models and adapters that a request uses, without duplicates.
+
+    base: the name of the generator's own model.
+    """
+    adapters = () if guidance is None else guidance.adapters
+    names = [str(body.get("model") or base), *(str(name or base) for name in adapters)]
+    return list(dict.fromkeys(names))
 
 
 @lru_cache(maxsize=4096)
@@ -184,16 +198,6 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
     if params.has_negative:
         other = NEGATIVE_TEXT if params.negative_prompt is not None else NEGATIVE_IDS
         raise GuidanceError(f"{name} and {other} are both given: send only one of them.", name)
-
-
-def _refuse_messages(params: GuidanceParams) -> None:
-    """Raise GuidanceError for a stream that is a conversation, where the request is none."""
-    for follower in params.streams or ():
-        if follower.messages is not None:
-            raise GuidanceError(
-                f"{follower.where}.messages is for conversations: send prompt or token_ids here.",
-                follower.where,
-            )
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:
@@ -275,35 +279,3 @@ def _refuse_unguidable(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
         raise GuidanceError(
             "prompt_embeds cannot be guided: send prompt as text or token ids.", "prompt_embeds"
         )
-
-
-# --- what goes back -------------------------------------------------------------------------------
-
-
-def guidance_report(
-    guidance: Guidance, negative_prompt_tokens: int, output_tokens: int, note: str | None = None
-) -> dict[str, Any]:
-    """The `guidance` object of an answer, beside `usage`.
-
-    A request with scale 1 gets the object, too, and it says that nothing was guided.
-
-    negative_prompt_tokens: of all followers' own prompts.
-    output_tokens: output tokens that came from joint steps, as the engine core counted them.
-    note: which field had no effect, and why.
-    """
-    report = {
-        **_formula(guidance.params),
-        "streams": guidance.streams,
-        "negative_prompt_tokens": negative_prompt_tokens if guidance.enabled else 0,
-        "guided_tokens": output_tokens if guidance.enabled else 0,
-    }
-    return report if note is None else {**report, "note": note}
-
-
-def _formula(params: GuidanceParams) -> dict[str, Any]:
-    """What says how the streams are blended: the scale, the schedule, or all weights."""
-    if params.streams is not None:
-        return {"weights": list(params.weights)}
-    if params.schedule is not None:
-        return {"schedule": [list(entry) for entry in params.schedule]}
-    return {"scale": params.scale}

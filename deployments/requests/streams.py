@@ -57,11 +57,11 @@ def streams_of(
     if guidance.params.streams is None:
         negative = _negative(endpoint, body, guidance)
         return [(conditional, negative) for conditional in conditionals]
-    followers = [_follower(endpoint, body, entry) for entry in guidance.params.streams]
+    followers = [(_own(endpoint, body, entry), entry.lora) for entry in guidance.params.streams]
     return [
         (
             conditional,
-            *(f if f.num_tokens else replace(conditional, adapter=f.adapter) for f in followers),
+            *(replace(own or conditional, adapter=adapter) for own, adapter in followers),
         )
         for conditional in conditionals
     ]
@@ -118,18 +118,17 @@ def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -
         return Stream.of("")
 
 
-def _follower(endpoint: Endpoint, body: Mapping[str, Any], entry: FollowerParams) -> Stream:
-    """A stream of `guidance_streams`. Without a prompt of its own it has no tokens here."""
-    adapter = entry.lora if isinstance(entry.lora, str | bool) else None
+def _own(endpoint: Endpoint, body: Mapping[str, Any], entry: FollowerParams) -> Stream | None:
+    """The prompt of an entry of `guidance_streams`; None if it begins with the leader's."""
     if entry.token_ids is not None:
-        return Stream(entry.token_ids, len(entry.token_ids), adapter)
+        return Stream.of(_token_ids(entry.token_ids))
     if entry.prompt is None and entry.messages is None:
-        return Stream((), 0, adapter)
+        return None
     try:
         own = follower_body(endpoint, body, entry.prompt, entry.messages)
-        return replace(_conditionals(endpoint, own)[0], adapter=adapter)
+        return _conditionals(endpoint, own)[0]
     except CfgServeError:  # `messages` is no list
-        return Stream((), 1, adapter)
+        return Stream.of("")
 
 
 def _prompts(body: Mapping[str, Any]) -> list[Any]:

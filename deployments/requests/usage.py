@@ -48,6 +48,14 @@ class Meter:
         self.output_tokens = 0
         self.guided_tokens = 0
 
+    def add_output(self, tokens: int, guided: int, streams: int) -> None:
+        """Count new output tokens of one choice, which has so many streams while it is guided.
+
+        guided: how many of the tokens came from joint steps. The others are the leader's alone.
+        """
+        self.output_tokens += tokens + guided * (streams - 1)
+        self.guided_tokens += guided
+
     @property
     def usage(self) -> Usage:
         return Usage(prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)

@@ -30,7 +30,7 @@ from oracle import CASES, Case, Oracle
 from tiny_models import EOS, make_tokenizer
 from torch import Tensor
 
-from cfg_core.reference import FORBIDDEN, Processor, guide, next_log_probs
+from cfg_core.reference import FORBIDDEN, Formula, Processor, combine, next_log_probs
 
 HERE = Path(__file__).parent
 SAMPLED = {"temperature": 0.8}
@@ -101,6 +101,8 @@ class Option:
     params: fields of SamplingParams.
     stop: tokens at which a text ends.
     grammar: a regex that the text follows.
+    formula: what differs from the pair with one scale, as the reference takes it. `extra` has the
+        same for the engine.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Option:
     extra: dict[str, Any] = field(default_factory=dict)
     stop: Sequence[int] = ()
     grammar: str | None = None
+    formula: dict[str, Any] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -157,6 +160,30 @@ OPTIONS = [
     Option("top_p", {**SAMPLED, "top_p": 0.7}),
     Option("min_p", {**SAMPLED, "min_p": 0.1}),
     Option(
+        "guidance_start, guidance_end",
+        extra={"guidance_start": 2, "guidance_end": 6},
+        formula={"start": 2, "end": 6},
+    ),
+    Option(
+        "guidance_schedule",
+        extra={"guidance_schedule": [[0, 3.0], [3, 0.5], [5, -1.0]]},
+        formula={"scales": ((0, 3.0), (3, 0.5), (5, -1.0))},
+    ),
+    Option("guidance_top_k", extra={"guidance_top_k": 3}, formula={"top_k": 3}),
+    Option("guidance_min_p", extra={"guidance_min_p": 0.5}, formula={"min_p": 0.5}),
+    Option(
+        "guidance_filter_top_k",
+        extra={"guidance_filter_top_k": 2},
+        formula={"filter_top_k": 2},
+    ),
+    Option(
+        "window, cuts, sampled",
+        {**SAMPLED, "top_p": 0.9, "presence_penalty": 1.0},
+        (penalties(presence=1.0),),
+        {"guidance_end": 6, "guidance_top_k": 12, "guidance_min_p": 0.05},
+        formula={"end": 6, "top_k": 12, "min_p": 0.05},
+    ),
+    Option(
         "all of these",
         {
             "temperature": 1.3,
@@ -193,10 +220,12 @@ def replay(
 ) -> list[int]:
     """The reference's text. It is greedy if `draw` is None."""
     prompt, output = list(case.prompt), []
+    formula = Formula(**{"scales": ((0, case.scale),), **option.formula})
     while len(output) < num_tokens and (not output or output[-1] not in option.stop):
-        conditional = next_log_probs(oracle.model, prompt + output, torch.float32)
-        negative = next_log_probs(oracle.model, [*case.negative, *output], torch.float32)
-        scores = guide(conditional, negative, case.scale)
+        scores = next_log_probs(oracle.model, prompt + output, torch.float32)
+        if formula.guides(len(output)):
+            negative = next_log_probs(oracle.model, [*case.negative, *output], torch.float32)
+            scores = combine([scores, negative], formula, len(output))
         for process in option.processors:
             scores = process(scores.clone(), prompt, output)
         if draw is None:
@@ -248,6 +277,8 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
         options["structured_outputs"] = StructuredOutputsParams(regex=option.grammar)
     params = guided(case, **options)
     params.extra_args = {**params.extra_args, **option.extra}
+    if "guidance_schedule" in option.extra:
+        del params.extra_args["guidance_scale"]
     return params
 
 

@@ -22,10 +22,10 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
 from cfg_core.vllm_plugin.wire import JointRow
-from cfg_core.vllm_plugin.worker import compact_v1, compact_v2
-from cfg_core.vllm_plugin.worker import rows as rows_module
+from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, staging
 from cfg_core.vllm_plugin.worker.head import merge
-from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
+from cfg_core.vllm_plugin.worker.staging import Stager
 
 HIDDEN, VOCABULARY = 16, 50
 DEVICE = torch.device("meta")
@@ -44,7 +44,7 @@ def _copies_reach_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(values: np.ndarray, device: torch.device) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
-    monkeypatch.setattr(rows_module, "async_tensor_h2d", copy)
+    monkeypatch.setattr(staging, "async_tensor_h2d", copy)
 
 
 class Copies(TorchDispatchMode):

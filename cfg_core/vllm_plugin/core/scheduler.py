@@ -118,16 +118,16 @@ class GuidedScheduler(GroupScheduler):
 
     def _advance_timelines(self) -> None:
         """Open and close windows whose time has come."""
-        opening, closing, changed = self._timelines.advance()
-        for plan in closing:
+        changes = self._timelines.advance()
+        for plan in changes.closing:
             self._end_window(plan)
-        for plan in opening:
+        for plan in changes.opening:
             self._begin(plan)
             if self.policy == SchedulingPolicy.FCFS:
                 self._to_head(plan.group.streams)
-        self._counts["windows_closed"] += len(closing)
-        self._counts["windows_opened"] += len(opening)
-        if opening or closing or changed:
+        self._counts["windows_closed"] += len(changes.closing)
+        self._counts["windows_opened"] += len(changes.opening)
+        if changes:
             self._steady = None
 
     def _stays_steady(self) -> bool:

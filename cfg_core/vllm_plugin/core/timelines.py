@@ -13,6 +13,7 @@ between two tokens, whatever the steps are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cfg_core.groups import GroupTable
@@ -21,6 +22,24 @@ from cfg_core.vllm_plugin.core.followers import GroupPlan
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is different in the coming step.
+
+    opening, closing: groups whose followers must be made now, and those whose followers must end.
+    held: streams that must not be scheduled.
+    others: whether anything else differs from the last step.
+    """
+
+    opening: list[GroupPlan] = field(default_factory=list)
+    closing: list[GroupPlan] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    others: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.opening or self.closing or self.others)
 
 
 class Timelines:
@@ -90,46 +109,44 @@ class Timelines:
 
     # --- before each step -------------------------------------------------------------------------
 
-    def advance(self) -> tuple[list[GroupPlan], list[GroupPlan], bool]:
+    def advance(self) -> Changes:
         """Look at each request's next token.
 
-        Returns the groups whose followers must be made now, those whose followers must end now, and
-        whether anything else differs from the last step. `held` and `weights` are of the coming
-        step afterwards.
+        `held` and `weights` are of the coming step afterwards.
         """
-        opening: list[GroupPlan] = []
-        closing: list[GroupPlan] = []
-        held: list[str] = []
-        changed = False
-        for leader, plan in list(self._plans.items()):
-            request, timeline = self._requests[leader], plan.group.timeline
-            assert timeline is not None
-            if request.num_stale_output_tokens:
-                continue  # it is not resumed before these have come
-            streams = plan.group.streams if leader in self._groups else (leader,)
-            token = request.num_output_tokens + request.num_output_placeholders
-            if not self._is_certain(request, timeline):
-                held += streams
-            elif timeline.guides(token):
-                if leader in self._groups:
-                    changed |= self._set_weights(leader, timeline.weights_at(token))
-                    self._cut_drafts(streams, timeline, token)
-                elif request.num_output_placeholders:
-                    held.append(leader)
-                else:
-                    opening.append(plan)
-                    self._set_weights(leader, timeline.weights_at(token))
-            else:
-                if leader in self._groups:
-                    closing.append(plan)
-                if timeline.is_over(token):
-                    self._over[leader] = self._plans.pop(leader)
-                self._cut_drafts((leader,), timeline, token)
-        for stream in held:
+        changes = Changes()
+        for plan in list(self._plans.values()):
+            self._look_at(plan, changes)
+        for stream in changes.held:
             self._requests[stream].spec_token_ids = []
-        changed |= bool(held or self.held)
-        self.held = frozenset(held)
-        return opening, closing, changed
+        changes.others |= bool(changes.held or self.held)
+        self.held = frozenset(changes.held)
+        return changes
+
+    def _look_at(self, plan: GroupPlan, changes: Changes) -> None:
+        leader, timeline = plan.group.leader, plan.group.timeline
+        request, is_open = self._requests[leader], leader in self._groups
+        assert timeline is not None
+        if request.num_stale_output_tokens:
+            return  # it is not resumed before these have come
+        streams = plan.group.streams if is_open else (leader,)
+        if not self._is_certain(request, timeline):
+            changes.held += streams
+            return
+        token = request.num_output_tokens + request.num_output_placeholders
+        self._cut_drafts(streams, timeline, token)
+        if not timeline.guides(token):
+            if is_open:
+                changes.closing.append(plan)
+            if timeline.is_over(token):
+                self._over[leader] = self._plans.pop(leader)
+        elif is_open:
+            changes.others |= self._set_weights(leader, timeline.weights_at(token))
+        elif request.num_output_placeholders:
+            changes.held.append(leader)
+        else:
+            changes.opening.append(plan)
+            self._set_weights(leader, timeline.weights_at(token))
 
     def _is_certain(self, request: Request, timeline: Timeline) -> bool:
         """Whether the same rules apply to the next token however many drafts are accepted.
@@ -151,8 +168,10 @@ class Timelines:
 
     def _cut_drafts(self, streams: Iterable[str], timeline: Timeline, token: int) -> None:
         """Keep only drafts before the next change. The token after the drafts is before it, too."""
+        if not self._drafts:
+            return
         change = timeline.next_change(token)
-        if not self._drafts or change is None:
+        if change is None:
             return
         for request in (self._requests[stream] for stream in streams):
             if len(request.spec_token_ids) > change - token - 1:

@@ -31,7 +31,8 @@ from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
-from cfg_core.vllm_plugin.worker.rows import Rows, Stager, blended, first_rows, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
+from cfg_core.vllm_plugin.worker.staging import Stager, first_rows
 
 
 class GuidedRunnerV1(GPUModelRunner):

@@ -33,7 +33,8 @@ from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
-from cfg_core.vllm_plugin.worker.rows import Kept, Rows, Stager, blended, to_device, widen
+from cfg_core.vllm_plugin.worker.rows import Kept, Rows, blended, widen
+from cfg_core.vllm_plugin.worker.staging import Stager, to_device
 
 
 class GuidedRunnerV2(GPUModelRunner):

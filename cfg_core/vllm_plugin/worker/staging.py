@@ -1,0 +1,218 @@
+"""Staging: the joint groups of a step become index tensors on the logits' device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from cfg_core.blend import CutRows
+from cfg_core.groups import Cuts
+from cfg_core.vllm_plugin.wire import JointRow
+from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
+from cfg_core.vllm_plugin.worker.rows import Asked, Late, Rows
+
+
+def first_rows(names: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """The first row of logits of each place in V1's batch, and the end: [batch + 1].
+
+    names: the request at each place.
+    drafts: the drafts of those that have some.
+    """
+    return np.cumsum([0, *(1 + len(drafts.get(name, ())) for name in names)])
+
+
+class Stager:
+    """Stages the joint groups of each step, and keeps the tensors while nothing moves.
+
+    Steps of a steady decode have the same groups at the same places. They need no copies to the
+    device, and the tensors keep their addresses.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._rows: Rows | None = None
+
+    def stage(
+        self,
+        joint: tuple[JointRow, ...],
+        names: Sequence[str],
+        first_row: np.ndarray,
+        device: torch.device,
+        *,
+        affine: bool = False,
+    ) -> Rows | None:
+        """As the function `stage`. Equal arguments in a row give the same object.
+
+        names: the stream at each place in the batch.
+        """
+        key = (joint, tuple(names), first_row.tobytes(), device, affine)
+        if key != self._key:
+            place_of = {name: place for place, name in enumerate(names)}
+            self._rows = stage(joint, place_of, first_row, device, affine=affine)
+            self._key = key
+        return self._rows
+
+
+def stage(
+    joint: Sequence[JointRow],
+    place_of: Mapping[str, int],
+    first_row: np.ndarray,
+    device: torch.device,
+    *,
+    affine: bool = False,
+) -> Rows | None:
+    """The joint groups as index tensors; None if there are none.
+
+    place_of: each stream's place in the batch.
+    first_row: [batch + 1], where the rows of logits of each place begin.
+    affine: whether groups may be blended before the head.
+    """
+    if not joint:
+        return None
+    sizes = np.array([len(group.streams) for group in joint])
+    streams, weights = padded(joint, place_of, sizes.max())
+    logits = first_row[streams]
+    counts = first_row[streams[0] + 1] - logits[0]
+    group_of = np.repeat(np.arange(len(joint)), counts)
+    if counts.max() > 1:  # with drafts: repeat each group's columns, and count up from its row
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        logits = logits[:, group_of] + offsets
+    early = np.array([affine and may_merge(group) for group in joint])[group_of]
+    row_weights = weights[:, group_of]
+    leader_place = np.arange(len(first_row) - 1)
+    weight = np.ones(len(leader_place))
+    leader_place[streams[1:]] = streams[0]
+    weight[streams[::-1]] = weights[::-1]  # padding is overwritten by what it repeats
+    leading, leader_of = np.unique(leader_place, return_inverse=True)
+    return Rows(
+        to_device(logits, np.int64, device),
+        to_device(leader_place, np.int64, device),
+        to_device(weight, np.float32, device),
+        leading.tolist(),
+        to_device(leading, np.int64, device),
+        to_device(leader_of, np.int64, device),
+        stage_merged(logits[:, early], row_weights[:, early], first_row[-1], device),
+        stage_late(joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device),
+        stage_asked(joint, streams[0], counts, device),
+    )
+
+
+def padded(
+    joint: Sequence[JointRow], place_of: Mapping[str, int], size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places and weights of all streams: [size, groups] each.
+
+    A group with fewer streams repeats its first follower, with the weight 0.
+    """
+    streams = np.empty((size, len(joint)), dtype=np.int64)
+    weights = np.zeros((size, len(joint)))
+    for i, group in enumerate(joint):
+        n = len(group.streams)
+        streams[:n, i] = [place_of[stream] for stream in group.streams]
+        streams[n:, i] = streams[1, i]
+        weights[:n, i] = group.weights
+    return streams, weights
+
+
+def may_merge(group: JointRow) -> bool:
+    """Whether a group may be blended before an affine head."""
+    return not group.needs_rows and max(map(abs, group.weights)) <= LARGEST_WEIGHT
+
+
+def stage_merged(
+    streams: np.ndarray, weights: np.ndarray, num_rows: int, device: torch.device
+) -> Merged | None:
+    """Index tensors of the rows that go through the head; None if no group is blended before it.
+
+    streams: [streams, m], the rows of those groups, and `weights` theirs.
+    """
+    if not streams.size:
+        return None
+    source = np.arange(num_rows)
+    source[streams[1:]] = streams[0]
+    kept, source = np.unique(source, return_inverse=True)
+    leaders = source[streams[0]]
+    made_of, factors = np.tile(kept, (len(streams), 1)), np.zeros((len(streams), len(kept)))
+    factors[0] = 1
+    made_of[:, leaders], factors[:, leaders] = streams, weights
+    return Merged(
+        to_device(made_of, np.int64, device),
+        to_device(factors, np.float32, device),
+        to_device(source, np.int64, device),
+    )
+
+
+def stage_late(
+    joint: Sequence[JointRow],
+    group_of: np.ndarray,
+    streams: np.ndarray,
+    weights: np.ndarray,
+    device: torch.device,
+) -> tuple[Late, ...]:
+    """Index tensors of the rows that are blended after the head, by their number of streams.
+
+    group_of: [n], the group of each row.
+    streams, weights: [streams, n].
+    """
+    sizes = np.array([len(joint[group].streams) for group in group_of], dtype=np.int64)
+    late = []
+    for size in np.unique(sizes):
+        chosen = sizes == size
+        cuts = stage_cuts([joint[group].cuts for group in group_of[chosen]], device)
+        late.append(
+            Late(
+                to_device(streams[:size, chosen], np.int64, device),
+                to_device(weights[:size, chosen], np.float32, device),
+                cuts,
+            )
+        )
+    return tuple(late)
+
+
+def stage_cuts(cuts: Sequence[Cuts | None], device: torch.device) -> CutRows | None:
+    """The cuts of rows, in order; None if no row is cut."""
+    rows = [row for row, of_row in enumerate(cuts) if of_row is not None]
+    if not rows:
+        return None
+    own = [of_row for of_row in cuts if of_row is not None]
+    top_k = np.array([[of_row.top_k or 0] for of_row in own])
+    filter_top_k = np.array([[of_row.filter_top_k or 0] for of_row in own])
+    min_p = np.array([[-np.inf if c.min_p is None else np.log(c.min_p)] for c in own])
+    return CutRows(
+        to_device(rows, np.int64, device),
+        to_device(top_k, np.int64, device),
+        to_device(min_p, np.float32, device),
+        to_device(filter_top_k, np.int64, device),
+        (int(top_k.max()), int(filter_top_k.max())),
+    )
+
+
+def stage_asked(
+    joint: Sequence[JointRow], places: np.ndarray, counts: np.ndarray, device: torch.device
+) -> Asked | None:
+    """Index tensors of the groups that want their streams' log-probabilities, or None.
+
+    places: [groups], places of the leaders in the batch.
+    counts: [groups], rows of logits of each stream of a group.
+    """
+    wanted = np.repeat([group.logprobs for group in joint], counts)
+    if not wanted.any():
+        return None
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    arrays = (np.arange(counts.sum()), np.repeat(places, counts), offsets)
+    return Asked(*(to_device(array[wanted], np.int64, device) for array in arrays))
+
+
+def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
+    """Copy a small host array to `device` without waiting for it.
+
+    This uses vLLM's own pinned, asynchronous copy.
+    """
+    tensor: torch.Tensor = async_tensor_h2d(
+        np.ascontiguousarray(values, dtype=dtype), device=device
+    )
+    return tensor

@@ -1,0 +1,55 @@
+"""What `guidance_streams` may say over HTTP, besides what GuidanceParams checks.
+
+Imports neither vllm nor ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cfg_core.errors import GuidanceError
+from cfg_core.params import SCHEDULE, STREAMS, FollowerParams
+from deployments.requests.endpoints import SHAPES, Endpoint
+
+
+def refuse_text(body: Mapping[str, Any]) -> None:
+    """Raise GuidanceError for a list that is sent as JSON text.
+
+    GuidanceParams accepts such text, for vLLM's server. But `decode_body` has not looked inside of
+    a text, so nothing would bound its nesting and its numbers.
+    """
+    for name in (STREAMS, SCHEDULE):
+        if isinstance(body.get(name), str):
+            raise GuidanceError(f"{name} is a string: send a JSON list.", name)
+
+
+def check_followers(followers: Iterable[FollowerParams], endpoint: Endpoint) -> None:
+    """Raise GuidanceError for a stream that this endpoint, or no endpoint, can have."""
+    for follower in followers:
+        where = follower.where
+        if follower.messages is not None and SHAPES[endpoint].messages is None:
+            raise GuidanceError(
+                f"{where}.messages is for conversations: send prompt or token_ids here.", where
+            )
+        if follower.lora not in (None, False) and not isinstance(follower.lora, str):
+            raise GuidanceError(
+                f"{where}.lora must be the name of an adapter, or false for the base model.",
+                f"{where}.lora",
+            )
+
+
+def check_number(streams: int, most_followers: int) -> None:
+    """Raise GuidanceError for more followers than the engine takes.
+
+    The engine's admission refuses them, too. But before that, each follower has a copy of the
+    conversation, in the ingress and in the replica.
+
+    streams: of one group, with the conditional one.
+    """
+    if streams > 1 + most_followers:
+        raise GuidanceError(
+            f"The group has {streams} streams, and this server takes {1 + most_followers} with the"
+            " conditional one: send fewer.",
+            STREAMS,
+        )

@@ -1,8 +1,8 @@
 """Autoscaling policy for ModelReplica, by the number of streams and the use of the KV pool.
 
 Serve's own policy counts requests. But a guided request has two streams or more, `n` and lists of
-prompts make more, and a few long texts can fill a KV pool that hundreds of short ones would not fill. This
-module uses only the public API of Ray Serve 2.60. In a Serve config:
+prompts make more, and a few long texts can fill a KV pool that hundreds of short ones would not
+fill. This module uses only the public API of Ray Serve 2.60. In a Serve config:
 
     autoscaling_config:
       policy:

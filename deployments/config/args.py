@@ -26,6 +26,9 @@ from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model
 from deployments.lifecycle.beacon import ASK_EVERY_S
 
+USUAL_FOLLOWERS = 8
+"""Default of `max_followers`."""
+
 
 class AppArgs(YamlArgs):
     """The `args:` of `import_path: deployments.app:build`.
@@ -78,7 +81,7 @@ class AppArgs(YamlArgs):
         ge=1,
         description=(
             "Maximum number of followers of one request: its negative, or the entries of"
-            " `guidance_streams`. Default: 8."
+            f" `guidance_streams`. Default: {USUAL_FOLLOWERS}."
         ),
     )
     logits_processors: dict[str, Any] = Field(

@@ -140,10 +140,9 @@ def _engines(
 
 
 def guidance_of(endpoint: Endpoint) -> dict[str, Schema]:
-    """The guidance fields of an endpoint's bodies."""
-    is_conversation = SHAPES[endpoint].messages is not None
-    return {
-        name: schema
-        for name, schema in GUIDANCE.items()
-        if is_conversation or name != "negative_messages"
-    }
+    """The guidance fields of an endpoint's bodies, without those of conversations elsewhere."""
+    fields = copy.deepcopy(GUIDANCE)
+    if SHAPES[endpoint].messages is None:
+        del fields["negative_messages"]
+        del fields["guidance_streams"]["items"]["properties"]["messages"]
+    return fields

@@ -32,7 +32,8 @@ def check_followers(followers: Iterable[FollowerParams], endpoint: Endpoint) -> 
             raise GuidanceError(
                 f"{where}.messages is for conversations: send prompt or token_ids here.", where
             )
-        if follower.lora not in (None, False) and not isinstance(follower.lora, str):
+        lora = follower.lora
+        if lora is not None and lora is not False and not isinstance(lora, str):
             raise GuidanceError(
                 f"{where}.lora must be the name of an adapter, or false for the base model.",
                 f"{where}.lora",

@@ -83,7 +83,8 @@ GUIDANCE: dict[str, Schema] = {
     "cfg_scale": _field("Another name of guidance_scale.", type="number"),
     "negative_prompt_ids": _field("Another name of negative_prompt_token_ids.", **IDS),
 }
-"""The guidance fields of a conversation. A completion has them all but `negative_messages`."""
+"""The guidance fields of a conversation. A completion has no `negative_messages`, and no `messages`
+in its streams."""
 
 SERVER: dict[str, Schema] = {
     "timeout": _field("Seconds after which the request ends with an error.", type="number"),

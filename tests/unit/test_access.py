@@ -327,6 +327,40 @@ def test_models():
     assert refusal.value.param == "model"
 
 
+def test_an_adapter_of_a_stream_is_a_model_of_the_request():
+    """Otherwise a key could use, in a stream, what it may not name as `model`."""
+    gate = gate_of({"name": "alice", "models": ["small"]})
+    alice = gate.authenticate("Bearer alice")
+
+    def check(*loras):
+        streams = [{"weight": 1, "prompt": "a", "lora": lora} for lora in loras]
+        body = {"model": "small", "guidance_streams": streams}
+        for name in models_of(body, read_guidance(body, "completion"), "base"):
+            gate.allow_model(alice, name)
+
+    check(None, "small")
+    for lora, name in (("secret", "secret"), (False, "base")):
+        with pytest.raises(PermissionDeniedError, match=f"may not use '{name}'"):
+            check(None, lora)
+
+
+@pytest.mark.parametrize(
+    ("model", "loras", "names"),
+    [
+        (None, None, ["base"]),
+        ("a", None, ["a"]),
+        ("a", ["b", False, "a", None, "b"], ["a", "b", "base"]),
+        (None, [False], ["base"]),
+    ],
+)
+def test_models_of_a_request(model, loras, names):
+    body = {"model": model, "prompt": "x"}
+    if loras is not None:
+        streams = [{"weight": 1, "prompt": "a", "lora": lora} for lora in loras]
+        body["guidance_streams"] = streams
+    assert models_of(body, read_guidance(body, "completion"), "base") == names
+
+
 # --- rates ----------------------------------------------------------------------------------------
 
 

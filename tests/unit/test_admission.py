@@ -6,7 +6,7 @@ import random
 import pytest
 
 from cfg_core.errors import OverloadedError, RequestError
-from cfg_core.params import GuidanceParams
+from cfg_core.params import FollowerParams, GuidanceParams
 from deployments.calls.queue import RETRY_AT_MOST_S, AdmissionQueue
 from deployments.calls.queue_entries import Share
 from deployments.requests.demand import (
@@ -296,6 +296,15 @@ def guided(**fields):
     return Guidance(params=GuidanceParams(scale=2.0, **fields))
 
 
+FOUR_STREAMS = Guidance(
+    params=GuidanceParams(
+        streams=(
+            FollowerParams(weight=-1, prompt="xxxx"),
+            FollowerParams(weight=-1, token_ids=(1, 2)),
+            FollowerParams(weight=1, lora="b"),
+        )
+    )
+)
 COMPLETION, CHAT = "completion", "chat"
 
 
@@ -347,6 +356,18 @@ COMPLETION, CHAT = "completion", "chat"
             10 + 256,
         ),
         (CHAT, {"messages": "no list"}, guided(), 2, 1 + 512),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 5}, FOUR_STREAMS, 4, 10 + 1 + 2 + 10 + 20),
+        (
+            COMPLETION,
+            {"prompt": ["x" * 40, "x" * 8], "max_tokens": 5, "n": 2},
+            FOUR_STREAMS,
+            16,
+            (10 + 1 + 2 + 10) + (2 + 1 + 2 + 2) + 16 * 5,
+        ),
+        # After its end, a window has no followers.
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 9}, guided(end=4), 2, 10 + 1 + 9 + 4),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 3}, guided(end=4), 2, 10 + 1 + 3 + 3),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 9, "n": 2}, guided(end=4), 4, 11 + 18 + 8),
         (CHAT, {}, None, 1, 256),
     ],
 )

@@ -85,6 +85,23 @@ def test_a_guided_request_is_a_group_of_two_streams():
     assert request.blocks(16) == 3 * (math.ceil(120 / 16) + math.ceil(30 / 16))
 
 
+def test_a_request_with_several_followers_is_a_group_of_all_streams():
+    body = {
+        "prompt": "p" * 400,
+        "guidance_streams": [
+            {"weight": -1, "prompt": "n" * 40},
+            {"weight": -1, "token_ids": [7] * 50},
+            {"weight": 1, "lora": "b"},
+        ],
+        "max_tokens": 20,
+        "n": 2,
+    }
+    request = group_request("completion", body, read_guidance(body, "completion"))
+    assert (request.tokens, request.streams, request.copies) == (100 + 10 + 50 + 100, 8, 2)
+    lengths = (120, 30, 70, 120)
+    assert request.blocks(16) == 2 * sum(math.ceil(length / 16) for length in lengths)
+
+
 @pytest.mark.parametrize(
     ("body", "copies", "output_tokens"),
     [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfg_core.params import GuidanceParams
+from cfg_core.params import FollowerParams, GuidanceParams
 from deployments.requests.group import group_request
 from deployments.requests.guidance import Guidance, read_guidance
 from deployments.requests.prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefix
@@ -118,6 +118,57 @@ def test_streams_of_completions(body, streams):
     assert prompts_of("completion", body, read_guidance(body, "completion")) == streams
 
 
+FOLLOWERS = [
+    {"weight": 1, "prompt": "n"},
+    {"weight": 1, "prompt": ""},
+    {"weight": 1, "token_ids": [4, 5]},
+    {"weight": 1, "lora": "b"},
+    {"weight": 1, "token_ids": [10**30]},
+]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "streams"),
+    [
+        ("completion", {"prompt": "a"}, ["a", "n", "", (4, 5), "a", ()]),
+        ("completion", {"prompt": ["a", "b"]}, ["a", "n", "", (4, 5), "a", ()]),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "q"}]},
+            [
+                "\0user\0q",
+                "\0system\0n\0user\0q",
+                "\0user\0q",
+                (4, 5),
+                "\0user\0q",
+                (),
+            ],
+        ),
+        ("chat", {"messages": "no list"}, ["", "", "", (4, 5), "", ()]),
+    ],
+)
+def test_streams_of_a_group_with_several_followers(endpoint, body, streams):
+    body = {**body, "guidance_streams": FOLLOWERS}
+    assert prompts_of(endpoint, body, read_guidance(body, endpoint)) == streams
+
+
+def test_a_stream_without_a_prompt_has_each_leaders():
+    streams = [{"weight": -1, "lora": "b"}, {"weight": 1, "prompt": "n"}]
+    body = {"prompt": ["a", "bb"], "guidance_streams": streams}
+    groups = streams_of("completion", body, read_guidance(body, "completion"))
+    assert [[stream.prompt for stream in group] for group in groups] == [
+        ["a", "a", "n"],
+        ["bb", "bb", "n"],
+    ]
+    assert [stream.adapter for stream in groups[1]] == [None, "b", None]
+
+
+def test_a_conversation_of_a_stream():
+    streams = [{"weight": -1, "messages": [{"role": "user", "content": "other"}]}]
+    body = {"messages": [{"role": "user", "content": "q"}], "guidance_streams": streams}
+    assert prompts_of("chat", body, read_guidance(body, "chat"))[1] == "\0user\0other"
+
+
 def test_streams_of_a_chat():
     def streams(**body):
         body["messages"] = [
@@ -181,6 +232,25 @@ def test_adapters_share_nothing():
     assert not set(chains[0]) & set(chains[1])
 
 
+def test_a_stream_shares_with_requests_for_its_adapter():
+    """Not with the leader, although their prompts are the same."""
+    prompt = "x" * 300
+    loras = ["b", False, None]
+    body = {
+        "model": "a",
+        "prompt": prompt,
+        "guidance_streams": [{"weight": 1, "prompt": prompt, "lora": lora} for lora in loras],
+    }
+    leader, b, base, own = prefixes_of("completion", body, read_guidance(body, "completion"))
+    of_b = prefixes_of("completion", {"model": "b", "prompt": prompt}, None)[0]
+    assert b == of_b
+    assert own == leader
+    assert len({leader.chain, b.chain, base.chain}) == 3
+    salted = {**body, "cache_salt": "s"}
+    other = prefixes_of("completion", salted, read_guidance(salted, "completion"))
+    assert not {p.chain for p in other} & {leader.chain, b.chain, base.chain}
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
@@ -201,6 +271,16 @@ GUIDANCE = st.sampled_from(
             params=GuidanceParams(scale=2.0),
             negative_messages=[{"role": 1}, 2, {"role": [], "content": [[]]}],
         ),
+        Guidance(
+            params=GuidanceParams(
+                streams=(
+                    FollowerParams(weight=1, prompt="n"),
+                    FollowerParams(weight=1, messages=(2, {"role": [], "content": [[]]})),
+                    FollowerParams(weight=1, token_ids=(10**30,)),
+                    FollowerParams(weight=1, lora="b"),
+                )
+            )
+        ),
     ]
 )
 
@@ -216,7 +296,7 @@ def test_whatever_a_client_sends_has_prefixes(endpoint, prompt, messages, tools,
         "cache_salt": tools,
     }
     prefixes = prefixes_of(endpoint, body, guidance)
-    assert len(prefixes) == (1 if guidance is None else 2)
+    assert len(prefixes) == (1 if guidance is None else guidance.streams)
 
 
 def test_very_deep_nesting_has_prefixes_too():

@@ -24,8 +24,10 @@ from deployments.http.events import DONE, error_event, is_last
 from deployments.requests.body import decode_body
 from deployments.requests.demand import demand_of, output_tokens
 from deployments.requests.endpoints import with_system
-from deployments.requests.guidance import guidance_report, read_guidance
-from deployments.requests.negative import empty_negative_note, negative_body
+from deployments.requests.followers import check_number
+from deployments.requests.guidance import read_guidance
+from deployments.requests.negative import empty_negative_note, follower_body, negative_body
+from deployments.requests.report import guidance_report
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -45,14 +47,14 @@ def test_plain_bodies_give_no_guidance():
 @pytest.mark.parametrize("scale", [-1, 0, 0.5, 1.5, 7, 1e-300, -3.25])
 def test_any_finite_scale_is_accepted(scale):
     guidance = read_guidance({"prompt": "x", "guidance_scale": scale}, "completion")
-    assert guidance.scale == scale
+    assert guidance.params.scale == scale
     assert guidance.enabled
     assert guidance.negative_field is None
 
 
 def test_synonyms():
     guidance = read_guidance({"cfg_scale": 2, "negative_prompt_ids": [3, 4]}, "completion")
-    assert guidance.scale == 2
+    assert guidance.params.scale == 2
     assert guidance.params.negative_prompt_token_ids == (3, 4)
     assert guidance.negative_field == "negative_prompt_token_ids"
 
@@ -80,6 +82,12 @@ def test_a_negative_at_scale_one_is_served_and_noted(endpoint, fields, field):
     assert not guidance.enabled
     assert guidance.note == f"guidance_scale is 1 (off), so {field} had no effect."
     assert guidance_report(guidance, 0, 5, guidance.note)["note"] == guidance.note
+
+
+def test_a_negative_beside_a_schedule_of_ones_is_noted():
+    guidance = read_guidance({"guidance_schedule": [[0, 1]], "negative_prompt": "a"}, "completion")
+    assert not guidance.enabled
+    assert guidance.note == "guidance_schedule is 1 (off), so negative_prompt had no effect."
 
 
 @pytest.mark.parametrize("fields", [{"guidance_scale": 1}, {"guidance_scale": 2}])
@@ -131,6 +139,29 @@ def test_report_of_a_guided_request():
 def test_the_report_says_how_the_streams_were_blended(fields, report):
     found = guidance_report(read_guidance(fields, "completion"), 9, 7)
     assert found == {**report, "negative_prompt_tokens": 9, "guided_tokens": 7}
+
+
+def test_a_schedule_has_any_of_the_negatives():
+    schedule = {"guidance_schedule": [[0, 3], [8, 1]]}
+    guidance = read_guidance({**schedule, "negative_messages": [USER]}, "chat")
+    assert guidance.enabled
+    assert (guidance.streams, guidance.negative_field) == (2, "negative_messages")
+    assert read_guidance(schedule, "chat").negative_field is None
+
+
+def test_streams_of_a_conversation_may_be_conversations():
+    streams = [{"weight": -1, "messages": [USER]}, {"weight": 0.5, "lora": "a"}]
+    for endpoint in ("chat", "responses", "messages"):
+        guidance = read_guidance({"guidance_streams": streams}, endpoint)
+        assert (guidance.streams, guidance.negative_field, guidance.note) == (3, None, None)
+        assert guidance.params.streams[0].messages == (USER,)
+
+
+def test_adapters_are_names_and_false():
+    loras = ["a", False, None, "b"]
+    streams = [{"weight": 1, "prompt": "x", "lora": lora} for lora in loras]
+    assert read_guidance({"guidance_streams": streams}, "chat").adapters == ("a", False, "b")
+    assert read_guidance({"guidance_scale": 2}, "chat").adapters == ()
 
 
 def test_guidance_survives_pickling():
@@ -208,6 +239,45 @@ REFUSED = [
         {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_scale": 2},
         "guidance_streams",
         "leave out guidance_scale",
+    ),
+    *(
+        (
+            "completion",
+            {"guidance_streams": [{"weight": 1, "prompt": "a"}, {"weight": 1, "lora": lora}]},
+            "guidance_streams[1].lora",
+            "the name of an adapter, or false",
+        )
+        for lora in (True, 0, 3, ["a", 1, "/a"], {"name": "a"})
+    ),
+    (
+        "completion",
+        {"guidance_streams": '[{"weight": 1, "prompt": "a"}]'},
+        "guidance_streams",
+        "is a string: send a JSON list",
+    ),
+    (
+        "chat",
+        {"guidance_schedule": "[[0, 2]]"},
+        "guidance_schedule",
+        "is a string: send a JSON list",
+    ),
+    (
+        "messages",
+        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_logprobs": True},
+        "guidance_logprobs",
+        "use /v1/completions or /v1/chat/completions",
+    ),
+    (
+        "completion",
+        {"vllm_xargs": {"guidance_streams": "[]"}},
+        "vllm_xargs",
+        "move it to the top level",
+    ),
+    (
+        "completion",
+        {"guidance_schedule": [[0, 2]], "use_beam_search": True},
+        "use_beam_search",
+        "Beam search cannot be guided",
     ),
     (
         "batch",
@@ -347,6 +417,13 @@ def test_refusals(endpoint, fields, param, words):
     assert http_error(refusal.value).status == 400
 
 
+def test_the_number_of_followers_has_a_bound():
+    check_number(9, 8)
+    with pytest.raises(GuidanceError, match="has 10 streams, and this server takes 9") as refusal:
+        check_number(10, 8)
+    assert refusal.value.param == "guidance_streams"
+
+
 def test_no_field_that_looks_like_guidance_passes_unread():
     """1000 seeded field names that look like guidance: each is known, or refused."""
     rng = random.Random(0)
@@ -455,6 +532,27 @@ def test_negative_body_changes_the_prompt_only():
     }
     guidance = read_guidance(chat, "chat")
     assert negative_body("chat", chat, guidance) == {**chat, "messages": [SYSTEM]}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "text", "messages", "expected"),
+    [
+        ("completion", {"prompt": ["a", "b"]}, "N", None, {"prompt": "N"}),
+        (
+            "chat",
+            {"messages": [SYSTEM, USER]},
+            "N",
+            None,
+            {"messages": [{**SYSTEM, "content": "N"}, USER]},
+        ),
+        ("chat", {"messages": [SYSTEM, USER]}, "", None, {"messages": [USER]}),
+        ("chat", {"messages": [SYSTEM, USER]}, None, (USER,), {"messages": [USER]}),
+        ("messages", {"messages": [USER], "system": "I"}, None, (USER,), {"messages": [USER]}),
+    ],
+)
+def test_the_body_of_a_follower(endpoint, body, text, messages, expected):
+    body = {**body, "kv_transfer_params": {}, "temperature": 0}
+    assert follower_body(endpoint, body, text, messages) == {**expected, "temperature": 0}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from cfg_core.params import SYNONYMS
+from cfg_core.params.follower import KEYS
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from deployments.ingress.openapi import REPORT, guidance_of
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.readers import READERS, refuse_foreign_fields
 from deployments.requests.guidance import CHAT_FIELDS, read_guidance
+from deployments.requests.report import guidance_report
 from deployments.requests.schemas import ENCODE, ENCODE_EXAMPLES, EXAMPLES, GUIDANCE
 
 
@@ -34,6 +37,33 @@ class Recorder(Mapping[str, Any]):
 
 def test_every_guidance_field_is_documented() -> None:
     assert set(GUIDANCE) == {*CHAT_FIELDS, *SYNONYMS}
+
+
+def test_every_key_of_a_stream_is_documented() -> None:
+    items = GUIDANCE["guidance_streams"]["items"]
+    assert set(items["properties"]) == set(KEYS)
+    assert items["required"] == ["weight"]
+
+
+def test_a_completion_has_no_fields_of_conversations() -> None:
+    fields = guidance_of("completion")
+    assert set(guidance_of("chat")) - set(fields) == {"negative_messages"}
+    assert "messages" not in fields["guidance_streams"]["items"]["properties"]
+    assert "messages" in guidance_of("chat")["guidance_streams"]["items"]["properties"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guidance_scale": 2, "guidance_end": 3},
+        {"guidance_schedule": [[0, 2]]},
+        {"guidance_streams": [{"weight": 1, "prompt": "a"}]},
+    ],
+)
+def test_every_key_of_the_report_is_documented(fields: dict[str, Any]) -> None:
+    guidance = read_guidance(fields, "chat")
+    assert guidance is not None
+    assert guidance_report(guidance, 1, 2, "note").keys() <= REPORT["properties"].keys()
 
 
 @pytest.mark.parametrize("path", EXAMPLES)

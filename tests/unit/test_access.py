@@ -26,6 +26,7 @@ from deployments.http.errors import http_error
 from deployments.ingress import tenants
 from deployments.ingress.rates import MINUTE_S, Bucket
 from deployments.ingress.tenants import ANONYMOUS, Gate
+from deployments.requests.guidance import models_of, read_guidance
 
 SECRET = "sk-very-secret-0123456789"
 

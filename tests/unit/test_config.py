@@ -43,6 +43,12 @@ def test_every_field_is_documented():
     )
 
 
+@pytest.mark.parametrize(("given", "used"), [({}, 8), ({"max_followers": 3}, 3)])
+def test_the_ingress_and_the_engine_take_as_many_followers(given, used):
+    args = AppArgs(model="m", **given)
+    assert args.followers_per_request == args.plugin_kwargs["max_followers"] == used
+
+
 def test_args_are_frozen():
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         AppArgs(model="m").model = "other"

@@ -82,11 +82,11 @@ def test_the_followers_of_an_admitted_request(extra, lengths):
 
 def test_only_guided_tokens_count_for_all_streams():
     meter = Meter()
-    meter.add_output(3, 3, 1)  # with one stream there is nothing to add
+    meter.add_output(3, 0, 1)
     assert meter.output_tokens == 3
     meter.add_output(4, 4, 2)
     assert meter.output_tokens == 3 + 8
     meter.add_output(5, 2, 4)  # a window ended after the second token
     assert meter.output_tokens == 3 + 8 + 5 + 2 * 3
-    assert meter.guided_tokens == 3 + 4 + 2
+    assert meter.guided_tokens == 4 + 2
     assert meter.usage.output_tokens == meter.output_tokens

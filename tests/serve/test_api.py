@@ -297,7 +297,11 @@ def test_a_chat_tells_what_each_stream_said(client: openai.OpenAI, model: str) -
     """The conditional logprobs are those of the plain request, as long as the texts are equal."""
     tokens = chat(client, model, ASKED, logprobs=True).choices[0].logprobs.content
     plain = chat(client, model, logprobs=True).choices[0].logprobs.content
-    assert tokens[0].model_extra.keys() == {"conditional_logprob", "negative_logprobs"}
+    assert tokens[0].model_extra.keys() == {
+        "conditional_logprob",
+        "negative_logprobs",
+        "guidance_kl",
+    }
     assert all(len(token.model_extra["negative_logprobs"]) == 1 for token in tokens)
     assert not any(token.model_extra for token in plain)
     same = [(a, b) for a, b in zip(tokens, plain, strict=False) if a.token == b.token]

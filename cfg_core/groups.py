@@ -45,6 +45,18 @@ class Cuts:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The end of a prompt whose log-probabilities are wanted, under the blend.
+
+    tokens: the last so many tokens of the prompt. All streams have them.
+    top: log-probabilities of so many of the most likely tokens come with each; -1: of all.
+    """
+
+    tokens: int
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """A leader, its followers, and one weight per stream (leader first).
 
@@ -54,6 +66,7 @@ class Group:
         model's head (see `cfg_core.vllm_plugin.worker.head`).
     cuts: None if every token may be sampled.
     timeline: None if all tokens are guided, with the same weights.
+    scored: None if no token of the prompt is scored.
     """
 
     leader: str
@@ -63,6 +76,7 @@ class Group:
     needs_rows: bool = False
     cuts: Cuts | None = None
     timeline: Timeline | None = None
+    scored: Scored | None = None
 
     @property
     def streams(self) -> tuple[str, ...]:

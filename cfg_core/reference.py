@@ -10,6 +10,7 @@ does not import `cfg_core.blend`.
 
 `guided_generate` does this. `weighted_generate` is the general case: any number of streams with
 weights that sum to 1, guidance in a window of the output only, scales that change, and cuts.
+`weighted_scores` gives the log-probabilities of a text that is known.
 
 Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7.
 `UnbatchedClassifierFreeGuidanceLogitsProcessor` of Hugging Face transformers, which
@@ -196,6 +197,28 @@ def weighted_generate(
             log_probs.append(torch.log_softmax(guided, dim=-1))
         output.append(choose(scores, sampling, step=len(output)))
     return Generation(token_ids=output, log_probs=log_probs, gaps=gaps)
+
+
+@torch.inference_mode()
+def weighted_scores(
+    model: CausalLM,
+    context: Sequence[int],
+    followers: Sequence[Sequence[int]],
+    continuation: Sequence[int],
+    formula: Formula,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
+    """Return the guided log-probabilities before each token of `continuation`: rows of [V].
+
+    context, followers: what each stream has before the continuation.
+    """
+    rows = []
+    for i in range(len(continuation)):
+        before = list(continuation[:i])
+        streams = [next_log_probs(model, [*start, *before], dtype) for start in (context, *followers)]
+        rows.append(torch.log_softmax(combine(streams, formula, i), dim=-1))
+    return rows
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
 TOP_K, MIN_P, FILTER_TOP_K = "guidance_top_k", "guidance_min_p", "guidance_filter_top_k"
 STREAM_LOGPROBS = "guidance_logprobs"
+SCORE_TOKENS = "guidance_score_tokens"
 FIELDS = (
     SCALE,
     NEGATIVE_TEXT,
@@ -33,6 +34,7 @@ FIELDS = (
     MIN_P,
     FILTER_TOP_K,
     STREAM_LOGPROBS,
+    SCORE_TOKENS,
 )
 
 SYNONYMS = {"cfg_scale": SCALE, "negative_prompt_ids": NEGATIVE_IDS}

@@ -24,6 +24,7 @@ from cfg_core.params.fields import (
     NEGATIVE_TEXT,
     SCALE,
     SCHEDULE,
+    SCORE_TOKENS,
     START,
     STREAM_LOGPROBS,
     STREAMS,
@@ -44,6 +45,7 @@ _BY_FIELD = {
     MIN_P: "min_p",
     FILTER_TOP_K: "filter_top_k",
     STREAM_LOGPROBS: "logprobs",
+    SCORE_TOKENS: "score_tokens",
 }
 """The attribute that each field sets."""
 
@@ -79,6 +81,9 @@ class GuidanceParams:
         blend finds most likely.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
         gave it, and how far the blend is from the leader.
+    score_tokens: the last so many tokens of the prompt belong to all streams, and their
+        log-probabilities are those of the blend. With a negative of its own, or a follower's own
+        prompt, that prompt is what comes before these tokens. None: no token is scored.
 
     The constructor raises GuidanceError if a value cannot be used.
     """
@@ -94,6 +99,7 @@ class GuidanceParams:
     min_p: float | None = None
     filter_top_k: int | None = None
     logprobs: bool = False
+    score_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self._set("scale", check_scale(self.scale))
@@ -118,6 +124,9 @@ class GuidanceParams:
         if self.min_p is not None:
             self._set("min_p", check_share(self.min_p))
         check_flag(self.logprobs, STREAM_LOGPROBS)
+        if self.score_tokens is not None:
+            check_count(self.score_tokens, SCORE_TOKENS, 1)
+            self._refuse_changes()
         self._refuse_two_formulas()
         self._refuse_what_needs_guidance()
 
@@ -145,6 +154,15 @@ class GuidanceParams:
             raise GuidanceError(
                 f"{SCHEDULE} has the scales of all tokens: leave out {SCALE}.", SCHEDULE
             )
+
+    def _refuse_changes(self) -> None:
+        """Raise GuidanceError if the weights change along the text that is to be scored."""
+        for name, value in ((SCHEDULE, self.schedule), (START, self.start), (END, self.end)):
+            if value:
+                raise GuidanceError(
+                    f"{SCORE_TOKENS} scores all tokens with the same weights: leave out {name}.",
+                    SCORE_TOKENS,
+                )
 
     def _refuse_what_needs_guidance(self) -> None:
         if self.enabled:

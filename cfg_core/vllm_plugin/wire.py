@@ -37,6 +37,33 @@ _GUIDED_TOKENS = "cfg_serve_guided_tokens"
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """The scores that one group wants of a step, which is its first joint step.
+
+    tokens: the scored tokens, which end the prompts of all its streams.
+    top: see `cfg_core.groups.Scored`.
+    """
+
+    tokens: tuple[int, ...]
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRead:
+    """Rows of hidden states that predict scored tokens, among those that a stream computes.
+
+    skip: rows of the stream in this step before the first of them.
+    first: which of the scored tokens the first of them predicts, from 0.
+    count: how many there are.
+    """
+
+    stream: str
+    skip: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class JointRow:
     """One group of a joint step.
 
@@ -45,6 +72,7 @@ class JointRow:
     logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
     needs_rows: whether the blend must come after the model's head.
     cuts: which tokens may be sampled; None: every one.
+    scoring: None if no scores are wanted of this step.
     """
 
     streams: tuple[str, ...]
@@ -52,6 +80,7 @@ class JointRow:
     logprobs: bool = False
     needs_rows: bool = False
     cuts: Cuts | None = None
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +90,22 @@ class StepGuidance:
     joint: the groups that sample in this step.
     solo: streams whose sample is taken back.
     drafter_rests: whether the drafter need not read this step's tokens.
+    reads: hidden states of this step that scores need, now or in a later step.
     """
 
     joint: tuple[JointRow, ...]
     solo: tuple[str, ...]
     drafter_rests: bool = False
+    reads: tuple[ScoredRead, ...] = ()
+
+    @property
+    def scores(self) -> bool:
+        """Whether this step does anything for scores."""
+        return bool(self.reads) or any(row.scoring is not None for row in self.joint)
 
     @staticmethod
     def of(scheduler_output: SchedulerOutput) -> StepGuidance | None:
-        """The guidance of a step; None if no stream of a group samples in it."""
+        """The guidance of a step; None if no stream of a group samples in it or reads scored tokens."""
         return getattr(scheduler_output, _GUIDANCE, None)
 
 

@@ -176,7 +176,7 @@ class Engine:
         try:
             yield hits
         finally:
-            del manager.get_computed_blocks
+            manager.get_computed_blocks = original
 
     @contextmanager
     def whole_preemptions(self) -> Iterator[list[str]]:

@@ -9,12 +9,13 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from cfg_core.groups import Cuts, Group, follower_id
+from cfg_core.groups import Cuts, Group, Scored, follower_id
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import FollowerParams, GuidanceParams, is_guided
 from cfg_core.pool import Lengths
 from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
+from cfg_core.vllm_plugin.core.scoring import can_be_scored
 
 
 def asks_for_guidance(request: Request) -> bool:
@@ -57,7 +58,12 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan | N
     except ValueError:
         return None
     followers = params.followers if params is not None else ()
-    if params is None or not followers or asks_for_prompt_logprobs(leader.sampling_params):
+    if params is None or not followers:
+        return None
+    if params.score_tokens is not None:
+        if not can_be_scored(leader, followers, params.score_tokens):
+            return None
+    elif asks_for_prompt_logprobs(leader.sampling_params):
         return None
     prompts = tuple(len(follower.token_ids or ()) for follower in followers)
     lengths = Lengths(leader.num_prompt_tokens, prompts, params.end)
@@ -80,7 +86,15 @@ def group_of(leader: Request, params: GuidanceParams) -> Group:
         params.logprobs or is_cut or reads_values(leader.sampling_params),
         cuts if is_cut else None,
         timeline_of(params),
+        scored_of(leader, params),
     )
+
+
+def scored_of(leader: Request, params: GuidanceParams) -> Scored | None:
+    """The end of the prompt that is scored; None if no token is."""
+    if params.score_tokens is None:
+        return None
+    return Scored(params.score_tokens, leader.sampling_params.prompt_logprobs)
 
 
 def timeline_of(params: GuidanceParams) -> Timeline | None:

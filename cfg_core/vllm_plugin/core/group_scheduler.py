@@ -20,7 +20,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.groups import Group, GroupTable
 from cfg_core.vllm_plugin import config, patches, versions, wire
-from cfg_core.vllm_plugin.core import grammar_manager, outcome, stats
+from cfg_core.vllm_plugin.core import grammar_manager, outcome, scoring, stats
 from cfg_core.vllm_plugin.core.followers import (
     GroupPlan,
     asks_for_guidance,
@@ -50,6 +50,7 @@ class GroupScheduler(Scheduler):
         self._split = split_pool(
             config.kv_split_of(ours), manager, self._roles, self._groups.is_follower, limit
         )
+        scoring.limit_hits(manager, self._most_hits)
         self._pace = Pace.of(ours)
         cost = config.draft_cost_of(ours)
         alone = self.parallel_config.data_parallel_size == 1
@@ -63,6 +64,7 @@ class GroupScheduler(Scheduler):
             "guided_tokens",
             "windows_opened",
             "windows_closed",
+            "scored_tokens",
         )
         self._counts = dict.fromkeys(names, 0)
 
@@ -85,6 +87,8 @@ class GroupScheduler(Scheduler):
         if plan is None:
             self._fail(request)
             return
+        if plan.group.scored is not None:
+            scoring.hide_from_vllm(request)
         super().add_request(request)
         self._counts["groups_admitted"] += 1
         timeline = plan.group.timeline
@@ -101,6 +105,13 @@ class GroupScheduler(Scheduler):
             and streams * config.rows_per_stream(self) <= config.step_budget(self)
             and self._split.fits(leader_tokens, follower_tokens)
         )
+
+    def _most_hits(self, request: Request) -> int | None:
+        """Tokens of a stream that may come from the prefix cache; None for no limit."""
+        group = self._groups.of(request.request_id)
+        if group is None or group.scored is None:
+            return None
+        return scoring.most_hits(group.scored, request, self.requests[group.leader])
 
     def _begin(self, plan: GroupPlan) -> None:
         """Make the followers of a request, which have its output so far, and add them."""

@@ -33,6 +33,7 @@ from cfg_core import lockstep
 from cfg_core.groups import Group
 from cfg_core.vllm_plugin import config, wire
 from cfg_core.vllm_plugin.core.group_scheduler import GroupScheduler
+from cfg_core.vllm_plugin.core.scoring import reads_of, scoring_of
 from cfg_core.vllm_plugin.core.snapshot import is_blocked, take_snapshot
 from cfg_core.vllm_plugin.core.steady import SteadyStep
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
@@ -259,7 +260,7 @@ class GuidedScheduler(GroupScheduler):
         wire.attach(scheduler_output, guidance)
         self._counts["joint_steps"] += len(guidance.joint)
         self._counts["solo_rows"] += len(guidance.solo)
-        if self._steady is None and all_decode:
+        if self._steady is None and all_decode and not guidance.scores:
             scheduled = scheduler_output.num_scheduled_tokens.keys()
             self._steady = SteadyStep.of(self.running, scheduled, guidance)
 
@@ -279,7 +280,7 @@ class GuidedScheduler(GroupScheduler):
         """Find the joint groups and the solo streams of this step, and take solo samples back.
 
         A stream is also solo if it has another number of drafts than its partners. Returns None if
-        no stream of a group samples.
+        no stream of a group samples or reads scored tokens.
         """
         steady, scheduled = self._steady, scheduler_output.num_scheduled_tokens
         if (
@@ -290,9 +291,11 @@ class GuidedScheduler(GroupScheduler):
         ):
             return steady.guidance
         drafts = scheduler_output.scheduled_spec_decode_tokens
+        groups = self._scheduled_groups(scheduler_output)
+        reads = reads_of(groups, self.requests, scheduled)
         joint: list[JointRow] = []
         solo: list[str] = []
-        for group in self._scheduled_groups(scheduler_output):
+        for group in groups:
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
             lengths = {len(drafts.get(s, ())) for s in ready}
             if len(ready) == len(group.streams) and len(lengths) == 1:
@@ -301,13 +304,19 @@ class GuidedScheduler(GroupScheduler):
                 solo += ready
         for stream in solo:
             self._take_back(self.requests[stream], len(drafts.get(stream, ())))
-        if not joint and not solo:
+        if not joint and not solo and not reads:
             return None
-        return StepGuidance(tuple(joint), tuple(solo), self._speculation.rests(scheduled))
+        rests = self._speculation.rests(scheduled)
+        return StepGuidance(tuple(joint), tuple(solo), rests, tuple(reads))
 
     def _joint_row(self, group: Group) -> JointRow:
         weights = self._timelines.weights(group.leader) or group.weights
-        return JointRow(group.streams, weights, group.logprobs, group.needs_rows, group.cuts)
+        scoring = scoring_of(group, self.requests[group.leader])
+        if scoring is not None:
+            self._counts["scored_tokens"] += len(scoring.tokens)
+        return JointRow(
+            group.streams, weights, group.logprobs, group.needs_rows, group.cuts, scoring
+        )
 
     def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
         scheduled = scheduler_output.num_scheduled_tokens

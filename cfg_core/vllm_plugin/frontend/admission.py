@@ -21,10 +21,11 @@ from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_guidance
 from cfg_core.pool import Lengths
-from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs, grammar_bounds_of
+from cfg_core.vllm_plugin.config import grammar_bounds_of
 from cfg_core.vllm_plugin.frontend import capacity
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
+from cfg_core.vllm_plugin.frontend.scored_prompts import check_scores
 from cfg_core.vllm_plugin.processor_registry import registry_of
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
     if not any(map(looks_like_guidance, extra)):
         return
     params = GuidanceParams.from_fields(extra)
+    if params is not None:
+        check_scores(processor.vllm_config, request, params)
     rest = {name: value for name, value in extra.items() if not looks_like_guidance(name)}
     if params is None or not params.enabled:
         sampling.extra_args = rest or None
@@ -114,7 +117,6 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
             " (0 is enough; true in a chat) and leave flat_logprobs out.",
             STREAM_LOGPROBS,
         )
-    _refuse_unguided_numbers(sampling)
     capacity.check_streams(processor.vllm_config, len(params.weights))
     resolved, fields = resolve(processor, request, params)
     prompts = tuple(len(follower.token_ids or ()) for follower in resolved.followers)
@@ -203,13 +205,3 @@ def _check_request(request: EngineCoreRequest) -> None:
         raise GuidanceError("guidance does not support streaming-input sessions.", SCALE)
     if FOLLOWER_SUFFIX in request.request_id:
         raise GuidanceError(f"a request id may not contain {FOLLOWER_SUFFIX!r}.", "request_id")
-
-
-def _refuse_unguided_numbers(sampling: SamplingParams) -> None:
-    if asks_for_prompt_logprobs(sampling):
-        raise GuidanceError(
-            "log-probabilities of the prompt cannot be guided yet, and would be the conditional"
-            " stream's: leave out prompt_logprobs (or echo beside logprobs), or the guidance"
-            " fields.",
-            "prompt_logprobs",
-        )

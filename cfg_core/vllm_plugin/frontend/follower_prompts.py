@@ -32,34 +32,36 @@ def resolve(
 ) -> tuple[GuidanceParams, tuple[str, ...]]:
     """The same guidance with all prompts as token ids, and the field that held each of them.
 
-    Raises GuidanceError.
+    A follower's own prompt is followed by the scored tokens. Raises GuidanceError.
     """
     prompt = request.prompt_token_ids
+    context = prompt[: len(prompt) - (params.score_tokens or 0)]
+    scored = prompt[len(context) :]
     if params.streams is None:
-        ids = _negative_token_ids(processor, params, prompt)
+        ids = [*_negative_token_ids(processor, params, context), *scored]
         resolved = replace(params, negative_prompt=None, negative_prompt_token_ids=tuple(ids))
         return resolved, (NEGATIVE_IDS,)
-    followers = tuple(_resolved(processor, follower, prompt) for follower in params.streams)
+    followers = tuple(_resolved(processor, f, context, scored) for f in params.streams)
     _check_adapters(processor, request, followers)
     return replace(params, streams=followers), tuple(f.where for f in followers)
 
 
 def _resolved(
-    processor: InputProcessor, follower: FollowerParams, prompt: list[int]
+    processor: InputProcessor, follower: FollowerParams, context: list[int], scored: list[int]
 ) -> FollowerParams:
     where = follower.where
     if follower.messages is not None:
         raise GuidanceError(
             f"{where}.messages need a chat endpoint: send prompt or token_ids here.", where
         )
-    ids: _Ids = prompt
+    ids: _Ids = context
     if follower.token_ids is not None:
         vocab_size = processor.vllm_config.model_config.get_vocab_size()
         ids = check_token_ids(follower.token_ids, vocab_size, f"{where}.token_ids")
     elif follower.prompt is not None:
-        ids = _tokenize(processor, follower.prompt, f"{where}.prompt") or prompt[-1:]
+        ids = _tokenize(processor, follower.prompt, f"{where}.prompt") or context[-1:]
     lora = _fields_of(follower.lora, where)
-    return replace(follower, prompt=None, token_ids=tuple(ids), lora=lora)
+    return replace(follower, prompt=None, token_ids=(*ids, *scored), lora=lora)
 
 
 def _fields_of(lora: Any, where: str) -> Any:

@@ -1,9 +1,14 @@
-"""`guidance_logprobs`: the log-probabilities that each stream gave to a sampled token.
+"""Log-probabilities that vLLM does not know: of each stream, and of scored tokens of a prompt.
 
-They are additional columns of vLLM's own logprobs, after all others. The workers add them for the
-whole batch if one request asks for them (worker/rows.py). The scheduler removes them from the
+`guidance_logprobs` asks for the log-probabilities that each stream gave to a sampled token. They
+are additional columns of vLLM's own logprobs, after all others. The workers add them for the whole
+batch if one request asks for them (worker/rows.py). The scheduler removes them from the
 outputs of requests that did not ask (core/outcome.py). The frontend puts them into a
 `GuidedLogprob`.
+
+`guidance_score_tokens` asks for the blend's log-probabilities of the last tokens of the prompt. The
+workers send them as vLLM sends those of a whole prompt. The tokens before have none (None), because
+they are no part of what is guided.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from cfg_core.params import STREAM_LOGPROBS, STREAMS
+from cfg_core.params import SCORE_TOKENS, STREAM_LOGPROBS, STREAMS, is_guided
 from cfg_core.vllm_plugin.wire import split_logprobs
 
 
@@ -39,7 +44,10 @@ class GuidedLogprob(Logprob):
 
 
 def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
-    """Replaces `LogprobsProcessor.from_new_request`: notes who asked for the columns."""
+    """Replaces `LogprobsProcessor.from_new_request`: notes who asked for the columns.
+
+    It also puts None in the place of each token before the scored ones.
+    """
     make = stock.__func__
 
     @functools.wraps(make)
@@ -50,6 +58,8 @@ def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
         made.stream_columns = 0
         if extra.get(STREAM_LOGPROBS):
             made.stream_columns = 1 + 1 + len(extra.get(STREAMS) or (None,))
+        if extra.get(SCORE_TOKENS) and is_guided(extra):
+            made.prompt_logprobs = [None] * (len(request.prompt_token_ids) - extra[SCORE_TOKENS])
         return made
 
     return classmethod(from_new_request)

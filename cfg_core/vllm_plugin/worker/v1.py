@@ -15,7 +15,7 @@ from typing_extensions import override
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import SamplerOutput
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
@@ -32,6 +32,7 @@ from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
+from cfg_core.vllm_plugin.worker.scoring import Scorer, on_cpu
 from cfg_core.vllm_plugin.worker.staging import Stager, first_rows
 
 
@@ -56,6 +57,7 @@ class GuidedRunnerV1(GPUModelRunner):
         self._awaits_logits: SchedulerOutput | None = None
         self._head: Head | None = None
         self._stager = Stager()
+        self._scorer = Scorer()
         guide_drafter(self, self.guidance)
 
     @override
@@ -73,6 +75,7 @@ class GuidedRunnerV1(GPUModelRunner):
         """Call vLLM's method. The logits stay in `execute_model_state` until `sample_tokens`."""
         self.processors.begin(scheduler_output)
         self.guidance.clear()
+        self._scorer.forget(scheduler_output.finished_req_ids)
         self._awaits_logits = scheduler_output
         try:
             return super().execute_model(scheduler_output, *args, **kwargs)
@@ -179,6 +182,22 @@ class GuidedRunnerV1(GPUModelRunner):
             sampled = tokens[asked.places, asked.offsets]
             output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, flat)
         return output
+
+    @override
+    def _get_prompt_logprobs_dict(
+        self, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+    ) -> dict[str, LogprobsTensors | None]:
+        """Call vLLM's method for plain requests, and add the scores of groups."""
+        found = super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
+        place_of, starts = self.input_batch.req_id_to_index, self.query_start_loc.np
+        scores = self._scorer.step(
+            self.guidance.step,
+            hidden_states,
+            lambda stream: int(starts[place_of[stream]]),
+            self._head,
+        )
+        on_host = {leader: on_cpu(tensors) for leader, tensors in scores.items()}
+        return {**found, **on_host}
 
     def _sample_leading(self, logits: torch.Tensor, rows: Rows) -> SamplerOutput:
         """What vLLM's `_sample` does, without the followers' rows, which are 0 in the output."""

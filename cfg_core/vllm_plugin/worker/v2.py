@@ -14,6 +14,7 @@ import torch
 from typing_extensions import override
 from vllm.distributed import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -34,6 +35,7 @@ from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
 from cfg_core.vllm_plugin.worker.rows import Kept, Rows, blended, widen
+from cfg_core.vllm_plugin.worker.scoring import Scorer
 from cfg_core.vllm_plugin.worker.staging import Stager, to_device
 
 
@@ -53,6 +55,7 @@ class GuidedRunnerV2(GPUModelRunner):
         check_overrides(type(self))
         self.guidance = RunnerGuidance()
         self._stager = Stager()
+        self._scorer = Scorer()
         self.processors = ProcessorsV2(self, self.guidance, registry)
 
     @override
@@ -65,6 +68,7 @@ class GuidedRunnerV2(GPUModelRunner):
         self._head = Head(self.model, self.vllm_config) if get_pp_group().is_last_rank else None
         blend_kernel.check(self.device)
         self.processors.attach()
+        self._add_scores()
         guide_drafter(self, self.guidance)
 
     @override
@@ -72,6 +76,7 @@ class GuidedRunnerV2(GPUModelRunner):
         """Keep the step's guidance for `sample`, then call vLLM's method."""
         self.processors.begin(scheduler_output)
         self.guidance.clear()
+        self._scorer.forget(scheduler_output.finished_req_ids)
         self.guidance.step = StepGuidance.of(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
@@ -115,6 +120,32 @@ class GuidedRunnerV2(GPUModelRunner):
             num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0
         return output, num_sampled, num_rejected
+
+    def _add_scores(self) -> None:
+        """Let vLLM's log-probabilities of prompts have those of scored groups, too.
+
+        Only the last pipeline stage has any.
+        """
+        worker = self.prompt_logprobs_worker
+        if worker is None:
+            return
+        stock = worker.compute_prompt_logprobs
+
+        def compute_prompt_logprobs(
+            logits_fn: Any, hidden_states: torch.Tensor, input_batch: InputBatch, *args: Any
+        ) -> dict[str, LogprobsTensors]:
+            found = stock(logits_fn, hidden_states, input_batch, *args)
+            place_of = {stream: place for place, stream in enumerate(input_batch.req_ids)}
+            starts = input_batch.query_start_loc_np
+            scores = self._scorer.step(
+                self.guidance.step,
+                hidden_states,
+                lambda stream: int(starts[place_of[stream]]),
+                self._head,
+            )
+            return {**found, **scores}
+
+        worker.compute_prompt_logprobs = compute_prompt_logprobs
 
     def _can_compact(
         self, rows: Rows, batch: InputBatch, grammar_output: GrammarOutput | None

@@ -1,0 +1,57 @@
+"""Which requests may ask for log-probabilities of their prompt, beside guidance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cfg_core.errors import GuidanceError
+from cfg_core.params import SCORE_TOKENS, GuidanceParams
+from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.engine import EngineCoreRequest
+
+PROMPT_LOGPROBS = "prompt_logprobs"
+
+
+def check_scores(config: VllmConfig, request: EngineCoreRequest, params: GuidanceParams) -> None:
+    """Raise GuidanceError for log-probabilities of a prompt that cannot be guided.
+
+    A request whose scale is 1 may ask for them: its distribution is the conditional one.
+    """
+    sampling, tokens = request.sampling_params, params.score_tokens
+    if tokens is None:
+        if params.enabled and asks_for_prompt_logprobs(sampling):
+            raise GuidanceError(
+                "log-probabilities of the prompt would be the conditional stream's: set"
+                f" {SCORE_TOKENS} to the number of tokens at the prompt's end that are to be"
+                f" scored under guidance, or leave out {PROMPT_LOGPROBS} (echo beside logprobs).",
+                PROMPT_LOGPROBS,
+            )
+        return
+    if sampling.prompt_logprobs is None:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} needs log-probabilities of the prompt to be asked for: send echo and"
+            f" logprobs with it, or {PROMPT_LOGPROBS}.",
+            SCORE_TOKENS,
+        )
+    if sampling.prompt_logprob_token_ids is not None or sampling.flat_logprobs:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} supports neither prompt_logprob_token_ids nor flat_logprobs: leave"
+            " them out.",
+            SCORE_TOKENS,
+        )
+    length = len(request.prompt_token_ids or ())
+    if tokens >= length:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} is {tokens}, and the prompt has {length} tokens: at least one token"
+            " must come before those that are scored.",
+            SCORE_TOKENS,
+        )
+    if params.enabled and config.lora_config is not None:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} does not work on an engine with adapters (enable_lora) yet: serve"
+            " the model without them, or with merged weights.",
+            SCORE_TOKENS,
+        )

@@ -1,0 +1,213 @@
+"""Scores: log-probabilities of a prompt's last tokens under the blend. Both model runners share it.
+
+The streams of a group read their prompts in different steps. The rows of hidden states that predict
+scored tokens wait here until the group's first joint step (core/scoring.py). They wait in host
+memory, because vLLM does not count them when it measures the GPU's. Most prompts are read in one
+step; then nothing waits.
+
+The rows are blended as those of sampled tokens are: before an affine head if the group may be
+(head.py), otherwise as logits, some rows at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.outputs import LogprobsTensors
+
+from cfg_core.groups import Cuts
+from cfg_core.vllm_plugin.wire import JointRow, ScoredRead, Scoring, StepGuidance
+from cfg_core.vllm_plugin.worker.head import Head, Merged, merge
+from cfg_core.vllm_plugin.worker.rows import Late, blend_late
+from cfg_core.vllm_plugin.worker.staging import may_merge, stage_cuts, to_device
+
+MOST_ROWS = 256
+"""Rows of logits that are computed at a time. With a vocabulary of 128k, 128 MiB in float32."""
+
+
+@dataclass
+class _Kept:
+    """Rows of one stream, in the order of the tokens that they predict.
+
+    parts: [n, hidden size] each.
+    """
+
+    parts: list[torch.Tensor] = field(default_factory=list)
+    rows: int = 0
+
+    def add(self, read: ScoredRead, rows: torch.Tensor) -> None:
+        """Add the next rows. A stream that was preempted begins anew."""
+        if read.first == 0:
+            self.parts, self.rows = [], 0
+        assert read.first == self.rows, f"scored rows of {read.stream} are missing"
+        self.parts.append(rows)
+        self.rows += len(rows)
+
+
+class Scorer:
+    """The scores of one model runner. Used from the thread that runs the model."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+
+    def forget(self, streams: Iterable[str]) -> None:
+        """Drop the rows of streams that have ended."""
+        for stream in streams if self._kept else ():
+            self._kept.pop(stream, None)
+
+    def step(
+        self,
+        guidance: StepGuidance | None,
+        hidden_states: torch.Tensor,
+        start_of: Callable[[str], int],
+        head: Head | None,
+    ) -> dict[str, LogprobsTensors]:
+        """Keep what this step computed for scores, and return those of the groups that are joint.
+
+        hidden_states: [tokens of the step, hidden size].
+        start_of: where the rows of a stream begin.
+        head: None on ranks that do not compute logits.
+
+        Returns one entry for each leader: the scored token and the most likely ones, [tokens,
+        1 + top], on the device of the logits.
+        """
+        if guidance is None or head is None or not guidance.scores:
+            return {}
+        joint = [(row, row.scoring) for row in guidance.joint if row.scoring is not None]
+        now = {stream for row, _ in joint for stream in row.streams}
+        for read in guidance.reads:
+            start = start_of(read.stream) + read.skip
+            rows = hidden_states[start : start + read.count]
+            if read.stream not in now:
+                rows = rows.to("cpu", copy=True)
+            self._kept.setdefault(read.stream, _Kept()).add(read, rows)
+        found: dict[str, LogprobsTensors] = {}
+        for (_, merged), batch in _alike(joint, affine=head.affine):
+            wanted = [self._wanted(row, scoring, hidden_states.device) for row, scoring in batch]
+            found |= score(wanted, head, merged=merged)
+        return found
+
+    def _wanted(self, row: JointRow, scoring: Scoring, device: torch.device) -> Wanted:
+        kept = [self._kept.pop(stream) for stream in row.streams]
+        assert all(one.rows == len(scoring.tokens) for one in kept), row
+        states = torch.stack([torch.cat([p.to(device) for p in one.parts]) for one in kept])
+        return Wanted(row, scoring, states)
+
+
+class Wanted(NamedTuple):
+    """A group whose scores are wanted now, and its hidden states.
+
+    states: [streams, tokens, hidden size].
+    """
+
+    row: JointRow
+    scoring: Scoring
+    states: torch.Tensor
+
+
+Job = tuple[JointRow, Scoring]
+
+
+def _alike(jobs: Iterable[Job], *, affine: bool) -> Iterator[tuple[tuple[int, bool], list[Job]]]:
+    """Groups that can be blended together, by their number of streams and the way of the blend.
+
+    The key says whether they are blended before the head.
+    """
+
+    def key(job: Job) -> tuple[int, bool]:
+        return len(job[0].streams), affine and may_merge(job[0])
+
+    for kind, batch in itertools.groupby(sorted(jobs, key=key), key):
+        yield kind, list(batch)
+
+
+def score(wanted: Sequence[Wanted], head: Head, *, merged: bool) -> dict[str, LogprobsTensors]:
+    """The scores of groups with equally many streams, by leader.
+
+    merged: whether they are blended before the head.
+
+    Returns nothing on a rank that has no logits.
+    """
+    device = wanted[0].states.device
+    counts = [len(one.scoring.tokens) for one in wanted]
+    states = torch.cat([one.states for one in wanted], 1)
+    weights = np.repeat(np.array([one.row.weights for one in wanted]).T, counts, axis=1)
+    weights_SN = to_device(weights, np.float32, device)
+    cuts = [one.row.cuts for one, n in zip(wanted, counts, strict=True) for _ in range(n)]
+    tokens = to_device([t for one in wanted for t in one.scoring.tokens], np.int64, device)
+    tops = [one.scoring.top for one in wanted]
+    top = -1 if -1 in tops else max(tops)
+    size = max(1, MOST_ROWS // len(states))
+    pieces = []
+    for first in range(0, len(tokens), size):
+        piece = slice(first, first + size)
+        blended = merged_logits if merged else late_logits
+        guided = blended(states[:, piece], weights_SN[:, piece].contiguous(), cuts[piece], head)
+        if guided is None:
+            return {}
+        pieces.append(gather(guided, tokens[piece], top))
+    ids, values, ranks = (torch.cat(parts).split(counts) for parts in zip(*pieces, strict=True))
+    return {
+        one.row.streams[0]: LogprobsTensors(i[:, :width], v[:, :width], r)
+        for one, i, v, r in zip(wanted, ids, values, ranks, strict=True)
+        for width in [None if one.scoring.top == -1 else 1 + one.scoring.top]
+    }
+
+
+def merged_logits(
+    states: torch.Tensor, weights: torch.Tensor, _: Sequence[Cuts | None], head: Head
+) -> torch.Tensor | None:
+    """The blend of n tokens before the head, [n, vocabulary]; None on a rank that has no logits.
+
+    states: [streams, n, hidden size]. weights: [streams, n].
+    """
+    streams = _index(states)
+    source = streams[0]  # `merge` does not read it
+    return head.compute_logits(merge(states.flatten(0, 1), Merged(streams, weights, source)))
+
+
+def late_logits(
+    states: torch.Tensor, weights: torch.Tensor, cuts: Sequence[Cuts | None], head: Head
+) -> torch.Tensor | None:
+    """As `merged_logits`, after the head, and cut."""
+    logits = head.compute_logits(states.flatten(0, 1))
+    if logits is None:
+        return None
+    out = logits.float()
+    blend_late(logits, Late(_index(states), weights, stage_cuts(cuts, states.device)), out)
+    return out[: states.shape[1]]
+
+
+def on_cpu(scores: LogprobsTensors) -> LogprobsTensors:
+    """The same in host memory, ready to be read."""
+    ids, values, ranks, *_ = scores
+    return LogprobsTensors(ids.cpu(), values.cpu(), ranks.cpu())
+
+
+def _index(states: torch.Tensor) -> torch.Tensor:
+    """Where the row of each stream and token is in the flattened states: [streams, n] int64."""
+    streams, n, _ = states.shape
+    return torch.arange(streams * n, device=states.device).view(streams, n)
+
+
+def gather(guided: torch.Tensor, tokens: torch.Tensor, top: int) -> Sequence[torch.Tensor]:
+    """As vLLM shows log-probabilities: token ids and values [n, 1 + top], and ranks [n] from 1.
+
+    guided: [n, vocabulary], up to a constant for each row.
+    tokens: [n] int64, the scored tokens. They come first.
+    top: -1 for the whole vocabulary.
+    """
+    log_probs = guided.float().log_softmax(-1)
+    own = log_probs.gather(-1, tokens.unsqueeze(-1))
+    values, ids = log_probs.topk(log_probs.shape[-1] if top == -1 else top)
+    ranks = (log_probs >= own).sum(-1)
+    return (
+        torch.cat([tokens.unsqueeze(-1), ids], 1).to(torch.int32),
+        torch.cat([own, values], 1),
+        ranks.to(torch.int32),
+    )

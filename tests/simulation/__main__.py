@@ -20,6 +20,7 @@ COUNTED = (
     "groups_admitted",
     "windows_opened",
     "windows_closed",
+    "scored_tokens",
 )
 
 

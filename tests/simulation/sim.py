@@ -12,6 +12,7 @@ runners, with async scheduling and pipeline stages: see `PATHS`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import zlib
@@ -30,7 +31,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    DraftTokenIds,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -38,6 +44,7 @@ from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.pool import EVEN
 from cfg_core.vllm_plugin import config, guided_engine_args
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
+from cfg_core.vllm_plugin.worker.scoring import Scorer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -173,7 +180,8 @@ class Rules:
 
     scales: (first token, scale) of a pair; empty with `weights`.
     weights: one for each follower.
-    lengths: tokens of the followers' own prompts.
+    lengths: tokens of the followers' own prompts, with those that are scored.
+    scored: tokens at the end of all prompts that are scored.
     """
 
     lengths: tuple[int, ...]
@@ -181,6 +189,7 @@ class Rules:
     scales: tuple[tuple[int, float], ...] = ()
     start: int = 0
     end: int = 1_000_000
+    scored: int = 0
 
     def guides(self, token: int) -> bool:
         return self.start <= token < self.end
@@ -211,10 +220,14 @@ class FakeRunner:
     rules: dict[str, Rules] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
     sequences: dict[str, Sequence] = field(default_factory=dict)
+    hidden: dict[str, list[int]] = field(default_factory=dict)
+    """Hidden states of the step, for each stream: the prefixes that they stand for."""
+    scorer: Scorer = field(default_factory=Scorer)
     step: int = 0
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.step += 1
+        self.scorer.forget(output.finished_req_ids)
         for stream in output.finished_req_ids:
             self.sequences.pop(stream, None)
         for new in output.scheduled_new_reqs:
@@ -222,7 +235,9 @@ class FakeRunner:
         self._update(output.scheduled_cached_reqs)
         guidance = StepGuidance.of(output) or StepGuidance((), ())
         self._take_drafts(output)
+        self.hidden = {}
         ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
+        scores = self._score(guidance)
         self.rejections = []
         sampled = self._sample(guidance, ends)
         self._propose(guidance, ends)
@@ -230,7 +245,29 @@ class FakeRunner:
             req_ids=list(ends),
             req_id_to_index={r: i for i, r in enumerate(ends)},
             sampled_token_ids=sampled,
+            prompt_logprobs_dict=scores,
         )
+
+    def _score(self, guidance: StepGuidance) -> dict[str, LogprobsTensors | None]:
+        """Let the worker's own code collect hidden states, which must be those of each stream."""
+        rows = [prefix for prefixes in self.hidden.values() for prefix in prefixes]
+        lengths = [len(prefixes) for prefixes in self.hidden.values()]
+        starts = dict(zip(self.hidden, itertools.accumulate(lengths, initial=0), strict=False))
+        hidden_states = torch.tensor(rows, dtype=torch.int64).view(-1, 1)
+        found: dict[str, LogprobsTensors | None] = {}
+        for wanted in self.scorer.take(guidance, hidden_states, starts.__getitem__):
+            count, leader = len(wanted.scoring.tokens), wanted.row.streams[0]
+            for stream, states in zip(wanted.row.streams, wanted.states, strict=True):
+                sequence = self.sequences[stream]
+                first = sequence.num_prompt - 1 - count
+                assert states.flatten().tolist() == [
+                    sequence.prefix(first + i) for i in range(count)
+                ], f"{stream}: hidden states of other tokens are scored"
+                scored = tuple(sequence.tokens[first + 1 : sequence.num_prompt])
+                assert scored == wanted.scoring.tokens, f"{stream} scores other tokens"
+            assert count == self.rules[leader].scored, f"{leader}: {count} tokens are scored"
+            found[leader] = LogprobsTensors.empty_cpu(count, 1 + wanted.scoring.top)
+        return found
 
     def _add(self, new: NewRequestData) -> None:
         tokens = list((new.prefill_token_ids if self.path.v2 else None) or new.prompt_token_ids)
@@ -293,6 +330,7 @@ class FakeRunner:
         elif self.path.asynchronous and end - drafts > sequence.known:
             assert sequence.sampled_at == self.step - 1, f"{stream}: V1 has no input token"
         sequence.tokens += sequence.drafts
+        self.hidden[stream] = [sequence.prefix(position) for position in range(start, end)]
         for position in range(start, end):
             block = self.kv.setdefault(
                 sequence.blocks[position // self.block_size], [0] * self.block_size
@@ -450,6 +488,7 @@ class Simulation:
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.guided: dict[str, int] = {}
+        self.scores: dict[str, list[int]] = {}
         self.stops: dict[str, set[int]] = {}
         self.steps = self.idle = 0
 
@@ -467,24 +506,33 @@ class Simulation:
         streams: Iterable[tuple[float, list[int]]] = (),
         schedule: Iterable[tuple[int, float]] = (),
         window: tuple[int, int | None] = (0, None),
+        score: int = 0,
     ) -> None:
         """Add a request.
 
         streams: weight and prompt of each follower, instead of scale and negative.
         schedule: (first token, scale), instead of the scale.
         window: the first guided token, and the first behind it.
+        score: tokens at the end of `prompt` that are scored. The followers' prompts have them, too.
         """
+        scored = prompt[len(prompt) - score :]
+        streams = [(weight, [*ids, *scored]) for weight, ids in streams]
+        negative = [*(negative or prompt[: len(prompt) - score][-1:]), *scored]
+        if score:
+            prompt_logprobs = 0
         extra: dict[str, Any] | None = None
         if streams:
             extra = {"guidance_streams": [{"weight": w, "token_ids": ids} for w, ids in streams]}
         elif scale is not None:
-            extra = {"negative_prompt_token_ids": negative or prompt[-1:]}
+            extra = {"negative_prompt_token_ids": negative}
             if schedule:
                 extra["guidance_schedule"] = list(schedule)
             else:
                 extra["guidance_scale"] = scale
         if extra is not None and window != (0, None):
             extra |= {"guidance_start": window[0], "guidance_end": window[1]}
+        if extra is not None and score:
+            extra["guidance_score_tokens"] = score
         params = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
@@ -508,13 +556,14 @@ class Simulation:
         self.outputs[rid] = []
         self.stops[rid] = set(stop)
         if streams or (scale is not None and scale != 1):
-            prompts = [ids for _, ids in streams] or [negative or prompt[-1:]]
+            prompts = [ids for _, ids in streams] or [negative]
             self.runner.rules[rid] = Rules(
                 tuple(map(len, prompts)),
                 tuple(weight for weight, _ in streams),
                 tuple(schedule) or ((0, scale or 0.0),),
                 window[0],
                 1_000_000 if window[1] is None else window[1],
+                score,
             )
         self.scheduler.add_request(request)
 
@@ -564,6 +613,10 @@ class Simulation:
                 assert one.request_id in self.outputs, (
                     f"a client would get the output of {one.request_id}"
                 )
+                if one.new_prompt_logprobs_tensors is not None:
+                    assert not self.outputs[one.request_id], "scores must come first"
+                    rows = len(one.new_prompt_logprobs_tensors.logprobs)
+                    self.scores.setdefault(one.request_id, []).append(rows)
                 self.outputs[one.request_id] += one.new_token_ids
                 self.guided[one.request_id] = self.guided.get(one.request_id, 0) + guided_tokens(
                     one
@@ -628,6 +681,8 @@ class Simulation:
             rules = self.runner.rules.get(rid)
             guided = sum(map(rules.guides, range(len(tokens)))) if rules is not None else 0
             assert self.guided.get(rid, 0) == guided, f"{rid}: wrong count of guided tokens"
+            scored = [rules.scored] if rules is not None and rules.scored and tokens else []
+            assert self.scores.get(rid, []) == scored, f"{rid}: wrong scores"
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
             assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} continued after its stop token"
@@ -723,16 +778,23 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     if guided and rng.random() < 0.3:
         start = rng.choice((0, 0, 1, 2, 7, 15))
         window = (start, rng.choice((None, start + rng.randint(1, 12))))
+    own = prompt(longest)
+    score = 0
+    if guided and not schedule and window == (0, None):
+        dice = random.Random(str(own))  # of its own, so that the other choices of a seed stay
+        score = dice.randint(0, min(len(own) - 1, longest // 2)) if dice.random() < 0.4 else 0
+    room_for = max(1, longest - score)
     sim.add(
         rid,
-        prompt(longest),
+        own,
         max_tokens=rng.randint(1, 30),
         scale=rng.choice((-1.0, 0.0, 1.5, 3.0)) if guided else None,
-        negative=prompt(longest) if guided and rng.random() < 0.8 else None,
+        negative=prompt(longest)[:room_for] if guided and rng.random() < 0.8 else None,
         priority=rng.randint(0, 2),
         stop=rng.sample(range(4, VOCAB), 8) if rng.random() < 0.4 else (),
         grammar=rng.random() < 0.1,
-        streams=streams,
+        streams=[(weight, ids[:room_for]) for weight, ids in streams],
         schedule=schedule,
         window=window,
+        score=score,
     )

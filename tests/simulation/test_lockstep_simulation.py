@@ -13,7 +13,7 @@ from cfg_core import lockstep
 from cfg_core.groups import GroupTable
 from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin import wire
-from cfg_core.vllm_plugin.core import group_scheduler
+from cfg_core.vllm_plugin.core import group_scheduler, scheduler, scoring
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.steady import SteadyStep
@@ -42,6 +42,7 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(
 ):
     """Without these events, the tests above would prove little."""
     counted = ("group_preemptions", "solo_rows", "windows_opened", "windows_closed")
+    counted += ("scored_tokens",)
     totals = {"steady": 0, **dict.fromkeys(counted, 0)}
     monkeypatch.setattr(
         GuidedScheduler,
@@ -65,6 +66,7 @@ take_back, update_after_schedule = (
     GuidedScheduler._take_back,
     GuidedScheduler._update_after_schedule,
 )
+most_hits, reads_of = scoring.most_hits, scoring.reads_of
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
 
@@ -271,6 +273,24 @@ FAULTS = {
         Timelines,
         "advance",
         lambda self: _without_others(advance(self)),
+    ),
+    "cached blocks reach into the scored tokens": (scoring, "most_hits", lambda *args: None),
+    "cached blocks reach one token too far": (
+        scoring,
+        "most_hits",
+        lambda *args: None if (most := most_hits(*args)) is None else most + 1,
+    ),
+    "no group is scored": (scheduler, "scoring_of", lambda *args: None),
+    "steps that score are steady": (StepGuidance, "scores", property(lambda self: False)),
+    "the last scored row is not kept": (
+        scheduler,
+        "reads_of",
+        lambda *args: [dataclasses.replace(r, count=max(1, r.count - 1)) for r in reads_of(*args)],
+    ),
+    "rows are kept from the wrong place": (
+        scheduler,
+        "reads_of",
+        lambda *args: [dataclasses.replace(r, skip=max(0, r.skip - 1)) for r in reads_of(*args)],
     ),
     "half a group is preempted": (
         GuidedScheduler,

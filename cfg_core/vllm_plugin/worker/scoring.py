@@ -76,8 +76,23 @@ class Scorer:
         Returns one entry for each leader: the scored token and the most likely ones, [tokens,
         1 + top], on the device of the logits.
         """
-        if guidance is None or head is None or not guidance.scores:
+        if head is None:
             return {}
+        found: dict[str, LogprobsTensors] = {}
+        ready = self.take(guidance, hidden_states, start_of)
+        for (_, merged), batch in _alike(ready, affine=head.affine):
+            found |= score(batch, head, merged=merged)
+        return found
+
+    def take(
+        self,
+        guidance: StepGuidance | None,
+        hidden_states: torch.Tensor,
+        start_of: Callable[[str], int],
+    ) -> list[Wanted]:
+        """Keep what this step computed for scores. Returns the groups that are scored now."""
+        if guidance is None or not guidance.scores:
+            return []
         joint = [(row, row.scoring) for row in guidance.joint if row.scoring is not None]
         now = {stream for row, _ in joint for stream in row.streams}
         for read in guidance.reads:
@@ -86,11 +101,7 @@ class Scorer:
             if read.stream not in now:
                 rows = rows.to("cpu", copy=True)
             self._kept.setdefault(read.stream, _Kept()).add(read, rows)
-        found: dict[str, LogprobsTensors] = {}
-        for (_, merged), batch in _alike(joint, affine=head.affine):
-            wanted = [self._wanted(row, scoring, hidden_states.device) for row, scoring in batch]
-            found |= score(wanted, head, merged=merged)
-        return found
+        return [self._wanted(row, scoring, hidden_states.device) for row, scoring in joint]
 
     def _wanted(self, row: JointRow, scoring: Scoring, device: torch.device) -> Wanted:
         kept = [self._kept.pop(stream) for stream in row.streams]
@@ -110,19 +121,18 @@ class Wanted(NamedTuple):
     states: torch.Tensor
 
 
-Job = tuple[JointRow, Scoring]
-
-
-def _alike(jobs: Iterable[Job], *, affine: bool) -> Iterator[tuple[tuple[int, bool], list[Job]]]:
+def _alike(
+    wanted: Iterable[Wanted], *, affine: bool
+) -> Iterator[tuple[tuple[int, bool], list[Wanted]]]:
     """Groups that can be blended together, by their number of streams and the way of the blend.
 
     The key says whether they are blended before the head.
     """
 
-    def key(job: Job) -> tuple[int, bool]:
-        return len(job[0].streams), affine and may_merge(job[0])
+    def key(one: Wanted) -> tuple[int, bool]:
+        return len(one.row.streams), affine and may_merge(one.row)
 
-    for kind, batch in itertools.groupby(sorted(jobs, key=key), key):
+    for kind, batch in itertools.groupby(sorted(wanted, key=key), key):
         yield kind, list(batch)
 
 

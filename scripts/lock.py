@@ -8,8 +8,8 @@ and no change here.
 uv compiles the lists, for every Python version and platform at once. It is taken from the PATH, or
 else installed into .venv. torch's CPU build is not on the default package index, so for every list
 but those for CUDA uv also searches pip's find-links folders and TORCH_INDEX. The CPU build must not
-get into the lists for CUDA. A runtime list is compiled with the overrides of its device and, if it
-has some, its own. What the newest list for CPUs pins is not pinned again in dev.txt and oracle.txt.
+get into the lists for CUDA. A list is compiled with its own overrides, if it has some, and a runtime list
+also with those of its device. What the newest list for CPUs pins is not pinned again in dev.txt and oracle.txt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADERS = {
         "Everything for a machine with an NVIDIA GPU. Installed without one, and never run on one."
     ),
     "dev": "What tests and checks need in addition to the runtime.",
-    "oracle": "What tests compare the embedding engine with, installed into .venv/oracle.",
+    "oracle": "What tests compare this project with, installed into .venv/oracle.",
 }
 
 
@@ -60,21 +60,25 @@ def cpu_wheels() -> list[str]:
 
 def options(name: str) -> list[str]:
     """What uv is told about a list: its overrides, or the list that it goes with."""
-    if not is_runtime(name):
-        return ["--constraint", f"{newest('cpu')}.txt", *cpu_wheels()]
     device = name.split("-")[0]
-    overrides = [f"overrides-{device}.in", f"overrides-{name}.in"]
+    overrides = dict.fromkeys((f"overrides-{device}.in", f"overrides-{name}.in"))
     found = [word for x in overrides if (REQUIREMENTS / x).exists() for word in ("--override", x)]
+    if not is_runtime(name):
+        return [*found, "--constraint", f"{newest('cpu')}.txt", *cpu_wheels()]
     return found if device == "cuda" else found + cpu_wheels()
 
 
-def runtime_names() -> frozenset[str]:
-    """Names that the newest list for CPUs pins. dev.txt and oracle.txt leave them out.
+def installed_before(name: str) -> frozenset[str]:
+    """Names that a list leaves out, because another list has them.
 
-    So these two fit every runtime list, whatever version it pins.
+    dev.txt and oracle.txt go with every runtime list, whatever version it pins, and oracle.txt goes
+    with dev.txt. Packages that these have for Windows alone do not count.
     """
-    pins = (REQUIREMENTS / f"{newest('cpu')}.txt").read_text()
-    return frozenset(line.split("==")[0] for line in pins.splitlines())
+    if is_runtime(name):
+        return frozenset()
+    others = [f"{newest('cpu')}.txt", *["dev.txt"] * (name == "oracle")]
+    lines = [line for file in others for line in (REQUIREMENTS / file).read_text().splitlines()]
+    return frozenset(x.split("==")[0] for x in lines if "sys_platform == 'win32'" not in x)
 
 
 def without(pins: str, names: frozenset[str]) -> str:
@@ -97,7 +101,7 @@ def compile_list(name: str) -> None:
     pins = subprocess.run(
         command, cwd=REQUIREMENTS, check=True, capture_output=True, text=True
     ).stdout
-    pins = without(pins, frozenset() if is_runtime(name) else runtime_names())
+    pins = without(pins, installed_before(name))
     (REQUIREMENTS / f"{name}.txt").write_text(header(name) + pins)
     print(f"requirements/{name}.txt: {len(pins.splitlines())} pins")
 

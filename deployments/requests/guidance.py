@@ -21,6 +21,7 @@ from cfg_core.params import (
     NEGATIVE_TEXT,
     SCALE,
     SCHEDULE,
+    SCORE_TOKENS,
     STREAM_LOGPROBS,
     STREAMS,
     SYNONYMS,
@@ -35,7 +36,7 @@ from deployments.requests.followers import check_followers, refuse_text
 NEGATIVE_MESSAGES = "negative_messages"
 CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
 
-PLANNED = ("guidance_between", "guidance_min_entropy", "guidance_score_tokens")
+PLANNED = ("guidance_between", "guidance_min_entropy")
 """Fields that are planned, but that this version does not have.
 
 They are refused, not ignored.
@@ -140,6 +141,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     if params is None:
         return None
     check_followers(params.streams or (), endpoint)
+    _check_scores(params, endpoint, body)
     guidance = Guidance(params=params, negative_messages=messages)
     if guidance.enabled:
         _refuse_unguidable(endpoint, body)
@@ -198,6 +200,24 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
     if params.has_negative:
         other = NEGATIVE_TEXT if params.negative_prompt is not None else NEGATIVE_IDS
         raise GuidanceError(f"{name} and {other} are both given: send only one of them.", name)
+
+
+def _check_scores(params: GuidanceParams, endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    if params.score_tokens is None:
+        return
+    if endpoint != "completion":
+        raise GuidanceError(
+            f"{SCORE_TOKENS} is for /v1/completions: send the conversation's token ids there"
+            " (/tokenize gives them), with echo and logprobs.",
+            SCORE_TOKENS,
+        )
+    echoed = body.get("echo") and body.get("logprobs") is not None
+    if not echoed and body.get("prompt_logprobs") is None:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} needs log-probabilities of the prompt to be asked for: send echo and"
+            " logprobs with it.",
+            SCORE_TOKENS,
+        )
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:

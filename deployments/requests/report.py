@@ -13,7 +13,8 @@ def guidance_report(
 ) -> dict[str, Any]:
     """The `guidance` object of an answer, beside `usage`.
 
-    A request with scale 1 gets the object, too, and it says that nothing was guided.
+    A request with scale 1 gets the object, too, and it says that nothing was guided. If tokens of
+    the prompt were scored, it says how many.
 
     negative_prompt_tokens: of all followers' own prompts.
     output_tokens: output tokens that came from joint steps, as the engine core counted them.
@@ -25,6 +26,8 @@ def guidance_report(
         "negative_prompt_tokens": negative_prompt_tokens if guidance.enabled else 0,
         "guided_tokens": output_tokens if guidance.enabled else 0,
     }
+    if guidance.params.score_tokens is not None:
+        report["scored_tokens"] = guidance.params.score_tokens
     return report if note is None else {**report, "note": note}
 
 

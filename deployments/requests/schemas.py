@@ -80,6 +80,11 @@ GUIDANCE: dict[str, Schema] = {
         **FLAG,
         default=False,
     ),
+    "guidance_score_tokens": _field(
+        "Of a completion, with echo and logprobs: the last so many tokens of the prompt belong to"
+        " all streams, and their log-probabilities are those of the blend. Tokens before have none.",
+        **COUNT,
+    ),
     "cfg_scale": _field("Another name of guidance_scale.", type="number"),
     "negative_prompt_ids": _field("Another name of negative_prompt_token_ids.", **IDS),
 }

@@ -760,7 +760,8 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     pool = (stats["total_blocks"] - 2) * sim.block_size
     most = min(6, stats["max_num_seqs"], budget // config.rows_per_stream(sim.scheduler))
     size = rng.randint(2, most) if rng.random() < 0.4 else 2
-    room = 40 if size == 2 else 52  # for output, drafts, and the rest of a block
+    drafts = sim.runner.path.drafts
+    room = (40 if size == 2 else 52) + drafts  # for output, drafts, and the rest of a block
     if sim.scheduler._split.pool.kv_split == EVEN:
         longest = min(100, pool // 2 // (size - 1) - room)
     else:

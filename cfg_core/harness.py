@@ -4,8 +4,8 @@
         model=NAME,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=FOLDER,guidance_scale=1.5
 
 The arguments are those of the harness's own command and of its model `local-completions`. Guidance
-fields, such as `guidance_scale` and `negative_prompt`, go into the body of each request. A choice is
-scored by its guided log-probability (`guidance_score_tokens`), and generated texts are guided.
+fields, such as `guidance_scale` and `negative_prompt`, go into the body of each request. A choice
+is scored by its guided log-probability (`guidance_score_tokens`), and generated texts are guided.
 
 `negative_from=Question:` makes the negative of each request from its own context: the context from
 the last `Question:` on, so without what comes before, such as a passage or examples.
@@ -63,7 +63,7 @@ class GuidedCompletions(LocalCompletionsAPI):  # type: ignore[misc]  # lm_eval h
 
     def batch_loglikelihood_requests(
         self, chunks: Iterable[Any]
-    ) -> tuple[list[list[int]], list[int], list[Any]]:
+    ) -> tuple[list[ScoredTokens], list[int], list[Any]]:
         """As the harness's method, with the number of scored tokens at each prompt."""
         inputs, contexts, keys = super().batch_loglikelihood_requests(chunks)
         marked = []
@@ -80,7 +80,9 @@ class GuidedCompletions(LocalCompletionsAPI):  # type: ignore[misc]  # lm_eval h
         text: str = self.tokenizer.decode(context)
         at = text.rfind(marker)
         if at < 0:
-            raise ValueError(f"This context has no {marker!r} at which its negative could begin: {text}")
+            raise ValueError(
+                f"This context has no {marker!r} at which its negative could begin: {text}"
+            )
         ids: list[int] = self.tok_encode(text[at:])
         return ids
 

@@ -216,7 +216,9 @@ def weighted_scores(
     rows = []
     for i in range(len(continuation)):
         before = list(continuation[:i])
-        streams = [next_log_probs(model, [*start, *before], dtype) for start in (context, *followers)]
+        streams = [
+            next_log_probs(model, [*start, *before], dtype) for start in (context, *followers)
+        ]
         rows.append(torch.log_softmax(combine(streams, formula, i), dim=-1))
     return rows
 

@@ -8,8 +8,9 @@ and no change here.
 uv compiles the lists, for every Python version and platform at once. It is taken from the PATH, or
 else installed into .venv. torch's CPU build is not on the default package index, so for every list
 but those for CUDA uv also searches pip's find-links folders and TORCH_INDEX. The CPU build must not
-get into the lists for CUDA. A list is compiled with its own overrides, if it has some, and a runtime list
-also with those of its device. What the newest list for CPUs pins is not pinned again in dev.txt and oracle.txt.
+get into the lists for CUDA. A list is compiled with its own overrides, if it has some, and a
+runtime list also with those of its device. What the newest list for CPUs pins is not pinned again
+in dev.txt and oracle.txt.
 """
 
 from __future__ import annotations

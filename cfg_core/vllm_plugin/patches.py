@@ -56,7 +56,10 @@ PATCHES = (
         target="vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request",
         by=f"{_FRONTEND}.logprobs:from_new_request",
         process="frontend",
-        reason="`guidance_logprobs`: notes which requests asked for the streams' logprobs.",
+        reason=(
+            "`guidance_logprobs`: notes which requests asked for the streams' logprobs. "
+            "`guidance_score_tokens`: tokens before the scored ones have no logprobs."
+        ),
         upstream=_NO_HOOK,
         test="tests/engine/test_requests.py",
     ),
@@ -107,6 +110,35 @@ PATCHES = (
         reason="`kv_split: even`: a stream gets no blocks beyond its role's half of the pool.",
         upstream=_NO_HOOK,
         test="tests/engine/test_kv_split.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks",
+        by=f"{_CORE}.scoring:limit_hits",
+        process="engine core",
+        reason="`guidance_score_tokens`: notes of which stream cached blocks are looked up.",
+        upstream="a request reads the prefix cache as far as it can, or not at all",
+        test="tests/engine/test_scoring.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit",
+        by=f"{_CORE}.scoring:limit_hits",
+        process="engine core",
+        reason="Cached blocks end before the scored tokens, whose hidden states are needed.",
+        upstream="as above",
+        test="tests/engine/test_scoring.py",
+        per_object=True,
+    ),
+    Patch(
+        target=(
+            "vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.compute_prompt_logprobs"
+        ),
+        by=f"{_WORKER}.v2:GuidedRunnerV2",
+        process="worker",
+        reason="The scores of groups come with vLLM's log-probabilities of prompts (V2).",
+        upstream=_NO_HOOK,
+        test="tests/engine/test_scoring.py",
         per_object=True,
     ),
     Patch(

@@ -105,7 +105,7 @@ class StepGuidance:
 
     @staticmethod
     def of(scheduler_output: SchedulerOutput) -> StepGuidance | None:
-        """The guidance of a step; None if no stream of a group samples in it or reads scored tokens."""
+        """The guidance of a step; None if no stream of a group samples or reads scored tokens."""
         return getattr(scheduler_output, _GUIDANCE, None)
 
 

@@ -139,6 +139,7 @@ class GeneratorClient:
             "queued_prefill_tokens": view.queued_prefill_tokens,
             "kv_blocks_free": view.free_blocks,
             "kv_blocks": view.total_blocks,
+            **view.guidance,
         }
 
     async def answer(self, job: GenerateJob) -> Response:

@@ -82,7 +82,8 @@ GUIDANCE: dict[str, Schema] = {
     ),
     "guidance_score_tokens": _field(
         "Of a completion, with echo and logprobs: the last so many tokens of the prompt belong to"
-        " all streams, and their log-probabilities are those of the blend. Tokens before have none.",
+        " all streams, and their log-probabilities are those of the blend. Tokens before have"
+        " none.",
         **COUNT,
     ),
     "cfg_scale": _field("Another name of guidance_scale.", type="number"),

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.lifecycle.lookout import Lookout
-from deployments.routing.loads import REPORTED, ReplicaLoad
+from deployments.routing.loads import GUIDANCE_COUNTS, REPORTED, ReplicaLoad
 
 if TYPE_CHECKING:
     from deployments.routing.call_placer import CallPlacer
@@ -51,6 +51,7 @@ class FleetView:
     The values are those of the last report that this process got.
 
     max_model_len: not a sum; it is the same for all replicas.
+    guidance: by the names of GUIDANCE_COUNTS.
     replicas: running.
     reporting: replicas that have reported their KV blocks.
     reported_at: when the oldest report was true, by time.monotonic; -inf if a replica has not
@@ -67,6 +68,7 @@ class FleetView:
     max_num_seqs: int = 0
     max_model_len: int = 0
     held_ms: int = 0
+    guidance: Mapping[str, int] = field(default_factory=dict)
     reported_at: float = -math.inf
 
     @property
@@ -82,6 +84,13 @@ class FleetView:
             reporting=sum(load.total_blocks > 0 for load in loads),
             reported_at=reported_at,
             max_model_len=max((load.max_model_len for load in loads), default=0),
+            guidance=dict(
+                zip(
+                    GUIDANCE_COUNTS,
+                    map(sum, zip(*(load.guidance for load in loads), strict=True)),
+                    strict=False,  # without a replica there is nothing
+                )
+            ),
             **{name: sum(getattr(load, name) for load in loads) for name in _SUMMED},
         )
 

@@ -1,4 +1,4 @@
-"""Import the packages of `.venv/oracle`, with which the tests compare the embedding engine."""
+"""Import the packages of `.venv/oracle`, with which tests compare this project."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 from engines import ENVIRONMENT, Engine, guided, plain, tight_for_groups, tokens
 from formulas import MAX_MODEL_LEN, request
 from oracle import CASES, PROMPTS
+from scored_texts import scored, values
 
 
 def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +37,12 @@ def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
         # First, what one formula guides all along, so that a drafter can know it.
         changing = [one for one in formulas if one.fields]
         steady = len(asked) - len(changing)
+        texts = [scored(*which) for which in setup["scored"]]
         got = tokens(engine.generate(*zip(*asked[:steady], strict=True)))
         stats = engine.stats()
         got += tokens(engine.generate(*zip(*asked[steady:], *asked[: len(chosen)], strict=True)))
+        guided_tokens = engine.stats()["guided_tokens"]
+        outputs = engine.generate([t.prompt for t in texts], [t.asking() for t in texts])
         last = len(chosen) + len(PROMPTS)
         config = engine.llm.llm_engine.vllm_config
         return {
@@ -48,11 +52,12 @@ def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
             "executor": type(engine.core.model_executor).__name__,
             "world_size": config.parallel_config.world_size,
             "stats": stats,
-            "guided_tokens": engine.stats()["guided_tokens"],
+            "guided_tokens": guided_tokens,
             "guided": got[: len(chosen)],
             "plain": got[len(chosen) : last],
             "formulas": got[last : len(asked)],
             "again": got[len(asked) :],
+            "scores": [values(t, o.prompt_logprobs) for t, o in zip(texts, outputs, strict=True)],
         }
     finally:
         engine.close()

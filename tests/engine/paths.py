@@ -26,11 +26,14 @@ from typing import Any
 from engines import ASYNC
 from formulas import FORMULAS, Answer, answers
 from oracle import CASES, PROMPTS, Oracle
+from scored_texts import NAMES, is_right, scored
 
 HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
 EVERY = 7  # every seventh case: 11 pairs, all scales
 LIMIT_S = 400
+SCORED = [(name, 0) for name in NAMES]
+"""Names and seeds of the texts that are scored."""
 
 PLACES: dict[str, dict[str, Any]] = {
     "TP1": {},
@@ -137,6 +140,7 @@ def run(path: EnginePath, folder: Path, oracle: Oracle) -> dict[str, Any]:
         "new_tokens": path.new_tokens,
         "drafts": path.drafts,
         "formulas": [(a.request.name, a.seed) for a in ordered(oracle)],
+        "scored": SCORED,
     }
     command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
     with tempfile.TemporaryFile("w+") as log:
@@ -196,6 +200,11 @@ def differences(path: EnginePath, report: dict[str, Any], oracle: Oracle) -> lis
     if path.drafts and report["stats"]["joint_steps"] >= report["stats"]["guided_tokens"]:
         wrong.append("no draft was accepted")
     wrong += [
+        f"scores of {name} differ"
+        for (name, seed), found in zip(SCORED, report["scores"], strict=True)
+        if not is_right(scored(name, seed), oracle, found)
+    ]
+    wrong += [
         f"sequence {i} differs"
         for i, (a, b) in enumerate(zip(got, expected, strict=True))
         if a != b
@@ -212,7 +221,8 @@ def cell(path: EnginePath, folder: Path, oracle: Oracle) -> str:
     stats = report["stats"]
     verdict = f"WRONG: {'; '.join(wrong[:3])}" if wrong else "equal to the reference"
     return (
-        f"{verdict}, {len(CASES[::EVERY])} pairs, {len(FORMULAS)} formulas and {len(PROMPTS)}"
+        f"{verdict}, {len(CASES[::EVERY])} pairs, {len(FORMULAS)} formulas, {len(SCORED)} scored"
+        f" texts and {len(PROMPTS)}"
         f" plain prompts x"
         f" {path.new_tokens} tokens ({stats['group_preemptions']} groups preempted,"
         f" {stats['solo_rows']} solo rows; {report['executor']};"

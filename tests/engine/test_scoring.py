@@ -9,54 +9,21 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engines import ROOMY, Engine, differences, guided, plain, tight_for_groups, tokens
-from formulas import FORMULAS, MAX_MODEL_LEN, Request, answers, error, request
+from formulas import FORMULAS, MAX_MODEL_LEN, Request, error, request
 from oracle import CASES, PROMPTS, Oracle, random_ids
+from scored_texts import NAMES, Scored, scored
 
-from cfg_core.reference import Formula, weighted_scores
+from cfg_core.reference import Formula
 
 pytestmark = pytest.mark.slow
 
 CUTS = ("top_k", "min_p", "filter_top_k")
-CHANGES = ("scales", "start", "end")
-NAMES = [name for name, spec in FORMULAS.items() if not set(CHANGES) & spec.keys()]
-LENGTHS = (1, 2, 5, 31, 32, 33, 48)
-"""Scored tokens. A block has 32."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A request of formulas.py, continued by a known text."""
-
-    request: Request
-    continuation: tuple[int, ...]
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.request.prompt + self.continuation
-
-    def asking(self, top: int = 0, **options: Any) -> Any:
-        extra = {**self.request.extra_args, "guidance_score_tokens": len(self.continuation)}
-        return plain(extra_args=extra, prompt_logprobs=top, **{"max_tokens": 2, **options})
-
-    def want(self, oracle: Oracle) -> list[torch.Tensor]:
-        one = self.request
-        return weighted_scores(
-            oracle.model, one.prompt, one.followers, self.continuation, one.formula
-        )
-
-
-def scored(name: str, seed: int) -> Scored:
-    rng = random.Random(f"scored {name} {seed}")
-    return Scored(request(name, seed), random_ids(rng, rng.choice(LENGTHS)))
-
-
 EVERY = [scored(name, seed) for seed in range(2) for name in NAMES]
 
 
@@ -201,6 +168,32 @@ def test_refusals(engine: Engine, options: dict[str, Any], words: str) -> None:
             [PROMPTS[0]], [plain(extra_args=extra, **{"prompt_logprobs": 0, **options})]
         )
     engine.assert_idle()
+
+
+def test_offline_scores(engine: Engine, llama: Oracle) -> None:
+    """Any of the three as token ids; without a negative, the context's last token."""
+    from cfg_core.vllm_plugin.scoring import score
+
+    items = [
+        (PROMPTS[4], PROMPTS[0], PROMPTS[5][:7]),
+        (PROMPTS[0], None, PROMPTS[4][:1]),
+        (PROMPTS[5], PROMPTS[5][:3], tuple(llama.plain[5][:6])),
+    ]
+    for scale in (1.0, 2.5):
+        for item, one in zip(items, score(engine.llm, items, scale=scale), strict=True):
+            context, negative, continuation = item
+            formula = Formula(scales=((0, scale),))
+            pair = Request("", context, (negative or context[-1:],), formula, {})
+            rows = Scored(pair, continuation).want(llama)
+            want = [float(row[token]) for token, row in zip(continuation, rows, strict=True)]
+            assert one.token_ids == continuation
+            assert list(one.log_probs) == pytest.approx(want, abs=2e-4)
+            assert one.total == pytest.approx(sum(want), abs=1e-3)
+            likeliest = [int(row.argmax()) for row in rows]
+            assert one.greedy == (likeliest == list(continuation))
+    assert score(engine.llm, items[2:], scale=1.0)[0].greedy
+    with pytest.raises(ValueError, match="at least one token each"):
+        score(engine.llm, [(PROMPTS[0], None, [])])
 
 
 @pytest.mark.v2

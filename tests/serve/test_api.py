@@ -476,3 +476,19 @@ def test_metrics_count_requests_and_see_the_replica(http: httpx.Client) -> None:
     assert float(gauges["replicas"]) == 1
     assert float(gauges["kv_blocks"]) >= float(gauges["kv_blocks_free"]) > 0
     assert float(gauges["admission_running_streams"]) == 0
+    assert float(gauges["groups"]) >= 0
+
+
+def test_metrics_count_guided_tokens(http: httpx.Client) -> None:
+    def count() -> float:
+        told = http.get("/metrics").text
+        (value,) = re.findall(r"^cfg_serve_guided_tokens{[^}]*} (\S+)$", told, re.MULTILINE)
+        return float(value)
+
+    before = count()
+    body = {"prompt": "x", "max_tokens": 7, "ignore_eos": True, "guidance_scale": 2}
+    assert http.post("/v1/completions", json=body).status_code == 200
+    deadline = time.monotonic() + 20
+    while count() < before + 7 and time.monotonic() < deadline:
+        time.sleep(0.2)  # replicas report twice a second
+    assert count() == before + 7

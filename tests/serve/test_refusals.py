@@ -43,7 +43,12 @@ REFUSED = [
         "guidance_score_tokens",
         "must come before",
     ),
-    (CHAT, GUIDED | {"guidance_score_tokens": 1}, "guidance_score_tokens", "is for /v1/completions"),
+    (
+        CHAT,
+        GUIDED | {"guidance_score_tokens": 1},
+        "guidance_score_tokens",
+        "is for /v1/completions",
+    ),
     (COMPLETION, {"guidance_start": 1}, "guidance_start", "guidance_scale is 1 (off)"),
     (COMPLETION, {"guidance_streams": []}, "guidance_streams", "is empty"),
     (COMPLETION, {"guidance_streams": "[]"}, "guidance_streams", "send a JSON list"),
@@ -56,7 +61,12 @@ REFUSED = [
     (COMPLETION, {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
     (COMPLETION, {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
     (COMPLETION, GUIDED | {"prompt_logprobs": 0}, "prompt_logprobs", "would be the conditional"),
-    (COMPLETION, GUIDED | {"echo": True, "logprobs": 0}, "prompt_logprobs", "would be the conditional"),
+    (
+        COMPLETION,
+        GUIDED | {"echo": True, "logprobs": 0},
+        "prompt_logprobs",
+        "would be the conditional",
+    ),
     (CHAT, GUIDED | {"prompt_logprobs": 0}, "prompt_logprobs", "would be the conditional"),
     (
         COMPLETION,

@@ -26,10 +26,14 @@ ERROR = 2e-4
 """Two float32 implementations differ by up to 2e-5 (|s| + |1 - s|)."""
 
 TOPICS = ("the sea", "a farm", "space", "a castle", "the forest")
-ITEMS = [
+ITEMS: list[Json] = [
     {
         "context": f"Listen. Tell me a story about {topic}.",
-        "endings": ["A cow stood in the field.", "The ship was on the water.", "A knight rode out."],
+        "endings": [
+            "A cow stood in the field.",
+            "The ship was on the water.",
+            "A knight rode out.",
+        ],
         "gold": i % 3,
     }
     for i, topic in enumerate(TOPICS)

@@ -369,6 +369,8 @@ def formulas(draw: st.DrawFn) -> GuidanceParams:
     if draw(st.booleans()):
         fields["start"] = draw(st.integers(0, 50))
         fields["end"] = fields["start"] + draw(st.integers(1, 50))
+    elif kind != "schedule" and draw(st.booleans()):
+        fields["score_tokens"] = draw(st.integers(1, 50))
     cuts = {"top_k": st.integers(1, 99), "min_p": st.floats(0.01, 1), "filter_top_k": st.just(4)}
     names = draw(st.sets(st.sampled_from(sorted(cuts))))
     return GuidanceParams(**fields, **{name: draw(cuts[name]) for name in names})
@@ -474,6 +476,18 @@ BAD_FORMULAS: list[tuple[dict[str, Any], str, str]] = [
     ({"guidance_scale": 2, "guidance_min_p": 1.5}, "guidance_min_p", "above 0 and at most 1"),
     ({"guidance_min_p": 0.5}, "guidance_min_p", "guidance_scale is 1 (off)"),
     ({"guidance_schedule": [[0, 1]], "guidance_end": 4}, "guidance_end", "guidance_scale is 1"),
+    ({"guidance_score_tokens": 0}, "guidance_score_tokens", "must be 1 or more"),
+    ({"guidance_score_tokens": True}, "guidance_score_tokens", "must be an integer"),
+    (
+        {"guidance_score_tokens": 2, "guidance_schedule": [[0, 2]]},
+        "guidance_score_tokens",
+        "leave out guidance_schedule",
+    ),
+    (
+        {"guidance_score_tokens": 2, "guidance_scale": 2, "guidance_end": 9},
+        "guidance_score_tokens",
+        "leave out guidance_end",
+    ),
 ]
 
 

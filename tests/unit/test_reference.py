@@ -27,6 +27,7 @@ from cfg_core.reference import (
     top_gap,
     weigh,
     weighted_generate,
+    weighted_scores,
 )
 
 VOCAB = 50
@@ -417,3 +418,19 @@ def test_three_streams_in_the_loop(model: LlamaForCausalLM) -> None:
             for start in (PROMPT, NEGATIVE, [7])
         )
         assert chosen == int((1.5 * c - n + 0.5 * m).argmax())
+
+
+def test_scores_are_the_rows_that_generated_the_text(model: LlamaForCausalLM) -> None:
+    formula = Formula(weights=(-1.5, 0.5), top_k=20)
+    text = weighted_generate(
+        model, PROMPT, [NEGATIVE, [5]], formula, max_new_tokens=N, keep_log_probs=True
+    )
+    rows = weighted_scores(model, PROMPT, [NEGATIVE, [5]], text.token_ids, formula)
+    for row, generated in zip(rows, text.log_probs, strict=True):
+        torch.testing.assert_close(row, generated)
+
+
+def test_scores_with_one_stream_are_the_models_own(model: LlamaForCausalLM) -> None:
+    rows = weighted_scores(model, PROMPT, [PROMPT], NEGATIVE, Formula(weights=(0.0,)))
+    whole = torch.log_softmax(model(torch.tensor([PROMPT + NEGATIVE])).logits[0].detach(), -1)
+    torch.testing.assert_close(torch.stack(rows), whole[len(PROMPT) - 1 : -1])

@@ -44,7 +44,7 @@ def can_be_scored(leader: Request, followers: Iterable[FollowerParams], tokens: 
 
 
 def hide_from_vllm(leader: Request) -> None:
-    """Let vLLM treat a request that is scored as one that asks for no log-probabilities of a prompt.
+    """Let vLLM treat a scored request as one that asks for no log-probabilities of its prompt.
 
     Other choices of the same client may share its sampling parameters, so they are copied.
     """
@@ -71,7 +71,7 @@ def reads_of(
 
     scheduled: the number of tokens of each stream in the step. They are counted as computed.
     """
-    reads = []
+    reads: list[ScoredRead] = []
     for group in groups:
         if group.scored is None or requests[group.leader].num_output_tokens:
             continue

@@ -136,6 +136,50 @@ def _alike(
         yield kind, list(batch)
 
 
+class Batch(NamedTuple):
+    """The scored tokens of groups with equally many streams, one after the other: n in all.
+
+    states: [streams, n, hidden size].
+    weights: [streams, n] float32.
+    tokens: [n] int64.
+    cuts: of each token's group.
+    """
+
+    states: torch.Tensor
+    weights: torch.Tensor
+    tokens: torch.Tensor
+    cuts: list[Cuts | None]
+
+    @classmethod
+    def of(cls, wanted: Sequence[Wanted]) -> Batch:
+        device = wanted[0].states.device
+        counts = [len(one.scoring.tokens) for one in wanted]
+        weights = np.array([one.row.weights for one in wanted]).T.repeat(counts, axis=1)
+        return cls(
+            torch.cat([one.states for one in wanted], 1),
+            to_device(weights, np.float32, device),
+            to_device([t for one in wanted for t in one.scoring.tokens], np.int64, device),
+            [one.row.cuts for one, n in zip(wanted, counts, strict=True) for _ in range(n)],
+        )
+
+    def pieces(self) -> Iterator[Batch]:
+        """So many tokens at a time as there may be rows of logits."""
+        size = max(1, MOST_ROWS // len(self.states))
+        for first in range(0, len(self.tokens), size):
+            part = slice(first, first + size)
+            yield Batch(
+                self.states[:, part],
+                self.weights[:, part].contiguous(),
+                self.tokens[part],
+                self.cuts[part],
+            )
+
+    def places(self) -> torch.Tensor:
+        """Where the row of each stream and token is in the flattened states: [streams, n] int64."""
+        streams, n, _ = self.states.shape
+        return torch.arange(streams * n, device=self.states.device).view(streams, n)
+
+
 def score(wanted: Sequence[Wanted], head: Head, *, merged: bool) -> dict[str, LogprobsTensors]:
     """The scores of groups with equally many streams, by leader.
 
@@ -143,66 +187,54 @@ def score(wanted: Sequence[Wanted], head: Head, *, merged: bool) -> dict[str, Lo
 
     Returns nothing on a rank that has no logits.
     """
-    device = wanted[0].states.device
-    counts = [len(one.scoring.tokens) for one in wanted]
-    states = torch.cat([one.states for one in wanted], 1)
-    weights = np.repeat(np.array([one.row.weights for one in wanted]).T, counts, axis=1)
-    weights_SN = to_device(weights, np.float32, device)
-    cuts = [one.row.cuts for one, n in zip(wanted, counts, strict=True) for _ in range(n)]
-    tokens = to_device([t for one in wanted for t in one.scoring.tokens], np.int64, device)
     tops = [one.scoring.top for one in wanted]
     top = -1 if -1 in tops else max(tops)
-    size = max(1, MOST_ROWS // len(states))
-    pieces = []
-    for first in range(0, len(tokens), size):
-        piece = slice(first, first + size)
-        blended = merged_logits if merged else late_logits
-        guided = blended(states[:, piece], weights_SN[:, piece].contiguous(), cuts[piece], head)
+    blended = merged_logits if merged else late_logits
+    parts = []
+    for piece in Batch.of(wanted).pieces():
+        guided = blended(piece, head)
         if guided is None:
             return {}
-        pieces.append(gather(guided, tokens[piece], top))
-    ids, values, ranks = (torch.cat(parts).split(counts) for parts in zip(*pieces, strict=True))
-    return {
-        one.row.streams[0]: LogprobsTensors(i[:, :width], v[:, :width], r)
-        for one, i, v, r in zip(wanted, ids, values, ranks, strict=True)
-        for width in [None if one.scoring.top == -1 else 1 + one.scoring.top]
-    }
+        parts.append(gather(guided, piece.tokens, top))
+    return _by_leader(wanted, [torch.cat(part) for part in zip(*parts, strict=True)])
 
 
-def merged_logits(
-    states: torch.Tensor, weights: torch.Tensor, _: Sequence[Cuts | None], head: Head
-) -> torch.Tensor | None:
-    """The blend of n tokens before the head, [n, vocabulary]; None on a rank that has no logits.
+def _by_leader(
+    wanted: Sequence[Wanted], scores: Iterable[torch.Tensor]
+) -> dict[str, LogprobsTensors]:
+    """Give each group its rows, and no more of the most likely tokens than it asked for."""
+    counts = [len(one.scoring.tokens) for one in wanted]
+    rows = zip(*(torch.split(part, counts) for part in scores), strict=True)
+    found = {}
+    for one, (ids, values, ranks) in zip(wanted, rows, strict=True):
+        width = ids.shape[1] if one.scoring.top == -1 else 1 + one.scoring.top
+        found[one.row.streams[0]] = LogprobsTensors(ids[:, :width], values[:, :width], ranks)
+    return found
 
-    states: [streams, n, hidden size]. weights: [streams, n].
-    """
-    streams = _index(states)
+
+def merged_logits(batch: Batch, head: Head) -> torch.Tensor | None:
+    """The blend of n tokens before the head, [n, vocabulary]; None on a rank that has no logits."""
+    streams = batch.places()
     source = streams[0]  # `merge` does not read it
-    return head.compute_logits(merge(states.flatten(0, 1), Merged(streams, weights, source)))
+    merged = merge(batch.states.flatten(0, 1), Merged(streams, batch.weights, source))
+    return head.compute_logits(merged)
 
 
-def late_logits(
-    states: torch.Tensor, weights: torch.Tensor, cuts: Sequence[Cuts | None], head: Head
-) -> torch.Tensor | None:
+def late_logits(batch: Batch, head: Head) -> torch.Tensor | None:
     """As `merged_logits`, after the head, and cut."""
-    logits = head.compute_logits(states.flatten(0, 1))
+    logits = head.compute_logits(batch.states.flatten(0, 1))
     if logits is None:
         return None
     out = logits.float()
-    blend_late(logits, Late(_index(states), weights, stage_cuts(cuts, states.device)), out)
-    return out[: states.shape[1]]
+    cuts = stage_cuts(batch.cuts, logits.device)
+    blend_late(logits, Late(batch.places(), batch.weights, cuts), out)
+    return out[: len(batch.tokens)]
 
 
 def on_cpu(scores: LogprobsTensors) -> LogprobsTensors:
     """The same in host memory, ready to be read."""
     ids, values, ranks, *_ = scores
     return LogprobsTensors(ids.cpu(), values.cpu(), ranks.cpu())
-
-
-def _index(states: torch.Tensor) -> torch.Tensor:
-    """Where the row of each stream and token is in the flattened states: [streams, n] int64."""
-    streams, n, _ = states.shape
-    return torch.arange(streams * n, device=states.device).view(streams, n)
 
 
 def gather(guided: torch.Tensor, tokens: torch.Tensor, top: int) -> Sequence[torch.Tensor]:

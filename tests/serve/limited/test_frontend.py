@@ -54,6 +54,40 @@ def test_an_adapter_is_a_model_and_may_be_guided(limited_server: ServeProcess) -
     ]
 
 
+def test_each_stream_may_have_an_adapter_of_its_own(limited_server: ServeProcess) -> None:
+    """A follower of weight 1 alone decides: its adapter's text, whatever the leader's is."""
+    base, odd = (complete(limited_server, m) for m in ("stories", "odd-stories"))
+
+    def mixed(model: str, **follower: Any) -> Json:
+        return complete(limited_server, model, guidance_streams=[{"weight": 1, **follower}])
+
+    for answer, want in (
+        (mixed("stories", lora="odd-stories"), odd),
+        (mixed("odd-stories", lora=False), base),
+        (mixed("odd-stories", lora="stories"), base),
+    ):
+        assert answer["choices"][0]["text"] == want["choices"][0]["text"]
+        assert answer["guidance"]["weights"] == [0.0, 1.0]
+    both = complete(
+        limited_server,
+        "stories",
+        guidance_streams=[{"weight": 0.5, "prompt": "Once", "lora": "odd-stories"}],
+    )
+    assert both["guidance"]["negative_prompt_tokens"] == 2
+
+
+def test_an_engine_with_adapters_does_not_score(limited_server: ServeProcess) -> None:
+    body = {"model": "stories", "prompt": "Once upon", "echo": True, "logprobs": 0}
+    answer = httpx.post(
+        f"{limited_server.url}/v1/completions",
+        json={**body, "guidance_scale": 2, "guidance_score_tokens": 1},
+        headers=bearer(KEY),
+        timeout=LIMIT_S,
+    )
+    assert answer.status_code == 400
+    assert "does not work on an engine with adapters" in answer.json()["error"]["message"]
+
+
 def test_an_adapter_is_loaded_and_unloaded_by_a_key_that_may(
     limited_server: ServeProcess, tmp_path: Path
 ) -> None:

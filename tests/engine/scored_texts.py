@@ -1,0 +1,65 @@
+"""Texts whose log-probabilities under guidance are asked for: requests of formulas.py, continued.
+
+The expected values are those of `cfg_core.reference.weighted_scores` in float32.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from engines import plain
+from formulas import FORMULAS, Request, error, request
+from oracle import Oracle, random_ids
+
+from cfg_core.reference import weighted_scores
+
+CHANGES = ("scales", "start", "end")
+NAMES = [name for name, spec in FORMULAS.items() if not set(CHANGES) & spec.keys()]
+LENGTHS = (1, 2, 5, 31, 32, 33, 48)
+"""Scored tokens. A block has 32."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A request of formulas.py, continued by a known text."""
+
+    request: Request
+    continuation: tuple[int, ...]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.request.prompt + self.continuation
+
+    def asking(self, top: int = 0, **options: Any) -> Any:
+        extra = {**self.request.extra_args, "guidance_score_tokens": len(self.continuation)}
+        return plain(extra_args=extra, prompt_logprobs=top, **{"max_tokens": 2, **options})
+
+    def want(self, oracle: Oracle) -> list[torch.Tensor]:
+        one = self.request
+        return weighted_scores(
+            oracle.model, one.prompt, one.followers, self.continuation, one.formula
+        )
+
+
+def scored(name: str, seed: int) -> Scored:
+    rng = random.Random(f"scored {name} {seed}")
+    return Scored(request(name, seed), random_ids(rng, rng.choice(LENGTHS)))
+
+
+def values(one: Scored, prompt_logprobs: list[Any]) -> list[float]:
+    """The log-probabilities of the scored tokens, in an output of vLLM."""
+    entries = prompt_logprobs[len(one.request.prompt) :]
+    return [row[t].logprob for t, row in zip(one.continuation, entries, strict=True)]
+
+
+def is_right(one: Scored, oracle: Oracle, found: list[float]) -> bool:
+    """Whether these are the reference's values. A token that is cut is far below, not infinite."""
+    allowed = max(1e-4, 2 * error(one.request.formula))
+    want = [float(row[t]) for t, row in zip(one.continuation, one.want(oracle), strict=True)]
+    return all(
+        value < -100 if exact == -torch.inf else abs(value - exact) < allowed
+        for value, exact in zip(found, want, strict=True)
+    )

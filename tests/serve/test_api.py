@@ -491,4 +491,4 @@ def test_metrics_count_guided_tokens(http: httpx.Client) -> None:
     deadline = time.monotonic() + 20
     while count() < before + 7 and time.monotonic() < deadline:
         time.sleep(0.2)  # replicas report twice a second
-    assert count() == before + 7
+    assert count() >= before + 7  # more, if earlier tests were not reported yet

@@ -40,8 +40,11 @@ def test_a_list_pins_the_vllm_of_its_name(name):
 
 @pytest.mark.parametrize("name", lists.runtime_lists())
 def test_the_shared_lists_pin_nothing_that_a_runtime_list_pins(name):
+    """Packages that the runtime list has for Windows alone do not count."""
+    pins = script.read_pins(name)
+    ours = {package for package, pin in pins.items() if "sys_platform == 'win32'" not in pin}
     for shared in lists.SHARED:
-        assert not script.read_pins(shared).keys() & script.read_pins(name).keys()
+        assert not script.read_pins(shared).keys() & ours
 
 
 def test_every_list_is_made_from_an_in_file():

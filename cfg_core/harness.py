@@ -88,10 +88,14 @@ class GuidedCompletions(LocalCompletionsAPI):  # type: ignore[misc]  # lm_eval h
 
     def _create_payload(self, messages: Any, generate: bool = False, **options: Any) -> Any:
         payload = super()._create_payload(messages, generate=generate, **options)
+        negative = None
         if not generate:
             payload[SCORE_TOKENS] = messages[0].scored
-            if messages[0].negative is not None:
-                payload[NEGATIVE_IDS] = messages[0].negative
+            negative = messages[0].negative
+        elif self.negative_from is not None:
+            negative = self._negative(messages[0], self.negative_from)
+        if negative is not None:
+            payload[NEGATIVE_IDS] = negative
         return {**payload, **self.guidance}
 
 

@@ -13,6 +13,7 @@ Over HTTP, `guidance_score_tokens` does the same (docs/evaluation.md).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -49,9 +50,9 @@ def score(
     """The score of each (context, negative, continuation), in their order.
 
     The continuation follows the context in the conditional stream, and the negative in the negative
-    stream. Without a negative (None), the negative stream begins at the context's last token. With
-    a context and a continuation that are both texts, the continuation's tokens are what the text of
-    both has after the tokens of the context.
+    stream. Without a negative (None), the negative stream begins at the context's last token. If
+    context and continuation are both texts, the scored tokens are those of the whole text from the
+    first one on that the context alone does not have: with `"is "` and `"Paris"`, `" Paris"`.
 
     scale: 1 scores under the conditional stream alone.
     fields: further fields of GuidanceParams, such as `top_k`.
@@ -92,7 +93,10 @@ def tokens_of(llm: LLM, context: Text, continuation: Text) -> tuple[list[int], l
     """
     before = _encode(llm, context)
     if isinstance(context, str) and isinstance(continuation, str):
-        scored = _encode(llm, context + continuation)[len(before) :]
+        whole = _encode(llm, context + continuation)
+        pairs = zip(before, whole, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        before, scored = whole[:shared], whole[shared:]
     else:
         scored = _encode(llm, continuation, special=False)
     if not before or not scored:

@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, FollowerParams
+from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, SCORE_TOKENS, FollowerParams
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
 from deployments.messages import GenerateCall
@@ -75,6 +75,9 @@ class GuidedRequests:
             xargs[LOGITS_PROCESSORS] = processors if is_text else json.dumps(processors)
         guidance = call.guidance
         if guidance is None or not guidance.enabled:
+            if guidance is not None and guidance.params.score_tokens is not None:
+                # Admission checks the number. The scores are vLLM's own.
+                xargs[SCORE_TOKENS] = guidance.params.score_tokens
             if xargs:
                 request.vllm_xargs = xargs
             return Made(request, note=guidance.note if guidance else None)

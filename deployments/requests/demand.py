@@ -122,6 +122,7 @@ def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: i
     logprobs = _logprobs(endpoint, body)
     entries = 1 + logprobs if logprobs > 0 else 0
     size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
+    size += max(1, read_count(body, "n") or 1) * _prompt_logprob_bytes(endpoint, body)
     if size > most_bytes:
         raise RequestError(
             f"The answer would have about {size // 2**20} MiB, and one that is not streamed may"
@@ -129,6 +130,21 @@ def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: i
             " logprobs.",
             "stream",
         )
+
+
+def _prompt_logprob_bytes(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """Estimated bytes of the log-probabilities of all prompts, if the body asks for them.
+
+    With `echo`, vLLM writes them twice.
+    """
+    logprobs = read_count(body, "prompt_logprobs")
+    echoed = bool(body.get("echo")) and body.get(SHAPES[endpoint].logprobs or "") is not None
+    if logprobs is None and echoed:
+        logprobs = _logprobs(endpoint, body)
+    if logprobs is None:
+        return 0
+    tokens = sum(group[0].num_tokens for group in streams_of(endpoint, body, None))
+    return tokens * (1 + max(0, logprobs)) * LOGPROB_BYTES * (2 if echoed else 1)
 
 
 def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:

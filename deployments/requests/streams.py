@@ -54,10 +54,15 @@ def streams_of(
     if guidance is None or not guidance.enabled:
         return [(conditional,) for conditional in _conditionals(endpoint, body)]
     conditionals = _conditionals(endpoint, body)
+    scored = guidance.params.score_tokens or 0  # they follow each prompt of a follower's own
     if guidance.params.streams is None:
-        negative = _negative(endpoint, body, guidance)
+        negative = _followed(_negative(endpoint, body, guidance), scored)
         return [(conditional, negative) for conditional in conditionals]
-    followers = [(_own(endpoint, body, entry), entry.lora) for entry in guidance.params.streams]
+    followers = [
+        (own and _followed(own, scored), entry.lora)
+        for entry in guidance.params.streams
+        for own in [_own(endpoint, body, entry)]
+    ]
     return [
         (
             conditional,
@@ -65,6 +70,11 @@ def streams_of(
         )
         for conditional in conditionals
     ]
+
+
+def _followed(stream: Stream, scored: int) -> Stream:
+    """The stream with so many tokens more."""
+    return replace(stream, num_tokens=stream.num_tokens + scored)
 
 
 def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,54 @@ def test_refusals(engine: Engine, options: dict[str, Any], words: str) -> None:
             [PROMPTS[0]], [plain(extra_args=extra, **{"prompt_logprobs": 0, **options})]
         )
     engine.assert_idle()
+
+
+@pytest.mark.parametrize("rows", [7, 40])
+def test_in_pieces(
+    engine: Engine, llama: Oracle, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Pieces that end in the middle of a group, and pieces of several groups."""
+    monkeypatch.setattr("cfg_core.vllm_plugin.worker.scoring.MOST_ROWS", rows)
+    outputs = engine.generate([o.prompt for o in EVERY], [o.asking(top=2) for o in EVERY])
+    for one, output in zip(EVERY, outputs, strict=True):
+        check(llama, one, output.prompt_logprobs, 2)
+
+
+def test_too_much_for_one_step_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cfg_core.vllm_plugin.frontend.scored_prompts.MOST_ROWS", 9)
+    extra = {"guidance_scale": 2.0, "negative_prompt_token_ids": [5]}
+
+    def ask(scored: int) -> None:
+        fields = {**extra, "guidance_score_tokens": scored}
+        engine.generate([PROMPTS[0]], [plain(extra_args=fields, prompt_logprobs=0, max_tokens=1)])
+
+    ask(4)
+    with pytest.raises(ValueError, match="at most 4 tokens of so many streams"):
+        ask(5)
+    cache = engine.llm.llm_engine.vllm_config.cache_config
+    monkeypatch.setattr(cache, "kv_sharing_fast_prefill", True)
+    with pytest.raises(ValueError, match="start the engine without it"):
+        ask(4)
+    engine.assert_idle()
+
+
+def test_tokens_that_begin_in_the_context() -> None:
+    """A token with characters of both is scored whole."""
+    from transformers import AutoTokenizer
+
+    from cfg_core.vllm_plugin.scoring import tokens_of
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "models" / "stories")
+    llm: Any = SimpleNamespace(get_tokenizer=lambda: tokenizer)
+    for context, text in (
+        ("Tell me ", "a story."),
+        ("The ki", "ng slept."),
+        ("The king", " slept"),
+    ):
+        before, scored = tokens_of(llm, context, text)
+        assert before + scored == tokenizer(context + text).input_ids
+        assert tokenizer(context).input_ids[: len(before)] == before
+        assert tokenizer.decode(scored).strip().endswith(text.strip())
 
 
 def test_offline_scores(engine: Engine, llama: Oracle) -> None:

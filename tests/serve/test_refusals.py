@@ -49,6 +49,12 @@ REFUSED = [
         "guidance_score_tokens",
         "is for /v1/completions",
     ),
+    (
+        COMPLETION,
+        {"guidance_score_tokens": 99, "echo": True, "logprobs": 0},
+        "guidance_score_tokens",
+        "must come before",
+    ),
     (COMPLETION, {"guidance_start": 1}, "guidance_start", "guidance_scale is 1 (off)"),
     (COMPLETION, {"guidance_streams": []}, "guidance_streams", "is empty"),
     (COMPLETION, {"guidance_streams": "[]"}, "guidance_streams", "send a JSON list"),

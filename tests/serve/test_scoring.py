@@ -237,3 +237,32 @@ def test_the_harness_scores_as_the_reference(
         assert values == pytest.approx(want, abs=1e-3)
         right += want.index(max(want)) == item["gold"]
     assert accuracy == pytest.approx(right / len(ITEMS))
+
+
+def test_generated_texts_have_negatives_from_their_contexts(model: str) -> None:
+    """The payload of a generation, without a server."""
+    program = f"""
+from cfg_core.harness import GuidedCompletions
+folder = {str(REPOSITORY / "models" / model)!r}
+url = "http://127.0.0.1:1/v1/completions"
+options = dict(model="m", tokenizer=folder, base_url=url, tokenizer_backend="huggingface")
+lm = GuidedCompletions(negative_from="Tell", guidance_scale=2, **options)
+ids = lm.tok_encode("Listen. Tell me a story.")
+payload = lm._create_payload([ids], generate=True, gen_kwargs={{}})
+assert payload["negative_prompt_token_ids"] == lm.tok_encode("Tell me a story."), payload
+assert payload["guidance_scale"] == 2.0
+try:
+    lm._create_payload([lm.tok_encode("Listen.")], generate=True, gen_kwargs={{}})
+except ValueError as error:
+    assert "has no 'Tell'" in str(error)
+else:
+    raise AssertionError
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(sys.prefix) / "oracle")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

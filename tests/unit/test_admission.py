@@ -16,7 +16,7 @@ from deployments.requests.demand import (
     check_streams,
     demand_of,
 )
-from deployments.requests.guidance import Guidance
+from deployments.requests.guidance import Guidance, read_guidance
 
 
 class Clock:
@@ -406,6 +406,28 @@ def test_an_answer_that_is_not_streamed_has_a_bound():
     with pytest.raises(RequestError, match="set stream to true"):
         check_answer_size(COMPLETION, body, 2**20)
     check_answer_size(COMPLETION, body | {"stream": True}, 2**20)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"echo": True, "logprobs": 20}, {"prompt_logprobs": 20}, {"echo": True, "logprobs": 0}],
+)
+def test_logprobs_of_the_prompt_count_for_the_size_of_an_answer(asked):
+    body = {"prompt": [5] * 9_000, "max_tokens": 0, "n": 8}
+    check_answer_size("completion", body, 2**20)
+    with pytest.raises(RequestError, match="MiB"):
+        check_answer_size("completion", body | asked, 2**20)
+
+
+def test_scored_tokens_follow_each_negative():
+    fields = {"guidance_scale": 2, "guidance_score_tokens": 30, "echo": True, "logprobs": 0}
+    body = {"prompt": [5] * 100, "max_tokens": 0, **fields}
+    last = demand_of("completion", body, read_guidance(body, "completion"))
+    assert last.tokens == 100 + 1 + 30
+    body |= {"negative_prompt_token_ids": [7] * 20}
+    own = demand_of("completion", body, read_guidance(body, "completion"))
+    assert own.tokens == 100 + 20 + 30
+
     chat = {"messages": [], "n": 40, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
     with pytest.raises(RequestError, match="set stream to true"):
         check_answer_size(CHAT, chat, 2**20)

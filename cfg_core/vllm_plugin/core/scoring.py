@@ -30,7 +30,7 @@ def can_be_scored(leader: Request, followers: Iterable[FollowerParams], tokens: 
 
     Admission (in the frontend) makes sure of it.
     """
-    prompt = list(leader.prompt_token_ids)
+    prompt = list(leader.prompt_token_ids or ())  # none: prompt embeddings
     return (
         leader.sampling_params.prompt_logprobs is not None
         and leader.sampling_params.prompt_logprob_token_ids is None

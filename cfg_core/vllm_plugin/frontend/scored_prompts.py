@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 PROMPT_LOGPROBS = "prompt_logprobs"
+MOST_ROWS = 2**14
+"""Scored tokens, times streams, of one request: all are scored in one step, in which no other
+request gets a token."""
 
 
 def check_scores(config: VllmConfig, request: EngineCoreRequest, params: GuidanceParams) -> None:
@@ -49,7 +52,37 @@ def check_scores(config: VllmConfig, request: EngineCoreRequest, params: Guidanc
             " must come before those that are scored.",
             SCORE_TOKENS,
         )
-    if params.enabled and config.lora_config is not None:
+    rows = tokens * len(params.weights)
+    if params.enabled and rows > MOST_ROWS:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} is {tokens}, with {len(params.weights)} streams: at most"
+            f" {MOST_ROWS // len(params.weights)} tokens of so many streams can be scored at a"
+            " time. Score the text in parts, each with what is before it as its context.",
+            SCORE_TOKENS,
+        )
+    if params.enabled:
+        _check_engine(config)
+
+
+def _check_engine(config: VllmConfig) -> None:
+    """Refuse engines whose workers do not have all hidden states, or not where they are needed."""
+    if config.cache_config.kv_sharing_fast_prefill:
+        raise GuidanceError(
+            f"{SCORE_TOKENS} does not work with kv_sharing_fast_prefill, which leaves out hidden"
+            " states of prompts: start the engine without it.",
+            SCORE_TOKENS,
+        )
+    parallel = config.parallel_config
+    if (
+        parallel.distributed_executor_backend == "external_launcher"
+        and parallel.pipeline_parallel_size > 1
+    ):
+        raise GuidanceError(
+            f"{SCORE_TOKENS} does not work with an external launcher and a pipeline: use tensor"
+            " parallelism.",
+            SCORE_TOKENS,
+        )
+    if config.lora_config is not None:
         raise GuidanceError(
             f"{SCORE_TOKENS} does not work on an engine with adapters (enable_lora) yet: serve"
             " the model without them, or with merged weights.",

@@ -2,8 +2,8 @@
 
 The streams of a group read their prompts in different steps. The rows of hidden states that predict
 scored tokens wait here until the group's first joint step (core/scoring.py). They wait in host
-memory, because vLLM does not count them when it measures the GPU's. Most prompts are read in one
-step; then nothing waits.
+memory, and go back to the device in pieces, because vLLM does not count them when it measures the
+GPU's memory. Most prompts are read in one step; then nothing waits.
 
 The rows are blended as those of sampled tokens are: before an affine head if the group may be
 (head.py), otherwise as logits, some rows at a time.
@@ -27,7 +27,8 @@ from cfg_core.vllm_plugin.worker.rows import Late, blend_late
 from cfg_core.vllm_plugin.worker.staging import may_merge, stage_cuts, to_device
 
 MOST_ROWS = 256
-"""Rows of logits that are computed at a time. With a vocabulary of 128k, 128 MiB in float32."""
+"""Rows of logits that are computed at a time. With a vocabulary of 128k they have 128 MiB in
+float32, and the blend makes a few tensors of that size."""
 
 
 @dataclass
@@ -47,6 +48,12 @@ class _Kept:
         assert read.first == self.rows, f"scored rows of {read.stream} are missing"
         self.parts.append(rows)
         self.rows += len(rows)
+
+    def joined(self) -> torch.Tensor:
+        """All rows: as the step computed them, or in host memory if some have waited there."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        return torch.cat([part.to("cpu") for part in self.parts])
 
 
 class Scorer:
@@ -81,7 +88,7 @@ class Scorer:
         found: dict[str, LogprobsTensors] = {}
         ready = self.take(guidance, hidden_states, start_of)
         for (_, merged), batch in _alike(ready, affine=head.affine):
-            found |= score(batch, head, merged=merged)
+            found |= score(batch, head, hidden_states.device, merged=merged)
         return found
 
     def take(
@@ -101,24 +108,23 @@ class Scorer:
             if read.stream not in now:
                 rows = rows.to("cpu", copy=True)
             self._kept.setdefault(read.stream, _Kept()).add(read, rows)
-        return [self._wanted(row, scoring, hidden_states.device) for row, scoring in joint]
+        return [self._wanted(row, scoring) for row, scoring in joint]
 
-    def _wanted(self, row: JointRow, scoring: Scoring, device: torch.device) -> Wanted:
+    def _wanted(self, row: JointRow, scoring: Scoring) -> Wanted:
         kept = [self._kept.pop(stream) for stream in row.streams]
         assert all(one.rows == len(scoring.tokens) for one in kept), row
-        states = torch.stack([torch.cat([p.to(device) for p in one.parts]) for one in kept])
-        return Wanted(row, scoring, states)
+        return Wanted(row, scoring, tuple(one.joined() for one in kept))
 
 
 class Wanted(NamedTuple):
-    """A group whose scores are wanted now, and its hidden states.
+    """A group whose scores are wanted now.
 
-    states: [streams, tokens, hidden size].
+    states: [tokens, hidden size] of each stream, on the device or in host memory.
     """
 
     row: JointRow
     scoring: Scoring
-    states: torch.Tensor
+    states: tuple[torch.Tensor, ...]
 
 
 def _alike(
@@ -136,8 +142,8 @@ def _alike(
         yield kind, list(batch)
 
 
-class Batch(NamedTuple):
-    """The scored tokens of groups with equally many streams, one after the other: n in all.
+class Piece(NamedTuple):
+    """Some scored tokens of groups with equally many streams: n in all, on the device.
 
     states: [streams, n, hidden size].
     weights: [streams, n] float32.
@@ -151,28 +157,18 @@ class Batch(NamedTuple):
     cuts: list[Cuts | None]
 
     @classmethod
-    def of(cls, wanted: Sequence[Wanted]) -> Batch:
-        device = wanted[0].states.device
-        counts = [len(one.scoring.tokens) for one in wanted]
-        weights = np.array([one.row.weights for one in wanted]).T.repeat(counts, axis=1)
+    def of(cls, parts: Sequence[tuple[Wanted, slice]], device: torch.device) -> Piece:
+        tokens = [one.scoring.tokens[part] for one, part in parts]
+        counts = [len(ids) for ids in tokens]
+        weights = np.array([one.row.weights for one, _ in parts]).T.repeat(counts, axis=1)
+        streams = range(len(parts[0][0].row.streams))
+        states = [torch.cat([one.states[i][p].to(device) for one, p in parts]) for i in streams]
         return cls(
-            torch.cat([one.states for one in wanted], 1),
+            torch.stack(states),
             to_device(weights, np.float32, device),
-            to_device([t for one in wanted for t in one.scoring.tokens], np.int64, device),
-            [one.row.cuts for one, n in zip(wanted, counts, strict=True) for _ in range(n)],
+            to_device([token for ids in tokens for token in ids], np.int64, device),
+            [one.row.cuts for (one, _), n in zip(parts, counts, strict=True) for _ in range(n)],
         )
-
-    def pieces(self) -> Iterator[Batch]:
-        """So many tokens at a time as there may be rows of logits."""
-        size = max(1, MOST_ROWS // len(self.states))
-        for first in range(0, len(self.tokens), size):
-            part = slice(first, first + size)
-            yield Batch(
-                self.states[:, part],
-                self.weights[:, part].contiguous(),
-                self.tokens[part],
-                self.cuts[part],
-            )
 
     def places(self) -> torch.Tensor:
         """Where the row of each stream and token is in the flattened states: [streams, n] int64."""
@@ -180,7 +176,26 @@ class Batch(NamedTuple):
         return torch.arange(streams * n, device=self.states.device).view(streams, n)
 
 
-def score(wanted: Sequence[Wanted], head: Head, *, merged: bool) -> dict[str, LogprobsTensors]:
+def pieces_of(wanted: Iterable[Wanted], size: int) -> Iterator[list[tuple[Wanted, slice]]]:
+    """All tokens of all groups in order, `size` at a time: which group, and which of its tokens."""
+    piece: list[tuple[Wanted, slice]] = []
+    room = size
+    for one in wanted:
+        first, end = 0, len(one.scoring.tokens)
+        while first < end:
+            taken = min(room, end - first)
+            piece.append((one, slice(first, first + taken)))
+            first, room = first + taken, room - taken
+            if not room:
+                yield piece
+                piece, room = [], size
+    if piece:
+        yield piece
+
+
+def score(
+    wanted: Sequence[Wanted], head: Head, device: torch.device, *, merged: bool
+) -> dict[str, LogprobsTensors]:
     """The scores of groups with equally many streams, by leader.
 
     merged: whether they are blended before the head.
@@ -190,13 +205,14 @@ def score(wanted: Sequence[Wanted], head: Head, *, merged: bool) -> dict[str, Lo
     tops = [one.scoring.top for one in wanted]
     top = -1 if -1 in tops else max(tops)
     blended = merged_logits if merged else late_logits
-    parts = []
-    for piece in Batch.of(wanted).pieces():
+    found = []
+    for parts in pieces_of(wanted, max(1, MOST_ROWS // len(wanted[0].row.streams))):
+        piece = Piece.of(parts, device)
         guided = blended(piece, head)
         if guided is None:
             return {}
-        parts.append(gather(guided, piece.tokens, top))
-    return _by_leader(wanted, [torch.cat(part) for part in zip(*parts, strict=True)])
+        found.append(gather(guided, piece.tokens, top))
+    return _by_leader(wanted, [torch.cat(part) for part in zip(*found, strict=True)])
 
 
 def _by_leader(
@@ -212,23 +228,23 @@ def _by_leader(
     return found
 
 
-def merged_logits(batch: Batch, head: Head) -> torch.Tensor | None:
+def merged_logits(piece: Piece, head: Head) -> torch.Tensor | None:
     """The blend of n tokens before the head, [n, vocabulary]; None on a rank that has no logits."""
-    streams = batch.places()
+    streams = piece.places()
     source = streams[0]  # `merge` does not read it
-    merged = merge(batch.states.flatten(0, 1), Merged(streams, batch.weights, source))
+    merged = merge(piece.states.flatten(0, 1), Merged(streams, piece.weights, source))
     return head.compute_logits(merged)
 
 
-def late_logits(batch: Batch, head: Head) -> torch.Tensor | None:
+def late_logits(piece: Piece, head: Head) -> torch.Tensor | None:
     """As `merged_logits`, after the head, and cut."""
-    logits = head.compute_logits(batch.states.flatten(0, 1))
+    logits = head.compute_logits(piece.states.flatten(0, 1))
     if logits is None:
         return None
     out = logits.float()
-    cuts = stage_cuts(batch.cuts, logits.device)
-    blend_late(logits, Late(batch.places(), batch.weights, cuts), out)
-    return out[: len(batch.tokens)]
+    cuts = stage_cuts(piece.cuts, logits.device)
+    blend_late(logits, Late(piece.places(), piece.weights, cuts), out)
+    return out[: len(piece.tokens)]
 
 
 def on_cpu(scores: LogprobsTensors) -> LogprobsTensors:

@@ -96,22 +96,24 @@ def _reads(request: Request, scheduled: int, tokens: int) -> Sequence[ScoredRead
 def limit_hits(manager: KVCacheManager, most: Callable[[Request], int | None]) -> None:
     """Let prefix-cache hits of a request end at `most(request)` tokens, if that is not None.
 
-    Wraps methods of this engine's manager.
+    Wraps methods of this engine's manager. vLLM 0.33 passes more arguments to them.
     """
     lookup, find = manager.get_computed_blocks, manager.coordinator.find_longest_cache_hit
     limit: int | None = None
 
-    def get_computed_blocks(request: Request) -> Any:
+    def get_computed_blocks(request: Request, *args: Any, **kwargs: Any) -> Any:
         nonlocal limit
         limit = most(request)
         try:
-            return lookup(request)
+            return lookup(request, *args, **kwargs)
         finally:
             limit = None
 
-    def find_longest_cache_hit(block_hashes: Any, max_cache_hit_length: int) -> Any:
+    def find_longest_cache_hit(
+        block_hashes: Any, max_cache_hit_length: int, *args: Any, **kwargs: Any
+    ) -> Any:
         length = max_cache_hit_length if limit is None else min(limit, max_cache_hit_length)
-        return find(block_hashes, length)
+        return find(block_hashes, length, *args, **kwargs)
 
     manager.get_computed_blocks = get_computed_blocks
     manager.coordinator.find_longest_cache_hit = find_longest_cache_hit

@@ -95,6 +95,13 @@ def _think_it_steady(self, step):
         )
 
 
+def _think_scores_steady(self, step):
+    guidance = StepGuidance.of(step)
+    if guidance is not None and any(row.scoring for row in guidance.joint):
+        scheduled = step.num_scheduled_tokens.keys()
+        self._steady = SteadyStep.of(self.running, scheduled, guidance)
+
+
 def _one_token_less(*args):
     made = make_followers(*args)
     for follower in made:
@@ -281,7 +288,11 @@ FAULTS = {
         lambda *args: None if (most := most_hits(*args)) is None else most + 1,
     ),
     "no group is scored": (scheduler, "scoring_of", lambda *args: None),
-    "steps that score are steady": (StepGuidance, "scores", property(lambda self: False)),
+    "steps that score are steady": (
+        GuidedScheduler,
+        "_update_after_schedule",
+        lambda self, step: [update_after_schedule(self, step), _think_scores_steady(self, step)][0],
+    ),
     "the last scored row is not kept": (
         scheduler,
         "reads_of",

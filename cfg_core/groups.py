@@ -61,7 +61,8 @@ class Group:
     """A leader, its followers, and one weight per stream (leader first).
 
     weights: they sum to 1. With a timeline they are those of the first token.
-    logprobs: whether the request asked for the log-probabilities of each stream.
+    logprobs: how many tokens that each stream finds most likely come with its log-probability of a
+        sampled token. None: the request did not ask for log-probabilities of its streams.
     needs_rows: whether the row of each stream is needed, so that the blend must come after the
         model's head (see `cfg_core.vllm_plugin.worker.head`).
     cuts: None if every token may be sampled.
@@ -72,7 +73,7 @@ class Group:
     leader: str
     followers: tuple[str, ...]
     weights: tuple[float, ...]
-    logprobs: bool = False
+    logprobs: int | None = None
     needs_rows: bool = False
     cuts: Cuts | None = None
     timeline: Timeline | None = None

@@ -3,7 +3,7 @@
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
-    workers -> frontend     the streams' own logprobs, as columns of vLLM's         split_logprobs
+    workers -> frontend     the streams' own logprobs, as columns of vLLM's         StreamColumns
 
 The first two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are pickled
 with them. The third is in the field `kv_transfer_params` of vLLM's EngineCoreOutput, because that
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class JointRow:
 
     streams: ids, the leader's first.
     weights: one for each stream; they sum to 1.
-    logprobs: whether the streams' own log-probabilities of the sampled token are wanted.
+    logprobs: see `cfg_core.groups.Group`.
     needs_rows: whether the blend must come after the model's head.
     cuts: which tokens may be sampled; None: every one.
     scoring: None if no scores are wanted of this step.
@@ -77,7 +77,7 @@ class JointRow:
 
     streams: tuple[str, ...]
     weights: tuple[float, ...]
-    logprobs: bool = False
+    logprobs: int | None = None
     needs_rows: bool = False
     cuts: Cuts | None = None
     scoring: Scoring | None = None
@@ -175,28 +175,57 @@ def take_guided_tokens(output: EngineCoreOutput) -> None:
 # --- workers to frontend --------------------------------------------------------------------------
 
 
-def num_columns(joint: Sequence[JointRow]) -> int:
-    """Number of columns that the workers add to vLLM's logprobs in a step.
+class StreamColumns(NamedTuple):
+    """Columns that show a group's streams, after the columns of vLLM's own logprobs.
 
-    They are the divergence of the blend, and the log-probability of each stream, the leader's
-    first. Groups with fewer streams than others fill their last columns with repeats. Without a
-    group that asks, there are none.
+    The first holds the divergence of the blend. Then each stream has a block, the leader's first:
+    its log-probability of the sampled token, and its `top` most likely tokens in descending order.
+
+    streams: 0 if nothing is shown.
     """
-    if not any(row.logprobs for row in joint):
-        return 0
-    return 1 + max(len(row.streams) for row in joint)
+
+    streams: int = 0
+    top: int = 0
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return 1 + self.streams * (1 + self.top) if self.streams else 0
+
+    def block(self, stream: int) -> range:
+        """The columns of a stream."""
+        first = 1 + stream * (1 + self.top)
+        return range(first, first + 1 + self.top)
+
+    def places_of(self, asked: StreamColumns) -> list[int]:
+        """Where these columns have those of `asked`, which has no more streams, nor tokens."""
+        blocks = (self.block(stream)[: 1 + asked.top] for stream in range(asked.streams))
+        return [0, *(column for block in blocks for column in block)] if asked.streams else []
 
 
-def split_logprobs(lists: LogprobsLists, columns: int) -> tuple[LogprobsLists, Any]:
-    """Split logprobs into vLLM's own, and our last `columns`: [tokens, columns]."""
-    width = lists.logprobs.shape[1] - columns
-    return narrowed(lists, width), lists.logprobs[:, width:]
+def columns_of(joint: Sequence[JointRow]) -> StreamColumns:
+    """The columns that the workers add to vLLM's logprobs in a step.
+
+    They have room for the largest group of the step. A smaller group fills its last blocks with
+    repeats.
+    """
+    top = max((row.logprobs for row in joint if row.logprobs is not None), default=None)
+    if top is None:
+        return StreamColumns()
+    return StreamColumns(max(len(row.streams) for row in joint), top)
 
 
 def narrowed(lists: LogprobsLists, width: int) -> LogprobsLists:
     """The first `width` columns of logprobs."""
     return lists._replace(
         logprob_token_ids=lists.logprob_token_ids[:, :width], logprobs=lists.logprobs[:, :width]
+    )
+
+
+def picked(lists: LogprobsLists, columns: Sequence[int]) -> LogprobsLists:
+    """These columns of logprobs."""
+    return lists._replace(
+        logprob_token_ids=lists.logprob_token_ids[:, columns], logprobs=lists.logprobs[:, columns]
     )
 
 

@@ -114,7 +114,8 @@ class GenerateRoutes:
         guidance = read_guidance(body, endpoint)
         if guidance is not None:
             check_number(guidance.streams, self._args.followers_per_request)
-        check_answer_size(endpoint, body, self._args.limits.max_answer_bytes)
+        shown = guidance.streams if guidance is not None and guidance.params.logprobs else 0
+        check_answer_size(endpoint, body, self._args.limits.max_answer_bytes, shown)
         demand = demand_of(endpoint, body, guidance)
         check_streams(demand, self._args.admission.max_streams_per_request)
         return Asked(body=body, guidance=guidance, demand=demand)

@@ -111,16 +111,21 @@ def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: i
             )
 
 
-def check_answer_size(endpoint: Endpoint, body: Mapping[str, Any], most_bytes: int) -> None:
+def check_answer_size(
+    endpoint: Endpoint, body: Mapping[str, Any], most_bytes: int, shown_streams: int = 0
+) -> None:
     """Raise RequestError if an answer that is not streamed would be larger than `most_bytes`.
 
     The size is estimated, so that the check comes before the answer is computed.
+
+    shown_streams: the number of streams that `guidance_logprobs` shows.
     """
     if body.get("stream"):
         return
     choices = max(1, read_count(body, "n") or 1) * num_prompts(endpoint, body)
     logprobs = _logprobs(endpoint, body)
     entries = 1 + logprobs if logprobs > 0 else 0
+    entries *= 1 + shown_streams
     size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
     size += max(1, read_count(body, "n") or 1) * _prompt_logprob_bytes(endpoint, body)
     if size > most_bytes:

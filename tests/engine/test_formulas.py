@@ -103,20 +103,23 @@ def test_blocks_are_free_behind_the_window(engine: Engine, llama: Oracle) -> Non
 @pytest.mark.v2
 @torch.inference_mode()
 def test_logprobs_of_all_streams(engine: Engine, llama: Oracle) -> None:
-    """Columns for each stream and the divergence, in groups of different sizes and windows."""
+    """Columns for each stream and the divergence, in groups of different sizes and windows.
+
+    Each request asks for another number of the streams' most likely tokens.
+    """
     chosen = [
         a
         for a in answers(llama)
         if a.request.name in ("two streams", "eight streams", "window", "DExperts")
     ]
-    params = [asking(a, 8, logprobs=1) for a in chosen]
+    params = [asking(a, 8, logprobs=number) for number, a in enumerate(chosen)]
     for one in params:
         one.extra_args = {**one.extra_args, "guidance_logprobs": True}
     neighbours = [plain(max_tokens=8, logprobs=2), plain(max_tokens=8)]
     outputs = engine.generate(
         [a.request.prompt for a in chosen] + PROMPTS[:2], [*params, *neighbours]
     )
-    for one, output in zip(chosen, outputs, strict=False):
+    for number, (one, output) in enumerate(zip(chosen, outputs, strict=False)):
         request, text = one.request, list(output.outputs[0].token_ids)
         for i, (token, row) in enumerate(zip(text, output.outputs[0].logprobs, strict=True)):
             entry = row[token]
@@ -130,6 +133,13 @@ def test_logprobs_of_all_streams(engine: Engine, llama: Oracle) -> None:
             assert entry.conditional == pytest.approx(float(rows[0][token]), abs=1e-4)
             negatives = [pytest.approx(float(row[token]), abs=1e-4) for row in rows[1:]]
             assert list(entry.negatives) == negatives
+            assert len(entry.rankings) == (len(rows) if number else 0)
+            for ranking, row in zip(entry.rankings, rows, strict=False):
+                best = row.topk(number)
+                assert list(ranking) == best.indices.tolist()
+                assert [said.logprob for said in ranking.values()] == [
+                    pytest.approx(value, abs=1e-4) for value in best.values.tolist()
+                ]
             blend = torch.log_softmax(combine(rows, request.formula, i), -1)
             assert entry.logprob == pytest.approx(float(blend[token]), abs=1e-3)
             kl = float((blend.exp() * (blend - rows[0])).sum())

@@ -32,7 +32,7 @@ DEVICE = torch.device("meta")
 NAMES = ["a+", "x", "a-", "b+", "b-"]
 JOINT = (
     JointRow(("a+", "a-"), (1.5, -0.5)),
-    JointRow(("b+", "b-"), (3.0, -2.0), logprobs=True, needs_rows=True),
+    JointRow(("b+", "b-"), (3.0, -2.0), logprobs=2, needs_rows=True),
 )
 FIRST_ROW = np.arange(6)
 
@@ -130,8 +130,10 @@ def test_nothing_waits_for_the_device() -> None:
     )
     whole = compact_v1.spread(sampled, rows.leading_index, len(NAMES))
     assert rows.asked is not None
-    wide = widen(whole.logprobs_tensors, kept, tokens[rows.asked.places, 0], rows.asked.places)
-    assert wide.logprobs.shape == (len(NAMES), 5)
+    asked_columns = 1 + 2 * (1 + 2)  # the divergence, and two streams with two tokens each
+    asked = rows.asked
+    wide = widen(whole.logprobs_tensors, kept, tokens[asked.places, 0], asked.places, asked.top)
+    assert wide.logprobs.shape == (len(NAMES), 2 + asked_columns)
 
 
 def test_a_steady_step_copies_nothing_to_the_device() -> None:
@@ -151,7 +153,7 @@ def test_a_steady_step_copies_nothing_to_the_device() -> None:
     [
         {"joint": JOINT[:1]},
         {"joint": (JOINT[0], replace(JOINT[1], weights=(2.0, -1.0)))},
-        {"joint": (JOINT[0], replace(JOINT[1], logprobs=False))},
+        {"joint": (JOINT[0], replace(JOINT[1], logprobs=None))},
         {"joint": (JOINT[0], replace(JOINT[1], needs_rows=False))},
         {"names": ["x", "a+", "a-", "b+", "b-"]},
         {"names": [*NAMES, "y"], "first_row": np.arange(7)},

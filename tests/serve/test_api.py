@@ -286,6 +286,11 @@ def test_a_completion_tells_what_each_stream_said(client: openai.OpenAI, model: 
         == len(said.tokens)
         > 0
     )
+    negatives = [ranking for rankings in extra["negative_top_logprobs"] for ranking in rankings]
+    assert len(negatives) == len(said.tokens)
+    for ranking in [*extra["conditional_top_logprobs"], *negatives]:
+        assert len(ranking) == 3
+        assert list(ranking.values()) == sorted(ranking.values(), reverse=True)
     streamed = [c.choices[0] for c in complete(client, model, ASKED, logprobs=3, stream=True)]
     parts = [part.logprobs.model_extra for part in streamed if part.logprobs is not None]
     for name in ("conditional_logprobs", "negative_logprobs"):
@@ -304,6 +309,16 @@ def test_a_chat_tells_what_each_stream_said(client: openai.OpenAI, model: str) -
     }
     assert all(len(token.model_extra["negative_logprobs"]) == 1 for token in tokens)
     assert not any(token.model_extra for token in plain)
+    ranked = chat(client, model, ASKED, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    for token in ranked:
+        own = [token.top_logprobs[0].model_dump().keys()] * 2
+        conditional = token.model_extra["conditional_top_logprobs"]
+        (negative,) = token.model_extra["negative_top_logprobs"]
+        assert [entry.keys() for entry in conditional] == own
+        assert [entry.keys() for entry in negative] == own
+        known = {entry["token"]: entry["logprob"] for entry in conditional}
+        if token.token in known:
+            assert known[token.token] == token.model_extra["conditional_logprob"]
     same = [(a, b) for a, b in zip(tokens, plain, strict=False) if a.token == b.token]
     if tokens[0].token == plain[0].token:
         assert same[0][0].model_extra["conditional_logprob"] == pytest.approx(

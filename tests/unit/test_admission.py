@@ -406,6 +406,21 @@ def test_an_answer_that_is_not_streamed_has_a_bound():
     with pytest.raises(RequestError, match="set stream to true"):
         check_answer_size(COMPLETION, body, 2**20)
     check_answer_size(COMPLETION, body | {"stream": True}, 2**20)
+    chat = {"messages": [], "n": 40, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
+    with pytest.raises(RequestError, match="set stream to true"):
+        check_answer_size(CHAT, chat, 2**20)
+    for endpoint, name in ((COMPLETION, "logprobs"), (CHAT, "top_logprobs")):
+        with pytest.raises(RequestError, match=f"{name} is a string: send an integer"):
+            check_answer_size(endpoint, {"prompt": "x", name: "20"}, 2**20)
+        check_answer_size(endpoint, {"prompt": "x", name: True}, 2**20)
+
+
+def test_the_streams_own_logprobs_count_for_the_size_of_an_answer():
+    body = {"prompt": "x", "n": 5, "max_tokens": 400, "logprobs": 20}
+    limit = 5 * 400 * 21 * 100 * 4
+    check_answer_size(COMPLETION, body, limit, shown_streams=2)
+    with pytest.raises(RequestError, match="set stream to true"):
+        check_answer_size(COMPLETION, body, limit, shown_streams=4)
 
 
 @pytest.mark.parametrize(
@@ -427,14 +442,6 @@ def test_scored_tokens_follow_each_negative():
     body |= {"negative_prompt_token_ids": [7] * 20}
     own = demand_of("completion", body, read_guidance(body, "completion"))
     assert own.tokens == 100 + 20 + 30
-
-    chat = {"messages": [], "n": 40, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
-    with pytest.raises(RequestError, match="set stream to true"):
-        check_answer_size(CHAT, chat, 2**20)
-    for endpoint, name in ((COMPLETION, "logprobs"), (CHAT, "top_logprobs")):
-        with pytest.raises(RequestError, match=f"{name} is a string: send an integer"):
-            check_answer_size(endpoint, {"prompt": "x", name: "20"}, 2**20)
-        check_answer_size(endpoint, {"prompt": "x", name: True}, 2**20)
 
 
 @pytest.mark.parametrize("prompt", [[1] * 600, [[1], [1] * 600]])

@@ -82,7 +82,7 @@ def group_of(leader: Request, params: GuidanceParams) -> Group:
         leader.request_id,
         names,
         params.weights,
-        params.logprobs,
+        max(0, leader.sampling_params.logprobs or 0) if params.logprobs else None,
         params.logprobs or is_cut or reads_values(leader.sampling_params),
         cuts if is_cut else None,
         timeline_of(params),

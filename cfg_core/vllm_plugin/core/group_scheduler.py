@@ -31,7 +31,7 @@ from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.core.speculation import Speculation
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.pace import Pace
-from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.wire import StepGuidance, StreamColumns
 
 
 class GroupScheduler(Scheduler):
@@ -191,7 +191,11 @@ class GroupScheduler(Scheduler):
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             return outputs
         touched = list(self._scheduled_groups(scheduler_output))
-        asked = {g.leader: len(g.streams) for g in touched if g.logprobs}
+        asked = {
+            g.leader: StreamColumns(len(g.streams), g.logprobs)
+            for g in touched
+            if g.logprobs is not None
+        }
         asked |= self._timelines.logprobs_asked(scheduler_output.num_scheduled_tokens)
         guidance = StepGuidance.of(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)

@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cfg_core.vllm_plugin import versions
-from cfg_core.vllm_plugin.wire import StepGuidance, narrowed, num_columns, widened
+from cfg_core.vllm_plugin.wire import (
+    StepGuidance,
+    StreamColumns,
+    columns_of,
+    narrowed,
+    picked,
+    widened,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -46,30 +53,30 @@ def hide(followers: Collection[str], outputs: Mapping[int, EngineCoreOutputs]) -
 def fit_logprobs(
     guidance: StepGuidance | None,
     outputs: Mapping[int, EngineCoreOutputs],
-    asked: Mapping[str, int],
+    asked: Mapping[str, StreamColumns],
 ) -> None:
     """Give each output the columns of streams' logprobs that its request asked for, and no others.
 
-    The workers add as many columns to the whole batch as the largest group of a step has.
+    The workers add the same columns to the whole batch.
 
-    asked: the number of streams of each request that asked. If it was not guided in this step, its
-        columns say so.
+    asked: by request. If a request was not guided in this step, its columns say so.
     """
     joint = guidance.joint if guidance is not None else ()
-    present = num_columns(joint)
-    if not present and not asked:
+    present = columns_of(joint)
+    if not present.streams and not asked:
         return
     guided = {row.streams[0] for row in joint}
     for output in each(outputs):
         lists = output.new_logprobs
         if lists is None:
             continue
-        wanted = 1 + asked[output.request_id] if output.request_id in asked else 0
-        own = lists.logprobs.shape[1] - present
+        wanted = asked.get(output.request_id, StreamColumns())
+        own = lists.logprobs.shape[1] - present.width
         if output.request_id in guided:
-            output.new_logprobs = narrowed(lists, own + wanted)
+            added = [own + column for column in present.places_of(wanted)]
+            output.new_logprobs = picked(lists, [*range(own), *added])
         else:
-            output.new_logprobs = widened(narrowed(lists, own), wanted)
+            output.new_logprobs = widened(narrowed(lists, own), wanted.width)
 
 
 def each(outputs: Mapping[int, EngineCoreOutputs]) -> Iterable[EngineCoreOutput]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from cfg_core.groups import GroupTable
 from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin.core.followers import GroupPlan
+from cfg_core.vllm_plugin.wire import StreamColumns
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -93,13 +94,13 @@ class Timelines:
         """The weights for the next token of a group that is watched; None for another group."""
         return self._weights.get(leader)
 
-    def logprobs_asked(self, leaders: Iterable[str]) -> dict[str, int]:
-        """The number of streams of each of these requests that asks for the streams' logprobs."""
+    def logprobs_asked(self, leaders: Iterable[str]) -> dict[str, StreamColumns]:
+        """The columns of each of these requests that asks for its streams' logprobs."""
         asked = {}
         for leader in leaders:
             plan = self._plans.get(leader) or self._over.get(leader)
-            if plan is not None and plan.group.logprobs:
-                asked[leader] = len(plan.group.streams)
+            if plan is not None and plan.group.logprobs is not None:
+                asked[leader] = StreamColumns(len(plan.group.streams), plan.group.logprobs)
         return asked
 
     def step_back(self, leader: str) -> None:

@@ -1,6 +1,7 @@
 """Log-probabilities that vLLM does not know: of each stream, and of scored tokens of a prompt.
 
-`guidance_logprobs` asks for the log-probabilities that each stream gave to a sampled token. They
+`guidance_logprobs` asks for the log-probabilities that each stream gave to a sampled token, and to
+as many of its own most likely tokens as the request has `logprobs`. They
 are additional columns of vLLM's own logprobs, after all others. The workers add them for the whole
 batch if one request asks for them (worker/rows.py). The scheduler removes them from the
 outputs of requests that did not ask (core/outcome.py). The frontend puts them into a
@@ -15,17 +16,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from vllm.logprobs import Logprob
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import logprobs as stock_logprobs
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
 from cfg_core.params import SCORE_TOKENS, STREAM_LOGPROBS, STREAMS, is_guided
-from cfg_core.vllm_plugin.wire import split_logprobs
+from cfg_core.vllm_plugin.wire import StreamColumns, narrowed
+
+Ranking: TypeAlias = dict[int, Logprob]
+"""A stream's most likely tokens, in descending order, by token id."""
 
 
 @dataclass
@@ -36,11 +41,14 @@ class GuidedLogprob(Logprob):
     negatives: the followers' log-probabilities, in the order of the followers.
     kl: nats, the divergence KL(guided || conditional) of this token's distributions. The guided one
         is what cuts have left of the blend, before masks and penalties.
+    rankings: what each stream itself finds most likely, the leader's first. They are as long as the
+        request's `logprobs`, and empty if it asked for the whole vocabulary (-1).
     """
 
     conditional: float = 0.0
     negatives: tuple[float, ...] = ()
     kl: float = 0.0
+    rankings: tuple[Ranking, ...] = field(default=())
 
 
 def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
@@ -55,9 +63,10 @@ def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
         made = make(cls, tokenizer, request)
         params = request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
-        made.stream_columns = 0
+        made.stream_columns = StreamColumns()
         if extra.get(STREAM_LOGPROBS):
-            made.stream_columns = 1 + 1 + len(extra.get(STREAMS) or (None,))
+            streams = 1 + len(extra.get(STREAMS) or (None,))
+            made.stream_columns = StreamColumns(streams, max(0, params.logprobs or 0))
         if extra.get(SCORE_TOKENS) and is_guided(extra):
             made.prompt_logprobs = [None] * (len(request.prompt_token_ids) - extra[SCORE_TOKENS])
         return made
@@ -70,26 +79,54 @@ def update_sample_logprobs(stock: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(stock)
     def update_sample_logprobs(self: LogprobsProcessor, logprobs_lists: LogprobsLists) -> None:
-        columns = getattr(self, "stream_columns", 0)
-        if not columns:
+        columns: StreamColumns = getattr(self, "stream_columns", StreamColumns())
+        if not columns.streams:
             stock(self, logprobs_lists)
             return
-        own, streams = split_logprobs(logprobs_lists, columns)
+        width = logprobs_lists.logprobs.shape[1] - columns.width
         before = len(self.logprobs)
-        stock(self, own)
-        tokens = own.logprob_token_ids[:, 0].tolist()
-        for i, (token, values) in enumerate(zip(tokens, streams.tolist(), strict=True)):
-            divergence, conditional, *negatives = values
-            if math.isnan(conditional):  # outside of the window
-                continue
-            known = self.logprobs[before + i][token]
-            self.logprobs[before + i][token] = GuidedLogprob(
-                known.logprob,
-                known.rank,
-                known.decoded_token,
-                conditional,
-                tuple(negatives),
-                divergence,
-            )
+        stock(self, narrowed(logprobs_lists, width))
+        ids, values = logprobs_lists.logprob_token_ids, logprobs_lists.logprobs
+        rows = zip(ids[:, width:].tolist(), values[:, width:].tolist(), strict=True)
+        for position, token, row in zip(
+            self.logprobs[before:], ids[:, 0].tolist(), rows, strict=True
+        ):
+            if not math.isnan(row[1][1]):  # else it is outside of the window
+                position[token] = _guided(position[token], columns, *row, self.tokenizer)
 
     return update_sample_logprobs
+
+
+def _guided(
+    known: Logprob,
+    columns: StreamColumns,
+    ids: Sequence[int],
+    values: Sequence[float],
+    tokenizer: Any,
+) -> GuidedLogprob:
+    """vLLM's logprob of a sampled token, with what our columns hold."""
+    blocks = [columns.block(stream) for stream in range(columns.streams)]
+    conditional, *negatives = (values[block[0]] for block in blocks)
+    rankings = (
+        _ranking([ids[i] for i in block[1:]], [values[i] for i in block[1:]], tokenizer)
+        for block in blocks
+    )
+    return GuidedLogprob(
+        known.logprob,
+        known.rank,
+        known.decoded_token,
+        conditional,
+        tuple(negatives),
+        values[0],
+        tuple(rankings) if columns.top else (),
+    )
+
+
+def _ranking(ids: list[int], values: list[float], tokenizer: Any) -> Ranking:
+    texts: Sequence[str | None] = [None] * len(ids)
+    if tokenizer is not None:
+        texts = stock_logprobs.convert_ids_list_to_tokens(tokenizer, ids)
+    return {
+        token: Logprob(value, rank, text)
+        for rank, (token, value, text) in enumerate(zip(ids, values, texts, strict=True), 1)
+    }

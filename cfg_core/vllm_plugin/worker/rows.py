@@ -126,16 +126,18 @@ def blend_late(logits: torch.Tensor, late: Late, out: torch.Tensor) -> None:
 
 
 class Asked(NamedTuple):
-    """Where the n tokens are whose groups ask for log-probabilities. Each tensor is [n] int64.
+    """The n tokens whose groups ask for log-probabilities: where they are. Tensors are [n] int64.
 
     columns: columns of `Rows.of_logits`.
     places: places in the batch.
     offsets: positions among the tokens of their request.
+    top: how many most likely tokens of each stream are shown.
     """
 
     columns: torch.Tensor
     places: torch.Tensor
     offsets: torch.Tensor
+    top: int
 
 
 class Kept(NamedTuple):
@@ -149,20 +151,29 @@ class Kept(NamedTuple):
     divergence: torch.Tensor
 
 
-def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor) -> Any:
-    """Add columns to vLLM's LogprobsTensors: the divergence, and one for each stream.
+def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor, top: int = 0) -> Any:
+    """Add columns to vLLM's LogprobsTensors (`cfg_core.vllm_plugin.wire.StreamColumns`).
 
     tokens: [n], the tokens whose log-probabilities are added.
     rows: [n], the rows of vLLM's tensors that get them. The other rows get 0.
+    top: how many most likely tokens of each stream are added.
     """
     streams = kept.streams
-    tokens = tokens.long().clamp(min=0).expand(len(streams), -1)  # rejected tokens are -1
-    values = streams.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - streams.logsumexp(-1)
-    added = torch.cat([kept.divergence.unsqueeze(0), values])  # [1 + streams, n]
-    columns = tensors.logprobs.new_zeros(tensors.logprobs.shape[0], len(added))
-    columns[rows] = added.T.to(columns.dtype)
-    ids = tensors.logprob_token_ids
+    tokens = tokens.long().clamp(min=0)  # rejected tokens are -1
+    shown = tokens.expand(len(streams), -1).unsqueeze(-1)
+    if top:
+        shown = torch.cat([shown, streams.topk(top).indices], -1)  # [streams, n, 1 + top]
+    values = streams.gather(-1, shown) - streams.logsumexp(-1, keepdim=True)
+    ids = torch.cat([tokens.unsqueeze(1), shown.transpose(0, 1).flatten(1)], 1)
+    added = torch.cat([kept.divergence.unsqueeze(1), values.transpose(0, 1).flatten(1)], 1)
     return tensors._replace(
-        logprob_token_ids=torch.cat([ids, ids[:, :1].expand(-1, len(added))], 1),
-        logprobs=torch.cat([tensors.logprobs, columns], 1),
+        logprob_token_ids=_joined(tensors.logprob_token_ids, ids, rows),
+        logprobs=_joined(tensors.logprobs, added, rows),
     )
+
+
+def _joined(own: torch.Tensor, added: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`own` with columns that hold `added` in `rows`, and 0 elsewhere."""
+    columns = own.new_zeros(own.shape[0], added.shape[1])
+    columns[rows] = added.to(own.dtype)
+    return torch.cat([own, columns], 1)

@@ -11,7 +11,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from cfg_core.blend import CutRows
 from cfg_core.groups import Cuts
-from cfg_core.vllm_plugin.wire import JointRow
+from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
 from cfg_core.vllm_plugin.worker.rows import Asked, Late, Rows
 
@@ -199,12 +199,13 @@ def stage_asked(
     places: [groups], places of the leaders in the batch.
     counts: [groups], rows of logits of each stream of a group.
     """
-    wanted = np.repeat([group.logprobs for group in joint], counts)
+    wanted = np.repeat([group.logprobs is not None for group in joint], counts)
     if not wanted.any():
         return None
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     arrays = (np.arange(counts.sum()), np.repeat(places, counts), offsets)
-    return Asked(*(to_device(array[wanted], np.int64, device) for array in arrays))
+    columns, at, after = (to_device(array[wanted], np.int64, device) for array in arrays)
+    return Asked(columns, at, after, columns_of(joint).top)
 
 
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:

@@ -180,7 +180,7 @@ class GuidedRunnerV1(GPUModelRunner):
         if asked is not None and kept is not None and output.logprobs_tensors is not None:
             flat = asked.places * tokens.shape[1] + asked.offsets
             sampled = tokens[asked.places, asked.offsets]
-            output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, flat)
+            output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, flat, asked.top)
         return output
 
     @override

@@ -204,7 +204,7 @@ def _add_logprobs(output: SamplerOutput, rows: Rows, kept: Kept | None) -> None:
     if asked is not None and kept is not None and output.logprobs_tensors is not None:
         sampled = output.sampled_token_ids[asked.places, asked.offsets]
         at = rows.of_logits[0, asked.columns]
-        output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, at)
+        output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, at, asked.top)
 
 
 class GuidedCPURunnerV2(GuidedRunnerV2, CPUModelRunner):

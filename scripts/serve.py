@@ -357,7 +357,8 @@ def serve(path: Path, folder: Path) -> None:
             tell_missing_models(config)
             wait_until_ready(url, serve_run, log)
             tell_models(url, config)
-            say(f"ready on {url}; Ctrl-C stops it. Try:\n\n{example(url, config)}\n")
+            say(f"ready on {url}; Ctrl-C stops it.")
+            say(f"playground: {url}/playground. Or try:\n\n{example(url, config)}\n")
             serve_run.wait()
             raise ServeError("`serve run` ended by itself")
         except ServeError as error:

@@ -26,6 +26,8 @@ from deployments.ingress.openapi import document
 STATIC = "entrypoints/serve/instrumentator/static"
 """Where vLLM's package has the files of Swagger UI."""
 
+KEY = {"type": "http", "scheme": "bearer", "description": "An API key of this server."}
+
 FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
@@ -61,7 +63,12 @@ class DocsRoutes:
                 engine = json.loads(await self._generator.ask("schemas"))
             models = {"generator": self._args.model_name or ""}
             models["encoder"] = next(iter(self._encoders.names), "")
+            if self._args.access.keys:
+                models = {}  # everybody may read this, and not everybody may know the models
             self._document = document(app.routes, engine, models)
+            if self._args.access.keys:
+                self._document |= {"security": [{"key": []}]}
+                self._document["components"]["securitySchemes"] = {"key": KEY}
         return JSONResponse(self._document)
 
     @app.get("/docs", include_in_schema=False)

@@ -27,6 +27,13 @@ OPEN_PATHS = ("/health", "/ready")
 Load balancers and orchestrators poll them.
 """
 
+PAGES = ("/", "/playground", "/docs", "/openapi.json")
+PAGE_FILES = ("/playground/", "/docs/")
+"""Pages, and beginnings of the paths of their files: answered without an API key.
+
+A browser sends no key with them. The requests that the pages send have one.
+"""
+
 DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 """How much of a body that is too large is read and dropped, in bytes and in seconds.
 
@@ -116,7 +123,7 @@ class Exchange:
     # --- the request ------------------------------------------------------------------------------
 
     def _authenticate(self) -> Tenant:
-        if self._path in OPEN_PATHS:
+        if self._path in (*OPEN_PATHS, *PAGES) or self._path.startswith(PAGE_FILES):
             return ANONYMOUS
         return self._policy.gate.authenticate(
             self._headers.get("authorization"), self._headers.get("x-api-key")
@@ -130,7 +137,7 @@ class Exchange:
         policy = self._policy
         limits = policy.open_requests.args
         self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
-        if policy.gate.has_keys and self._tenant is not None:
+        if policy.gate.has_keys and self._tenant is not None and self._tenant is not ANONYMOUS:
             self._client = self._tenant.name
         if self._path not in OPEN_PATHS:
             self._open_request = policy.open_requests.begin(self._client)

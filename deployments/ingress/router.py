@@ -2,7 +2,7 @@
 
 It imports neither vllm nor torch, so it is small, starts fast, and refuses bad requests without
 involving an engine. Its routes are in this module, in generate_routes.py, encode_routes.py,
-vllm_routes.py and docs_routes.py.
+vllm_routes.py, docs_routes.py and playground_routes.py.
 """
 
 # No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
@@ -35,6 +35,7 @@ from deployments.ingress.docs_routes import DocsRoutes
 from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics
+from deployments.ingress.playground_routes import PlaygroundRoutes
 from deployments.ingress.policy import Policy
 from deployments.ingress.vllm_routes import VllmRoutes
 from deployments.requests.encode.capabilities import invoked
@@ -61,7 +62,7 @@ def count_of(tokenize_answer: str) -> int:
     ray_actor_options={"num_cpus": 0.1},
 )
 @serve.ingress(app)
-class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes):
+class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, PlaygroundRoutes):
     """The public HTTP API.
 
     generator: the handle of the ModelReplica deployment, if there is one.

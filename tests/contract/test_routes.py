@@ -13,7 +13,16 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 DOC = (Path(__file__).parents[2] / "docs" / "routes.md").read_text()
-PAGES = {"/docs", "/docs/{name}", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+PAGES = {
+    "/",
+    "/playground",
+    "/playground/{name}",
+    "/docs",
+    "/docs/{name}",
+    "/docs/oauth2-redirect",
+    "/redoc",
+    "/openapi.json",
+}
 """The pages of the documentation, and what they load."""
 OF_SOME_VERSIONS = {("POST", "/v1/decisions")}
 """Routes that are left out, and that not every tested version of vLLM has."""

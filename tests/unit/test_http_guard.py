@@ -169,7 +169,34 @@ async def test_open_paths(path, scope):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/health/", "/healthy", "/v1/health", "//health", "/docs", "/ready/../v1/x"]
+    "path", ["/", "/playground", "/playground/main.js", "/docs", "/docs/x.css", "/openapi.json"]
+)
+async def test_pages_need_no_key_and_are_counted_by_address(path):
+    seen = {}
+
+    async def app(scope, receive, send):
+        seen.update(scope["state"], open=policy.open_requests.count)
+        await answer(send)
+
+    policy = policy_of()
+    assert (await Client(app, policy).call(path, method="GET"))[0] == 200
+    assert seen["tenant"] is ANONYMOUS
+    assert seen["client"] not in {"anonymous", "alice"}
+    assert seen["open"] == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/x",
+        "/health/",
+        "/healthy",
+        "/v1/health",
+        "//health",
+        "/docsx",
+        "/ready/../v1/x",
+        "/playgrounds",
+    ],
 )
 async def test_no_other_path_is_open(path):
     check_refusal(await Client(never, policy_of()).call(path), 401, "authentication_error")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
-from serve_process import Json, ServeProcess, shipped_config
+from serve_process import Json, ServeProcess
 
 MODEL = "SmolLM2-135M-Instruct"
 HELPFUL = "You are a helpful assistant."
@@ -21,12 +20,6 @@ CHAT: Json = {
     "max_tokens": 20,
     "temperature": 0,
 }
-
-
-@pytest.fixture(scope="module")
-def chat_server(chat_model: Path) -> Iterator[ServeProcess]:
-    with ServeProcess(shipped_config("cfg"), stock=True) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

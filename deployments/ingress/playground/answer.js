@@ -1,0 +1,116 @@
+// One answer: its text as tokens that can be pointed at, its curve, and what the API reported.
+
+import { Curve } from "./curve.js";
+import { sentence, showToken } from "./details.js";
+import { make, offer } from "./dom.js";
+import { asCurl, asPython } from "./request.js";
+import { change } from "./tokens.js";
+
+const FULL_COLOUR = 4; // nats, at which a token has the strongest colour
+const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 };
+
+let answersMade = 0;
+
+export class Answer {
+  /**
+   * title: of the answer, such as "scale 1.5".
+   * request: the path and body that a copy of the request shows.
+   * scale: see Curve; null for an answer without guidance.
+   */
+  constructor(title, request, scale, hasKey) {
+    this.id = `answer-${++answersMade}`;
+    this.title = title;
+    this.tokens = [];
+    this.chosen = -1;
+    this.state = make("small", { text: "waits" });
+    this.list = make("div", {
+      class: "tokens", role: "listbox", tabindex: "0", "aria-label": `Tokens, ${title}`,
+      "aria-orientation": "horizontal",
+    });
+    this.facts = make("p", { class: "facts" });
+    this.element = make("article", { "aria-label": title }, make("h2", { text: title }, this.state), this.list);
+    this.curve = scale && new Curve(scale, (index) => this.choose(index));
+    if (this.curve) {
+      this.curveLabel = make("p", { class: "facts" });
+      this.element.append(this.curveLabel, this.curve.svg);
+    }
+    this.element.append(this.facts, this.tools(request, hasKey));
+    this.list.addEventListener("keydown", (event) => this.step(event));
+    this.list.addEventListener("focus", () => this.tokens.length && this.choose(Math.max(0, this.chosen)));
+    for (const kind of ["pointerover", "click"]) {
+      this.list.addEventListener(kind, (event) => {
+        const option = event.target.closest("[role=option]");
+        if (option) this.choose(Number(option.dataset.index));
+      });
+    }
+  }
+
+  tools(request, hasKey) {
+    const curl = make("button", { type: "button", text: "As curl" });
+    const python = make("button", { type: "button", text: "As Python" });
+    curl.addEventListener("click", () => offer(`${this.title}, as curl`, asCurl(request, hasKey)));
+    python.addEventListener("click", () => offer(`${this.title}, as Python`, asPython(request, hasKey)));
+    return make("div", { class: "tools" }, curl, python);
+  }
+
+  says(text) {
+    this.state.textContent = text;
+  }
+
+  add(tokens) {
+    for (const token of tokens) {
+      const index = this.tokens.push(token) - 1;
+      this.list.append(option(token, index, this.id));
+    }
+    if (this.curve && tokens.length) {
+      this.curve.add(tokens.map((token) => token.kl));
+      this.curveLabel.textContent = this.curve.summary();
+    }
+  }
+
+  /** Show what the last event of the stream reported. */
+  finish(finishReason, report, seconds) {
+    this.says(finishReason === "length" ? "limit of tokens" : "ended");
+    const facts = [`${this.tokens.length} tokens in ${seconds.toFixed(1)} s`];
+    if (report) {
+      facts.push(`${report.guided_tokens} guided`, `${report.streams} streams`);
+      facts.push(`${report.negative_prompt_tokens} tokens of negative prompts`);
+      if (report.note) facts.push(report.note);
+    }
+    this.facts.textContent = facts.join(" · ");
+  }
+
+  step(event) {
+    const by = STEPS[event.key];
+    if (by === undefined || !this.tokens.length) return;
+    event.preventDefault();
+    this.choose(Math.min(this.tokens.length - 1, Math.max(0, this.chosen + by)));
+    this.list.children[this.chosen].scrollIntoView({ block: "nearest" });
+  }
+
+  /** Show a token's details. */
+  choose(index) {
+    document.querySelector('[role=option][aria-selected="true"]')?.setAttribute("aria-selected", "false");
+    this.chosen = index;
+    const chosen = this.list.children[index];
+    chosen.setAttribute("aria-selected", "true");
+    chosen.setAttribute("aria-label", sentence(this.tokens[index], index + 1));
+    this.list.setAttribute("aria-activedescendant", chosen.id);
+    this.curve?.mark(index);
+    showToken(this.title, this.tokens[index], index + 1);
+  }
+}
+
+function option(token, index, id) {
+  const element = make("span", {
+    role: "option", id: `${id}-token-${index}`, "data-index": index, "aria-selected": "false",
+    text: token.text, class: token.text.endsWith("\n") ? "line-end" : null,
+  });
+  if (token.text.trim() === "") element.setAttribute("aria-label", "white space");
+  const by = change(token);
+  if (by !== null) {
+    const strength = Math.min(1, Math.abs(by) / FULL_COLOUR) * 0.5;
+    element.style.backgroundColor = `rgb(var(--${by < 0 ? "lower" : "raise"}-rgb) / ${strength.toFixed(3)})`;
+  }
+  return element;
+}

@@ -1,0 +1,72 @@
+// The curve of KL(guided || conditional) over an answer's tokens.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function shape(tag, attributes) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+/** The highest divergence of all answers of a comparison, so that their curves have one scale. */
+export class Scale {
+  highest = 1;
+  curves = [];
+}
+
+export class Curve {
+  /** `chosen(index)` is called with the token under the pointer. */
+  constructor(scale, chosen) {
+    this.scale = scale;
+    this.values = [];
+    this.line = shape("polyline", { points: "" });
+    this.here = shape("line", { class: "here", y1: 0, y2: 100, visibility: "hidden" });
+    this.svg = shape("svg", {
+      class: "curve", preserveAspectRatio: "none", viewBox: "0 0 1 100", role: "img",
+      "aria-label": "No token was guided yet.",
+    });
+    this.base = shape("line", { x1: 0, x2: 1, y1: 99, y2: 99 });
+    this.svg.append(this.base, this.line, this.here);
+    this.svg.addEventListener("pointermove", (event) => {
+      const box = this.svg.getBoundingClientRect();
+      const at = Math.floor(((event.clientX - box.left) / box.width) * this.values.length);
+      if (at >= 0 && at < this.values.length) chosen(at);
+    });
+    scale.curves.push(this);
+  }
+
+  /** Add the divergences of tokens, in nats; null for one that was not guided. */
+  add(values) {
+    this.values.push(...values);
+    const highest = Math.max(this.scale.highest, ...values.filter((value) => value !== null));
+    if (highest > this.scale.highest) {
+      this.scale.highest = highest;
+      for (const curve of this.scale.curves) curve.draw();
+    } else this.draw();
+  }
+
+  draw() {
+    const length = Math.max(1, this.values.length);
+    this.svg.setAttribute("viewBox", `0 0 ${length} 100`);
+    this.base.setAttribute("x2", length);
+    const points = this.values.map((value, i) => (
+      `${i + 0.5},${99 - (94 * (value ?? 0)) / this.scale.highest}`
+    ));
+    this.line.setAttribute("points", points.join(" "));
+    this.svg.setAttribute("aria-label", this.summary());
+  }
+
+  summary() {
+    const guided = this.values.filter((value) => value !== null);
+    if (!guided.length) return "No token was guided.";
+    const mean = guided.reduce((sum, value) => sum + value, 0) / guided.length;
+    const highest = Math.max(...guided);
+    return `KL of each token: mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)} nats`
+      + ` at token ${this.values.indexOf(highest) + 1}`;
+  }
+
+  mark(index) {
+    this.here.setAttribute("visibility", index === null ? "hidden" : "visible");
+    for (const end of ["x1", "x2"]) this.here.setAttribute(end, (index ?? 0) + 0.5);
+  }
+}

@@ -1,0 +1,131 @@
+// The page of the encoders: it ranks passages for a question, and compares them with each other.
+
+import { call } from "./api.js";
+import { byId, copy, later, make } from "./dom.js";
+import * as problems from "./problems.js";
+
+const EXAMPLE = {
+  query: "Why is the sea salty?",
+  documents: [
+    "Rivers dissolve minerals from rocks and carry them into the sea.",
+    "The water of the sea evaporates, and the salt stays behind.",
+    "Salt was once so valuable that soldiers were paid with it.",
+    "A loaf of bread needs flour, water, yeast and a pinch of salt.",
+    "The moon pulls on the oceans, which makes the tides.",
+  ].join("\n\n"),
+};
+const FIELDS = ["query", "documents"];
+const form = byId("request");
+let cards = [];
+
+const passages = () => form.elements.documents.value.split(/\n\s*\n/).map((text) => text.trim())
+  .filter((text) => text !== "");
+const canDo = (name, part) => cards.find((card) => card.id === name)?.endpoints
+  .some((path) => path.endsWith(part));
+
+async function rank() {
+  problems.clear();
+  byId("status").textContent = "Ranking.";
+  const model = form.elements.model.value;
+  const documents = passages();
+  const found = [];
+  try {
+    if (canDo(model, "/rerank")) {
+      const body = { model, query: form.elements.query.value, documents };
+      found.push(ranking((await (await call("v1/rerank", body)).json()).results, documents));
+    }
+    if (canDo(model, "/embeddings")) {
+      const { data } = await (await call("v1/embeddings", { model, input: documents })).json();
+      found.push(matrix(data.map((entry) => entry.embedding)));
+    }
+    if (!found.length) throw new Error("This encoder neither ranks nor embeds.");
+    byId("answers").replaceChildren(...found);
+    byId("status").textContent = "Ranked.";
+  } catch (error) {
+    const name = { input: "documents", texts: "documents" }[error.param] ?? error.param;
+    problems.show(error, FIELDS.includes(name) ? byId(name) : null);
+    byId("status").textContent = "";
+  }
+}
+
+function ranking(results, documents) {
+  const list = make("ol", { class: "ranking" });
+  for (const { index, relevance_score: score } of results) {
+    list.append(make(
+      "li", {},
+      make("span", { class: "score", text: score.toFixed(3) }),
+      make("span", { text: `${index + 1}. ${documents[index]}` }),
+      make("meter", {
+        min: "0", max: "1", value: score, "aria-label": `Relevance of passage ${index + 1}`,
+      }),
+    ));
+  }
+  return make("section", { class: "card" }, make("h2", { text: "Ranking" }), list);
+}
+
+function matrix(vectors) {
+  const head = make("tr", {}, make("th", { scope: "col", text: "Passage" }));
+  const body = make("tbody");
+  vectors.forEach((a, i) => {
+    head.append(make("th", { scope: "col", text: i + 1 }));
+    const row = make("tr", {}, make("th", { scope: "row", text: i + 1 }));
+    for (const b of vectors) {
+      const value = cosine(a, b);
+      const cell = make("td", { text: value.toFixed(2) });
+      cell.style.backgroundColor = `rgb(var(--raise-rgb) / ${(Math.max(0, value) * 0.5).toFixed(3)})`;
+      row.append(cell);
+    }
+    body.append(row);
+  });
+  const table = make(
+    "table", { class: "matrix" },
+    make("caption", { class: "hidden", text: "Cosine similarity of passages" }),
+    make("thead", {}, head), body,
+  );
+  const scroll = make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Similarity" }, table);
+  return make("section", { class: "card" }, make("h2", { text: "Similarity of the passages" }), scroll);
+}
+
+function cosine(a, b) {
+  let dot = 0, aa = 0, bb = 0;
+  for (let i = 0; i < a.length; i += 1) {
+    dot += a[i] * b[i];
+    aa += a[i] * a[i];
+    bb += b[i] * b[i];
+  }
+  return dot / Math.sqrt(aa * bb || 1);
+}
+
+function keep() {
+  const parts = new URLSearchParams(FIELDS.map((name) => [name, form.elements[name].value]));
+  history.replaceState(null, "", `#${parts}`);
+}
+
+function restore() {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  for (const name of FIELDS) form.elements[name].value = parts.get(name) ?? EXAMPLE[name];
+}
+
+form.addEventListener("input", later(keep, 300));
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  keep();
+  rank();
+});
+byId("copy-link").addEventListener("click", async () => {
+  keep();
+  await copy(location.href, byId("query"));
+  byId("status").textContent = "The link is copied.";
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+});
+window.addEventListener("hashchange", restore);
+restore();
+problems.watchKey((models) => {
+  cards = models.encoders;
+  byId("model").replaceChildren(...cards.map(({ id }) => make("option", { value: id, text: id })));
+  byId("model-field").hidden = cards.length < 2;
+  byId("send").disabled = !cards.length;
+  if (!cards.length) problems.show(new Error("No encoder is served here."));
+});

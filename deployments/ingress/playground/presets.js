@@ -1,0 +1,66 @@
+// Examples that show an effect on the model that configs/cfg.yaml serves. All are greedy.
+
+const HELPFUL = "You are a helpful assistant.";
+
+export const PRESETS = [
+  {
+    name: "A pirate makes tea",
+    note: "A small model forgets its system message. Guidance away from an ordinary one recalls it.",
+    state: {
+      system: "You are a pirate.", user: "How do I make tea?",
+      away_system: HELPFUL, scales: "1, 1.5, 2",
+    },
+  },
+  {
+    name: "A poem about the moon",
+    note: "Without guidance the answer is prose.",
+    state: {
+      system: "Answer with a poem that rhymes.", user: "What is the moon?",
+      away_system: HELPFUL, scales: "1, 1.5, 2",
+    },
+  },
+  {
+    name: "Shakespeare's kettle",
+    note: "At scale 3 the text falls apart: the curve of KL shows how far it is from the model's own.",
+    state: {
+      system: "You are William Shakespeare. Speak in Early Modern English.",
+      user: "How do I make tea?", away_system: HELPFUL, scales: "1, 1.5, 2, 3",
+    },
+  },
+  {
+    name: "Trust the passage",
+    note: "Context-aware guidance: the negative reads the question without the passage.",
+    state: {
+      user: "The moon is green. What colour is the moon?",
+      away_user: "What colour is the moon?", scales: "1, 1.5, 2", max_tokens: "30",
+    },
+  },
+  {
+    name: "Two negatives with weights",
+    note: "Away from an ordinary assistant and, less, from a list.",
+    state: {
+      system: "You are a pirate.", user: "How do I make tea?", negative: "streams",
+      streams: [
+        { weight: "-0.5", system: HELPFUL, user: "" },
+        { weight: "-0.25", system: "Answer with a numbered list.", user: "" },
+      ],
+      scales: "0, 1, 1.5",
+    },
+  },
+  {
+    name: "Only the beginning",
+    note: "Guided tokens 0 to 15 set the tone. The rest costs what a plain request costs.",
+    state: {
+      system: "You are a pirate.", user: "How do I make tea?",
+      away_system: HELPFUL, scales: "1, 2", end: "16",
+    },
+  },
+  {
+    name: "A horror story",
+    note: "Without a chat: both streams continue a text. The negative one knows of no horror.",
+    state: {
+      mode: "text", prompt: "A horror story about a small town:\n\nIt was",
+      away_prompt: "A story about a small town:\n\nIt was", scales: "1, 1.5, 2",
+    },
+  },
+];

@@ -1,0 +1,160 @@
+// Requests to the API, from what the form says.
+//
+// Texts that are no numbers are sent as they are: the API says what is wrong with them.
+
+import { ROOT } from "./api.js";
+
+/** How many likely tokens of each distribution the API is asked for: vLLM's default maximum. */
+export const ALTERNATIVES = 20;
+
+/** A number if the text is one, else the text. */
+function number(text) {
+  const trimmed = text.trim();
+  return trimmed !== "" && Number.isFinite(Number(trimmed)) ? Number(trimmed) : trimmed;
+}
+
+/** The numbers that are compared. */
+export function scalesOf(state) {
+  const texts = state.scales.split(/[,;\s]+/).filter((text) => text !== "");
+  return texts.length ? texts.map(number) : [""];
+}
+
+/** Whether a request with this scale has only one stream. */
+export function isPlain(state, scale) {
+  return state.negative === "streams" ? scale === 0 || !state.streams.length : scale === 1;
+}
+
+/** The path and the body of the request with one of the scales. */
+export function requestOf(state, scale) {
+  const chat = state.mode === "chat";
+  const body = {
+    model: state.model,
+    ...(chat ? { messages: messages(state.system, state.user) } : { prompt: state.prompt }),
+    ...given({
+      max_tokens: state.max_tokens, temperature: state.temperature, seed: state.seed,
+      top_p: state.top_p,
+    }),
+  };
+  const stop = state.stop.split("\n").filter((line) => line !== "");
+  if (stop.length) body.stop = stop;
+  if (!isPlain(state, scale)) Object.assign(body, guidance(state, scale));
+  return { path: chat ? "v1/chat/completions" : "v1/completions", body };
+}
+
+/** What the page itself adds: the answer as a stream, with log-probabilities. */
+export function watched(state, scale, body) {
+  const logprobs = state.mode === "chat"
+    ? { logprobs: true, top_logprobs: ALTERNATIVES } : { logprobs: ALTERNATIVES };
+  const streams = isPlain(state, scale) ? {} : { guidance_logprobs: true };
+  return { ...body, ...logprobs, ...streams, stream: true };
+}
+
+function messages(system, user) {
+  const first = system === "" ? [] : [{ role: "system", content: system }];
+  return [...first, { role: "user", content: user }];
+}
+
+/** The fields that are filled in, with numbers in place of texts. */
+function given(fields) {
+  const filled = Object.entries(fields).filter(([, text]) => text.trim() !== "");
+  return Object.fromEntries(filled.map(([name, text]) => [name, number(text)]));
+}
+
+function guidance(state, scale) {
+  const blend = state.negative === "streams"
+    ? { guidance_streams: state.streams.map((stream) => follower(state, stream, scale)) }
+    : { guidance_scale: scale, ...negative(state) };
+  return {
+    ...blend,
+    ...given({
+      guidance_start: state.start, guidance_end: state.end,
+      guidance_top_k: state.cut_top_k, guidance_min_p: state.cut_min_p,
+    }),
+  };
+}
+
+function negative(state) {
+  if (state.negative === "none") return {};
+  if (state.mode === "text") return { negative_prompt: state.away_prompt };
+  if (state.away_user === "") return { negative_prompt: state.away_system };
+  return { negative_messages: messages(state.away_system, state.away_user) };
+}
+
+function follower(state, stream, scale) {
+  const weight = number(stream.weight);
+  const scaled = typeof weight === "number" && typeof scale === "number"
+    ? Number((weight * scale).toPrecision(12)) : weight;
+  const own = state.mode === "chat" && stream.user !== ""
+    ? { messages: messages(stream.system, stream.user) } : { prompt: stream.system };
+  return { weight: scaled, ...own };
+}
+
+/** The field of the form that a field of the API comes from; null if there is none. */
+export function fieldOf(form, state, param) {
+  const chat = state.mode === "chat";
+  const name = (param ?? "").replace(/[.[].*/, "");
+  const id = {
+    guidance_scale: "scales",
+    negative_prompt: chat ? "away_system" : "away_prompt",
+    negative_messages: "away_user",
+    guidance_start: "start",
+    guidance_end: "end",
+    guidance_top_k: "cut_top_k",
+    guidance_min_p: "cut_min_p",
+    messages: "user",
+    max_completion_tokens: "max_tokens",
+  }[name] ?? name;
+  if (!id) return null;
+  const field = form.querySelector(
+    name === "guidance_streams" ? "#streams input, #add-stream" : `#${CSS.escape(id)}`,
+  );
+  return field && !field.closest("[hidden]") ? field : null;
+}
+
+// --- as code -------------------------------------------------------------------------------------
+
+/** The request as a command for a POSIX shell. */
+export function asCurl({ path, body }, hasKey) {
+  const json = JSON.stringify(body, null, 1).replace(/\n\s*/g, " ");
+  const key = hasKey ? ` -H "Authorization: Bearer $API_KEY"` : "";
+  const quoted = json.replaceAll("'", `'\\''`);
+  return `curl -s ${new URL(path, ROOT)} -H 'Content-Type: application/json'${key} -d '${quoted}'`;
+}
+
+const OPENAI = new Set([
+  "model", "messages", "prompt", "max_tokens", "temperature", "seed", "top_p", "stop",
+]);
+
+/** The request as a program that uses the openai client. */
+export function asPython({ path, body }, hasKey) {
+  const entries = Object.entries(body);
+  const own = entries.filter(([name]) => OPENAI.has(name));
+  const extra = entries.filter(([name]) => !OPENAI.has(name));
+  const lines = own.map(([name, value]) => `    ${name}=${literal(value)},`);
+  if (extra.length) lines.push(`    extra_body=${literal(Object.fromEntries(extra))},`);
+  const chat = "messages" in body;
+  const key = hasKey ? 'os.environ["API_KEY"]' : '"unused"';
+  return [
+    ...(hasKey ? ["import os", ""] : []),
+    "import openai",
+    "",
+    `client = openai.OpenAI(base_url="${new URL("v1", ROOT)}", api_key=${key})`,
+    `answer = client.${chat ? "chat.completions" : "completions"}.create(`,
+    ...lines,
+    ")",
+    `print(answer.choices[0].${chat ? "message.content" : "text"})`,
+    "",
+  ].join("\n");
+}
+
+/** A value of JSON as a literal of Python. */
+function literal(value) {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object") {
+    const entries = Object.entries(value).map(([name, v]) => `${literal(name)}: ${literal(v)}`);
+    return `{${entries.join(", ")}}`;
+  }
+  return JSON.stringify(value);
+}

@@ -1,0 +1,64 @@
+"""The playground: pages on which people see what guidance does to each token.
+
+The pages are files of this package. They call this server's own API and no other host, so they work
+without a network. CfgRouter inherits the routes, because Serve binds a route to the class that
+inherits its method.
+"""
+
+# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
+# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
+# the class.
+
+from pathlib import Path
+
+from fastapi import Request
+from fastapi.responses import FileResponse, RedirectResponse, Response
+
+from cfg_core.errors import NotFoundError
+from deployments.ingress.app import app
+
+FOLDER = Path(__file__).parent / "playground"
+PAGES = {"encoders": "encoders.html"}
+"""The file of each page, by the end of its path."""
+
+TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
+        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # a new version of the server comes with a new page
+}
+
+
+def page_file(name: str) -> Response:
+    """The answer with a file of the playground.
+
+    Raises NotFoundError if it has none of this name.
+    """
+    path = FOLDER / PAGES.get(name, name)
+    if path.name not in {file.name for file in FOLDER.iterdir()}:
+        raise NotFoundError(f"The playground has no page or file {name[:100]}.")
+    path = FOLDER / path.name
+    return FileResponse(path, media_type=TYPES.get(path.suffix), headers=HEADERS)
+
+
+class PlaygroundRoutes:
+    """Routes of the playground. They need no API key; the requests that the pages send do."""
+
+    @app.get("/", include_in_schema=False)
+    async def root(self, request: Request) -> Response:
+        """Lead to the playground."""
+        return RedirectResponse(f"{request.scope.get('root_path', '').rstrip('/')}/playground")
+
+    @app.get("/playground", include_in_schema=False)
+    async def playground(self) -> Response:
+        """Return the page for text."""
+        return page_file("index.html")
+
+    @app.get("/playground/{name}", include_in_schema=False)
+    async def playground_file(self, name: str) -> Response:
+        """Return another page, or a file that the pages need."""
+        return page_file(name)

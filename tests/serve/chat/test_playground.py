@@ -1,0 +1,350 @@
+"""The playground in a real Chromium, on the model and the encoder that configs/cfg.yaml serves."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from browser import chromium, findings, page_of
+from playwright.sync_api import Browser, Page, Response, expect
+from serve_process import Json, ServeProcess
+
+PIRATE = "A pirate makes tea"
+SCALES = ("without guidance", "scale 1.5", "scale 2")
+NARROW = (390, 844)
+
+
+@pytest.fixture(scope="module")
+def browser(chat_server: ServeProcess) -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, chat_server: ServeProcess) -> Iterator[Page]:
+    """The page for text, as `/` leads to it."""
+    with page_of(browser, chat_server.url) as page:
+        yield page
+
+
+def choose(page: Page, preset: str, **fields: str) -> None:
+    """Choose an example, and type into fields."""
+    page.get_by_label("Example").select_option(label=preset)
+    for name, text in fields.items():
+        page.locator(f"#{name}").fill(text)
+
+
+def generate(page: Page) -> None:
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator("#status")).to_have_text("All answers are complete.", timeout=60_000)
+
+
+def answers(page: Page) -> dict[str, str]:
+    """The text of each answer, by its title."""
+    return {
+        article.get_attribute("aria-label") or "": shown(article)
+        for article in page.get_by_role("article").all()
+    }
+
+
+def shown(article: Any) -> str:
+    texts = article.get_by_role("option").evaluate_all("all => all.map(one => one.textContent)")
+    return "".join(texts).removesuffix("<|im_end|>")
+
+
+def bodies(page: Page) -> list[Json]:
+    """A list that gets the bodies of all requests from now on."""
+    sent: list[Json] = []
+    page.on("request", lambda r: sent.append(json.loads(r.post_data)) if r.post_data else None)
+    return sent
+
+
+def streams(page: Page) -> list[Response]:
+    """A list that gets the answers of the API from now on, in the order of the requests."""
+    found: list[Response] = []
+    page.on("response", lambda r: found.append(r) if "/v1/chat" in r.url else None)
+    return found
+
+
+def choices(response: Response) -> list[Json]:
+    """The choices of all events of a stream."""
+    lines = [line.removeprefix("data: ") for line in response.text().split("\n\n")]
+    events = [json.loads(line) for line in lines if line not in ("", "[DONE]")]
+    return [choice for event in events for choice in event["choices"]]
+
+
+# --- what guidance does ---------------------------------------------------------------------------
+
+
+def test_three_scales_stream_at_once(page: Page) -> None:
+    """The texts are those that the API sends."""
+    order: list[str] = []
+    page.on("request", lambda r: order.append("begins") if "/v1/chat" in r.url else None)
+    page.on("requestfinished", lambda r: order.append("ends") if "/v1/chat" in r.url else None)
+    sent, told = bodies(page), streams(page)
+    choose(page, PIRATE, user="How do I make coffee?", max_tokens="24")
+    generate(page)
+    assert order == ["begins"] * 3 + ["ends"] * 3
+    found = answers(page)
+    assert tuple(found) == SCALES
+    assert len(set(found.values())) == 3
+    for body in sent:
+        assert body["messages"][1]["content"] == "How do I make coffee?"
+    parts = [[choice["delta"].get("content") or "" for choice in choices(r)] for r in told]
+    assert sorted("".join(part) for part in parts) == sorted(found.values())
+    facts = page.get_by_role("article", name="scale 1.5").locator(".facts").last
+    expect(facts).to_contain_text("24 guided · 2 streams")
+
+
+def test_a_token_is_read_by_keyboard(page: Page) -> None:
+    """The numbers are the API's."""
+    told = streams(page)
+    choose(page, PIRATE, max_tokens="10")
+    generate(page)
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.getAttribute('aria-label')") == "Tokens, scale 2":
+            break
+    for key in ("ArrowRight", "ArrowRight", "End", "ArrowLeft"):
+        page.keyboard.press(key)
+    panel = page.get_by_role("complementary", name="The chosen token")
+    expect(panel.get_by_role("heading")).to_have_text("Token 9, scale 2")
+    (response,) = [r for r in told if '"guidance_scale":2' in (r.request.post_data or "")]
+    tokens = [t for c in choices(response) if c["logprobs"] for t in c["logprobs"]["content"]]
+    said = tokens[8]
+    row = panel.get_by_role("row").filter(has_text="(sampled)").inner_text().split("\t")
+    values = [said["logprob"], said["conditional_logprob"], *said["negative_logprobs"]]
+    assert len(row) == 1 + len(values)
+    for cell, logprob in zip(row[1:], values, strict=True):
+        assert float(re.sub("[^0-9.]", "", cell)) == pytest.approx(
+            100 * math.exp(logprob), rel=0.02, abs=0.011
+        )
+    active = page.get_by_role("listbox", name="Tokens, scale 2").get_attribute(
+        "aria-activedescendant"
+    )
+    label = page.locator(f"#{active}").get_attribute("aria-label") or ""
+    assert label == panel.locator("p").inner_text()
+    assert f"KL {said['guidance_kl']:.2f} nats" in label
+
+
+def test_pointing_shows_tokens_and_the_curve(page: Page) -> None:
+    choose(page, PIRATE, max_tokens="10")
+    generate(page)
+    article = page.get_by_role("article", name="scale 2")
+    article.get_by_role("option").nth(1).hover()
+    expect(page.locator("#token h2")).to_have_text("Token 2, scale 2")
+    curve = article.get_by_role("img")
+    expect(curve).to_have_attribute(
+        "aria-label", re.compile("KL of each token: mean .*, highest .* nats at token")
+    )
+    assert len((curve.locator("polyline").get_attribute("points") or "").split()) == 10
+    box = curve.bounding_box()
+    assert box is not None
+    curve.hover(position={"x": box["width"] * 0.95, "y": 5})
+    expect(page.locator("#token h2")).to_have_text("Token 10, scale 2")
+    colours = article.get_by_role("option").evaluate_all(
+        "all => all.map(one => one.style.backgroundColor)"
+    )
+    assert len(set(colours)) > 3
+    assert not any(
+        page.get_by_role("article", name="without guidance")
+        .get_by_role("option")
+        .evaluate_all("all => all.map(one => one.style.backgroundColor)")
+    )
+
+
+@pytest.mark.slow
+def test_every_example_shows_an_effect(page: Page) -> None:
+    names = page.locator("#preset option").all_inner_texts()[1:]
+    assert len(names) >= 6
+    for name in names:
+        choose(page, name)
+        generate(page)
+        texts = list(answers(page).values())
+        assert len(set(texts)) == len(texts) >= 2, name
+        assert "failed" not in page.locator("#status").inner_text()
+
+
+# --- the form -------------------------------------------------------------------------------------
+
+
+def test_streams_are_added_and_weighed(page: Page) -> None:
+    sent = bodies(page)
+    choose(page, PIRATE, max_tokens="4", scales="0, 1, 2")
+    page.get_by_label("Several streams").check()
+    for weight, message in (("-0.5", "You are a helpful assistant."), ("0.25", "You sing.")):
+        page.get_by_role("button", name="Add a stream").click()
+        page.keyboard.press("Control+A")
+        page.keyboard.type(weight)
+        page.locator("#streams li").last.get_by_label("System message").fill(message)
+    page.get_by_role("button", name="Add a stream").click()
+    page.get_by_role("button", name="Remove this stream").last.click()
+    generate(page)
+    assert tuple(answers(page)) == (
+        "without guidance",
+        *(f"weights \u00d7 {factor}" for factor in (1, 2)),
+    )
+    assert "guidance_streams" not in sent[0]
+    weights = [[stream["weight"] for stream in body["guidance_streams"]] for body in sent[1:]]
+    assert weights == [[-0.5, 0.25], [-1, 0.5]]
+    page.get_by_role("listbox").nth(1).focus()
+    header = page.locator("#token thead").inner_text().split()
+    assert header == ["Token", "Blend", "Conditional", "Stream", "1", "Stream", "2"]
+
+
+def test_text_stop_window_and_cuts_are_sent(page: Page) -> None:
+    sent = bodies(page)
+    choose(page, "A horror story", max_tokens="12", scales="2", start="2", end="8")
+    page.get_by_text("Stop, top p, cuts").click()
+    for name, text in (("stop", "x!\ny!"), ("cut_top_k", "40"), ("temperature", "0.7")):
+        page.locator(f"#{name}").fill(text)
+    generate(page)
+    (body,) = sent
+    assert body["stop"] == ["x!", "y!"]
+    assert (body["guidance_start"], body["guidance_end"], body["guidance_top_k"]) == (2, 8, 40)
+    assert (body["seed"], body["temperature"]) == (1, 0.7)
+    expect(page.locator("article .facts").last).to_contain_text("6 guided")
+    page.get_by_role("listbox").focus()
+    expect(page.locator("#token p")).to_contain_text("not guided")
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("scales", "1, 2x", "guidance_scale"),
+        ("temperature", "-1", "temperature"),
+        ("max_tokens", "none", "max_tokens"),
+        ("end", "0", "guidance_end"),
+        ("cut_min_p", "7", "guidance_min_p"),
+    ],
+)
+def test_an_error_is_the_apis_sentence_at_the_field(
+    browser: Browser, chat_server: ServeProcess, field: str, text: str, words: str
+) -> None:
+    """The next good request takes it away."""
+    with page_of(browser, chat_server.url, expected="status of 400") as page:
+        sent = bodies(page)
+        choose(page, PIRATE, max_tokens="4", scales="2")
+        page.locator("details").evaluate("one => { one.open = true; }")
+        page.locator(f"#{field}").fill(text)
+        page.keyboard.press("Control+Enter")
+        wrong = page.locator(f"#{field}-wrong")
+        expect(wrong).to_contain_text(words)
+        told = httpx.post(f"{chat_server.url}/v1/chat/completions", json=sent[-1]).json()
+        assert wrong.inner_text() == told["error"]["message"]
+        expect(page.locator(f"#{field}")).to_be_focused()
+        expect(page.locator(f"#{field}")).to_have_attribute("aria-invalid", "true")
+        assert findings(page) == []
+        choose(page, PIRATE, max_tokens="4", scales="2")
+        generate(page)
+        assert page.locator(".wrong").count() == 0
+
+
+def test_stop_ends_all_answers(page: Page) -> None:
+    choose(page, PIRATE, max_tokens="400")
+    page.get_by_role("button", name="Generate").click()
+    page.locator(".tokens > *").first.wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.get_by_role("article").first).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
+
+
+def test_the_address_holds_the_state(page: Page) -> None:
+    choose(
+        page,
+        "Two negatives with weights",
+        user="Why, \u201cyou\u201d & me + #1?",
+        scales="1",
+        seed="7",
+    )
+    generate(page)
+    before, address = answers(page), page.url
+    assert "seed=7" in address.partition("#")[2]
+    page.goto("about:blank")
+    page.goto(address)
+    assert page.locator("#user").input_value() == "Why, \u201cyou\u201d & me + #1?"
+    assert page.locator("#streams li").count() == 2
+    generate(page)
+    assert answers(page) == before
+
+
+@pytest.mark.parametrize("kind", ["curl", "Python"])
+def test_a_copied_request_runs(page: Page, kind: str) -> None:
+    """The prompt has quotes that a shell and Python could misread.
+
+    The first token is that of the page. Others may differ: the page asks for log-probabilities, so
+    its blend is rounded in other places.
+    """
+    told = streams(page)
+    choose(page, PIRATE, user='Don\'t say "tea", `tea` or $TEA \\n', max_tokens="8", scales="1.5")
+    generate(page)
+    (message,) = [json.loads(r.request.post_data or "")["messages"] for r in told]
+    url = told[0].url.replace("chat/completions", "chat/completions/render")
+    num_tokens = len(httpx.post(url, json={"messages": message}).json()["token_ids"])
+    first = page.locator(".tokens > *").first.inner_text()
+    page.get_by_role("button", name=f"As {kind}").click()
+    assert findings(page) == []
+    code = page.get_by_role("dialog").get_by_role("textbox").input_value()
+    page.keyboard.press("Escape")
+    command = ["bash", "-c", code] if kind == "curl" else [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    if kind == "Python":
+        assert run.stdout.startswith(first)
+        return
+    answer = json.loads(run.stdout)
+    assert answer["choices"][0]["message"]["content"].startswith(first)
+    assert answer["guidance"]["scale"] == 1.5
+    assert answer["usage"]["prompt_tokens"] == num_tokens
+
+
+# --- for everybody --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 900), NARROW], ids=["wide", "narrow"])
+def test_nothing_stands_in_anyones_way(
+    browser: Browser, chat_server: ServeProcess, size: tuple[int, int], dark: bool
+) -> None:
+    """Axe finds nothing, before and after answers came, and nothing is wider than the window."""
+    with page_of(browser, chat_server.url, size=size, dark=dark) as page:
+        assert findings(page) == []
+        choose(page, "Two negatives with weights", max_tokens="20")
+        generate(page)
+        page.get_by_role("listbox").last.focus()
+        assert findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    with page_of(browser, f"{chat_server.url}/playground/encoders", size=size, dark=dark) as page:
+        page.get_by_role("button", name="Rank").click()
+        page.get_by_role("table").wait_for()
+        assert findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_passages_are_ranked_and_compared(browser: Browser, chat_server: ServeProcess) -> None:
+    address = f"{chat_server.url}/playground/encoders"
+    with page_of(browser, address, expected="status of 400") as page:
+        sent = bodies(page)
+        page.get_by_label("Question").fill("What do bakers need?")
+        page.get_by_label("Passages").fill("The sea is salty.\n\nBread is made of flour.\n")
+        page.get_by_role("button", name="Rank").click()
+        page.get_by_role("table").wait_for()
+        told = httpx.post(f"{chat_server.url}/v1/rerank", json=sent[0]).json()["results"]
+        assert told[0]["index"] == 1
+        scores = page.locator(".ranking .score").all_inner_texts()
+        assert scores == [f"{entry['relevance_score']:.3f}" for entry in told]
+        assert page.locator(".ranking li").first.inner_text().endswith("2. Bread is made of flour.")
+        cells = [float(cell) for cell in page.locator(".matrix td").all_inner_texts()]
+        assert cells[0] == cells[3] == 1
+        assert cells[1] == cells[2] < 0.5
+        page.reload()
+        assert page.get_by_label("Question").input_value() == "What do bakers need?"
+        page.get_by_label("Question").fill("")
+        page.get_by_role("button", name="Rank").click()
+        expect(page.locator("#query-wrong, #problem:visible")).to_contain_text("query")

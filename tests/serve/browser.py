@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import chromium as scripts
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGS = (  # no sandbox, because CI runs as root; the others keep Chromium itself off the network
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 WAIT_MS = 60_000
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start the Chromium of this machine: CHROMIUM, or one on the PATH, or Playwright's own.
-
-    Skips the test if there is none.
-    """
-    with sync_playwright() as playwright:
-        named = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-        path = named or playwright.chromium.executable_path
-        if not Path(path).exists():
-            pytest.skip("needs Chromium: install it (on Debian: apt-get install chromium)")
-        browser = playwright.chromium.launch(executable_path=path, args=list(ARGS))
-        try:
+    """Start Chromium; skips the test if there is none."""
+    try:
+        with scripts.chromium() as browser:
             yield browser
-        finally:
-            browser.close()
+    except scripts.NoBrowserError as error:
+        pytest.skip(str(error))
 
 
 @contextmanager

@@ -70,7 +70,7 @@ export class Answer {
 
   /** Show what the last event of the stream reported. */
   finish(finishReason, report, seconds) {
-    this.says(finishReason === "length" ? "limit of tokens" : "ended");
+    this.says(finishReason);
     const facts = [`${this.tokens.length} tokens in ${seconds.toFixed(1)} s`];
     if (report) {
       facts.push(`${report.guided_tokens} guided`, `${report.streams} streams`);

@@ -53,10 +53,10 @@ function table(token) {
 /** A token's probability; if it is not among the known ones, that it is below them. */
 function shown(known, text) {
   if (known.has(text)) return percent(known.get(text));
-  return known.size > 1 ? `< ${percent(Math.min(...known.values())).replace("<", "")}` : "";
+  return known.size > 1 ? `< ${percent(Math.min(...known.values())).replace("< ", "")}` : "";
 }
 
-/** The sampled token, and the likeliest of each distribution, without one twice. */
+/** The sampled token and the likeliest of each distribution, in the order of the first. */
 function chosen(token, distributions) {
   const each = Math.ceil(ROWS / distributions.length);
   const texts = new Set([token.text]);
@@ -64,5 +64,6 @@ function chosen(token, distributions) {
     const best = [...known].sort((a, b) => b[1] - a[1]).slice(0, each);
     for (const [text] of best) texts.add(text);
   }
-  return texts;
+  const [blend] = distributions;
+  return [...texts].sort((a, b) => (blend.get(b) ?? -Infinity) - (blend.get(a) ?? -Infinity));
 }

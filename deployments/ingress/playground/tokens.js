@@ -56,8 +56,8 @@ export function change(token) {
 /** A probability, from its logarithm, in percent. */
 export function percent(logprob) {
   const value = 100 * Math.exp(logprob);
-  if (value >= 99.95 && value < 100) return ">99.9 %";
-  if (value < 0.01) return "<0.01 %";
+  if (value >= 99.95 && value < 100) return "> 99.9 %";
+  if (value < 0.01) return "< 0.01 %";
   return `${value >= 10 ? value.toFixed(1) : value.toFixed(2)} %`;
 }
 

@@ -71,6 +71,23 @@ PATCHES = (
         upstream=_NO_HOOK,
         test="tests/engine/test_requests.py",
     ),
+    *(
+        Patch(
+            target=f"vllm.entrypoints.openai.{kind}:{request}.to_beam_search_params",
+            by=f"{_FRONTEND}.beam_search:to_beam_search_params",
+            process="frontend",
+            reason=(
+                "Each step of a beam search makes requests without the client's extra arguments, so "
+                "guidance would be ignored. It is refused."
+            ),
+            upstream=_NO_HOOK,
+            test="tests/engine/test_vllm_serve.py",
+        )
+        for kind, request in (
+            ("completion.protocol", "CompletionRequest"),
+            ("chat_completion.protocol", "ChatCompletionRequest"),
+        )
+    ),
     Patch(
         target="vllm.v1.engine.core:EngineCore.guidance_stats",
         by=f"{_CORE}.stats:utility_method",

@@ -118,7 +118,7 @@ def test_the_plugin_patches_a_process_only_if_its_engine_is_guided(argv, touched
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     rows, replaced, applied = map(int, run.stdout.split()[-3:])
-    assert rows == 5
+    assert rows == 7
     assert (replaced, applied) == ((rows, rows) if touched else (0, 0))
 
 

@@ -174,6 +174,18 @@ def test_bad_guidance_gets_a_400_and_the_server_still_works(
     assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])
 
 
+def test_a_guided_beam_search_is_refused(server: str) -> None:
+    """vLLM would search without guidance. A plain beam search goes on as in stock vLLM."""
+    fields: dict[str, Any] = {"prompt": list(PROMPTS[0]), "use_beam_search": True, "n": 2}
+    xargs = {"guidance_scale": 2.0, "negative_prompt": "A rainy day."}
+    status, body = complete(server, **fields, vllm_xargs=xargs)
+    assert status == 400, body
+    assert "Beam search cannot be guided" in body["error"]["message"]
+    status, body = complete(server, **fields)
+    assert status == 200, body
+    assert len(body["choices"]) == 2
+
+
 def test_a_request_that_fails_in_the_engine_fails_alone(server: str, llama: Oracle) -> None:
     """Its grammar allows no permitted token after two. vLLM 0.33 tells the client the reason."""
     from cfg_core.vllm_plugin import versions

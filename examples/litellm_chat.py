@@ -13,7 +13,7 @@ from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches a list of prices
 
-import litellm  # noqa: E402
+import litellm
 
 URL = os.environ.get("CFG_SERVE_URL", "http://127.0.0.1:8000")
 MODEL = os.environ.get("CFG_SERVE_MODEL", "SmolLM2-135M-Instruct")

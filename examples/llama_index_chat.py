@@ -1,7 +1,7 @@
 """Guidance through LlamaIndex: the fields go into `extra_body` of OpenAILike.
 
-    pip install llama-index-llms-openai-like
-    python examples/llama_index_chat.py
+pip install llama-index-llms-openai-like
+python examples/llama_index_chat.py
 """
 
 from __future__ import annotations

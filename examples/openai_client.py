@@ -1,6 +1,6 @@
 """Guidance with the openai client: a chat, a stream, log-probabilities of both streams, an error.
 
-    python examples/openai_client.py
+python examples/openai_client.py
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 PORT=${PORT:-8001}
-export VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_LOGGING_LEVEL=ERROR
+export TORCHDYNAMO_DISABLE=1 VLLM_LOGGING_LEVEL=ERROR
 
 flags=$("$PYTHON" -m cfg_core.vllm_plugin)  # --scheduler-cls, --worker-cls, --additional-config
 # shellcheck disable=SC2086  # each flag is a word
@@ -18,7 +18,7 @@ flags=$("$PYTHON" -m cfg_core.vllm_plugin)  # --scheduler-cls, --worker-cls, --a
     --host 127.0.0.1 --port "$PORT" --max-model-len 512 --enforce-eager \
     --kv-cache-memory-bytes 100000000 >&2 &
 server=$!
-trap 'kill -INT $server; wait $server || true' EXIT
+trap 'kill $server; wait $server || true' EXIT
 
 until curl -sf "http://127.0.0.1:$PORT/health"; do
     kill -0 $server  # ends the script if the server has died

@@ -46,7 +46,7 @@ def environment(folder: Path, **env: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
     places = dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"), str(folder))
     on_cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    return kept | places | on_cpu | env
+    return kept | places | on_cpu | {"TORCHDYNAMO_DISABLE": "1"} | env
 
 
 def free_port() -> int:

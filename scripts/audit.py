@@ -30,7 +30,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = REQUIREMENTS.parent
-ORACLE = Path(sys.prefix) / "oracle"
+BESIDE = ("oracle", "clients")
+"""Lists with a folder of their own in .venv."""
 
 NOT_FROM_A_LIST = frozenset({"cfg-serve", "pip", "uv"})
 """Packages that no list names.
@@ -235,9 +236,10 @@ def audit() -> list[str]:
         found += wrong
     packages = installed()
     found += unpinned(direct_requirements(), lists) + compare_runtime(packages, lists)
-    if ORACLE.exists():
-        oracle = here(lists["oracle"])
-        found += compare(installed(ORACLE), oracle, oracle)
+    for name in BESIDE:
+        if (folder := Path(sys.prefix) / name).exists():
+            pins = here(lists[name])
+            found += compare(installed(folder), pins, pins)
     return found
 
 

@@ -1,8 +1,8 @@
 """The pinned lists in requirements/: which there are.
 
 A runtime list is named after a device and a minor version of vLLM, such as cuda-0.33.txt. The files
-say which versions can be installed. No other place repeats it. dev.txt and oracle.txt go with every
-runtime list.
+say which versions can be installed. No other place repeats it. dev.txt, oracle.txt and clients.txt
+go with every runtime list.
 
 Only the standard library is used, because scripts/setup.py asks before anything is installed.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 DEVICES = ("cpu", "cuda")
-SHARED = ("dev", "oracle")
+SHARED = ("dev", "oracle", "clients")
 RUNTIME = re.compile(r"(cpu|cuda)-\d+\.\d+")
 
 

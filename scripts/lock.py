@@ -10,7 +10,7 @@ else installed into .venv. torch's CPU build is not on the default package index
 but those for CUDA uv also searches pip's find-links folders and TORCH_INDEX. The CPU build must not
 get into the lists for CUDA. A list is compiled with its own overrides, if it has some, and a
 runtime list also with those of its device. What the newest list for CPUs pins is not pinned again
-in dev.txt and oracle.txt.
+in dev.txt, oracle.txt and clients.txt.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ HEADERS = {
     ),
     "dev": "What tests and checks need in addition to the runtime.",
     "oracle": "What tests compare this project with, installed into .venv/oracle.",
+    "clients": "What examples/ need in addition to the runtime, installed into .venv/clients.",
 }
 
 
@@ -72,12 +73,12 @@ def options(name: str) -> list[str]:
 def installed_before(name: str) -> frozenset[str]:
     """Names that a list leaves out, because another list has them.
 
-    dev.txt and oracle.txt go with every runtime list, whatever version it pins, and oracle.txt goes
-    with dev.txt. Packages that these have for Windows alone do not count.
+    The shared lists go with every runtime list, whatever version it pins, and oracle.txt and
+    clients.txt go with dev.txt. Packages that these have for Windows alone do not count.
     """
     if is_runtime(name):
         return frozenset()
-    others = [f"{newest('cpu')}.txt", *["dev.txt"] * (name == "oracle")]
+    others = [f"{newest('cpu')}.txt", *["dev.txt"] * (name != "dev")]
     lines = [line for file in others for line in (REQUIREMENTS / file).read_text().splitlines()]
     return frozenset(x.split("==")[0] for x in lines if "sys_platform == 'win32'" not in x)
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import chat_model
 from choice import Choice, choose, keep
-from lists import REQUIREMENTS
+from lists import REQUIREMENTS, SHARED
 from machine import SetupError, check_disk, check_platform, choose_python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,8 @@ VENV_PYTHON = VENV / "bin" / "python"
 STATE = VENV / "setup"  # inside .venv, so that nothing is left elsewhere
 STAMP, MARKER = STATE / "stamp.json", STATE / "incomplete"
 CHOICE = STATE / "choice.json"  # not in the stamp: an interruption does not make it void
-ORACLE = VENV / "oracle"  # a folder of its own: requirements/oracle.in says why
+# Folders of their own: requirements/oracle.in and clients.in say why.
+ORACLE, CLIENTS = VENV / "oracle", VENV / "clients"
 START = time.monotonic()
 # --no-compile: few of the 20,000 files are ever imported, and `verify` compiles those. --retries 0:
 # if an extra index cannot be reached, each retry costs seconds for every package. --only-binary:
@@ -65,7 +66,7 @@ def fingerprints(choice: Choice, python: str, version: str) -> dict[str, str]:
     pins = read_pins(choice.runtime).values()
     return {
         "runtime": digest([str(ROOT), choice.device, python, *version.split(".")[:2], *pins]),
-        "dev": digest([*read_pins("dev").values(), *read_pins("oracle").values()]),
+        "dev": digest(pin for name in SHARED for pin in read_pins(name).values()),
         "project": digest([(ROOT / "pyproject.toml").read_text()]),
     }
 
@@ -190,9 +191,15 @@ def read_pins(name: str) -> dict[str, str]:
 
 def install_dev() -> None:
     pip_install("the tools of tests and checks", "--no-deps", "-r", str(REQUIREMENTS / "dev.txt"))
-    shutil.rmtree(ORACLE, ignore_errors=True)
-    into = ("--target", str(ORACLE), "--no-deps")
-    pip_install("what the tests compare with", *into, "-r", str(REQUIREMENTS / "oracle.txt"))
+    install_beside(ORACLE, "what the tests compare with")
+    install_beside(CLIENTS, "the clients of examples/")
+
+
+def install_beside(folder: Path, what: str) -> None:
+    """Install the list that is named after the folder into it, and nothing else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pins = str(REQUIREMENTS / f"{folder.name}.txt")
+    pip_install(what, "--target", str(folder), "--no-deps", "-r", pins)
 
 
 def install_project() -> None:

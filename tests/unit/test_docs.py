@@ -11,6 +11,7 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
     ROOT / "deploy/README.md",
+    ROOT / "examples/README.md",
     ROOT / "models/README.md",
 ]
 

@@ -68,7 +68,8 @@ def requirements(tmp_path, monkeypatch):
     for name in ("cpu-0.9", "cuda-0.9", "cuda-0.10"):
         vllm = name.split("-")[1]
         (folder / f"{name}.txt").write_text(f"vllm=={vllm}\ntorch==2\nlibrary-of-{name}==1\n")
-    for name in ("dev.txt", "oracle.txt", "cuda-0.11.in", "overrides-cuda-0.11.in"):
+    shared = [f"{name}.txt" for name in lists.SHARED]
+    for name in (*shared, "cuda-0.11.in", "overrides-cuda-0.11.in"):
         (folder / name).write_text("tool==1\n")
     monkeypatch.setattr(lists, "REQUIREMENTS", folder)
     monkeypatch.setattr(script, "REQUIREMENTS", folder)

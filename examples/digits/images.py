@@ -6,8 +6,9 @@ Repository, 1998, doi 10.24432/C50P49, license CC BY 4.0), as scikit-learn's `lo
 
     .venv/bin/python -m examples.digits.images     # write the file again, from scikit-learn
 
-A pixel is one token and one character, in raster order, so that a text of 64 characters in lines of
-8 is a picture already. A prompt is one token: `<0>` to `<9>`, or `<null>` for no class.
+Pixels are rounded to LEVELS shades. A pixel is one token and one character, in raster order, so
+that a text of 64 characters in lines of 8 is a picture already. A prompt is one token: `<0>` to
+`<9>`, or `<null>` for no class.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ MODEL: Final = FOLDER / "model"
 SIDE: Final = 8
 PIXELS: Final = SIDE * SIDE
 CLASSES: Final = 10
-RAMP: Final = ".':-~=+*?xoaOX%#@"
-"""The characters of the pixel values 0 to 16, from light to dark."""
+RAMP: Final = ".-+x#"
+"""The characters of the shades, from light to dark."""
+LEVELS: Final = len(RAMP)
+DARKEST: Final = 16
+"""In `digits.npz`."""
 NULL: Final = "<null>"
 VOCABULARY: Final = (*RAMP, *(f"<{label}>" for label in range(CLASSES)), NULL, "<unk>")
-"""Token id -> text. The pixels come first, so a pixel's token id is its value."""
-PIXEL_IDS: Final = list(range(len(RAMP)))
+"""Token id -> text. The pixels come first, so a pixel's token id is its shade."""
+PIXEL_IDS: Final = list(range(LEVELS))
 NULL_ID: Final = VOCABULARY.index(NULL)
 
 SPLIT_SEED: Final = 8
@@ -47,7 +51,7 @@ Array = NDArray[Any]
 
 
 class Split:
-    """Pictures [n, 64] uint8, and their classes [n] uint8."""
+    """Pictures [n, 64] uint8 of shades from 0, and their classes [n] uint8."""
 
     def __init__(self, images: Array, labels: Array) -> None:
         self.images, self.labels = images, labels
@@ -59,7 +63,8 @@ class Split:
 def splits() -> dict[str, Split]:
     """Which pictures the generator learns from, which the judge does, and which neither sees."""
     with np.load(DATA) as data:
-        images, labels = data["images"], data["labels"]
+        images, labels = data["images"] / DARKEST, data["labels"]
+    images = np.rint(images * (LEVELS - 1)).astype(np.uint8)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
     ends = (NUM_GENERATOR, NUM_GENERATOR + NUM_JUDGE)
     parts = zip(("generator", "judge", "held out"), np.split(order, ends), strict=True)
@@ -89,7 +94,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     core.decoder = decoders.Fuse()
-    core.add_special_tokens(list(VOCABULARY[len(RAMP) :]))
+    core.add_special_tokens(list(VOCABULARY[LEVELS:]))
     return PreTrainedTokenizerFast(
         tokenizer_object=core, unk_token="<unk>", clean_up_tokenization_spaces=False
     )

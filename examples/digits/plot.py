@@ -2,7 +2,7 @@
 
     .venv/bin/python -m examples.digits.plot [RESULT.json OUT.png]
 
-Above, two pictures of each digit for each scale: the same two seeds in every column. Below, what
+Above, two pictures of each digit for each scale: the same two seeds at every scale. Below, what
 the judge sees, and how varied the pictures are, with those of two windows.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from examples.digits.images import CLASSES, FOLDER, PIXELS, RAMP, SIDE, Array, from_text
+from examples.digits.images import CLASSES, FOLDER, LEVELS, PIXELS, SIDE, Array, from_text
 from examples.digits.sample import RESULT
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ OUT = FOLDER.parents[1] / "docs" / "digits.png"
 BESIDE = 2
 """Pictures of a digit in a column."""
 BLUE, ORANGE, GRAY = "#1f5fa8", "#c2571a", "#777777"
-WINDOWS = {(0, PIXELS // 2): ("upper half only", "v"), (PIXELS // 2, PIXELS): ("lower half", "^")}
+WINDOWS = {
+    (0, PIXELS // 2): ("upper half only", "v"),
+    (PIXELS // 2, PIXELS): ("lower half only", "^"),
+}
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -47,8 +50,9 @@ def draw(result: dict[str, Any], out: Path) -> None:
     from matplotlib import pyplot
 
     with pyplot.rc_context(STYLE):
-        figure = pyplot.figure(figsize=(11, 10.5), layout="constrained")
-        panels: Any = figure.subfigures(2, 1, height_ratios=(2, 1))
+        figure = pyplot.figure(figsize=(11, 7.2), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.06, h_pad=0.02, hspace=0.02, wspace=0.04)
+        panels: Any = figure.subfigures(2, 1, height_ratios=(1.15, 1))
         above, below = panels
         whole = [p for p in result["points"] if p["scale"] >= 1 and p["end"] - p["start"] == PIXELS]
         draw_pictures(above, whole)
@@ -64,7 +68,7 @@ def draw_pictures(figure: SubFigure, points: Points) -> None:
     axes = figure.subplots(len(points), CLASSES)
     for row, point in zip(axes, points, strict=True):
         for axis, texts in zip(row, point["shown"], strict=True):
-            axis.imshow(side_by_side(texts[:BESIDE]), cmap="gray_r", vmin=0, vmax=len(RAMP) - 1)
+            axis.imshow(side_by_side(texts[:BESIDE]), cmap="gray_r", vmin=-0.25, vmax=LEVELS - 1)
             axis.set(xticks=[], yticks=[])
             for spine in axis.spines.values():
                 spine.set_visible(False)
@@ -75,8 +79,8 @@ def draw_pictures(figure: SubFigure, points: Points) -> None:
 
 
 def side_by_side(texts: list[str]) -> Array:
-    """The pictures in a row [8, 8 n + gaps], with a light line between two."""
-    gap = np.full((SIDE, 1), 1.5)
+    """The pictures in a row [8, 8 n + gaps], with a gap between two."""
+    gap = np.full((SIDE, 1), np.nan)
     parts = [part for text in texts for part in (from_text(text).reshape(SIDE, SIDE), gap)]
     return np.hstack(parts[:-1])
 
@@ -97,7 +101,7 @@ def draw_accuracy(axis: Axes, result: dict[str, Any], whole: Points) -> None:
     real = 100 * result["real"]["accuracy"]
     axis.axhline(real, color=GRAY, linestyle=":", label="held-out pictures")
     finish(axis, scales, "The judge sees the digit that was asked for, %")
-    axis.legend(frameon=False, fontsize=9, loc="lower right")
+    axis.legend(frameon=False, fontsize=9, loc="best")
 
 
 def draw_variety(axis: Axes, result: dict[str, Any], whole: Points) -> None:
@@ -123,7 +127,7 @@ def draw_variety(axis: Axes, result: dict[str, Any], whole: Points) -> None:
         )
     axis.axhline(100, color=GRAY, linestyle=":")
     finish(axis, scales, "Variety within a class, % of the held-out pictures'")
-    axis.legend(frameon=False, fontsize=9, loc="lower left")
+    axis.legend(frameon=False, fontsize=9, loc="best")
 
 
 def windows(result: dict[str, Any]) -> list[tuple[dict[str, Any], str, str]]:

@@ -48,10 +48,11 @@ def draw(result: dict[str, Any], out: Path) -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with pyplot.rc_context(STYLE):
-        figure = pyplot.figure(figsize=(11, 7.2), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.06, h_pad=0.02, hspace=0.02, wspace=0.04)
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.04, hspace=0.02, wspace=0.04)
+        figure = pyplot.figure(figsize=(11, 7.2), layout=layout)
         panels: Any = figure.subfigures(2, 1, height_ratios=(1.15, 1))
         above, below = panels
         whole = [p for p in result["points"] if p["scale"] >= 1 and p["end"] - p["start"] == PIXELS]

@@ -28,7 +28,10 @@ settings.register_profile(
 )
 settings.load_profile("cfg-serve")
 
-FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "examples", "gpu")
+FOLDERS = (
+    *("unit", "simulation", "contract", "encoders", "digits", "engine"),
+    *("serve", "examples", "gpu"),
+)
 HERE = Path(__file__).parent
 
 

@@ -77,8 +77,8 @@ PATCHES = (
             by=f"{_FRONTEND}.beam_search:to_beam_search_params",
             process="frontend",
             reason=(
-                "Each step of a beam search makes requests without the client's extra arguments, so "
-                "guidance would be ignored. It is refused."
+                "Each step of a beam search makes requests without the client's extra arguments. "
+                "Guidance would be ignored, so it is refused."
             ),
             upstream=_NO_HOOK,
             test="tests/engine/test_vllm_serve.py",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from deployments.calls.events import EventStream, events
 from deployments.calls.queue import AdmissionQueue, Place
 from deployments.calls.queue_entries import Share
 from deployments.calls.ray_errors import ServeItems, value_of
+from deployments.calls.readings import in_words
 from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
 from deployments.http.json_answer import json_answer
@@ -31,6 +33,7 @@ from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
 from deployments.routing import shared
+from deployments.routing.placement import REASONS
 from deployments.routing.shared import Dispatch
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -64,9 +67,16 @@ class GeneratorClient:
     """Handle of the ModelReplica deployment, and the queue in front of it.
 
     Used from one event loop.
+
+    waited: called with the seconds that each admitted request waited.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any], args: AppArgs) -> None:
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        args: AppArgs,
+        waited: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self.handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._args = args
@@ -82,7 +92,8 @@ class GeneratorClient:
         )
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
-        self.num_retried = self.num_direct = self.num_by_serve = 0
+        self._waited = waited
+        self._num_retried = self._num_direct = self._num_by_serve = 0
 
     async def ask(self, method: str, *args: Any) -> str:
         """The text that a method of one replica answers at once.
@@ -122,24 +133,20 @@ class GeneratorClient:
             else shared.fleet(self._deployment).max_model_len
         )
 
-    def gauges(self) -> dict[str, float]:
-        """Values for /metrics: the queue, and sums over the replicas as this ingress sees them."""
-        view = shared.fleet(self._deployment)
+    def reading(self) -> dict[str, float | Mapping[str, float]]:
+        """Values for /metrics: the queue, and the replicas as this ingress sees them."""
+        counts = shared.count_generator(self._deployment)
+        queue = {f"admission_{name}": value for name, value in self.queue.stats.items()}
         return {
-            **{f"admission_{name}": value for name, value in self.queue.stats.items()},
+            **queue,
             "admission_capacity_streams": self.capacity(),
-            "retried_requests": self.num_retried,
-            "direct_calls": self.num_direct,
-            "calls_by_serve": self.num_by_serve,
-            "replicas": view.replicas,
-            "replica_report_age_seconds": view.report_age_s,
-            "streams_running": view.running,
-            "streams_waiting": view.waiting,
-            "engines_held_seconds": view.held_ms / 1000,
-            "queued_prefill_tokens": view.queued_prefill_tokens,
-            "kv_blocks_free": view.free_blocks,
-            "kv_blocks": view.total_blocks,
-            **view.guidance,
+            "placements": {**dict.fromkeys(REASONS, 0), **shared.placements()},
+            "calls": {"direct": self._num_direct, "serve": self._num_by_serve},
+            "retried_requests": self._num_retried,
+            "replica_failures": shared.failures(),
+            "replicas": counts.replicas,
+            "replica_report_age_seconds": shared.fleet(self._deployment).report_age_s,
+            **in_words(counts.now(), counts.totals()),
         }
 
     async def answer(self, job: GenerateJob) -> Response:
@@ -172,12 +179,14 @@ class GeneratorClient:
         """
         at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
         demand = replace(job.demand, streams=min(job.demand.streams, at_once))
+        began = time.monotonic()
         try:
             async with in_time(job.terms.timeout_s):
                 place = await self.queue.enter(job.share, demand, job.terms.priority)
         except BaseException:
             job.settle(0)
             raise
+        self._waited(time.monotonic() - began)
         visit = _Visit(self, job, place)
         self._visits.add(visit)
         return visit
@@ -206,7 +215,7 @@ class GeneratorClient:
                 if not retries_left:
                     raise
                 # No delay: the router sends nothing to the failed replica now (routing/shared.py).
-                self.num_retried += 1
+                self._num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
@@ -215,10 +224,10 @@ class GeneratorClient:
             async with in_time_until(deadline):
                 items = await self._direct.begin(call)
             if items is not None:
-                self.num_direct += 1
+                self._num_direct += 1
                 with suppress(RefusedError):
                     return await self._first(visit, items, deadline, dispatch)
-            self.num_by_serve += 1
+            self._num_by_serve += 1
             by_serve: Any = self._generate.remote(call)
             return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
 

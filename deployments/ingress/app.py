@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from cfg_core.errors import CfgServeError
 from deployments.http.errors import error_body, http_error
+from deployments.ingress.exchange import REFUSED
 from deployments.ingress.guard import install
 from deployments.ingress.tenants import Tenant
 
@@ -30,6 +31,7 @@ install(app)
 @app.exception_handler(CfgServeError)
 async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
     answer = http_error(error, request.url.path)
+    request.scope["state"][REFUSED] = getattr(error, "reason", None)
     return JSONResponse(answer.body, answer.status, answer.headers)
 
 

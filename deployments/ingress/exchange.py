@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
@@ -32,6 +33,9 @@ DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 
 Without this, the client would get a connection reset before it gets the answer.
 """
+
+REFUSED = "refused"
+"""The key of the scope's state for the reason of an OverloadedError."""
 
 REQUEST_ID = b"x-request-id"
 MAX_LOGGED_CHARS = 500
@@ -80,6 +84,7 @@ class Exchange:
         self._body_deadline = 0.0  # by the event loop's clock
         self._queue = queue_behind(send)
         self._status: int | None = None  # of the answer; None until it begins
+        self._state: dict[str, Any] = {}  # of the scope inside
         self._began_s = now()
         self._first_byte_s: float | None = None
         self._bytes_in = self._bytes_out = 0
@@ -155,8 +160,8 @@ class Exchange:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
         ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
-        state = {**self._scope.get("state", {}), **ours}
-        return {**self._scope, "headers": headers, "state": state}
+        self._state = {**self._scope.get("state", {}), **ours}
+        return {**self._scope, "headers": headers, "state": self._state}
 
     async def _receive_counted(self) -> Message:
         """Receive a message, and count the bytes of its body.
@@ -237,6 +242,7 @@ class Exchange:
         return answer
 
     async def _answer(self, error: CfgServeError) -> None:
+        self._state[REFUSED] = getattr(error, "reason", None)
         answer = http_error(error, self._path)
         response = JSONResponse(answer.body, answer.status, answer.headers)
         await response(self._scope, self._receive, self._send_marked)
@@ -272,7 +278,12 @@ class Exchange:
         first_byte_s = None if self._first_byte_s is None else self._first_byte_s - self._began_s
         tenant = self._tenant.name if self._tenant else None
         self._policy.metrics.answered(
-            self._path, self._status, tenant, first_byte_s, self._now() - self._began_s
+            self._path,
+            self._status,
+            tenant,
+            first_byte_s,
+            self._now() - self._began_s,
+            self._state.get(REFUSED),
         )
 
     def _ms_until(self, time_s: float | None) -> str:

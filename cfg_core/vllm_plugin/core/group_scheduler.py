@@ -243,6 +243,7 @@ class GroupScheduler(Scheduler):
             "held_ms": int(1000 * self._pace.held_s),
             "groups": len(self._groups),
             "guided_streams": sum(len(group.streams) for group in self._groups),
+            "held_streams": sum(stream in self.requests for stream in self._timelines.held),
             **self._counts,
             **self._speculation.stats(),
             **stats.blocks(self, self._groups, self._roles),

@@ -29,6 +29,8 @@ GREEN, RED = "#73bf69", "#f2495c"
 POINTS = 240
 INCH_PER_COLUMN, INCH_PER_ROW = 0.62, 0.36
 DPI = 75
+PALETTE = 200
+"""Colours of a PNG."""
 
 
 def queried(
@@ -93,9 +95,12 @@ def draw(url: str, start: float, end: float, interval: str) -> Figure:
         if panel["type"] == "stat":
             _stat(figure, (left, bottom, width, height), panel, found)
         else:
-            x, y = 0.058 * 8 / place["w"] * width * 3, 0.22 * height
+            x, y = 0.052, 0.23 * height
             inner = (left + x, bottom + y, width - x - 0.012, 0.58 * height)
-            _chart(figure.add_axes(inner, facecolor=CARD), panel, found, start, end)
+            axes = figure.add_axes(inner, facecolor=CARD)
+            _chart(axes, panel, found, (start, end))
+            columns = 2 if place["w"] < 8 else 3 if place["w"] < 12 else 4
+            _names(figure, axes, left + 0.006, bottom + 0.135 * height, columns)
     return figure
 
 
@@ -151,7 +156,7 @@ def _last(values: Sequence[float]) -> float:
 
 
 def _chart(
-    axes: Axes, panel: dict[str, Any], found: list[tuple[str, Series]], start: float, end: float
+    axes: Axes, panel: dict[str, Any], found: list[tuple[str, Series]], between: tuple[float, float]
 ) -> None:
     from matplotlib.dates import DateFormatter
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -166,10 +171,11 @@ def _chart(
         tops = [low + value for low, value in zip(base, values, strict=True)]
         dates = [_date(at) for at in series.times]
         label = f"{legend}: {worded(_last(series.values), defaults['unit'])}"
-        axes.plot(dates, tops, color=colour, linewidth=1.2, label=label)
+        is_shown = len(found) <= 4 or any(values)  # no legend for one of many that is 0
+        axes.plot(dates, tops, color=colour, linewidth=1.2, label=label if is_shown else None)
         axes.fill_between(dates, base, tops, color=colour, alpha=0.25 if stacked else 0.06)
         below.update(zip(series.times, tops, strict=True))
-    axes.set_xlim(_date(start), _date(end))
+    axes.set_xlim(*map(_date, between))
     axes.set_ylim(bottom=0, top=defaults.get("max"))
     if axes.get_ylim()[1] < 1e-9 or not below:
         axes.set_ylim(0, 1)
@@ -181,19 +187,26 @@ def _chart(
     axes.grid(color="#2c3235", linewidth=0.5)
     for side in axes.spines.values():
         side.set_visible(False)
-    if found:
+    if not found:
+        axes.text(0.5, 0.5, "No data", color=FAINT, transform=axes.transAxes, ha="center")
+
+
+def _names(figure: Figure, axes: Axes, left: float, top: float, columns: int) -> None:
+    """Write the names of the series below a chart."""
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(
             loc="upper left",
-            bbox_to_anchor=(-0.08, -0.16),
-            ncol=min(4, len(found)),
+            bbox_to_anchor=(left, top),
+            bbox_transform=figure.transFigure,
+            borderaxespad=0,
+            ncol=columns,
             fontsize=7.5,
             frameon=False,
             labelcolor=TEXT,
             handlelength=1,
             columnspacing=1,
+            labelspacing=0.25,
         )
-    else:
-        axes.text(0.5, 0.5, "No data", color=FAINT, transform=axes.transAxes, ha="center")
 
 
 def _date(at: float) -> Any:
@@ -212,6 +225,17 @@ def main() -> None:
     end = time.time()
     figure = draw(args.url, end - 60 * args.minutes, end, args.interval)
     figure.savefig(args.out, dpi=DPI, facecolor=BACKGROUND)
+    if args.out.endswith(".png"):
+        _shrink(Path(args.out))
+
+
+def _shrink(picture: Path) -> None:
+    """Write the picture again with a palette, in a third of the bytes."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        small = image.convert("RGB").quantize(PALETTE)
+    small.save(picture, optimize=True)
 
 
 if __name__ == "__main__":

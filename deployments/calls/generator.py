@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +33,10 @@ from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
 from deployments.routing import shared
+from deployments.routing.counts import name_of
 from deployments.routing.placement import REASONS
 from deployments.routing.shared import Dispatch
+from deployments.tracing.spans import CLIENT, Span
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""
@@ -54,6 +56,7 @@ class GenerateJob:
     """One request for generated text, checked, on its way through the ingress.
 
     settle: called once, with the tokens that the request is charged for.
+    span: of the HTTP request, if it is traced.
     """
 
     call: GenerateCall
@@ -61,6 +64,7 @@ class GenerateJob:
     terms: Terms
     demand: Demand
     settle: Callable[[int], None]
+    span: Span | None = None
 
 
 class GeneratorClient:
@@ -180,9 +184,15 @@ class GeneratorClient:
         at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
         demand = replace(job.demand, streams=min(job.demand.streams, at_once))
         began = time.monotonic()
+        about = {
+            "streams": demand.streams,
+            "tokens": demand.tokens,
+            "waiting_before": self.queue.stats["queued_requests"],
+        }
         try:
-            async with in_time(job.terms.timeout_s):
-                place = await self.queue.enter(job.share, demand, job.terms.priority)
+            with job.span.child("queue", about) if job.span is not None else nullcontext():
+                async with in_time(job.terms.timeout_s):
+                    place = await self.queue.enter(job.share, demand, job.terms.priority)
         except BaseException:
             job.settle(0)
             raise
@@ -221,15 +231,33 @@ class GeneratorClient:
     async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
         call = replace(visit.job.call, call_id=uuid.uuid4().hex)
         with shared.expected(call.call_id) as dispatch:
-            async with in_time_until(deadline):
-                items = await self._direct.begin(call)
-            if items is not None:
-                self._num_direct += 1
-                with suppress(RefusedError):
-                    return await self._first(visit, items, deadline, dispatch)
-            self._num_by_serve += 1
-            by_serve: Any = self._generate.remote(call)
-            return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
+            span = visit.begin_call()
+            if span is None:
+                return await self._answer_of(visit, call, deadline, dispatch)
+            call = replace(call, headers={**call.headers, **span.headers})
+            try:
+                found = await self._answer_of(visit, call, deadline, dispatch)
+            except BaseException as error:
+                _tell_dispatch(span, dispatch)
+                visit.end_call(error)
+                raise
+            _tell_dispatch(span, dispatch)
+            return found
+
+    async def _answer_of(
+        self, visit: _Visit, call: GenerateCall, deadline: float | None, dispatch: Dispatch
+    ) -> tuple[Answer, Chunk | str]:
+        async with in_time_until(deadline):
+            items = await self._direct.begin(call)
+        if items is not None:
+            self._num_direct += 1
+            dispatch.is_direct = True
+            with suppress(RefusedError):
+                return await self._first(visit, items, deadline, dispatch)
+            dispatch.is_direct = False
+        self._num_by_serve += 1
+        by_serve: Any = self._generate.remote(call)
+        return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
 
     async def _first(
         self, visit: _Visit, items: Items, deadline: float | None, dispatch: Dispatch
@@ -252,6 +280,23 @@ class _Visit:
         self.answer: Answer | None = None
         self._generator = generator
         self._ended = False
+        self._num_calls = 0
+        self._span: Span | None = None  # of the present call, if the request is traced
+
+    def begin_call(self) -> Span | None:
+        """Begin the span of a call; None if the request is not traced."""
+        if self.job.span is not None:
+            self._num_calls += 1
+            self._span = self.job.span.child("call", {"try": self._num_calls}, CLIENT)
+        return self._span
+
+    def end_call(self, error: BaseException | None) -> None:
+        """End the span of the present call."""
+        span, self._span = self._span, None
+        if span is not None:
+            if error is not None:
+                span.fail(error)
+            span.end()
 
     def give_up_if_silent(self, for_s: float) -> None:
         if self.answer is not None:
@@ -272,7 +317,25 @@ class _Visit:
             self._ended = True
             if self.answer is not None:
                 self.answer.cancel()
+            if self.job.span is not None:
+                self._tell_failure()
             self._generator.forget(self)
             self.place.leave()
             usage = Usage() if free or self.answer is None else self.answer.usage
             self.job.settle(usage.tokens)
+
+    def _tell_failure(self) -> None:
+        """End the call's span, and mark it and the request's if a stream ended by an error."""
+        failure = self.answer.failure if self.answer is not None else None
+        if failure is not None and self.job.span is not None:
+            self.job.span.fail(failure)
+        self.end_call(failure)
+
+
+def _tell_dispatch(span: Span, dispatch: Dispatch) -> None:
+    about = {
+        "replica": name_of(dispatch.replica),
+        "reason": dispatch.reason or "unknown",
+        "way": "direct" if dispatch.is_direct else "serve",
+    }
+    span.set(about)

@@ -41,6 +41,7 @@ from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from deployments.requests.streams import num_tokens
 from deployments.routing import shared
+from deployments.tracing import spans
 
 _COUNT = re.compile(r'"count":\s*(\d+)')
 
@@ -75,6 +76,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes):
         args: AppArgs,
     ) -> None:
         ingress = serve.get_replica_context().replica_id.unique_id
+        spans.start(args.tracing, process="ingress", replica=ingress)
         paths = (route.path for route in app.routes if isinstance(route, Route))
         self._metrics = Metrics(ingress, paths, self._reading)
         waited = self._metrics.waited

@@ -103,12 +103,14 @@ class Dispatch:
 
     replica: None until the call has one.
     reason: why this replica has it, one of placement.REASONS; None until it has taken the call.
+    is_direct: whether the call went past Serve's handle.
     at: when the call was sent there, by time.monotonic.
     """
 
     def __init__(self) -> None:
         self.replica: Hashable | None = None
         self.reason: str | None = None
+        self.is_direct = False
         self.at = math.inf
 
 

@@ -116,6 +116,15 @@ class ServeProcess:
         told = json.loads((self._dir / "ray" / "prom_metrics_service_discovery.json").read_text())
         return [str(address) for entry in told for address in entry["targets"]]
 
+    def ray_logs(self) -> dict[str, list[str]]:
+        """Return the lines of all log files of its own Ray, by their paths."""
+        folder = self._dir / "ray" / "session_latest" / "logs"
+        return {
+            str(path): path.read_text(errors="replace").splitlines()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+
     def tail(self, num_lines: int = 50) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 

@@ -126,9 +126,9 @@ def a_little_of_everything(http: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def prometheus(server: ServeProcess, http: httpx.Client) -> Iterator[PrometheusProcess]:
     """A Prometheus that has scraped the server and its Ray for some seconds under load."""
-    targets = {"cfg-serve": [server.url.removeprefix("http://")]}
-    if ray := getattr(server, "ray_metrics", list)():
-        targets["ray"] = ray
+    targets: dict[str, list[str]] = {"cfg-serve": [server.url.removeprefix("http://")]}
+    if isinstance(server, ServeProcess):
+        targets["ray"] = server.ray_metrics()
     with PrometheusProcess(targets) as process:
         for _ in range(12):
             a_little_of_everything(http)

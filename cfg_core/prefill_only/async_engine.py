@@ -229,18 +229,16 @@ class AsyncEngine:
         return text
 
     def stats(self) -> dict[str, int]:
-        """What waits and what is computed now, and what has come since the start.
-
-        `requests`, `sequences`, `tokens` and `batches` are since the start, `queued_sequences`,
-        `queued_tokens` and `batches_in_flight` are of now.
-        """
+        """How many sequences and tokens wait now, and how many batches are in flight."""
         return {
             "queued_sequences": self._pipeline.scheduler.queued_sequences,
             "queued_tokens": self._pipeline.scheduler.queued_tokens,
             "batches_in_flight": self._pipeline.num_in_flight,
-            **self._counts,
-            "batches": self._pipeline.num_batches,
         }
+
+    def totals(self) -> dict[str, int]:
+        """Requests, sequences and tokens that have come, and batches begun, since the start."""
+        return {**self._counts, "batches": self._pipeline.num_batches}
 
     def close(self) -> None:
         self._lanes.close()

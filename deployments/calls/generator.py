@@ -317,12 +317,12 @@ class _Visit:
             self._ended = True
             if self.answer is not None:
                 self.answer.cancel()
-            if self.job.span is not None:
-                self._tell_failure()
             self._generator.forget(self)
             self.place.leave()
             usage = Usage() if free or self.answer is None else self.answer.usage
             self.job.settle(usage.tokens)
+            if self.job.span is not None:
+                self._tell_failure()
 
     def _tell_failure(self) -> None:
         """End the call's span, and mark it and the request's if a stream ended by an error."""

@@ -129,7 +129,7 @@ class Embedder:
 
         QueuedTokensRouter goes by QUEUED_TOKENS; the rest is for /metrics.
         """
-        return self._engine.stats()
+        return self._engine.stats() | self._engine.totals()
 
     async def check_health(self) -> None:
         """Called by Serve at each health check: raises if the engine is dead."""

@@ -301,20 +301,9 @@ class Exchange:
         """
         if not logger.isEnabledFor(logging.INFO):
             return
-        logger.info(
-            "request_id=%s tenant=%s method=%s path=%s status=%s first_byte_ms=%s end_ms=%s"
-            " bytes_in=%d bytes_out=%d",
-            self._request_id,
-            self._tenant.name if self._tenant else "-",
-            self._scope["method"],
-            quoted(self._scope["path"]),
-            self._status or "-",
-            self._ms_until(self._first_byte_s),
-            self._ms_until(self._now()),
-            self._bytes_in,
-            self._bytes_out,
-            extra=self._fields(),
-        )
+        fields = self._fields()
+        words = (f"{name}={'-' if value is None else value}" for name, value in fields.items())
+        logger.info(" ".join(words), extra=fields)
         if self._head:
             text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
             told = {"request_id": self._request_id, "body": text}
@@ -349,9 +338,6 @@ class Exchange:
             self._now() - self._began_s,
             self._state.get(REFUSED),
         )
-
-    def _ms_until(self, time_s: float | None) -> str:
-        return "-" if time_s is None else f"{1000 * (time_s - self._began_s):.1f}"
 
 
 def quoted(path: str) -> str:

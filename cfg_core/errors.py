@@ -88,12 +88,14 @@ class OverloadedError(CfgServeError):
     """There is no room for the request now.
 
     retry_after_s: seconds after which the client should try again.
+    reason: what is full, in one word for metrics.
     """
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0, reason: str = "engine") -> None:
         super().__init__(message)
-        self.args = (message, retry_after_s)  # pickle calls __init__ with these
+        self.args = (message, retry_after_s, reason)  # pickle calls __init__ with these
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class DeadlineError(CfgServeError):

@@ -23,11 +23,13 @@ from deployments.config.encoders import EncoderArgs
 from deployments.config.fallback import FallbackArgs
 from deployments.config.grammars import GrammarArgs
 from deployments.config.limits import LimitsArgs
+from deployments.config.tracing import TracingArgs
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 SECTIONS = (
     *(AppArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, LimitsArgs),
     GrammarArgs,
+    TracingArgs,
 )
 
 

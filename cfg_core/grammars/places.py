@@ -49,6 +49,7 @@ class FairPlaces:
                 f"{len(queue)} grammars of this tenant wait to be compiled, the maximum: send the"
                 " request again later.",
                 2.0,
+                "grammars",
             )
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)

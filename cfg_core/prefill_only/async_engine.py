@@ -58,6 +58,7 @@ class AsyncEngine:
         self._pipeline = Pipeline(model, options, self._deliver)
         self._pump_is_due = False
         self._lanes = lanes.Lanes("tokenizer")
+        self._counts = {"requests": 0, "sequences": 0, "tokens": 0}
         self.info = self._pipeline.info
 
     @classmethod
@@ -85,7 +86,11 @@ class AsyncEngine:
         request = _Request(self._loop.create_future(), len(inputs))
         sequences = await self._process(inputs, options, request)
         self._check_values(sequences, options, max_values)
-        self._check_room(sum(map(len, sequences)))
+        num_tokens = sum(map(len, sequences))
+        self._check_room(num_tokens)
+        self._counts["requests"] += 1
+        self._counts["sequences"] += len(sequences)
+        self._counts["tokens"] += num_tokens
         scheduler.add(sequences)
         self._pump_soon()
         try:
@@ -151,7 +156,10 @@ class AsyncEngine:
         """
         queued = self._pipeline.scheduler.queued_tokens
         if queued and queued + num_tokens > self._pipeline.max_queued_tokens:
-            raise OverloadedError(f"{queued} tokens are waiting to be embedded: try again later.")
+            raise OverloadedError(
+                f"{queued} tokens are waiting to be embedded: try again later.",
+                reason="encoder_queue",
+            )
 
     def _pump_soon(self) -> None:
         """Schedule `_pump` for the next turn of the event loop, if it is not scheduled yet.
@@ -227,6 +235,10 @@ class AsyncEngine:
             "queued_tokens": self._pipeline.scheduler.queued_tokens,
             "batches_in_flight": self._pipeline.num_in_flight,
         }
+
+    def totals(self) -> dict[str, int]:
+        """Requests, sequences and tokens that have come, and batches begun, since the start."""
+        return {**self._counts, "batches": self._pipeline.num_batches}
 
     def close(self) -> None:
         self._lanes.close()

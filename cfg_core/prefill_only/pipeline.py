@@ -60,6 +60,7 @@ class Pipeline:
         self._output_processor = resolve("output_processor", workflow)(self.checkpoint)
         self._executor = resolve("executor", workflow)(self._runner.compute, deliver)
         self.num_in_flight = 0
+        self.num_batches = 0  # since the start
         config = self.checkpoint.config
         self.token_width = int(
             config.get("hidden_size") or config.get("dim") or self.info.dimension or 0
@@ -74,6 +75,7 @@ class Pipeline:
                 return
             batch = self._model_input.build(sequences)
             self.num_in_flight += 1
+            self.num_batches += 1
             self._executor.submit(batch)
 
     def outputs_of(self, finished: Finished) -> list[tuple[SequenceState, Output | EngineError]]:

@@ -30,6 +30,7 @@ def guided_engine_args(
     grammars: Mapping[str, Any] | None = None,
     allow_untested_vllm: bool = False,
     max_followers: int | None = None,
+    traced: bool = False,
 ) -> dict[str, Any]:
     """Engine arguments that make a vLLM engine understand guidance.
 
@@ -48,6 +49,7 @@ def guided_engine_args(
         signatures that we use. Guidance may still be wrong on it.
 
     max_followers: the most followers that one request may have (`guidance_streams`). Default: 8.
+    traced: tell the frontend when followers ran, for spans of each stream (wire.follower_events).
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an
     unknown kv_split, a bad draft_cost or max_followers, or an unsupported vLLM, and ConfigError for
@@ -69,6 +71,8 @@ def guided_engine_args(
         ours[config.GRAMMARS] = config.check_grammars(grammars)
     if max_followers is not None:
         ours[config.MAX_FOLLOWERS] = config.check_max_followers(max_followers)
+    if traced:
+        ours[config.TRACED] = True
     if allow_untested_vllm:
         ours[config.ALLOW_UNTESTED] = True
     return {

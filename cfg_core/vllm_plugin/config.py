@@ -62,6 +62,15 @@ def check_draft_cost(value: object) -> float:
     return float(value)
 
 
+TRACED = "traced"
+"""Key, in our options: whether the engine tells the frontend when followers ran."""
+
+
+def is_traced(config: VllmConfig) -> bool:
+    """Whether the frontend is told when followers ran, from `additional_config`."""
+    return bool(ours(config).get(TRACED, False))
+
+
 MAX_FOLLOWERS = "max_followers"
 """Key, in our options, of the largest number of followers that a group may have."""
 

@@ -3,11 +3,12 @@
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
+    scheduler -> frontend   when the followers ran, in traced engines               follower_events
     workers -> frontend     the streams' own logprobs, as columns of vLLM's         StreamColumns
 
 The first two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are pickled
-with them. The third is in the field `kv_transfer_params` of vLLM's EngineCoreOutput, because that
-class has no field for extensions. The field is free: engines with KV connectors are refused at
+with them. The next two are in the field `kv_transfer_params` of vLLM's EngineCoreOutput, because
+that class has no field for extensions. The field is free: engines with KV connectors are refused at
 start.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 _GUIDANCE = "cfg_serve_guidance"
 _FAILURES = "cfg_serve_failures"
 _GUIDED_TOKENS = "cfg_serve_guided_tokens"
+_FOLLOWER_EVENTS = "cfg_serve_follower_events"
+
+FollowerEvent: TypeAlias = tuple[int, str, float]
+"""Which follower (from 0), what (`queued`, `scheduled`, `preempted`, `prompt_tokens`,
+`cached_tokens`), and when, by the monotonic clock, or how many."""
 
 
 # --- scheduler to workers -------------------------------------------------------------------------
@@ -166,8 +172,25 @@ def guided_tokens(output: EngineCoreOutput) -> int:
     return int(marked.get(_GUIDED_TOKENS, 0)) if marked else 0
 
 
+def mark_follower_events(output: EngineCoreOutput, events: Sequence[FollowerEvent]) -> None:
+    """Note in the output of a leader what happened to its followers.
+
+    The output must be marked with its guided tokens already; otherwise nothing is noted, because
+    the field may be vLLM's.
+    """
+    marked = output.kv_transfer_params
+    if marked and _GUIDED_TOKENS in marked:
+        output.kv_transfer_params = {**marked, _FOLLOWER_EVENTS: list(events)}
+
+
+def follower_events(output: EngineCoreOutput) -> list[FollowerEvent]:
+    """What happened to the followers of a leader since its last output."""
+    marked = output.kv_transfer_params
+    return list(marked.get(_FOLLOWER_EVENTS, ())) if marked else []
+
+
 def take_guided_tokens(output: EngineCoreOutput) -> None:
-    """Remove the count from `output`."""
+    """Remove the count, and what else we sent with it, from `output`."""
     if output.kv_transfer_params is not None and _GUIDED_TOKENS in output.kv_transfer_params:
         output.kv_transfer_params = None
 

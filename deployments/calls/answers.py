@@ -33,6 +33,7 @@ class Answer:
     dispatch: which replica has the call.
     on_sign: called, without arguments, each time an item arrives.
     usage: what the engine had done for the call according to the last report.
+    failure: what ended the stream before it was complete, once it has begun.
     is_complete: nothing more will be read. Until then, ending the request must cancel the call.
     """
 
@@ -51,6 +52,7 @@ class Answer:
         self._is_silent = False
         self.usage = Usage()
         self.is_complete = False
+        self.failure: Exception | None = None
 
     async def next(self) -> Chunk | Whole:
         """Return the next chunk of a stream, or the next piece of a whole answer.

@@ -6,6 +6,7 @@ This module chooses the encoder that a request means, and sends a call again if 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -147,6 +148,16 @@ class Encoders:
                 if not retries_left:
                     raise
                 await asyncio.sleep(RETRY_DELAY_S)
+
+    def reading(self) -> dict[str, Mapping[str, float]]:
+        """Values for /metrics: of each encoder, by its name, summed over its replicas."""
+        read: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for name, handle in self._handles.items():
+            counts = shared.count_encoder(handle.deployment_name)
+            now = {key: sum(values.values()) for key, values in counts.now().items()}
+            for key, value in (now | counts.totals() | {"replicas": counts.replicas}).items():
+                read[f"encoder_{key}"][name] = value
+        return dict(read)
 
     async def states(self) -> dict[str, dict[str, int]]:
         """Return what a replica of each encoder reports of its engine.

@@ -65,4 +65,5 @@ async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
         answer.is_complete = True
         yield text
     except (CfgServeError, StopAsyncIteration) as error:
+        answer.failure = error
         yield error_event(error if isinstance(error, CfgServeError) else EngineDeadError(LOST))

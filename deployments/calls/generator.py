@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from deployments.calls.events import EventStream, events
 from deployments.calls.queue import AdmissionQueue, Place
 from deployments.calls.queue_entries import Share
 from deployments.calls.ray_errors import ServeItems, value_of
+from deployments.calls.readings import in_words
 from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
 from deployments.http.json_answer import json_answer
@@ -31,7 +33,10 @@ from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
 from deployments.routing import shared
+from deployments.routing.counts import name_of
+from deployments.routing.placement import REASONS
 from deployments.routing.shared import Dispatch
+from deployments.tracing.spans import CLIENT, Span
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""
@@ -51,6 +56,7 @@ class GenerateJob:
     """One request for generated text, checked, on its way through the ingress.
 
     settle: called once, with the tokens that the request is charged for.
+    span: of the HTTP request, if it is traced.
     """
 
     call: GenerateCall
@@ -58,15 +64,23 @@ class GenerateJob:
     terms: Terms
     demand: Demand
     settle: Callable[[int], None]
+    span: Span | None = None
 
 
 class GeneratorClient:
     """Handle of the ModelReplica deployment, and the queue in front of it.
 
     Used from one event loop.
+
+    waited: called with the seconds that each admitted request waited.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any], args: AppArgs) -> None:
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        args: AppArgs,
+        waited: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self.handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._args = args
@@ -82,7 +96,8 @@ class GeneratorClient:
         )
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
-        self.num_retried = self.num_direct = self.num_by_serve = 0
+        self._waited = waited
+        self._num_retried = self._num_direct = self._num_by_serve = 0
 
     async def ask(self, method: str, *args: Any) -> str:
         """The text that a method of one replica answers at once.
@@ -122,24 +137,20 @@ class GeneratorClient:
             else shared.fleet(self._deployment).max_model_len
         )
 
-    def gauges(self) -> dict[str, float]:
-        """Values for /metrics: the queue, and sums over the replicas as this ingress sees them."""
-        view = shared.fleet(self._deployment)
+    def reading(self) -> dict[str, float | Mapping[str, float]]:
+        """Values for /metrics: the queue, and the replicas as this ingress sees them."""
+        counts = shared.count_generator(self._deployment)
+        queue = {f"admission_{name}": value for name, value in self.queue.stats.items()}
         return {
-            **{f"admission_{name}": value for name, value in self.queue.stats.items()},
+            **queue,
             "admission_capacity_streams": self.capacity(),
-            "retried_requests": self.num_retried,
-            "direct_calls": self.num_direct,
-            "calls_by_serve": self.num_by_serve,
-            "replicas": view.replicas,
-            "replica_report_age_seconds": view.report_age_s,
-            "streams_running": view.running,
-            "streams_waiting": view.waiting,
-            "engines_held_seconds": view.held_ms / 1000,
-            "queued_prefill_tokens": view.queued_prefill_tokens,
-            "kv_blocks_free": view.free_blocks,
-            "kv_blocks": view.total_blocks,
-            **view.guidance,
+            "placements": {**dict.fromkeys(REASONS, 0), **shared.placements()},
+            "calls": {"direct": self._num_direct, "serve": self._num_by_serve},
+            "retried_requests": self._num_retried,
+            "replica_failures": shared.failures(),
+            "replicas": counts.replicas,
+            "replica_report_age_seconds": shared.fleet(self._deployment).report_age_s,
+            **in_words(counts.now(), counts.totals()),
         }
 
     async def answer(self, job: GenerateJob) -> Response:
@@ -172,12 +183,20 @@ class GeneratorClient:
         """
         at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
         demand = replace(job.demand, streams=min(job.demand.streams, at_once))
+        began = time.monotonic()
+        about = {
+            "streams": demand.streams,
+            "tokens": demand.tokens,
+            "waiting_before": self.queue.stats["queued_requests"],
+        }
         try:
-            async with in_time(job.terms.timeout_s):
-                place = await self.queue.enter(job.share, demand, job.terms.priority)
+            with job.span.child("queue", about) if job.span is not None else nullcontext():
+                async with in_time(job.terms.timeout_s):
+                    place = await self.queue.enter(job.share, demand, job.terms.priority)
         except BaseException:
             job.settle(0)
             raise
+        self._waited(time.monotonic() - began)
         visit = _Visit(self, job, place)
         self._visits.add(visit)
         return visit
@@ -206,21 +225,39 @@ class GeneratorClient:
                 if not retries_left:
                     raise
                 # No delay: the router sends nothing to the failed replica now (routing/shared.py).
-                self.num_retried += 1
+                self._num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
         call = replace(visit.job.call, call_id=uuid.uuid4().hex)
         with shared.expected(call.call_id) as dispatch:
-            async with in_time_until(deadline):
-                items = await self._direct.begin(call)
-            if items is not None:
-                self.num_direct += 1
-                with suppress(RefusedError):
-                    return await self._first(visit, items, deadline, dispatch)
-            self.num_by_serve += 1
-            by_serve: Any = self._generate.remote(call)
-            return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
+            span = visit.begin_call()
+            if span is None:
+                return await self._answer_of(visit, call, deadline, dispatch)
+            call = replace(call, headers={**call.headers, **span.headers})
+            try:
+                found = await self._answer_of(visit, call, deadline, dispatch)
+            except BaseException as error:
+                _tell_dispatch(span, dispatch)
+                visit.end_call(error)
+                raise
+            _tell_dispatch(span, dispatch)
+            return found
+
+    async def _answer_of(
+        self, visit: _Visit, call: GenerateCall, deadline: float | None, dispatch: Dispatch
+    ) -> tuple[Answer, Chunk | str]:
+        async with in_time_until(deadline):
+            items = await self._direct.begin(call)
+        if items is not None:
+            self._num_direct += 1
+            dispatch.is_direct = True
+            with suppress(RefusedError):
+                return await self._first(visit, items, deadline, dispatch)
+            dispatch.is_direct = False
+        self._num_by_serve += 1
+        by_serve: Any = self._generate.remote(call)
+        return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
 
     async def _first(
         self, visit: _Visit, items: Items, deadline: float | None, dispatch: Dispatch
@@ -243,6 +280,23 @@ class _Visit:
         self.answer: Answer | None = None
         self._generator = generator
         self._ended = False
+        self._num_calls = 0
+        self._span: Span | None = None  # of the present call, if the request is traced
+
+    def begin_call(self) -> Span | None:
+        """Begin the span of a call; None if the request is not traced."""
+        if self.job.span is not None:
+            self._num_calls += 1
+            self._span = self.job.span.child("call", {"try": self._num_calls}, CLIENT)
+        return self._span
+
+    def end_call(self, error: BaseException | None) -> None:
+        """End the span of the present call."""
+        span, self._span = self._span, None
+        if span is not None:
+            if error is not None:
+                span.fail(error)
+            span.end()
 
     def give_up_if_silent(self, for_s: float) -> None:
         if self.answer is not None:
@@ -267,3 +321,21 @@ class _Visit:
             self.place.leave()
             usage = Usage() if free or self.answer is None else self.answer.usage
             self.job.settle(usage.tokens)
+            if self.job.span is not None:
+                self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """End the call's span, and mark it and the request's if a stream ended by an error."""
+        failure = self.answer.failure if self.answer is not None else None
+        if failure is not None and self.job.span is not None:
+            self.job.span.fail(failure)
+        self.end_call(failure)
+
+
+def _tell_dispatch(span: Span, dispatch: Dispatch) -> None:
+    about = {
+        "replica": name_of(dispatch.replica),
+        "reason": dispatch.reason or "unknown",
+        "way": "direct" if dispatch.is_direct else "serve",
+    }
+    span.set(about)

@@ -83,7 +83,6 @@ class AdmissionQueue:
         self._running = Sum()
         self._queued = Sum()
         self._rate = DrainRate(now)
-        self._refused = 0
 
     async def enter(self, share: Share, demand: Demand, priority: int = 0) -> Place:
         """Wait for a place with the engines.
@@ -156,14 +155,13 @@ class AdmissionQueue:
 
     @property
     def stats(self) -> dict[str, int]:
-        """What waits, what runs, and how many requests were refused since the start."""
+        """What waits and what runs."""
         return {
             "queued_requests": self._queued.requests,
             "queued_streams": self._queued.streams,
             "queued_tokens": self._queued.tokens,
             "running_requests": self._running.requests,
             "running_streams": self._running.streams,
-            "refused_requests": self._refused,
         }
 
     def check_integrity(self) -> None:
@@ -195,11 +193,11 @@ class AdmissionQueue:
         tenant = self._tenants.get(share.tenant)
         held = tenant.streams if tenant else 0
         if held + demand.streams > share.max_streams:
-            self._refused += 1
             raise OverloadedError(
                 f"This API key has {held} of its {share.max_streams} streams in use: wait until one"
                 " ends.",
                 self.retry_after_s(),
+                "key_streams",
             )
 
     def _has_its_share(self, entry: Entry) -> bool:
@@ -246,9 +244,8 @@ class AdmissionQueue:
             wait_s = self.retry_after_s()
             self._drop(entry)
             if not entry.admitted.cancelled():
-                self._refused += 1
                 message = f"Too many requests are waiting: try again in {wait_s:.0f} s."
-                entry.admitted.set_exception(OverloadedError(message, wait_s))
+                entry.admitted.set_exception(OverloadedError(message, wait_s, "queue"))
 
     def _drop(self, entry: Entry) -> None:
         """Remove a request that waits, for which its tenant is then not charged."""

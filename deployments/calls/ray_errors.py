@@ -65,7 +65,9 @@ async def value_of(response: Any) -> Any:
 def _own_error(error: Exception) -> CfgServeError:
     if isinstance(error, BackPressureError):
         return OverloadedError(
-            "Too many requests are waiting: try again later.", error.retry_after_s or 1.0
+            "Too many requests are waiting: try again later.",
+            error.retry_after_s or 1.0,
+            "serve_queue",
         )
     if isinstance(error, RayActorError | DeploymentUnavailableError | ReplicaUnavailableError):
         return EngineDeadError(LOST)

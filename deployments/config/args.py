@@ -24,6 +24,7 @@ from deployments.config.fallback import FallbackArgs
 from deployments.config.grammars import GrammarArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model
+from deployments.config.tracing import TracingArgs
 from deployments.lifecycle.beacon import ASK_EVERY_S
 
 USUAL_FOLLOWERS = 8
@@ -189,6 +190,10 @@ class AppArgs(YamlArgs):
         default=AccessArgs(),
         description="API keys and their limits, the size of bodies, and the logging of prompts.",
     )
+    tracing: TracingArgs = Field(
+        default=TracingArgs(),
+        description="OpenTelemetry spans of requests, from the ingress to each stream.",
+    )
     grammars: GrammarArgs = Field(
         default=GrammarArgs(),
         description="Maximum size of the grammars of requests, and maximum cost to compile them.",
@@ -312,6 +317,7 @@ class AppArgs(YamlArgs):
             "grammars": self.grammars.fields,
             "allow_untested_vllm": self.allow_untested_vllm,
             "max_followers": self.followers_per_request,
+            "traced": self.tracing.otlp_traces_endpoint is not None,
         }
 
     def engine_kwargs(self) -> dict[str, Any]:

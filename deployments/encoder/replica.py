@@ -24,7 +24,7 @@ from deployments.requests.encode.answers import tokenize_answer
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob, in_terms_of
 from deployments.requests.encode.tokens import TokenizeRequest
 from deployments.requests.usage import Computed
-from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
+from deployments.routing.serve_routers import QueuedTokensRouter
 
 logger = logging.getLogger("ray.serve")
 
@@ -125,8 +125,11 @@ class Embedder:
         return self._engine.stats()
 
     async def record_routing_stats(self) -> dict[str, int]:
-        """Called by Serve every `request_routing_stats_period_s`, for QueuedTokensRouter."""
-        return {QUEUED_TOKENS: self._engine.stats()["queued_tokens"]}
+        """Called by Serve every `request_routing_stats_period_s`.
+
+        QueuedTokensRouter goes by QUEUED_TOKENS; the rest is for /metrics.
+        """
+        return self._engine.stats() | self._engine.totals()
 
     async def check_health(self) -> None:
         """Called by Serve at each health check: raises if the engine is dead."""

@@ -32,6 +32,7 @@ from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import guided_tokens
 from deployments.generator.chunks import Chunks
 from deployments.generator.engine_errors import client_error, own_error
+from deployments.generator.stream_spans import ChoiceSpans, Traced
 from deployments.requests.extra_args import follower_prompts
 from deployments.requests.usage import Meter
 
@@ -40,11 +41,13 @@ class Run:
     """One HTTP request while it runs.
 
     share: streams that it may have in the engine at once.
+    traced: None if its streams get no spans.
     """
 
-    def __init__(self, meter: Meter, share: int) -> None:
+    def __init__(self, meter: Meter, share: int, traced: Traced | None = None) -> None:
         self.meter = meter
         self.share = share
+        self.traced = traced
         self.streams = 0
         self.waiting: deque[_Entry] = deque()
         self.prompts: set[str] = set()
@@ -79,6 +82,7 @@ class _Entry:
     streams: int = field(init=False)
     negative_tokens: int = field(init=False)
     is_sent: bool = False
+    spans: ChoiceSpans | None = None
 
     def __post_init__(self) -> None:
         params = self.request.sampling_params
@@ -211,6 +215,9 @@ class EngineCalls:
     def _enter(self, entry: _Entry) -> None:
         run, entry.is_sent = entry.run, True
         run.streams += entry.streams
+        if run.traced is not None and not run.searches_beams:
+            state = self._states.get(entry.request.request_id)
+            entry.spans = ChoiceSpans(run.traced, state, entry.streams - 1)
         prompt = self._prompt_of(entry.request.request_id)
         if prompt not in run.prompts and not run.searches_beams:
             run.prompts.add(prompt)
@@ -248,6 +255,9 @@ class EngineCalls:
             (self._entries.get(output.request_id), output, guided_tokens(output))
             for output in outputs
         ]
+        for entry, output, guided in known:
+            if entry is not None and entry.spans is not None:
+                entry.spans.seen(output, guided, timestamp)
         result = self._process(outputs, timestamp, *args, **kwargs)
         self._progress.processed(timestamp)
         for entry, output, guided in known:
@@ -267,6 +277,9 @@ class EngineCalls:
         The next choices of its run may then enter.
         """
         self._entries.pop(entry.request.request_id, None)
+        spans, entry.spans = entry.spans, None
+        if spans is not None:
+            spans.end()
         run = entry.run
         for wake in run.wakes:
             wake.set()

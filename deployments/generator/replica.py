@@ -24,6 +24,7 @@ from deployments.config.args import AppArgs
 from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.direct_calls import start_listener
 from deployments.generator.heartbeats import with_heartbeats
+from deployments.lifecycle import json_lines
 from deployments.lifecycle.beacon import Beacon
 from deployments.lifecycle.log_handlers import log_handlers_kept
 from deployments.lifecycle.pulse import PULSE_S, Pulse
@@ -32,6 +33,8 @@ from deployments.messages import Failed, GenerateCall, Item
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.usage import Meter
 from deployments.routing.serve_routers import GroupRouter
+from deployments.tracing import spans
+from deployments.tracing.spans import Span
 
 logger = logging.getLogger("ray.serve")
 
@@ -42,6 +45,9 @@ ROUTER = RequestRouterConfig(
     request_routing_stats_period_s=PULSE_S,  # type: ignore[arg-type]
 )
 
+
+FLUSH_S = 1.0
+"""Seconds that a replica which stops waits until its last spans are sent."""
 
 STOP_STRINGS = ("VLLM_MAX_STOP_STRINGS", "64")
 """vLLM's limit of stop strings per request, if the environment sets none.
@@ -74,8 +80,12 @@ class ModelReplica:
     """
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc] # Serve awaits it
+        self._name = serve.get_replica_context().replica_id.unique_id
+        spans.start(args.tracing, process="replica", replica=self._name)
         group = _workers_placement() if args.num_workers > 1 else None
         os.environ.setdefault(*STOP_STRINGS)  # before vllm is imported
+        if json_lines.is_wanted(logger) and args.num_workers == 1:
+            json_lines.use_in_vllm(os.environ)  # the file may be elsewhere on other nodes
         with log_handlers_kept():
             from cfg_core.vllm_plugin.versions import tested
 
@@ -124,13 +134,33 @@ class ModelReplica:
         """
         self._calls += 1
         meter = Meter()
+        span = self._span(call)
         try:
-            answer = self._server.generate(call, meter)
+            answer = self._server.generate(call, meter, span)
             async with aclosing(with_heartbeats(answer, lambda: meter.usage)) as items:
                 async for item in items:
                     yield item
         except CfgServeError as error:
-            yield replace(self._failed(error), usage=meter.usage)
+            if span is not None:
+                span.fail(error)
+            request_id = call.headers.get("x-request-id")
+            yield replace(self._failed(error, request_id), usage=meter.usage)
+        finally:
+            if span is not None:
+                span.end()
+
+    def _span(self, call: GenerateCall) -> Span | None:
+        """The call's span in this process; None if nothing is traced."""
+        tracing = spans.current()
+        if tracing is None:
+            return None
+        streams = 1 if call.guidance is None else call.guidance.streams
+        about: dict[str, str | int] = {
+            "replica": self._name,
+            "endpoint": call.endpoint,
+            "streams": streams,
+        }
+        return tracing.under(call.headers, "replica", about)
 
     async def models(self) -> str | Failed:
         """The answer of /v1/models, as JSON text."""
@@ -170,7 +200,7 @@ class ModelReplica:
         except CfgServeError as error:
             return self._failed(error)
 
-    def _failed(self, error: CfgServeError) -> Failed:
+    def _failed(self, error: CfgServeError, request_id: str | None = None) -> Failed:
         """`error` for the ingress, with a log line if it is the server's fault.
 
         On a dead engine, every failure counts as caused by its death.
@@ -178,7 +208,9 @@ class ModelReplica:
         if self._server.errored:
             return Failed(EngineDeadError("The engine was lost: send the request again."))
         if not isinstance(error, RequestError):
-            logger.error("%s: %s", type(error).__name__, error)
+            kind = type(error).__name__
+            about = {"error": kind, **({"request_id": request_id} if request_id else {})}
+            logger.error("%s: %s", kind, error, extra=about)
         return Failed(error)
 
     async def engine_state(self) -> dict[str, int] | Failed:
@@ -205,4 +237,6 @@ class ModelReplica:
                 await self._listener.stop()
             for watchdog in self._watchdogs:
                 watchdog.cancel()
+            if (tracing := spans.current()) is not None:
+                await asyncio.to_thread(tracing.flush, FLUSH_S)
             self._server.shutdown()

@@ -9,7 +9,8 @@ import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,10 +45,12 @@ from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.renderer_lanes import check_text, use_lanes
+from deployments.generator.stream_spans import Traced
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
+from deployments.tracing.spans import Span
 
 
 class HttpContext:
@@ -161,7 +164,9 @@ class VllmServer:
 
     # --- generation ---------------------------------------------------------------------------
 
-    async def generate(self, call: GenerateCall, meter: Meter) -> AsyncIterator[Chunk | Whole]:
+    async def generate(
+        self, call: GenerateCall, meter: Meter, span: Span | None = None
+    ) -> AsyncIterator[Chunk | Whole]:
         """Serve one request, leader and negative.
 
         Yields the chunks of a stream as vLLM words them, or the pieces of one JSON text. Raises
@@ -169,10 +174,13 @@ class VllmServer:
         or cancelling the task that waits for it, aborts the group in the engine.
 
         meter: must be new; holds at any moment what the engine has done for this request.
+        span: the request's span in this process, if it is traced.
         """
-        run = Run(meter, self._share)
+        run = Run(meter, self._share, traced_of(call, span))
+        if span is not None:
+            call = replace(call, headers={**call.headers, **span.headers})
         with own_errors():
-            with reading():
+            with reading(), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
             self._calls.begin(run)
@@ -282,6 +290,14 @@ class VllmServer:
             return await _json_of(
                 checked(await create(parse(DetokenizeRequest, body), HttpContext(headers)))
             )
+
+
+def traced_of(call: GenerateCall, span: Span | None) -> Traced | None:
+    """What the spans of the call's streams need; None if it is not traced."""
+    if span is None:
+        return None
+    guided = call.guidance is not None and call.guidance.enabled
+    return Traced(span, call.guidance.params.weights if call.guidance and guided else ())
 
 
 def frontend_args(frontend: Mapping[str, Any]) -> Any:

@@ -121,4 +121,4 @@ class Turns:
 
 
 def _too_many(what: str) -> OverloadedError:
-    return OverloadedError(f"{what}: wait until some requests have ended.", 1.0)
+    return OverloadedError(f"{what}: wait until some requests have ended.", 1.0, "open_requests")

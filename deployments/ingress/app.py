@@ -12,8 +12,10 @@ from starlette.exceptions import HTTPException
 
 from cfg_core.errors import CfgServeError
 from deployments.http.errors import error_body, http_error
+from deployments.ingress.exchange import REFUSED, SPAN
 from deployments.ingress.guard import install
 from deployments.ingress.tenants import Tenant
+from deployments.tracing.spans import Span
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
 """Headers that vLLM's serving classes read.
@@ -30,6 +32,7 @@ install(app)
 @app.exception_handler(CfgServeError)
 async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
     answer = http_error(error, request.url.path)
+    request.scope["state"][REFUSED] = getattr(error, "reason", None)
     return JSONResponse(answer.body, answer.status, answer.headers)
 
 
@@ -60,6 +63,12 @@ def tenant_of(request: Request) -> Tenant:
     """The tenant that the request is counted for, as set by ingress/exchange.py."""
     tenant: Tenant = request.state.tenant
     return tenant
+
+
+def span_of(request: Request) -> Span | None:
+    """The request's span, as begun by ingress/exchange.py; None if nothing is traced."""
+    span: Span | None = request.scope["state"].get(SPAN)
+    return span
 
 
 def client_of(request: Request) -> str:

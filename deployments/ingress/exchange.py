@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
@@ -20,6 +21,8 @@ from deployments.http.open_requests import OpenRequest
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.tenants import ANONYMOUS, Tenant
+from deployments.tracing import spans
+from deployments.tracing.spans import Span
 
 OPEN_PATHS = ("/health", "/ready")
 """Paths that are answered without an API key, and however many requests are in progress.
@@ -39,6 +42,12 @@ DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 
 Without this, the client would get a connection reset before it gets the answer.
 """
+
+REFUSED = "refused"
+"""The key of the scope's state for the reason of an OverloadedError."""
+
+SPAN = "span"
+"""The key of the scope's state for the request's span; missing if nothing is traced."""
 
 REQUEST_ID = b"x-request-id"
 MAX_LOGGED_CHARS = 500
@@ -87,10 +96,12 @@ class Exchange:
         self._body_deadline = 0.0  # by the event loop's clock
         self._queue = queue_behind(send)
         self._status: int | None = None  # of the answer; None until it begins
+        self._state: dict[str, Any] = {}  # of the scope inside
         self._began_s = now()
         self._first_byte_s: float | None = None
         self._bytes_in = self._bytes_out = 0
         self._head = b""  # the first bytes of the body, for log_prompts
+        self._span: Span | None = None
 
     async def run(self, app: ASGIApp) -> None:
         """Pass the request to `app`, or answer it with an error.
@@ -98,19 +109,24 @@ class Exchange:
         An error that occurs after the answer has begun is raised, so that the server ends the
         connection.
         """
+        self._span = self._begin_span()
         try:
             self._tenant = self._authenticate()
             self._come_in()
             self._check_declared_size()
             await app(self._scope_inside(), self._receive_counted, self._send_marked)
         except ClientStalledError as error:
-            logger.warning("request_id=%s %s", self._request_id, error)
+            self._failed(error)
+            told = {"request_id": self._request_id}
+            logger.warning("request_id=%s %s", self._request_id, error, extra=told)
         except CfgServeError as error:
             if self._status is not None:
+                self._failed(error)
                 raise
             await self._drain(error)
             await self._answer(error)
-        except Exception:
+        except Exception as error:
+            self._failed(error)
             if self._status is None:
                 await self._answer(EngineError("Internal error: see the server's log."))
             raise
@@ -119,6 +135,7 @@ class Exchange:
                 self._open_request.end()
             self._log()
             self._count()
+            self._end_span()
 
     # --- the request ------------------------------------------------------------------------------
 
@@ -162,8 +179,10 @@ class Exchange:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
         ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
-        state = {**self._scope.get("state", {}), **ours}
-        return {**self._scope, "headers": headers, "state": state}
+        self._state = {**self._scope.get("state", {}), **ours}
+        if self._span is not None:
+            self._state[SPAN] = self._span
+        return {**self._scope, "headers": headers, "state": self._state}
 
     async def _receive_counted(self) -> Message:
         """Receive a message, and count the bytes of its body.
@@ -244,9 +263,40 @@ class Exchange:
         return answer
 
     async def _answer(self, error: CfgServeError) -> None:
+        self._state[REFUSED] = getattr(error, "reason", None)
         answer = http_error(error, self._path)
         response = JSONResponse(answer.body, answer.status, answer.headers)
         await response(self._scope, self._receive, self._send_marked)
+
+    # --- the span ---------------------------------------------------------------------------------
+
+    def _begin_span(self) -> Span | None:
+        """Begin the request's span; None if nothing is traced, or for what is only polled."""
+        tracing = spans.current()
+        if tracing is None or self._path in (*OPEN_PATHS, "/metrics"):
+            return None
+        method, path = self._scope["method"], quoted(self._path)
+        about = {"http.request.method": method, "url.path": path, "request_id": self._request_id}
+        return tracing.under(self._headers, f"{method} {path}", about)
+
+    def _failed(self, error: Exception) -> None:
+        if self._span is not None:
+            self._span.fail(error)
+
+    def _end_span(self) -> None:
+        if self._span is None:
+            return
+        tenant = self._tenant.name if self._tenant else "-"
+        self._span.set({"tenant": tenant, "bytes_in": self._bytes_in, "bytes_out": self._bytes_out})
+        if self._status is None:
+            self._span.set({"client_left": True})
+        else:
+            self._span.set({"http.response.status_code": self._status})
+            if self._status >= 500:
+                self._span.fail(str(self._status))
+        if self._first_byte_s is not None:
+            self._span.set({"first_byte_ms": 1000 * (self._first_byte_s - self._began_s)})
+        self._span.end()
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -254,24 +304,33 @@ class Exchange:
         """Write one line to the log, and a second one with the start of the body for log_prompts.
 
         The path is quoted, and a request id is the client's only if it is well-formed, so that a
-        client cannot forge a line.
+        client cannot forge a line. In JSON, the same values are fields.
         """
-        logger.info(
-            "request_id=%s tenant=%s method=%s path=%s status=%s first_byte_ms=%s end_ms=%s"
-            " bytes_in=%d bytes_out=%d",
-            self._request_id,
-            self._tenant.name if self._tenant else "-",
-            self._scope["method"],
-            quote(self._scope["path"], errors="replace")[:MAX_LOGGED_PATH_CHARS],
-            self._status or "-",
-            self._ms_until(self._first_byte_s),
-            self._ms_until(self._now()),
-            self._bytes_in,
-            self._bytes_out,
-        )
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        fields = self._fields()
+        words = (f"{name}={'-' if value is None else value}" for name, value in fields.items())
+        logger.info(" ".join(words), extra=fields)
         if self._head:
             text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
-            logger.info("request_id=%s log_prompts: body begins %r", self._request_id, text)
+            told = {"request_id": self._request_id, "body": text}
+            logger.info("request_id=%s log_prompts: body begins %r", *told.values(), extra=told)
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "request_id": self._request_id,
+            "tenant": self._tenant.name if self._tenant else None,
+            "method": self._scope["method"],
+            "path": quoted(self._scope["path"]),
+            "status": self._status,
+            "first_byte_ms": self._ms(self._first_byte_s),
+            "end_ms": self._ms(self._now()),
+            "bytes_in": self._bytes_in,
+            "bytes_out": self._bytes_out,
+        }
+
+    def _ms(self, time_s: float | None) -> float | None:
+        return None if time_s is None else round(1000 * (time_s - self._began_s), 1)
 
     def _count(self) -> None:
         if self._policy.metrics is None:
@@ -279,11 +338,18 @@ class Exchange:
         first_byte_s = None if self._first_byte_s is None else self._first_byte_s - self._began_s
         tenant = self._tenant.name if self._tenant else None
         self._policy.metrics.answered(
-            self._path, self._status, tenant, first_byte_s, self._now() - self._began_s
+            self._path,
+            self._status,
+            tenant,
+            first_byte_s,
+            self._now() - self._began_s,
+            self._state.get(REFUSED),
         )
 
-    def _ms_until(self, time_s: float | None) -> str:
-        return "-" if time_s is None else f"{1000 * (time_s - self._began_s):.1f}"
+
+def quoted(path: str) -> str:
+    """A path as it is told to logs and traces."""
+    return quote(path, errors="replace")[:MAX_LOGGED_PATH_CHARS]
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> RawHeaders:

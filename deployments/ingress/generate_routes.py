@@ -19,7 +19,7 @@ from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GenerateJob, GeneratorClient
 from deployments.calls.queue_entries import Share
 from deployments.config.args import AppArgs
-from deployments.ingress.app import app, client_of, forwarded_headers, tenant_of
+from deployments.ingress.app import app, client_of, forwarded_headers, span_of, tenant_of
 from deployments.ingress.bodies import Bodies
 from deployments.ingress.tenants import ANONYMOUS, Gate
 from deployments.messages import GenerateCall
@@ -158,4 +158,5 @@ class GenerateRoutes:
             terms=terms,
             demand=asked.demand,
             settle=self._gate.charge(tenant, asked.demand.tokens).settle,
+            span=span_of(request),
         )

@@ -1,18 +1,22 @@
 """The metrics of /metrics, in Prometheus' text format.
 
 They describe this ingress, its queue, and the replicas as this ingress sees them. Each replica of
-CfgRouter answers for itself, under its own `ingress` label. vLLM's own metrics (`ray_vllm_*`),
-Serve's and Ray's are on the metrics port of each Ray node. No metric contains anything that a
-client wrote.
+CfgRouter answers for itself, under its own `ingress` label. metric_families.py names them. vLLM's
+own metrics (`ray_vllm_*`), Serve's and Ray's are on the metrics port of each Ray node. No metric
+contains anything that a client wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from deployments.ingress import metric_families
+from deployments.ingress.metric_families import Family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,61 +40,65 @@ SECONDS = (
 )
 UNKNOWN = "other"
 
+Reading: TypeAlias = Mapping[str, float | Mapping[str, float]]
+"""Values by the names of metric_families.READ; by the values of its label if a family has one."""
 
-class _Gauges(Collector):
-    """Gauges whose values are read at each scrape."""
 
-    def __init__(self, read: Callable[[], Mapping[str, float]], ingress: str) -> None:
+class _Read(Collector):
+    """The families whose values are read at each scrape."""
+
+    def __init__(self, read: Callable[[], Reading], ingress: str) -> None:
         self._read, self._ingress = read, ingress
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        for name, value in self._read().items():
-            gauge = GaugeMetricFamily(
-                f"cfg_serve_{name}", name.replace("_", " "), labels=["ingress"]
-            )
-            gauge.add_metric([self._ingress], value)
-            yield gauge
+    def collect(self) -> Iterable[Metric]:
+        values = self._read()
+        for family in metric_families.READ:
+            if family.name in values:
+                yield self._metric(family, values[family.name])
+
+    def _metric(self, family: Family, value: float | Mapping[str, float]) -> Metric:
+        kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        metric = kind(
+            f"{metric_families.PREFIX}{family.name}",
+            family.help,
+            labels=["ingress", *family.labels],
+        )
+        if not isinstance(value, Mapping):
+            metric.add_metric([self._ingress], value)
+            return metric
+        for label, one in value.items():
+            metric.add_metric([self._ingress, label], one)
+        return metric
 
 
 class Metrics:
     """The metrics of one ingress.
 
     paths: paths that have a label of their own. All others are labelled `other`.
-    gauges: returns names, without a prefix, and current values.
+    read: called at each scrape; returns what metric_families.READ names, as far as it is there.
     """
 
-    def __init__(
-        self, ingress: str, paths: Iterable[str], gauges: Callable[[], Mapping[str, float]]
-    ) -> None:
+    def __init__(self, ingress: str, paths: Iterable[str], read: Callable[[], Reading]) -> None:
         self._ingress, self._paths = ingress, frozenset(paths)
         self._registry = CollectorRegistry()
-        self._registry.register(_Gauges(gauges, ingress))
-        self._requests = Counter(
-            "cfg_serve_requests",
-            "Requests that have ended.",
-            ("ingress", "path", "status", "tenant"),
-            registry=self._registry,
-        )
-        self._charged = Counter(
-            "cfg_serve_charged_tokens",
-            "Tokens charged to the tenant: prompts and outputs of all streams.",
-            ("ingress", "tenant"),
-            registry=self._registry,
-        )
-        names = ("ingress", "path")
-        self._first_byte = Histogram(
-            "cfg_serve_first_byte_seconds",
-            "Seconds from the arrival of a request to the first byte of its answer.",
-            names,
-            registry=self._registry,
-            buckets=SECONDS,
-        )
-        self._duration = Histogram(
-            "cfg_serve_request_seconds",
-            "Seconds from the arrival of a request to the last byte of its answer.",
-            names,
-            registry=self._registry,
-            buckets=SECONDS,
+        self._registry.register(_Read(read, ingress))
+        self._requests = self._counter(metric_families.REQUESTS)
+        self._charged = self._counter(metric_families.CHARGED)
+        self._refused = self._counter(metric_families.REFUSED)
+        for reason in metric_families.REFUSALS:
+            self._refused.labels(ingress, reason)  # 0, so that the first refusal is an increase
+        self._first_byte = self._histogram(metric_families.FIRST_BYTE)
+        self._duration = self._histogram(metric_families.DURATION)
+        self._wait = self._histogram(metric_families.WAIT)
+
+    def _counter(self, family: Family) -> Counter:
+        name, labels = f"{metric_families.PREFIX}{family.name}", ("ingress", *family.labels)
+        return Counter(name, family.help, labels, registry=self._registry)
+
+    def _histogram(self, family: Family) -> Histogram:
+        labels = ("ingress", *family.labels)
+        return Histogram(
+            family.full_name, family.help, labels, registry=self._registry, buckets=SECONDS
         )
 
     def answered(
@@ -100,18 +108,26 @@ class Metrics:
         tenant: str | None,
         first_byte_s: float | None,
         duration_s: float,
+        refused: str | None = None,
     ) -> None:
         """Count a request that has ended.
 
         status: None if the client left before there was an answer.
+        refused: what was full, if that is why it was refused.
         tenant: None if unknown.
         first_byte_s: None if there was no first byte.
         """
         path = path if path in self._paths else UNKNOWN
         self._requests.labels(self._ingress, path, str(status or "left"), tenant or "-").inc()
+        if refused is not None:
+            self._refused.labels(self._ingress, refused).inc()
         if first_byte_s is not None:
             self._first_byte.labels(self._ingress, path).observe(first_byte_s)
         self._duration.labels(self._ingress, path).observe(duration_s)
+
+    def waited(self, seconds: float) -> None:
+        """Count how long a request waited for its place with the engines."""
+        self._wait.labels(self._ingress).observe(seconds)
 
     def charged(self, tenant: str, num_tokens: int) -> None:
         """Count the tokens charged for a request: what the engine did for it.

@@ -127,4 +127,4 @@ def _later(unit: str, per_minute: int, wait_s: float) -> OverloadedError:
     Its text rounds the seconds up, as Retry-After does.
     """
     rate = f"This API key is limited to {per_minute} {unit} per minute"
-    return OverloadedError(f"{rate}: try again in {math.ceil(wait_s)} s.", wait_s)
+    return OverloadedError(f"{rate}: try again in {math.ceil(wait_s)} s.", wait_s, "rate")

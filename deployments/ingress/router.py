@@ -34,7 +34,7 @@ from deployments.ingress.bodies import Bodies
 from deployments.ingress.docs_routes import DocsRoutes
 from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
-from deployments.ingress.metrics import CONTENT_TYPE, Metrics
+from deployments.ingress.metrics import CONTENT_TYPE, Metrics, Reading
 from deployments.ingress.playground_routes import PlaygroundRoutes
 from deployments.ingress.policy import Policy
 from deployments.ingress.vllm_routes import VllmRoutes
@@ -42,6 +42,7 @@ from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from deployments.requests.streams import num_tokens
 from deployments.routing import shared
+from deployments.tracing import spans
 
 _COUNT = re.compile(r'"count":\s*(\d+)')
 
@@ -75,11 +76,12 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         encoders: dict[str, DeploymentHandle[Any]],
         args: AppArgs,
     ) -> None:
-        self._generator = GeneratorClient(generator, args) if generator else None
         ingress = serve.get_replica_context().replica_id.unique_id
-        self._metrics = Metrics(
-            ingress, (route.path for route in app.routes if isinstance(route, Route)), self._gauges
-        )
+        spans.start(args.tracing, process="ingress", replica=ingress)
+        paths = (route.path for route in app.routes if isinstance(route, Route))
+        self._metrics = Metrics(ingress, paths, self._reading)
+        waited = self._metrics.waited
+        self._generator = GeneratorClient(generator, args, waited) if generator else None
         policy = Policy.of(args.access, self._metrics, args.limits)
         shared.enforce(policy)
         self._gate = policy.gate
@@ -148,8 +150,10 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         """Return the metrics, in Prometheus' text format."""
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
-    def _gauges(self) -> dict[str, float]:
-        return self._generator.gauges() if self._generator else {}
+    def _reading(self) -> Reading:
+        generator = self._generator.reading() if self._generator else {}
+        requests = {"open_requests": self._open_requests.count}
+        return {**requests, **generator, **self._encoders.reading()}
 
     @app.get("/health")
     async def health(self) -> JSONResponse:

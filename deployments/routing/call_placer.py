@@ -71,9 +71,9 @@ class CallPlacer:
 
     def sent(self, name: str, call: GenerateCall, replica: Hashable) -> None:
         """Note that the replica has taken the call."""
-        shared.dispatched(call.call_id, replica)
         with self._lock:
-            self._placer.sent(name, call.group, replica, time.monotonic())
+            reason = self._placer.sent(name, call.group, replica, time.monotonic())
+        shared.dispatched(call.call_id, replica, reason)
 
     def answered(self, name: str, replica: Hashable) -> None:
         """Note that the call has ended, however it did, or that it is not sent there after all."""
@@ -94,6 +94,8 @@ class CallPlacer:
             self._deployment = deployment or self._deployment
         if deployment is not None:
             shared.placed_by(deployment, self)
+        if self._deployment is not None:
+            shared.count_generator(self._deployment).update(reports)
         self._publish()
 
     def died(self, replica: Hashable) -> None:
@@ -102,6 +104,8 @@ class CallPlacer:
         with self._lock:
             self._placer.forget(replica)
             self._addresses.pop(replica, None)
+        if self._deployment is not None:
+            shared.count_generator(self._deployment).left(replica)
         self._publish()
 
     def _publish(self) -> None:

@@ -45,23 +45,6 @@ wait, and other requests avoid the replica, even if it holds their own prefixes.
 """
 
 
-GUIDANCE_COUNTS = (
-    "groups",
-    "guided_streams",
-    "leader_blocks",
-    "follower_blocks",
-    "joint_steps",
-    "solo_rows",
-    "group_preemptions",
-    "guided_tokens",
-    "scored_tokens",
-    "windows_opened",
-    "windows_closed",
-)
-"""What an engine's `guidance_stats` says of groups. The first four are of now, and the others are
-counts since its start."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplicaLoad:
     """A replica's load: what it reported, and what this process did to it since.
@@ -73,7 +56,6 @@ class ReplicaLoad:
     held_ms: milliseconds that the engine has waited for its frontend since its start.
     calls: calls of `generate` that the replica has taken since its start.
     prefill_tokens_per_s: may be missing in a report.
-    guidance: the values of GUIDANCE_COUNTS, in their order. Nothing is decided by them.
     waiting_tokens: how much should be left by now of the queued tokens and of those sent since.
     sent_blocks: KV blocks that the requests sent since need.
     sent_streams: streams of the requests sent since, less those answered since. It may be negative.
@@ -91,7 +73,6 @@ class ReplicaLoad:
     held_ms: int = 0
     calls: int = 0
     prefill_tokens_per_s: int = PREFILL_TOKENS_PER_S
-    guidance: tuple[int, ...] = (0,) * len(GUIDANCE_COUNTS)
     waiting_tokens: float = 0.0
     sent_blocks: int = 0
     sent_streams: int = 0
@@ -110,7 +91,6 @@ class ReplicaLoad:
         }
         return cls(
             **{name: value for name, value in counts.items() if value >= LEAST.get(name, 0)},
-            guidance=tuple(_count(stats.get(name)) for name in GUIDANCE_COUNTS),
             **since,
         )
 
@@ -129,15 +109,8 @@ class ReplicaLoad:
         return self.free_blocks - self.sent_blocks - queued - self.running
 
 
-def _count(value: object) -> int:
-    """`value` if it is a count, else 0."""
-    return value if type(value) is int and value > 0 else 0
-
-
 SINCE = ("waiting_tokens", "sent_blocks", "sent_streams", "last_sent")
-REPORTED = tuple(
-    field.name for field in fields(ReplicaLoad) if field.name not in (*SINCE, "guidance")
-)
+REPORTED = tuple(field.name for field in fields(ReplicaLoad) if field.name not in SINCE)
 """The keys of a replica's report, all with integer values."""
 
 LEAST = {"block_size": 1, "prefill_tokens_per_s": 1}

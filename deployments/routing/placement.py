@@ -65,6 +65,11 @@ Then the number of streams decides, and then which replica was sent a request le
 """
 
 
+REASONS = ("only", "session", "prefix", "load")
+"""Why a replica has a request: there was no other one, the session was there before, it holds the
+beginning of a prompt, or it had the least load. The first that holds counts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Weights of the policy.
@@ -312,11 +317,15 @@ class Placer:
         load = self.loads([replica], now)[replica]
         return not any(lacks(request, load, blocks_needed(request, replica, load, self._index)))
 
-    def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> None:
-        """Note that the replica has taken the request. It may be one that is gone already."""
+    def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> str | None:
+        """Note that the replica has taken the request.
+
+        Returns why it has it, one of REASONS; None if the replica is gone already.
+        """
         if self._replicas is not None and replica not in self._replicas:
             self._ledger.unplan(name)
-            return
+            return None
+        reason = self._reason(request, replica)
         self._ledger.sent(replica, name, self._work(request, replica, now))
         self._share.sent(replica)
         if chain := request.prefixes[0].chain:
@@ -334,6 +343,15 @@ class Placer:
             self._homes.move_to_end(request.session)
             if len(self._homes) > MAX_SESSIONS:
                 self._homes.popitem(last=False)
+        return reason
+
+    def _reason(self, request: GroupRequest, replica: Hashable) -> str:
+        if len(self._replicas or ()) == 1:
+            return "only"
+        if request.session and self._homes.get(request.session) == replica:
+            return "session"
+        held = any(self._index.matched(replica, prefix.chain) for prefix in request.prefixes)
+        return "prefix" if held else "load"
 
     def answered(self, name: str, replica: Hashable, now: float) -> None:
         """Note that the request is done, or that the replica has refused it.

@@ -89,6 +89,8 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
         self._deployment = next(names, self._deployment)
         if self._deployment is not None:
             shared.publish(self._deployment, [ReplicaLoad() for _ in replicas], -math.inf)
+            reports = {replica.replica_id: replica.routing_stats or {} for replica in replicas}
+            shared.count_encoder(self._deployment).update(reports)
 
     @override
     def on_request_routed(

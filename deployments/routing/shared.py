@@ -5,7 +5,8 @@ own, and it pickles the router's class by value, with every object of the router
 the state that both use is here, behind functions and locks. Call the functions; never import the
 tables.
 
-- What the replicas of each deployment report (`publish`, `fleet`).
+- What the replicas of each deployment report (`publish`, `fleet`; for /metrics also
+  `count_generator`, `count_encoder`, `placements`, `failures`).
 - Who chooses a replica for each call (`placed_by`, `placer`).
 - Which replica each call went to (`expected`, `dispatched`).
 - Which replicas lately fell silent or said that their engine died (`suspect`, `lost`, `usable`).
@@ -18,13 +19,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.lifecycle.lookout import Lookout
-from deployments.routing.loads import GUIDANCE_COUNTS, REPORTED, ReplicaLoad
+from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names
+from deployments.routing.loads import REPORTED, ReplicaLoad
 
 if TYPE_CHECKING:
     from deployments.routing.call_placer import CallPlacer
@@ -51,7 +54,6 @@ class FleetView:
     The values are those of the last report that this process got.
 
     max_model_len: not a sum; it is the same for all replicas.
-    guidance: by the names of GUIDANCE_COUNTS.
     replicas: running.
     reporting: replicas that have reported their KV blocks.
     reported_at: when the oldest report was true, by time.monotonic; -inf if a replica has not
@@ -68,7 +70,6 @@ class FleetView:
     max_num_seqs: int = 0
     max_model_len: int = 0
     held_ms: int = 0
-    guidance: Mapping[str, int] = field(default_factory=dict)
     reported_at: float = -math.inf
 
     @property
@@ -84,13 +85,6 @@ class FleetView:
             reporting=sum(load.total_blocks > 0 for load in loads),
             reported_at=reported_at,
             max_model_len=max((load.max_model_len for load in loads), default=0),
-            guidance=dict(
-                zip(
-                    GUIDANCE_COUNTS,
-                    map(sum, zip(*(load.guidance for load in loads), strict=True)),
-                    strict=False,  # without a replica there is nothing
-                )
-            ),
             **{name: sum(getattr(load, name) for load in loads) for name in _SUMMED},
         )
 
@@ -108,11 +102,15 @@ class Dispatch:
     """Where a call went.
 
     replica: None until the call has one.
+    reason: why this replica has it, one of placement.REASONS; None until it has taken the call.
+    is_direct: whether the call went past Serve's handle.
     at: when the call was sent there, by time.monotonic.
     """
 
     def __init__(self) -> None:
         self.replica: Hashable | None = None
+        self.reason: str | None = None
+        self.is_direct = False
         self.at = math.inf
 
 
@@ -122,6 +120,9 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.fleets: dict[str, FleetView] = {}
+        self.counts: dict[str, Counts] = {}
+        self.placements: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
         self.placers: dict[str, CallPlacer] = {}
         self.calls: dict[str, Dispatch] = {}
         self.suspects: dict[Hashable, float] = {}
@@ -161,6 +162,21 @@ def fleet(deployment: str) -> FleetView:
     return _state.fleets.get(deployment, _NOTHING)
 
 
+def count_generator(deployment: str) -> Counts:
+    """The counts of a generator's replicas, for /metrics."""
+    return _counts(deployment, GENERATOR)
+
+
+def count_encoder(deployment: str) -> Counts:
+    """The counts of an encoder's replicas, for /metrics."""
+    return _counts(deployment, ENCODER)
+
+
+def _counts(deployment: str, names: Names) -> Counts:
+    with _state.lock:
+        return _state.counts.setdefault(deployment, Counts(names))
+
+
 # --- where calls go -------------------------------------------------------------------------------
 
 
@@ -190,16 +206,27 @@ def expected(call_id: str) -> Iterator[Dispatch]:
             _state.calls.pop(call_id, None)
 
 
-def dispatched(call_id: str, replica: Hashable) -> None:
+def dispatched(call_id: str, replica: Hashable, reason: str | None = None) -> None:
     """Note the replica of a call.
 
     Called by a request router when it sends the call to a replica, and when the replica has taken
     it. In between, the replica may refuse the call because it is full.
+
+    reason: why the replica was chosen, once it has taken the call.
     """
     with _state.lock:
+        if reason is not None:
+            _state.placements[reason] += 1
         dispatch = _state.calls.get(call_id)
         if dispatch is not None:
             dispatch.replica, dispatch.at = replica, time.monotonic()
+            dispatch.reason = reason
+
+
+def placements() -> dict[str, int]:
+    """How many calls replicas have taken, by the reason for which they were chosen."""
+    with _state.lock:
+        return dict(_state.placements)
 
 
 # --- which replicas may get calls -----------------------------------------------------------------
@@ -207,12 +234,21 @@ def dispatched(call_id: str, replica: Hashable) -> None:
 
 def suspect(replica: Hashable | None) -> None:
     """Note that a replica (None: unknown which) fell silent; called by the ingress."""
-    _note(_state.suspects, replica, SUSPECT_S)
+    _note(_state.suspects, replica, SUSPECT_S, "silent")
 
 
 def lost(replica: Hashable | None) -> None:
     """Note that the engine of a replica (None: unknown which) is dead; called by the ingress."""
-    _note(_state.lost, replica, LOST_S)
+    _note(_state.lost, replica, LOST_S, "dead")
+
+
+FAILURES = ("silent", "dead")
+
+
+def failures() -> dict[str, int]:
+    """How often a replica fell silent, and how often one was found dead."""
+    with _state.lock:
+        return {kind: _state.failures[kind] for kind in FAILURES}
 
 
 def usable(replicas: Iterable[R]) -> list[R]:
@@ -226,10 +262,12 @@ def usable(replicas: Iterable[R]) -> list[R]:
     return [replica for replica in alive if replica not in suspects] or alive
 
 
-def _note(table: dict[Hashable, float], replica: Hashable | None, for_s: float) -> None:
+def _note(table: dict[Hashable, float], replica: Hashable | None, for_s: float, kind: str) -> None:
     if replica is not None:
         with _state.lock:
-            table[replica] = time.monotonic() + for_s
+            now = time.monotonic()
+            _state.failures[kind] += table.get(replica, now) <= now  # once for all of its calls
+            table[replica] = now + for_s
 
 
 def _present(table: dict[Hashable, float]) -> frozenset[Hashable]:

@@ -78,6 +78,12 @@ async def test_they_share_batches(engine):
     assert sizes == [32, 32], "the window has 32 places"
 
 
+async def test_totals_count_what_has_come(engine):
+    assert engine.totals() == {"requests": 0, "sequences": 0, "tokens": 0, "batches": 0}
+    await asyncio.gather(*(engine.run(["waa wab", "waa"], EMBED) for _ in range(20)))
+    assert engine.totals() == {"requests": 20, "sequences": 40, "tokens": 140, "batches": 2}
+
+
 async def test_a_nan_fails_its_own_call_only(engine):
     bad = asyncio.create_task(engine.run(["waa wab", f"wac {POISON}"], EMBED))
     good = await asyncio.gather(*(engine.run([text], EMBED) for text in TEXTS[:40]))

@@ -131,7 +131,7 @@ class Stage:
                 found |= {
                     i: float(n)
                     for i, n in re.findall(
-                        r'cfg_serve_retried_requests{ingress="(\w+)"} (\S+)', told
+                        r'cfg_serve_retried_requests_total{ingress="(\w+)"} (\S+)', told
                     )
                 }
         return found

@@ -5,6 +5,7 @@ All processes and files are removed at the end.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -109,6 +110,20 @@ class ServeProcess:
         told = httpx.get(f"{self.url}/metrics", timeout=30).text
         found = re.search(r"^cfg_serve_replicas{.*} (\S+)$", told, re.MULTILINE)
         return int(float(found[1])) if found else 0
+
+    def ray_metrics(self) -> list[str]:
+        """Return the addresses of the metrics of its own Ray, as Ray tells Prometheus."""
+        told = json.loads((self._dir / "ray" / "prom_metrics_service_discovery.json").read_text())
+        return [str(address) for entry in told for address in entry["targets"]]
+
+    def ray_logs(self) -> dict[str, list[str]]:
+        """Return the lines of all log files of its own Ray, by their paths."""
+        folder = self._dir / "ray" / "session_latest" / "logs"
+        return {
+            str(path): path.read_text(errors="replace").splitlines()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
 
     def tail(self, num_lines: int = 50) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])

@@ -497,7 +497,8 @@ def test_metrics_count_requests_and_see_the_replica(http: httpx.Client) -> None:
 def test_metrics_count_guided_tokens(http: httpx.Client) -> None:
     def count() -> float:
         told = http.get("/metrics").text
-        (value,) = re.findall(r"^cfg_serve_guided_tokens{[^}]*} (\S+)$", told, re.MULTILINE)
+        pattern = r"^cfg_serve_guided_tokens_total{[^}]*} (\S+)$"
+        (value,) = re.findall(pattern, told, re.MULTILINE)
         return float(value)
 
     before = count()

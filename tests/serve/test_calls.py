@@ -11,17 +11,21 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError, RequestError
 from deployments.calls import generator as generator_module
 from deployments.calls.answers import Answer
 from deployments.calls.events import EventStream, events
+from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
 from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, Heartbeat, Whole
 from deployments.requests.usage import Usage
 from deployments.routing import shared
 from deployments.routing.shared import Dispatch
+from deployments.tracing import spans
+from deployments.tracing.spans import Tracing
 
 Message: TypeAlias = Chunk | Whole | Heartbeat | Failed
 Scripted: TypeAlias = float | str | Usage | CfgServeError | Message
@@ -303,7 +307,7 @@ def test_a_client_that_leaves_before_the_first_event_cancels_the_call() -> None:
 
     async def main() -> None:
         place: Any = SimpleNamespace(begun=lambda: None, leave=lambda: None)
-        job: Any = SimpleNamespace(settle=settled.append)
+        job: Any = SimpleNamespace(settle=settled.append, span=None)
         client: Any = SimpleNamespace(forget=lambda visit: None)
         visit = generator_module._Visit(client, job, place)
         visit.answer = answer_of(items)
@@ -349,3 +353,36 @@ def test_a_replica_whose_connection_was_lost_is_suspected_and_not_given_up() -> 
         asyncio.run(answer.next())
     assert shared.usable(["r"]) == ["r"]
     assert shared.usable(["r", "other"]) == ["other"]
+
+
+def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
+    tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
+    request = tracing.begin("request")
+    job: Any = SimpleNamespace(span=request)
+    nobody: Any = None
+    visit = generator_module._Visit(nobody, job, nobody)
+    tries: tuple[tuple[str, Exception | None], ...] = (("r1", EngineDeadError("")), ("r2", None))
+    for replica, error in tries:
+        span, dispatch = visit.begin_call(), Dispatch()
+        assert span is not None
+        dispatch.replica, dispatch.reason, dispatch.is_direct = replica, "load", error is None
+        generator_module._tell_dispatch(span, dispatch)
+        visit.end_call(error)
+    request.end()
+    tracing.flush(5)
+    first, second, _ = (dict(span.attributes or {}) for span in exporter.get_finished_spans())
+    assert first == {
+        "cfg_serve.try": 1,
+        "cfg_serve.replica": "r1",
+        "cfg_serve.reason": "load",
+        "cfg_serve.way": "serve",
+        "error.type": "EngineDeadError",
+    }
+    assert second == {
+        "cfg_serve.try": 2,
+        "cfg_serve.replica": "r2",
+        "cfg_serve.reason": "load",
+        "cfg_serve.way": "direct",
+    }

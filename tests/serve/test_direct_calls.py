@@ -26,9 +26,10 @@ HERE = Path(__file__).resolve().parent
 START_LIMIT_S = 120
 
 
-def counted(http: httpx.Client, name: str) -> float:
+def counted(http: httpx.Client, way: str) -> float:
     told = http.get("/metrics").text
-    return sum(float(n) for n in re.findall(rf"^cfg_serve_{name}{{.*}} (\S+)$", told, re.M))
+    pattern = rf'^cfg_serve_calls_total{{.*way="{way}".*}} (\S+)$'
+    return sum(float(n) for n in re.findall(pattern, told, re.M))
 
 
 def test_text_does_not_pass_through_serve(
@@ -36,13 +37,13 @@ def test_text_does_not_pass_through_serve(
 ) -> None:
     ask = {"model": model, "prompt": "Once", "max_tokens": 3}
     http.post("/v1/completions", json=ask)  # the first one may go through Serve
-    before = counted(http, "direct_calls"), counted(http, "calls_by_serve")
+    before = counted(http, "direct"), counted(http, "serve")
     for guidance in ({}, {"guidance_scale": 2.0}):
         for stream in (False, True):
             answer = http.post("/v1/completions", json={**ask, **guidance, "stream": stream})
             assert answer.status_code == 200, answer.text
-    assert counted(http, "direct_calls") == before[0] + 4
-    assert counted(http, "calls_by_serve") == before[1]
+    assert counted(http, "direct") == before[0] + 4
+    assert counted(http, "serve") == before[1]
 
 
 def test_a_replica_that_stops_first_answers_its_direct_calls() -> None:

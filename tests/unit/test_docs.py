@@ -39,3 +39,15 @@ def test_the_configuration_page_shows_every_key(monkeypatch):
     script = importlib.import_module("config_page")
     text = script.PAGE.read_text(encoding="utf-8")
     assert text == script.page(text), "run python scripts/config_page.py"
+
+
+def test_the_operations_page_shows_every_metric(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    script = importlib.import_module("metrics_page")
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert text == script.page(text), "run python scripts/metrics_page.py"
+    shown = set(re.findall(r"^\| `(cfg_serve_\w+)` ", text, re.MULTILINE))
+    assert shown == {family.full_name for family in script.ALL}
+    named = set(re.findall(r"\bcfg_serve_\w+", text))
+    known = {f"{name}{end}" for name in shown for end in ("", "_bucket", "_sum", "_count")}
+    assert named <= known, "the page names metrics that do not exist"

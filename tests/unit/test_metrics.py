@@ -1,5 +1,9 @@
 """/metrics, without a server."""
 
+import re
+from pathlib import Path
+
+from deployments.ingress import metric_families
 from deployments.ingress.metrics import Metrics
 
 
@@ -42,8 +46,62 @@ def test_unknown_paths_share_one_label():
     )
 
 
-def test_gauges_are_read_when_scraped():
-    values = {"kv_blocks_free": 3.0}
+def test_values_are_read_when_scraped():
+    values = {"replicas": 3.0}
     metrics = Metrics("i1", [], lambda: values)
-    values["kv_blocks_free"] = 5
-    assert 'cfg_serve_kv_blocks_free{ingress="i1"} 5.0' in lines(metrics)
+    values["replicas"] = 5
+    values["kv_blocks_free"] = {"r1": 7, "r2": 8}
+    values["guided_tokens"] = 9
+    told = lines(metrics)
+    assert 'cfg_serve_replicas{ingress="i1"} 5.0' in told
+    assert 'cfg_serve_kv_blocks_free{ingress="i1",replica="r1"} 7.0' in told
+    assert 'cfg_serve_kv_blocks_free{ingress="i1",replica="r2"} 8.0' in told
+    assert 'cfg_serve_guided_tokens_total{ingress="i1"} 9.0' in told
+
+
+def test_refusals_are_counted_by_reason():
+    metrics = Metrics("i1", [], dict)
+    metrics.answered("/", 429, "a", 0.0, 0.0, "queue")
+    metrics.answered("/", 429, "a", 0.0, 0.0, "rate")
+    metrics.answered("/", 429, "a", 0.0, 0.0, "queue")
+    told = lines(metrics)
+    assert 'cfg_serve_refused_requests_total{ingress="i1",reason="queue"} 2.0' in told
+    assert 'cfg_serve_refused_requests_total{ingress="i1",reason="rate"} 1.0' in told
+
+
+def test_every_reason_is_known():
+    """Each reason that the code gives is in the table, and has a series from the start."""
+    root = Path(__file__).parents[2]
+    source = "".join(
+        path.read_text()
+        for top in ("cfg_core", "deployments")
+        for path in (root / top).rglob("*.py")
+    )
+    for reason in metric_families.REFUSALS:
+        assert f'"{reason}"' in source
+    given = re.findall(r"OverloadedError\((?:[^()]|\([^()]*\))*?[, =]\"(\w+)\",?\s*\)", source)
+    assert len(given) >= 6
+    assert set(given) <= metric_families.REFUSALS.keys()
+    told = lines(Metrics("i1", [], dict))
+    assert 'cfg_serve_refused_requests_total{ingress="i1",reason="queue"} 0.0' in told
+
+
+def test_waits_are_a_histogram():
+    metrics = Metrics("i1", [], dict)
+    metrics.waited(0.03)
+    assert 'cfg_serve_admission_wait_seconds_bucket{ingress="i1",le="0.05"} 1.0' in lines(metrics)
+
+
+def test_every_family_is_told_by_its_type_and_name():
+    values = {f.name: {"x": 1.0} if f.labels else 1.0 for f in metric_families.READ}
+    metrics = Metrics("i1", ["/"], lambda: values)
+    metrics.answered("/", 429, "a", 0.1, 0.2, "queue")
+    metrics.waited(0.1)
+    metrics.charged("a", 1)
+    told = metrics.text().decode()
+    for family in metric_families.ALL:
+        assert f"# TYPE {family.full_name} {family.kind}\n" in told, family
+        assert f"# HELP {family.full_name} {family.help}\n" in told, family
+    kinds = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
+    created = {name for name in kinds if name.endswith("_created")}
+    assert kinds - created == {family.full_name for family in metric_families.ALL}

@@ -23,7 +23,6 @@ from deployments.requests.guidance import read_guidance
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
 from deployments.routing import shared
 from deployments.routing.loads import (
-    GUIDANCE_COUNTS,
     MAX_REPORT_AGE_S,
     PLANNED_S,
     REPORT_AGE_S,
@@ -701,19 +700,7 @@ def test_the_fleet_is_the_sum_of_its_replicas():
         running=3,
         waiting=1,
         max_num_seqs=256,
-        guidance=dict.fromkeys(GUIDANCE_COUNTS, 0),
     )
-
-
-def test_counts_of_groups_are_summed():
-    stats = {name: i for i, name in enumerate(GUIDANCE_COUNTS)}
-    loads = [ReplicaLoad.of(stats), ReplicaLoad.of(stats | {"groups": -1, "guided_tokens": "x"})]
-    shared.publish("groups", loads, -math.inf)
-    want = {name: 2 * i for i, name in enumerate(GUIDANCE_COUNTS)}
-    want["guided_tokens"] //= 2
-    assert shared.fleet("groups").guidance == want
-    shared.publish("groups", [], -math.inf)
-    assert shared.fleet("groups").guidance == {}
 
 
 def test_the_view_is_consistent_in_every_thread():

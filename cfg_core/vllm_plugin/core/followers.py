@@ -107,22 +107,28 @@ def timeline_of(params: GuidanceParams) -> Timeline | None:
     return Timeline(tuple(changes), params.start, params.end)
 
 
-def make_followers(leader: Request, plan: GroupPlan) -> list[Request]:
+def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) -> list[Request]:
     """Make the followers' requests. Every queue order puts them next to their leader.
 
     If the leader has output, the followers begin with it: its tokens are part of their prompts.
+
+    is_traced: let vLLM count their cached tokens (core/follower_events.py).
     """
     output = list(leader.output_token_ids)
-    return [
+    followers = [
         _follower(leader, name, [*(params.token_ids or ()), *output], params)
         for name, params in zip(plan.group.followers, plan.followers, strict=True)
     ]
+    if not is_traced:
+        for follower in followers:
+            follower.prefill_stats = None
+    return followers
 
 
 def _follower(
     leader: Request, request_id: str, prompt: list[int], params: FollowerParams
 ) -> Request:
-    follower = Request(
+    return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         # Greedy sampling is the cheapest, and the leader's token replaces the sample anyway.
@@ -140,8 +146,6 @@ def _follower(
         priority=leader.priority,
         block_hasher=leader._block_hasher,
     )
-    follower.prefill_stats = None
-    return follower
 
 
 def _adapter(leader: Request, params: FollowerParams) -> LoRARequest | None:

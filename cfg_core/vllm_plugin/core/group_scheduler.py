@@ -20,7 +20,13 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.groups import Group, GroupTable
 from cfg_core.vllm_plugin import config, patches, versions, wire
-from cfg_core.vllm_plugin.core import grammar_manager, outcome, scoring, stats
+from cfg_core.vllm_plugin.core import (
+    follower_events,
+    grammar_manager,
+    outcome,
+    scoring,
+    stats,
+)
 from cfg_core.vllm_plugin.core.followers import (
     GroupPlan,
     asks_for_guidance,
@@ -52,6 +58,7 @@ class GroupScheduler(Scheduler):
         )
         scoring.limit_hits(manager, self._most_hits)
         self._pace = Pace.of(ours)
+        self._is_traced = config.is_traced(ours)
         cost = config.draft_cost_of(ours)
         alone = self.parallel_config.data_parallel_size == 1
         self._speculation = Speculation(self._groups, self.num_spec_tokens, cost, may_rest=alone)
@@ -119,7 +126,7 @@ class GroupScheduler(Scheduler):
         self._groups.add(plan.group)
         if plan.group.timeline is not None:
             self._timelines.opened_at[leader.request_id] = leader.num_output_tokens
-        for follower in make_followers(leader, plan):
+        for follower in make_followers(leader, plan, self._is_traced):
             super().add_request(follower)
 
     def _end_window(self, plan: GroupPlan) -> None:
@@ -201,9 +208,11 @@ class GroupScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
         self._timelines.forget_ended()
+        told = follower_events.collect(touched, outputs) if self._is_traced else {}
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.fit_logprobs(guidance, outputs, asked)
         self._counts["guided_tokens"] += wire.mark_guided_tokens(guidance, outcome.each(outputs))
+        follower_events.attach(told, outcome.each(outputs))
         return outputs
 
     def _close(self, groups: list[Group]) -> None:
@@ -247,6 +256,7 @@ class GroupScheduler(Scheduler):
             "held_ms": int(1000 * self._pace.held_s),
             "groups": len(self._groups),
             "guided_streams": sum(len(group.streams) for group in self._groups),
+            "held_streams": sum(stream in self.requests for stream in self._timelines.held),
             **self._counts,
             **self._speculation.stats(),
             **stats.blocks(self, self._groups, self._roles),

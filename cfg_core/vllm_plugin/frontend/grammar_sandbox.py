@@ -124,7 +124,7 @@ class GrammarSandbox:
             return (
                 json.loads(answer) if kind == frames.VERDICT else {"refused": self._killed(answer)}
             )
-        raise OverloadedError(_GONE, 5.0)
+        raise OverloadedError(_GONE, 5.0, "grammars")
 
     def _killed(self, answer: bytes) -> str:
         if answer == frames.OUT_OF_TIME:

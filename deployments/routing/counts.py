@@ -1,0 +1,139 @@
+"""What replicas report for /metrics alone: numbers of now, and totals since a replica's start.
+
+Nothing is decided by them. `loads.py` has the numbers by which replicas are chosen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_GONE = 1000
+"""How many replicas that left are remembered one by one.
+
+The totals of older ones are kept as one sum. A replica that comes back after that long would be
+counted twice.
+"""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The keys of a replica's report. All values are integers.
+
+    now: what is true now; the numbers of a replica that left are gone.
+    totals: counts since the replica's start.
+    """
+
+    now: tuple[str, ...]
+    totals: tuple[str, ...]
+
+
+GENERATOR = Names(
+    now=(
+        "running",
+        "waiting",
+        "queued_prefill_tokens",
+        "total_blocks",
+        "free_blocks",
+        "leader_blocks",
+        "follower_blocks",
+        "groups",
+        "guided_streams",
+        "held_streams",
+    ),
+    totals=(
+        "groups_admitted",
+        "joint_steps",
+        "solo_rows",
+        "group_preemptions",
+        "guided_tokens",
+        "scored_tokens",
+        "windows_opened",
+        "windows_closed",
+        "guided_drafts",
+        "guided_drafts_accepted",
+        "plain_drafts",
+        "plain_drafts_accepted",
+        "held_ms",
+    ),
+)
+"""Of an engine's `guidance_stats`. The drafts are missing in engines without speculation."""
+
+ENCODER = Names(
+    now=("queued_sequences", "queued_tokens", "batches_in_flight"),
+    totals=("requests", "sequences", "tokens", "batches"),
+)
+"""Of an encoder replica's `record_routing_stats`."""
+
+
+class Counts:
+    """The counts of one deployment. Several threads may use it.
+
+    Totals never fall: a replica that left keeps its last ones here.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._lock = threading.Lock()
+        # replica -> its last report; those that left come first, the longest gone before the others
+        self._reports: dict[Hashable, Mapping[str, Any]] = {}
+        self._present: frozenset[Hashable] = frozenset()
+        self._older = dict.fromkeys(names.totals, 0)  # of the replicas that are not in `_reports`
+
+    def update(self, reports: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Note which replicas run, and what they last reported; {}: nothing yet."""
+        with self._lock:
+            for replica, report in reports.items():
+                known = self._reports.pop(replica, {})
+                self._reports[replica] = report or known
+            self._present = frozenset(reports)
+            self._fold()
+
+    def left(self, replica: Hashable) -> None:
+        """Note that a replica is dead."""
+        with self._lock:
+            self._present -= {replica}
+
+    def _fold(self) -> None:
+        too_many = max(0, len(self._reports) - len(self._present) - MAX_GONE)
+        for replica in list(self._reports)[:too_many]:
+            report = self._reports.pop(replica)
+            for name in self._names.totals:
+                self._older[name] += count(report.get(name))
+
+    @property
+    def replicas(self) -> int:
+        return len(self._present)
+
+    def now(self) -> dict[str, dict[str, int]]:
+        """For each name of `now`: the numbers of the replicas that have reported, by their names.
+
+        Of two replicas that have the same name, one counts.
+        """
+        with self._lock:
+            reports = {name_of(r): self._reports[r] for r in self._present if self._reports[r]}
+        return {
+            name: {replica: count(report.get(name)) for replica, report in reports.items()}
+            for name in self._names.now
+        }
+
+    def totals(self) -> dict[str, int]:
+        """Sums over all replicas that have ever reported to this process."""
+        with self._lock:
+            reports = list(self._reports.values())
+            return {
+                name: self._older[name] + sum(count(report.get(name)) for report in reports)
+                for name in self._names.totals
+            }
+
+
+def count(value: object) -> int:
+    """`value` if it is a count, else 0."""
+    return value if type(value) is int and value > 0 else 0
+
+
+def name_of(replica: Hashable) -> str:
+    """The name of a replica for people: for Serve's ReplicaID its unique part."""
+    return str(getattr(replica, "unique_id", replica))

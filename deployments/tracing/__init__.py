@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of requests; off by default."""

@@ -47,11 +47,22 @@ REPORT: Schema = {
     "type": "object",
     "description": "What was guided, beside `usage`.",
     "properties": {
-        "scale": {"type": "number"},
-        "weights": {"type": "array", "items": {"type": "number"}},
-        "schedule": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "scale": {"type": "number", "description": "guidance_scale; 1 is off."},
+        "weights": {
+            "type": "array",
+            "items": {"type": "number"},
+            "description": "Instead of scale: of all streams, the conditional one's first.",
+        },
+        "schedule": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "number"}},
+            "description": "Instead of scale: guidance_schedule.",
+        },
         "streams": {"type": "integer", "description": "Streams of a choice; 1 if not guided."},
-        "negative_prompt_tokens": {"type": "integer"},
+        "negative_prompt_tokens": {
+            "type": "integer",
+            "description": "Tokens of the followers' own prompts.",
+        },
         "guided_tokens": {"type": "integer", "description": "Output tokens from joint steps."},
         "note": {"type": "string", "description": "Which field had no effect, and why."},
     },

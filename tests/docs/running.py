@@ -109,10 +109,14 @@ def run_program(snippet: Snippet, folder: Path) -> str:
     """
     prelude = f"model = {str(STORIES)!r}\ntexts = ['A text.', 'Another.']\n"
     text = snippet.text.replace("sentence-transformers/all-MiniLM-L6-v2", minilm())
-    program = folder / "program.py"
-    program.write_text(prelude + text)
+    if "__main__" in text:
+        program = folder / "program.py"
+        program.write_text(prelude + text)
+        command = [str(program)]
+    else:
+        command = ["-c", prelude + text]  # as typed into an interpreter
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

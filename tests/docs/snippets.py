@@ -7,6 +7,7 @@ client    Python with an openai client named `client`: it is run
 program   other Python: it is run in a process of its own
 yaml      checked by the checker of configurations
 json      parsed
+text      formulas, and what a program printed: nothing to check
 command   other lines of the shell: what they name must exist (commands.py)
 excepted  cannot be run; EXCEPTED says why. Its language is checked all the same
 """
@@ -26,7 +27,10 @@ PAGES = [
     ROOT / "models/README.md",
 ]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHELL, KINDS = ("sh", "bash"), ("curl", "client", "program", "yaml", "json", "command")
+SHELL, KINDS = (
+    ("sh", "bash"),
+    ("curl", "client", "program", "yaml", "json", "command", "text"),
+)
 
 EXCEPTED = {
     ("docs/guidance.md", 'recipes.dexperts("polite"'): "needs two adapters of a model",
@@ -57,7 +61,7 @@ class Snippet:
             return "curl" if re.search(r"^\s*curl ", self.text, re.MULTILINE) else "command"
         if self.language == "python":
             return "client" if re.search(r"\bclient\b", self.text) else "program"
-        return self.language if self.language in ("yaml", "json") else "unclassified"
+        return self.language if self.language in ("yaml", "json", "text") else "unclassified"
 
     @property
     def reason(self) -> str | None:

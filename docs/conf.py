@@ -69,6 +69,7 @@ exclude_patterns = [
 ]
 myst_heading_anchors = 4
 nitpicky = True
+smartquotes = False  # pages quote what a user types
 
 html_theme = "furo"
 html_title = f"cfg-serve {__version__}"

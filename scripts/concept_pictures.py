@@ -255,12 +255,12 @@ def windows() -> Picture:
         (60, "guidance_scale: 2, guidance_start: 4, guidance_end: 12", [(0, 1), (4, 2), (12, 1)]),
         (490, "guidance_schedule: [[0, 3.0], [8, 1.5]]", [(0, 3), (8, 1.5)]),
     ):
-        bottom, per_token, per_scale = 210, 20, 52
+        bottom, per_token, per_scale = 210.0, 20, 52
         made.text((left - 30, 32), title, bold=True, size=12)
-        for scale in (1, 2, 3):
-            level = bottom - per_scale * (scale - 1)
+        for mark in (1, 2, 3):
+            level = bottom - per_scale * (mark - 1)
             made.line([(left, level), (left + 16 * per_token, level)], LINE, arrow=False)
-            made.text((left - 12, level + 4), str(scale), MUTED, "end", 12)
+            made.text((left - 12, level + 4), str(mark), MUTED, "end", 12)
         for token in range(0, 17, 4):
             made.text((left + token * per_token, bottom + 22), str(token), MUTED, "middle", 12)
         made.text((left + 8 * per_token, bottom + 46), "output token", MUTED, "middle", 12)
@@ -309,7 +309,8 @@ def measure() -> dict[str, object]:
         text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
         ids = tokenizer(text + ANSWER, add_special_tokens=False)["input_ids"]
         with torch.no_grad():
-            return model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            found: torch.Tensor = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        return found
 
     conditional, negative = row(f"{CONTEXT} {QUESTION}"), row(QUESTION)
     rows = {

@@ -54,7 +54,8 @@ def type_of(schema: Schema) -> str:
     if schema.get("type") == "array":
         return f"list of {_plural(schema.get('items', {}))}"
     names = {"string": "text", "object": "object", "null": "none", "boolean": "true or false"}
-    return names.get(schema.get("type", ""), schema.get("type", "any"))
+    kind = str(schema.get("type", "any"))
+    return names.get(kind, kind)
 
 
 def _plural(items: Schema) -> str:

@@ -28,7 +28,7 @@ settings.register_profile(
 )
 settings.load_profile("cfg-serve")
 
-FOLDERS = ("unit", "simulation", "contract", "encoders", "engine", "serve", "gpu")
+FOLDERS = ("unit", "simulation", "contract", "docs", "encoders", "engine", "serve", "gpu")
 HERE = Path(__file__).parent
 
 

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from serve_process import Json
 
+from deployments.requests.answer_schemas import OF_STREAMS
+
 NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
 """Routes of tasks that MiniLM does not have. Their answers: tests/unit/test_answer_schemas.py."""
 
@@ -126,11 +128,9 @@ def test_log_probabilities_of_streams_are_in_the_schemas(
         answer = http.post(path, json={**STREAMS[path], **more, "logprobs": logprobs})
         document.check("post", path, answer)
         assert "guidance_kl" in answer.text
-        schemas = document.document["components"]["schemas"]
-        name = "CompletionLogProbs" if logprobs == 1 and path.endswith("/completions") else ""
-        names = [name] if name in schemas else []
-        names += ["ChatCompletionLogProbsContent"]
-        assert any("guidance_kl" in schemas[x]["properties"] for x in names)
+    schemas = document.document["components"]["schemas"]
+    for name, fields in OF_STREAMS.items():
+        assert fields.keys() <= schemas[name]["properties"].keys()
 
 
 def test_vectors_in_base64_and_errors_have_that_form(

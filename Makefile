@@ -1,6 +1,7 @@
 # `make` lists the targets. Everything is installed into .venv and nowhere else (see scripts/setup.py).
 CONFIG ?= configs/cfg.yaml
 VERSION = 0.33.0
+DOCS_PORT ?= 8001
 ARGS ?=
 PYTHONS := python3 python3.11 python3.12 python3.13 python3.14
 # runs scripts/setup.py, which picks the interpreter for .venv ($(PYTHON), or the first suitable one)
@@ -9,8 +10,10 @@ BIN := .venv/bin
 export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT HAPROXY MODEL_CACHE
 CHAT_MODEL := models/SmolLM2-135M-Instruct
 
+SERVED := tests/serve tests/chat tests/docs tests/examples
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test beside drift check bench lock clean
+.PHONY: help setup setup-dev serve test beside drift check docs bench lock clean
 
 help:  ## this list
 	@echo "targets of cfg-serve:"
@@ -25,11 +28,12 @@ setup setup-dev:
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000, HAPROXY=1)
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
-# Two processes, but one for tests/serve: a server uses all cores, and tests measure its waits.
+# Two processes, but one for tests with servers: a server uses all cores, and tests measure its waits.
 test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
 ifeq ($(ARGS),)
-	@failed=0; $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --ignore=tests/serve || failed=1; \
-	$(BIN)/python -m pytest tests/serve || failed=1; exit $$failed
+	@failed=0; \
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(SERVED:%=--ignore=%) || failed=1; \
+	$(BIN)/python -m pytest $(SERVED) || failed=1; exit $$failed
 else
 	@exec $(BIN)/python -m pytest $(ARGS)
 endif
@@ -40,12 +44,16 @@ beside: setup-dev  ## run contract tests and the simulation on another vLLM, wit
 drift: setup-dev  ## what another vLLM changes of what we use, and which tests pass (VERSION=..., ARGS="--tests ...")
 	@$(BIN)/python scripts/versions/drift.py $(VERSION) $(ARGS)
 
-check: setup-dev  ## lint, formatting, types, who may import whom, and that what is installed is what is pinned
+check: setup-dev  ## lint, formatting, types, layers, the pages, and that what is installed is what is pinned
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/docs.py
 	$(BIN)/python scripts/audit.py
+
+docs: setup-dev  ## build the pages as a site, and serve it on 127.0.0.1:8001 until Ctrl-C (DOCS_PORT=...)
+	@exec $(BIN)/python scripts/docs.py --serve $(DOCS_PORT)
 
 bench: setup  ## run a short set of the benchmarks (all of them: benchmarks/bench_*.py, each by itself)
 	@$(BIN)/python benchmarks/short.py

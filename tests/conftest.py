@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,10 @@ settings.load_profile("cfg-serve")
 
 FOLDERS = (
     *("unit", "simulation", "contract", "encoders", "digits", "engine"),
-    *("serve", "examples", "gpu"),
+    *("serve", "chat", "docs", "examples", "gpu"),
 )
 HERE = Path(__file__).parent
+sys.path.append(str(HERE / "serve"))  # serve_process and browser
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +44,15 @@ def chat_model() -> Path:
     folder = HERE.parent / "models" / "SmolLM2-135M-Instruct"
     assert folder.is_dir(), f"{folder} is missing: run `make setup`, which says why."
     return folder
+
+
+@pytest.fixture(scope="session")
+def chat_server(chat_model: Path) -> Iterator[Any]:
+    """A ServeProcess of the shipped configs/cfg.yaml, for the folders chat, docs and examples."""
+    from serve_process import ServeProcess, shipped_config
+
+    with ServeProcess(shipped_config("cfg"), stock=True) as process:
+        yield process
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,21 +10,39 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pydantic
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 from starlette.datastructures import State
 from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
+    AnthropicCountTokensResponse,
     AnthropicMessagesRequest,
+    AnthropicMessagesResponse,
+    AnthropicStreamEvent,
 )
-from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
+from vllm.entrypoints.generate.generative_scoring.serving import (
+    GenerativeScoringRequest,
+    GenerativeScoringResponse,
+)
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
     ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
 )
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.completion.protocol import (
+    CompletionRequest,
+    CompletionResponse,
+    CompletionStreamResponse,
+)
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
-from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeCompletionRequest
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeCompletionRequest,
+    TokenizeResponse,
+)
 
 from cfg_core.errors import GuidanceError
 from deployments.generator.engine_errors import checked, parse
@@ -79,22 +97,53 @@ READ: dict[str, type[pydantic.BaseModel]] = {
 """The classes of requests that generate nothing."""
 
 
-def schemas() -> dict[str, Any]:
-    """JSON schemas of all requests, for OpenAPI.
+ANSWERED: dict[str, type[pydantic.BaseModel]] = {
+    "completion": CompletionResponse,
+    "chat": ChatCompletionResponse,
+    "responses": ResponsesResponse,
+    "messages": AnthropicMessagesResponse,
+    "batch": ChatCompletionResponse,
+    "scoring": GenerativeScoringResponse,
+    "count_tokens": AnthropicCountTokensResponse,
+    "tokenize": TokenizeResponse,
+    "detokenize": DetokenizeResponse,
+    "render": GenerateRequest,
+}
+"""The classes of whole answers. `render` is one prompt of the routes that render."""
 
-    `components` has them by the names of their classes, and `names` has these names by endpoint.
+STREAMED: dict[str, type[pydantic.BaseModel]] = {
+    "completion": CompletionStreamResponse,
+    "chat": ChatCompletionStreamResponse,
+    "messages": AnthropicStreamEvent,
+}
+"""The classes of the events of streams. Those of /v1/responses have no class in common."""
+
+
+def schemas() -> dict[str, Any]:
+    """JSON schemas of all requests and answers, for OpenAPI.
+
+    `components` has them by the names of their classes. `names`, `answers` and `events` have these
+    names by endpoint: of requests, of whole answers, and of the events of streams.
     """
-    models: dict[str, type[pydantic.BaseModel]] = dict(READ)
+    requests: dict[str, type[pydantic.BaseModel]] = dict(READ)
     for endpoint, served in SERVED.items():
-        models[endpoint] = served.request
-    made, shared = models_json_schema(
-        [(model, "validation") for model in models.values()],
+        requests[endpoint] = served.request
+    of_answers = {"answers": ANSWERED, "events": STREAMED}
+    made, shared = TypeAdapter.json_schemas(
+        [
+            *((("names", name), "validation", TypeAdapter(x)) for name, x in requests.items()),
+            *(
+                ((kind, name), "serialization", TypeAdapter(model))
+                for kind, models in of_answers.items()
+                for name, model in models.items()
+            ),
+        ],
         ref_template="#/components/schemas/{model}",
     )
-    names = {
-        name: made[model, "validation"]["$ref"].rsplit("/", 1)[1] for name, model in models.items()
-    }
-    return {"names": names, "components": shared["$defs"]}
+    found: dict[str, Any] = {"names": {}, "answers": {}, "events": {}}
+    for ((kind, name), _), schema in made.items():
+        found[kind][name] = schema["$ref"].rsplit("/", 1)[1]
+    return {**found, "components": shared["$defs"]}
 
 
 async def create(endpoint: Endpoint, state: State, request: Any, context: Any) -> Any:

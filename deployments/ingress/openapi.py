@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
+from deployments.requests.answer_schemas import (
+    ENCODED,
+    EVENT,
+    EVENTS,
+    JSON,
+    OF_STREAMS,
+    OWN,
+    array,
+)
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.schemas import (
     ENCODE,
@@ -43,24 +52,42 @@ READ: dict[str, str] = {
 }
 """Paths that generate nothing, with the schema of the engine that their bodies have."""
 
+RENDERED = tuple(path for path in READ if path.endswith("/render"))
+
+Content: TypeAlias = dict[str, Schema]
+"""The schemas of an answer by content type."""
+
 REPORT: Schema = {
     "type": "object",
     "description": "What was guided, beside `usage`.",
     "properties": {
-        "scale": {"type": "number"},
-        "weights": {"type": "array", "items": {"type": "number"}},
-        "schedule": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "scale": {"type": "number", "description": "guidance_scale; 1 is off."},
+        "weights": {
+            "type": "array",
+            "items": {"type": "number"},
+            "description": "Instead of scale: of all streams, the conditional one's first.",
+        },
+        "schedule": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "number"}},
+            "description": "Instead of scale: guidance_schedule.",
+        },
         "streams": {"type": "integer", "description": "Streams of a choice; 1 if not guided."},
-        "negative_prompt_tokens": {"type": "integer"},
+        "negative_prompt_tokens": {
+            "type": "integer",
+            "description": "Tokens of the followers' own prompts.",
+        },
         "guided_tokens": {"type": "integer", "description": "Output tokens from joint steps."},
         "note": {"type": "string", "description": "Which field had no effect, and why."},
     },
 }
 ERROR: Schema = {
     "type": "object",
+    "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
+            "required": ["message", "type", "param", "code"],
             "properties": {
                 "message": {"type": "string", "description": "What is wrong, and what to do."},
                 "type": {"type": "string"},
@@ -90,12 +117,13 @@ def document(
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {"GuidanceReport": REPORT, "Error": ERROR}
     bodies = {**_encoders(), **_engines(engine, schemas)}
+    answers = {**_own_answers(), **_answers_of_engines(engine, schemas)}
     for path, operations in made["paths"].items():
         for method, operation in operations.items():
             if method == "post" and path in bodies:
                 schema, example, kind = bodies[path]
                 _add_body(operation, schema, {"model": models.get(kind, ""), **example})
-                _add_answers(operation, is_guided=path in GUIDED)
+            _add_answers(operation, answers.get(path, {}))
     return made
 
 
@@ -104,13 +132,55 @@ def _add_body(operation: dict[str, Any], schema: Schema, example: Schema) -> Non
     operation["requestBody"] = {"required": True, "content": {"application/json": content}}
 
 
-def _add_answers(operation: dict[str, Any], is_guided: bool) -> None:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    operation["responses"]["default"] = {"description": "An error.", "content": error}
-    if is_guided:
-        report = {"guidance": {"$ref": "#/components/schemas/GuidanceReport"}}
-        answer = {"application/json": {"schema": {"type": "object", "properties": report}}}
-        operation["responses"]["200"]["content"] = answer
+def _add_answers(operation: dict[str, Any], content: Content) -> None:
+    """Say what the operation answers. Without content, the answer has none."""
+    error = {JSON: {"schema": _ref("Error")}}
+    answer: dict[str, Any] = {"description": "The answer."}
+    if content:
+        answer["content"] = {kind: {"schema": schema} for kind, schema in content.items()}
+    operation["responses"] = {
+        "200": answer,
+        "default": {"description": "An error.", "content": error},
+    }
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _own_answers() -> dict[str, Content]:
+    """The answers of the routes that are not vLLM's, by path."""
+    of_encoders = {path: {JSON: ENCODED[endpoint]} for path, endpoint in ENCODE_PATHS.items()}
+    return of_encoders | {path: {} if made is None else dict([made]) for path, made in OWN.items()}
+
+
+def _answers_of_engines(
+    engine: Mapping[str, Any] | None, schemas: dict[str, Any]
+) -> dict[str, Content]:
+    """The answers of vLLM's routes by path; adds what guidance adds to `schemas`."""
+    if engine is None:
+        return {}
+    answers, events = engine["answers"], engine["events"]
+    report = {"guidance": _ref("GuidanceReport")}
+    for path in GUIDED:
+        for names in (answers, events):
+            if (name := names.get(GENERATED[path])) is not None:
+                schemas[name].setdefault("properties", {}).update(report)
+    for name, fields in OF_STREAMS.items():
+        if name in schemas:
+            schemas[name]["properties"] |= fields
+    made: dict[str, Content] = {}
+    for path, endpoint in {**GENERATED, **READ}.items():
+        if endpoint in answers:
+            made[path] = {JSON: _ref(answers[endpoint])}
+        if endpoint in events:
+            made[path][EVENTS] = _ref(events[endpoint])
+    made["/v1/responses"][EVENTS] = EVENT
+    for path in RENDERED:
+        made[path] = {JSON: _ref(answers["render"])}
+    made["/v1/completions/render"] = {JSON: array(_ref(answers["render"]))}
+    whole = [_ref(answers["chat"]), _ref(answers["completion"])]
+    return made | {"/invocations": {JSON: {"anyOf": [*whole, *ENCODED.values()]}}}
 
 
 def _encoders() -> dict[str, tuple[Schema, Schema, str]]:

@@ -46,10 +46,17 @@ GUIDANCE: dict[str, Schema] = {
         items={
             "type": "object",
             "properties": {
-                "weight": {"type": "number"},
-                "prompt": TEXT,
-                "messages": {"type": "array", "items": {"type": "object"}},
-                "token_ids": IDS,
+                "weight": _field(
+                    "The factor of the stream's log-probabilities. Any finite number.",
+                    type="number",
+                ),
+                "prompt": _field(
+                    "The stream's text, or in a conversation its system message.", **TEXT
+                ),
+                "messages": _field(
+                    "The stream's whole conversation.", type="array", items={"type": "object"}
+                ),
+                "token_ids": _field("The stream as token ids.", **IDS),
                 "lora": _field(
                     "The name of an adapter; false is the base model.", oneOf=[TEXT, FLAG]
                 ),

@@ -1,24 +1,15 @@
-"""One server for all examples that ask one: the shipped configs/cfg.yaml, on a free port."""
+"""Examples run on configs/cfg.yaml, which they are about."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "serve"))
-
-from serve_process import ServeProcess, shipped_config
-
 
 @pytest.fixture(scope="session")
-def url(chat_model: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest) -> str:
     """The address of a server. If CFG_SERVE_URL is set, it is that one."""
-    if given := os.environ.get("CFG_SERVE_URL"):
-        yield given
-        return
-    with ServeProcess(shipped_config("cfg")) as process:
-        yield process.url
+    given = os.environ.get("CFG_SERVE_URL")
+    url: str = given or request.getfixturevalue("chat_server").url
+    return url

@@ -1,0 +1,89 @@
+"""The reference has every field and key that the code knows, and no other."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cfg_core.params import AMBIGUOUS, FIELDS, SYNONYMS
+from cfg_core.params.follower import KEYS
+from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.vllm_plugin import guided_engine_args
+from deployments.config.base import YamlArgs
+from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
+from deployments.requests.guidance import CHAT_FIELDS
+from deployments.requests.schemas import ENCODE, SERVER
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+REQUESTS, ENGINE, YAML = "request-fields.md", "engine-options.md", "configuration.md"
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+def names(page: str, mark: str) -> list[str]:
+    """The names in the first column of the tables after a mark."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (block,) = re.findall(rf"<!-- {re.escape(mark)} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    return re.findall(r"^\| `([^`]+)` \|", block, re.MULTILINE)
+
+
+def sections() -> Iterator[type[YamlArgs]]:
+    """Every section of the YAML that the code reads."""
+    importlib.import_module("deployments.config.args")
+    waiting = [YamlArgs]
+    while waiting:
+        for section in waiting.pop().__subclasses__():
+            waiting.append(section)
+            yield section
+
+
+@pytest.mark.parametrize("page", [REQUESTS, ENGINE])
+def test_the_pages_are_up_to_date(page: str) -> None:
+    script = importlib.import_module("fields_page")
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert text == script.page(DOCS / page, text), "run python scripts/fields_page.py"
+
+
+def test_every_request_field_is_on_the_page() -> None:
+    assert set(names(REQUESTS, "guidance")) == {*CHAT_FIELDS, *SYNONYMS}
+    assert set(names(REQUESTS, "streams")) == set(KEYS)
+    assert set(names(REQUESTS, "refused")) == set(AMBIGUOUS)
+    assert set(names(REQUESTS, "server")) == set(SERVER)
+    of_encoders = {field for schema in ENCODE.values() for field in schema["properties"]}
+    assert set(names(REQUESTS, "encoders")) == of_encoders
+    shown = [*names(REQUESTS, "guidance"), *names(REQUESTS, "streams"), *of_encoders]
+    assert len(shown) >= 45
+
+
+def test_every_guidance_field_is_explained_in_detail() -> None:
+    text = (DOCS / "guidance.md").read_text(encoding="utf-8")
+    for field in (*FIELDS, *CHAT_FIELDS, *SYNONYMS, *AMBIGUOUS):
+        assert f"`{field}`" in text, field
+
+
+def test_every_yaml_key_is_on_the_page() -> None:
+    found = list(sections())
+    assert len(found) >= 8
+    for section in found:
+        assert names(YAML, section.section) == list(section.model_fields), section.section
+    assert sum(len(section.model_fields) for section in found) >= 80
+
+
+def test_every_option_of_the_engines_is_on_the_page() -> None:
+    guided = inspect.signature(guided_engine_args).parameters
+    assert names(ENGINE, "guided") == list(guided)
+    assert set(names(ENGINE, "reserved")) == set(RESERVED_ENGINE_KEYS)
+    assert set(names(ENGINE, "frontend")) == FRONTEND_KEYS
+    of_encoder = [field.name for field in dataclasses.fields(EngineOptions)]
+    assert names(ENGINE, "encoder") == of_encoder
+    assert len(guided) + len(FRONTEND_KEYS) + len(of_encoder) >= 35

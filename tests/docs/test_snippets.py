@@ -1,0 +1,112 @@
+"""Every code block of the pages is run, or checked, or excepted with a reason."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import check, commands_of
+from running import answers_of_shell, run_program, run_with_client
+from snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts, of_kind
+
+from deployments.config.args import AppArgs
+
+
+def each(*kinds: str) -> pytest.MarkDecorator:
+    found = of_kind(*kinds)
+    return pytest.mark.parametrize("snippet", found, ids=str)
+
+
+def test_none_is_unclassified(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\nsnippets: {dict(counts().most_common())}")
+    assert [str(x) for x in SNIPPETS if x.kind not in KINDS] == []
+
+
+def test_exceptions_are_about_one_snippet_each() -> None:
+    for page, part in EXCEPTED:
+        assert sum(x.page == page and part in x.text for x in SNIPPETS) == 1, (page, part)
+
+
+@each("curl")
+def test_requests_of_the_shell_are_answered(
+    snippet: Snippet, chat_url: str, tmp_path: Path
+) -> None:
+    answers = answers_of_shell(snippet, chat_url, tmp_path)
+    assert len(answers) >= len(re.findall(r"^\s*curl ", snippet.text, re.MULTILINE))
+    for answer in answers:
+        assert not (isinstance(answer, dict) and "error" in answer), answer
+        if isinstance(answer, dict) and re.search(r'"guidance_(scale|streams)"', snippet.text):
+            assert answer.get("guidance", {}).get("guided_tokens", 1) > 0
+            assert "note" not in answer.get("guidance", {}), answer["guidance"]
+
+
+@each("client")
+def test_python_with_a_client_runs(snippet: Snippet, chat_url: str) -> None:
+    statuses = run_with_client(snippet, chat_url)
+    assert set(statuses) == {200} or "OpenAI(" in snippet.text
+
+
+@pytest.mark.slow
+@each("program")
+def test_programs_run(snippet: Snippet, tmp_path: Path) -> None:
+    printed = run_program(snippet, tmp_path)
+    assert printed.strip() or "print(" not in snippet.text
+
+
+@each("command")
+def test_commands_name_what_exists(snippet: Snippet) -> None:
+    found = commands_of(snippet.text)
+    assert found
+    for words in found:
+        check(words)
+
+
+@each("json")
+def test_json_parses(snippet: Snippet) -> None:
+    json.loads(snippet.text)
+
+
+@each("yaml")
+def test_yaml_passes_the_checker(snippet: Snippet) -> None:
+    """A snippet is a whole file, keys of `args`, or options of vLLM's engine."""
+    given = yaml.safe_load(snippet.text)
+    if "applications" in given:
+        args = given["applications"][0]["args"]
+    elif set(given) <= set(AppArgs.model_fields):
+        args = {"model": "models/stories", **given}
+    else:
+        args = {"model": "models/stories", "engine": {**given}}
+    AppArgs.model_validate(args).resolved()
+
+
+@pytest.mark.parametrize("snippet", [x for x in SNIPPETS if x.reason is not None], ids=str)
+def test_what_is_excepted_is_valid(snippet: Snippet) -> None:
+    if snippet.language == "python":
+        ast.parse(snippet.text)
+    else:
+        assert snippet.language in SHELL, f"{snippet}: only programs may be excepted"
+        for words in commands_of(snippet.text):
+            check(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make nothing",
+        "python scripts/nothing.py",
+        "python scripts/docs.py --nothing",
+        "python -m deployments.nothing",
+        "serve deploy configs/nothing.yaml",
+        "ray start --nothing",
+        "curl-of-mine http://127.0.0.1",
+    ],
+)
+def test_wrong_commands_are_found(line: str) -> None:
+    (words,) = commands_of(line)
+    with pytest.raises((AssertionError, ModuleNotFoundError)):
+        check(words)

@@ -1,0 +1,72 @@
+"""Answers of every kind that encoders give have the form of their schemas."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cfg_core.prefill_only.types import Output, SparseVector
+from deployments.requests.answer_schemas import ENCODED
+from deployments.requests.encode.answers import (
+    ClassifyAnswer,
+    Cosine,
+    EmbeddingsAnswer,
+    PoolingAnswer,
+    RerankAnswer,
+    ScoreAnswer,
+    SparseAnswer,
+    TeiRerankAnswer,
+)
+
+OUTPUTS = [
+    Output(
+        values={
+            "embed": np.array([1.0, 2.0], np.float32),
+            "token_embed": np.ones((2, 2), np.float32),
+            "classify": np.array([0.2, 0.8], np.float32),
+            "sparse": SparseVector(np.array([3]), np.array([0.5], np.float32)),
+        },
+        num_tokens=3,
+    )
+    for _ in range(3)
+]
+COSINE = Cosine(num_queries=1)
+TEXTS = ("a", "b")
+ANSWERS = [
+    ("embeddings", EmbeddingsAnswer(model="m", base64=False)),
+    ("embeddings", EmbeddingsAnswer(model="m", base64=True)),
+    ("pooling", PoolingAnswer(model="m", task="embed", base64=False)),
+    ("pooling", PoolingAnswer(model="m", task="token_embed", base64=False)),
+    ("pooling", PoolingAnswer(model="m", task="sparse", base64=False)),
+    ("pooling", PoolingAnswer(model="m", task="classify", base64=True)),
+    ("classify", ClassifyAnswer(model="m", labels=("no", "yes"))),
+    ("embed_sparse", SparseAnswer()),
+    ("score", ScoreAnswer(model="m", scores=COSINE)),
+    ("rerank", RerankAnswer(model="m", scores=COSINE, top_n=1)),
+    ("rerank", RerankAnswer(model="m", scores=COSINE, documents=TEXTS)),
+    ("rerank", TeiRerankAnswer(scores=COSINE)),
+    ("rerank", TeiRerankAnswer(scores=COSINE, texts=TEXTS)),
+]
+
+
+def mistakes(schema: Any, value: Any) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from jsonschema import Draft202012Validator
+
+        return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
+
+
+@pytest.mark.parametrize(("endpoint", "answer"), ANSWERS)
+def test_answers_have_the_form_of_their_schemas(endpoint: Any, answer: Any) -> None:
+    value = answer(OUTPUTS)
+    assert mistakes(ENCODED[endpoint], value) == []
+    changed = [*value, 1] if isinstance(value, list) else {**value, "more": 1}
+    assert mistakes(ENCODED[endpoint], changed)
+
+
+def test_every_endpoint_is_tried() -> None:
+    assert {endpoint for endpoint, _ in ANSWERS} == set(ENCODED)

@@ -63,10 +63,10 @@ def show_stream_logprobs(state: State) -> None:
         """A stream's most likely tokens, in the shape of a completion's `top_logprobs`."""
         ids, tokenizer = _shows_ids(completion, fields), fields["tokenizer"]
         text_of = completion._get_decoded_token
-        return {
-            text_of(entry, token, tokenizer, ids): _finite(entry.logprob)
-            for token, entry in ranking.items()
-        }
+        texts: dict[str, float] = {}
+        for token, entry in ranking.items():  # of tokens with one text, the most likely counts
+            texts.setdefault(text_of(entry, token, tokenizer, ids), _finite(entry.logprob))
+        return texts
 
     completion._create_completion_logprobs = create_completion_logprobs
     chat._create_chat_logprobs = create_chat_logprobs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 
 from cfg_core.errors import NotFoundError
 from deployments.calls.encoders import Encoders
@@ -49,13 +49,14 @@ class DocsRoutes:
     _args: AppArgs
     _encoders: Encoders
     _generator: GeneratorClient | None
-    _document: dict[str, Any] | None = None
+    _document: bytes | None = None
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(self) -> JSONResponse:
+    async def openapi(self) -> Response:
         """Return the OpenAPI document.
 
-        The schemas of vLLM's bodies are asked of a replica, once.
+        The schemas of vLLM's bodies are asked of a replica, once. Everybody may read the document.
+        Not everybody may know the models, so with API keys it names none.
         """
         if self._document is None:
             engine = None
@@ -63,13 +64,13 @@ class DocsRoutes:
                 engine = json.loads(await self._generator.ask("schemas"))
             models = {"generator": self._args.model_name or ""}
             models["encoder"] = next(iter(self._encoders.names), "")
-            if self._args.access.keys:
-                models = {}  # everybody may read this, and not everybody may know the models
-            self._document = document(app.routes, engine, models)
-            if self._args.access.keys:
-                self._document |= {"security": [{"key": []}]}
-                self._document["components"]["securitySchemes"] = {"key": KEY}
-        return JSONResponse(self._document)
+            needs_key = bool(self._args.access.keys)
+            made = document(app.routes, engine, {} if needs_key else models)
+            if needs_key:
+                made["security"] = [{"key": []}]
+                made["components"]["securitySchemes"] = {"key": KEY}
+            self._document = json.dumps(made, separators=(",", ":")).encode()
+        return Response(self._document, media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs(self) -> Response:

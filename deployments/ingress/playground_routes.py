@@ -18,15 +18,14 @@ from cfg_core.errors import NotFoundError
 from deployments.ingress.app import app
 
 FOLDER = Path(__file__).parent / "playground"
-PAGES = {"encoders": "encoders.html"}
-"""The file of each page, by the end of its path."""
+PAGES = {"": "index.html", "encoders": "encoders.html"}
+"""The file of each page, by the end of its path after /playground/."""
 
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
-        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+        " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # a new version of the server comes with a new page
@@ -38,10 +37,11 @@ def page_file(name: str) -> Response:
 
     Raises NotFoundError if it has none of this name.
     """
-    path = FOLDER / PAGES.get(name, name)
-    if path.name not in {file.name for file in FOLDER.iterdir()}:
+    files = {file.name: file for file in FOLDER.iterdir()}
+    is_page = name in PAGES
+    path = files.get(PAGES.get(name, name))
+    if path is None or (path.suffix == ".html" and not is_page):
         raise NotFoundError(f"The playground has no page or file {name[:100]}.")
-    path = FOLDER / path.name
     return FileResponse(path, media_type=TYPES.get(path.suffix), headers=HEADERS)
 
 
@@ -56,7 +56,7 @@ class PlaygroundRoutes:
     @app.get("/playground", include_in_schema=False)
     async def playground(self) -> Response:
         """Return the page for text."""
-        return page_file("index.html")
+        return page_file("")
 
     @app.get("/playground/{name}", include_in_schema=False)
     async def playground_file(self, name: str) -> Response:

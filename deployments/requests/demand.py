@@ -124,8 +124,8 @@ def check_answer_size(
         return
     choices = max(1, read_count(body, "n") or 1) * num_prompts(endpoint, body)
     logprobs = _logprobs(endpoint, body)
-    entries = 1 + logprobs if logprobs > 0 else 0
-    entries *= 1 + shown_streams
+    is_asked = logprobs > 0 or shown_streams > 0
+    entries = (1 + max(0, logprobs)) * (1 + shown_streams) if is_asked else 0
     size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
     size += max(1, read_count(body, "n") or 1) * _prompt_logprob_bytes(endpoint, body)
     if size > most_bytes:

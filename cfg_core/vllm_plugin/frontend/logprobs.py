@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -88,28 +88,24 @@ def update_sample_logprobs(stock: Callable[..., None]) -> Callable[..., None]:
         stock(self, narrowed(logprobs_lists, width))
         ids, values = logprobs_lists.logprob_token_ids, logprobs_lists.logprobs
         rows = zip(ids[:, width:].tolist(), values[:, width:].tolist(), strict=True)
-        for position, token, row in zip(
-            self.logprobs[before:], ids[:, 0].tolist(), rows, strict=True
-        ):
-            if not math.isnan(row[1][1]):  # else it is outside of the window
-                position[token] = _guided(position[token], columns, *row, self.tokenizer)
+        for place, (token, row) in enumerate(zip(ids[:, 0].tolist(), rows, strict=True), before):
+            if math.isnan(row[1][1]):  # outside of the window
+                continue
+            rankings = [
+                _ranking(self, place, *ranked) for ranked in _ranked(columns, *row) if ranked[0]
+            ]
+            known = self.logprobs[place][token]
+            self.logprobs[place][token] = _guided(known, columns, row[1], rankings)
 
     return update_sample_logprobs
 
 
 def _guided(
-    known: Logprob,
-    columns: StreamColumns,
-    ids: Sequence[int],
-    values: Sequence[float],
-    tokenizer: Any,
+    known: Logprob, columns: StreamColumns, values: Sequence[float], rankings: Sequence[Ranking]
 ) -> GuidedLogprob:
     """vLLM's logprob of a sampled token, with what our columns hold."""
-    blocks = [columns.block(stream) for stream in range(columns.streams)]
-    conditional, *negatives = (values[block[0]] for block in blocks)
-    rankings = (
-        _ranking([ids[i] for i in block[1:]], [values[i] for i in block[1:]], tokenizer)
-        for block in blocks
+    conditional, *negatives = (
+        values[columns.block(stream)[0]] for stream in range(columns.streams)
     )
     return GuidedLogprob(
         known.logprob,
@@ -118,14 +114,28 @@ def _guided(
         conditional,
         tuple(negatives),
         values[0],
-        tuple(rankings) if columns.top else (),
+        tuple(rankings),
     )
 
 
-def _ranking(ids: list[int], values: list[float], tokenizer: Any) -> Ranking:
+def _ranked(
+    columns: StreamColumns, ids: Sequence[int], values: Sequence[float]
+) -> Iterator[tuple[list[int], list[float]]]:
+    """For each stream its most likely tokens, and their log-probabilities."""
+    for stream in range(columns.streams):
+        places = columns.block(stream)[1:]
+        yield [ids[place] for place in places], [values[place] for place in places]
+
+
+def _ranking(
+    processor: LogprobsProcessor, place: int, ids: list[int], values: list[float]
+) -> Ranking:
+    """Tokens with their texts. A part of a character has the text that it ends, as vLLM's have."""
     texts: Sequence[str | None] = [None] * len(ids)
-    if tokenizer is not None:
-        texts = stock_logprobs.convert_ids_list_to_tokens(tokenizer, ids)
+    if processor.tokenizer is not None:
+        before = processor._get_sampled_context_ids(processor.logprobs[max(0, place - 8) : place])
+        alone = stock_logprobs.convert_ids_list_to_tokens(processor.tokenizer, ids)
+        texts = processor._verify_tokens(alone, ids, before)
     return {
         token: Logprob(value, rank, text)
         for rank, (token, value, text) in enumerate(zip(ids, values, texts, strict=True), 1)

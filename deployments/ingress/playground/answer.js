@@ -7,9 +7,11 @@ import { asCurl, asPython } from "./request.js";
 import { change } from "./tokens.js";
 
 const FULL_COLOUR = 4; // nats, at which a token has the strongest colour
+const CLEAR = 0.7; // nats, twice or half as likely: what is marked where colours are not shown
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 };
 
 let answersMade = 0;
+let current = null; // the answer whose token is shown
 
 export class Answer {
   /**
@@ -24,7 +26,7 @@ export class Answer {
     this.chosen = -1;
     this.state = make("small", { text: "waits" });
     this.list = make("div", {
-      class: "tokens", role: "listbox", tabindex: "0", "aria-label": `Tokens, ${title}`,
+      class: "tokens", role: "listbox", tabindex: "0", dir: "auto", "aria-label": `Tokens, ${title}`,
       "aria-orientation": "horizontal",
     });
     this.facts = make("p", { class: "facts" });
@@ -68,6 +70,18 @@ export class Answer {
     }
   }
 
+  /** Show why there is no answer, or not all of it. */
+  fail(message) {
+    this.says("failed");
+    this.facts.textContent = message;
+    this.facts.classList.add("failure");
+  }
+
+  stop() {
+    this.says("stopped");
+    this.facts.textContent = `${this.tokens.length} tokens`;
+  }
+
   /** Show what the last event of the stream reported. */
   finish(finishReason, report, seconds) {
     this.says(finishReason);
@@ -91,6 +105,8 @@ export class Answer {
   /** Show a token's details. */
   choose(index) {
     document.querySelector('[role=option][aria-selected="true"]')?.setAttribute("aria-selected", "false");
+    if (current !== this) current?.curve?.mark(null);
+    current = this;
     this.chosen = index;
     const chosen = this.list.children[index];
     chosen.setAttribute("aria-selected", "true");
@@ -104,13 +120,17 @@ export class Answer {
 function option(token, index, id) {
   const element = make("span", {
     role: "option", id: `${id}-token-${index}`, "data-index": index, "aria-selected": "false",
-    text: token.text, class: token.text.endsWith("\n") ? "line-end" : null,
   });
-  if (token.text.trim() === "") element.setAttribute("aria-label", "white space");
-  const by = change(token);
-  if (by !== null) {
-    const strength = Math.min(1, Math.abs(by) / FULL_COLOUR) * 0.5;
-    element.style.backgroundColor = `rgb(var(--${by < 0 ? "lower" : "raise"}-rgb) / ${strength.toFixed(3)})`;
+  const [, text, end] = /^([^]*?)(\n*)$/.exec(token.text);
+  element.append(text);
+  if (end) element.append(make("span", { class: "line-end", text: end }));
+  if (token.text.trim() === "") {
+    element.setAttribute("aria-label", token.text === "" ? "part of a character" : "white space");
   }
+  const by = change(token);
+  if (by === null) return element;
+  const strength = Math.min(1, Math.abs(by) / FULL_COLOUR) * 0.5;
+  element.style.backgroundColor = `rgb(var(--${by < 0 ? "lower" : "raise"}-rgb) / ${strength.toFixed(3)})`;
+  if (Math.abs(by) > CLEAR) element.classList.add(by < 0 ? "lower" : "raise");
   return element;
 }

@@ -21,6 +21,9 @@ export const apiKey = {
 
 /** POST `body` (or GET without one). Returns the response, or throws ApiError. */
 export async function call(path, body, signal) {
+  if (!/^[!-~]*$/.test(apiKey.get())) {
+    throw new ApiError("No API key has spaces, or characters other than ASCII.", null, 401);
+  }
   const headers = apiKey.get() ? { Authorization: `Bearer ${apiKey.get()}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const method = body === undefined ? "GET" : "POST";
@@ -54,22 +57,34 @@ export async function models() {
   return { generators: generators.map((card) => card.id), encoders };
 }
 
-/** Yield the JSON objects of a stream of server-sent events. */
+/** Yield the JSON objects of a stream of server-sent events. Throws ApiError if it ends early. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+    const { value, done } = await reader.read().catch(broken);
+    if (done) throw new ApiError("The answer ended early: the connection was closed.");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
       const data = line.startsWith("data:") ? line.slice(5).trim() : "";
       if (data === "[DONE]") return;
       if (!data) continue;
-      const event = JSON.parse(data);
+      const event = parsed(data);
       if (event.error) throw new ApiError(event.error.message, event.error.param ?? null);
       yield event;
     }
+  }
+}
+
+function broken(error) {
+  throw error.name === "AbortError" ? error : new ApiError("The connection broke in the answer.");
+}
+
+function parsed(data) {
+  try {
+    return JSON.parse(data);
+  } catch {
+    throw new ApiError("The answer is no JSON. Is something between this page and the server?");
   }
 }

@@ -19,7 +19,7 @@ export class Curve {
   constructor(scale, chosen) {
     this.scale = scale;
     this.values = [];
-    this.line = shape("polyline", { points: "" });
+    this.line = shape("path", { d: "" });
     this.here = shape("line", { class: "here", y1: 0, y2: 100, visibility: "hidden" });
     this.svg = shape("svg", {
       class: "curve", preserveAspectRatio: "none", viewBox: "0 0 1 100", role: "img",
@@ -49,10 +49,13 @@ export class Curve {
     const length = Math.max(1, this.values.length);
     this.svg.setAttribute("viewBox", `0 0 ${length} 100`);
     this.base.setAttribute("x2", length);
-    const points = this.values.map((value, i) => (
-      `${i + 0.5},${99 - (94 * (value ?? 0)) / this.scale.highest}`
-    ));
-    this.line.setAttribute("points", points.join(" "));
+    const steps = this.values.map((value, i) => {
+      if (value === null) return "";
+      const begins = i === 0 || this.values[i - 1] === null;
+      const height = (94 * value) / this.scale.highest;
+      return `${begins ? "M" : "L"}${i + 0.5},${99 - height}`;
+    });
+    this.line.setAttribute("d", steps.join(""));
     this.svg.setAttribute("aria-label", this.summary());
   }
 

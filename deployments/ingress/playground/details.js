@@ -20,40 +20,67 @@ export function sentence(token, position) {
 /** Show a token in the panel. `title` names its answer. */
 export function showToken(title, token, position) {
   const panel = byId("token");
+  const close = make("button", { type: "button", text: "Close" });
+  close.addEventListener("click", hide);
   panel.hidden = false;
   panel.replaceChildren(
-    make("h2", { text: `Token ${position}, ${title}` }),
+    make("h2", {}, make("span", { text: `Token ${position}, ${title}` }), close),
     make("p", { text: sentence(token, position) }),
     make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Alternatives" }, table(token)),
   );
+  // What is scrolled into view must not be under the panel, which stands at the window's end.
+  document.documentElement.style.scrollPaddingBottom = `${panel.offsetHeight + 8}px`;
 }
+
+function hide() {
+  byId("token").hidden = true;
+  document.documentElement.style.scrollPaddingBottom = "";
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) hide();
+});
 
 /** A row for each of the likeliest tokens, and a column for each distribution. */
 function table(token) {
-  const columns = [["Blend", new Map(token.top).set(token.text, token.logprob)]];
+  const columns = [["Blend", distribution(token, token)]];
   (token.streams ?? []).forEach((stream, i, all) => {
     const name = i === 0 ? "Conditional" : all.length === 2 ? "Negative" : `Stream ${i}`;
-    columns.push([name, new Map(stream.top).set(token.text, stream.logprob)]);
+    columns.push([name, distribution(token, stream)]);
   });
   const head = make("tr", {}, make("th", { text: "Token", scope: "col" }));
   for (const [name] of columns) {
     head.append(make("th", { text: token.streams ? name : "Probability", scope: "col" }));
   }
   const body = make("tbody");
-  for (const text of chosen(token, columns.map(([, known]) => known))) {
+  for (const text of chosen(token, columns.map(([, { known }]) => known))) {
     const row = make("tr", { class: text === token.text ? "sampled" : null });
     const mark = text === token.text ? " (sampled)" : "";
     row.append(make("th", { scope: "row", class: "text", text: visible(text) + mark }));
-    for (const [, known] of columns) row.append(make("td", { text: shown(known, text) }));
+    for (const [, column] of columns) row.append(make("td", { text: shown(column, text) }));
     body.append(row);
   }
   return make("table", {}, make("caption", { class: "hidden", text: "Probabilities" }), make("thead", {}, head), body);
 }
 
-/** A token's probability; if it is not among the known ones, that it is below them. */
-function shown(known, text) {
+/**
+ * What is known of a distribution: log-probabilities by text, and a bound for all other texts.
+ *
+ * The sampled token is known in any case, so it says nothing about the others.
+ */
+function distribution(token, { logprob, top }) {
+  const known = new Map();
+  for (const [text, value] of top) if (!known.has(text)) known.set(text, value);
+  known.delete(token.text);
+  const bound = known.size ? Math.min(...known.values()) : null;
+  return { known: known.set(token.text, logprob), bound };
+}
+
+/** A token's probability, or what it is below. A part of a character has no text of its own. */
+function shown({ known, bound }, text) {
   if (known.has(text)) return percent(known.get(text));
-  return known.size > 1 ? `< ${percent(Math.min(...known.values())).replace("< ", "")}` : "";
+  const isPart = text === "" || text.includes("\ufffd");
+  return bound === null || isPart ? "" : `< ${percent(bound).replace("< ", "")}`;
 }
 
 /** The sampled token and the likeliest of each distribution, in the order of the first. */

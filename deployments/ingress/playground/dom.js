@@ -22,15 +22,35 @@ export function later(action, ms) {
   };
 }
 
-/** Put a text on the clipboard; where the page may not, select it in `field` and use the command. */
-export async function copy(text, field) {
+/** Put a text on the clipboard. Returns whether that worked. */
+export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
+    return true;
   } catch {
-    field.focus();
-    field.select();
-    document.execCommand("copy");
+    return copyByCommand(text); // pages without TLS have no clipboard, but for those of this machine
   }
+}
+
+function copyByCommand(text) {
+  const field = make("textarea", { class: "hidden", "aria-hidden": true });
+  const place = document.querySelector("dialog[open]") ?? document.body;
+  const focused = document.activeElement;
+  field.value = text;
+  place.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  focused?.focus();
+  return done;
+}
+
+/** Call `action` at Ctrl + Enter, if nothing stands in front of the page. */
+export function onShortcut(action) {
+  document.addEventListener("keydown", (event) => {
+    const asked = event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat;
+    if (asked && !document.querySelector("dialog[open]")) action();
+  });
 }
 
 /** Show a text in a dialog, with a button that copies it. */
@@ -46,8 +66,7 @@ export function offer(title, text) {
     heading, field, make("div", { class: "buttons" }, button, close, copied),
   );
   button.addEventListener("click", async () => {
-    await copy(text, field);
-    copied.textContent = "Copied.";
+    copied.textContent = (await copy(text)) ? "Copied." : "Select the text, and copy it.";
   });
   close.addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => dialog.remove());

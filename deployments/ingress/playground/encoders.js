@@ -1,7 +1,7 @@
 // The page of the encoders: it ranks passages for a question, and compares them with each other.
 
-import { call } from "./api.js";
-import { byId, copy, later, make } from "./dom.js";
+import { ApiError, call } from "./api.js";
+import { byId, copy, later, make, onShortcut } from "./dom.js";
 import * as problems from "./problems.js";
 
 const EXAMPLE = {
@@ -14,9 +14,11 @@ const EXAMPLE = {
     "The moon pulls on the oceans, which makes the tides.",
   ].join("\n\n"),
 };
-const FIELDS = ["query", "documents"];
+const FIELDS = ["model", "query", "documents"];
 const form = byId("request");
+const NARROW = matchMedia("(max-width: 52rem)"); // as in playground.css: results are below the form
 let cards = [];
+let running = null; // the AbortController of the ranking that is being made
 
 const passages = () => form.elements.documents.value.split(/\n\s*\n/).map((text) => text.trim())
   .filter((text) => text !== "");
@@ -24,28 +26,39 @@ const canDo = (name, part) => cards.find((card) => card.id === name)?.endpoints
   .some((path) => path.endsWith(part));
 
 async function rank() {
+  running?.abort();
+  const { signal } = (running = new AbortController());
   problems.clear();
+  if (!(await problems.ready()) || byId("send").disabled || signal.aborted) return;
   byId("status").textContent = "Ranking.";
-  const model = form.elements.model.value;
-  const documents = passages();
-  const found = [];
+  byId("answers").replaceChildren();
+  if (NARROW.matches) byId("output").scrollIntoView();
   try {
-    if (canDo(model, "/rerank")) {
-      const body = { model, query: form.elements.query.value, documents };
-      found.push(ranking((await (await call("v1/rerank", body)).json()).results, documents));
-    }
-    if (canDo(model, "/embeddings")) {
-      const { data } = await (await call("v1/embeddings", { model, input: documents })).json();
-      found.push(matrix(data.map((entry) => entry.embedding)));
-    }
-    if (!found.length) throw new Error("This encoder neither ranks nor embeds.");
+    const found = await results(form.elements.model.value, passages(), signal);
     byId("answers").replaceChildren(...found);
     byId("status").textContent = "Ranked.";
   } catch (error) {
+    if (error.name === "AbortError") return;
+    if (!(error instanceof ApiError)) throw error;
     const name = { input: "documents", texts: "documents" }[error.param] ?? error.param;
-    problems.show(error, FIELDS.includes(name) ? byId(name) : null);
+    problems.show(error, ["query", "documents"].includes(name) ? byId(name) : null);
     byId("status").textContent = "";
   }
+}
+
+/** What the model can do with the passages: a ranking, a matrix, or both. */
+async function results(model, documents, signal) {
+  const found = [];
+  if (canDo(model, "/rerank")) {
+    const body = { model, query: form.elements.query.value, documents };
+    found.push(ranking((await (await call("v1/rerank", body, signal)).json()).results, documents));
+  }
+  if (canDo(model, "/embeddings")) {
+    const { data } = await (await call("v1/embeddings", { model, input: documents }, signal)).json();
+    found.push(matrix(data.map((entry) => entry.embedding)));
+  }
+  if (!found.length) throw new ApiError(`${model} neither ranks nor embeds.`);
+  return found;
 }
 
 function ranking(results, documents) {
@@ -54,7 +67,7 @@ function ranking(results, documents) {
     list.append(make(
       "li", {},
       make("span", { class: "score", text: score.toFixed(3) }),
-      make("span", { text: `${index + 1}. ${documents[index]}` }),
+      make("span", { dir: "auto", text: `${index + 1}. ${documents[index]}` }),
       make("meter", {
         min: "0", max: "1", value: score, "aria-label": `Relevance of passage ${index + 1}`,
       }),
@@ -103,7 +116,19 @@ function keep() {
 
 function restore() {
   const parts = new URLSearchParams(location.hash.slice(1));
-  for (const name of FIELDS) form.elements[name].value = parts.get(name) ?? EXAMPLE[name];
+  if (location.hash && !parts.has("query")) return; // a link to a part of this page
+  for (const name of ["query", "documents"]) {
+    form.elements[name].value = parts.get(name) ?? EXAMPLE[name];
+  }
+  chooseModel(parts.get("model"));
+}
+
+/** Choose an encoder, or the first one if it is not served; later, if they are not known yet. */
+function chooseModel(name) {
+  const field = byId("model");
+  field.dataset.wanted = name ?? "";
+  const served = cards.map((card) => card.id);
+  if (served.length) field.value = served.includes(name) ? name : served[0];
 }
 
 form.addEventListener("input", later(keep, 300));
@@ -114,17 +139,22 @@ form.addEventListener("submit", (event) => {
 });
 byId("copy-link").addEventListener("click", async () => {
   keep();
-  await copy(location.href, byId("query"));
-  byId("status").textContent = "The link is copied.";
+  const copied = await copy(location.href);
+  byId("status").textContent = copied ? "The link is copied." : "Copy the address of this page.";
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address holds the state
+  byId("answers").focus();
 });
+onShortcut(() => form.requestSubmit());
 window.addEventListener("hashchange", restore);
+window.addEventListener("pagehide", keep);
 restore();
 problems.watchKey((models) => {
+  const wanted = byId("model").value || byId("model").dataset.wanted;
   cards = models.encoders;
   byId("model").replaceChildren(...cards.map(({ id }) => make("option", { value: id, text: id })));
+  chooseModel(wanted);
   byId("model-field").hidden = cards.length < 2;
   byId("send").disabled = !cards.length;
   if (!cards.length) problems.show(new Error("No encoder is served here."));

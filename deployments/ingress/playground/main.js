@@ -1,9 +1,9 @@
 // The page: it sends one request at several scales, and shows the answers as they arrive.
 
-import { apiKey, call, events } from "./api.js";
+import { ApiError, apiKey, call, events } from "./api.js";
 import { Answer } from "./answer.js";
 import { Scale } from "./curve.js";
-import { byId, copy, later, make } from "./dom.js";
+import { byId, copy, later, make, onShortcut } from "./dom.js";
 import { PRESETS } from "./presets.js";
 import * as problems from "./problems.js";
 import { fieldOf, isPlain, requestOf, scalesOf, watched } from "./request.js";
@@ -11,8 +11,10 @@ import * as states from "./state.js";
 import { tokensOf } from "./tokens.js";
 
 const form = byId("request");
-const NARROW = matchMedia("(max-width: 52rem)"); // as in playground.css: the answers are below the form
+const NARROW = matchMedia("(max-width: 52rem)"); // as in playground.css: answers are below the form
 let running = null; // the AbortController of the answers that are being made
+
+// --- generating ----------------------------------------------------------------------------------
 
 function titleOf(state, scale) {
   if (isPlain(state, scale)) return "without guidance";
@@ -23,36 +25,41 @@ async function generate() {
   running?.abort();
   const abort = (running = new AbortController());
   problems.clear();
+  if (!(await problems.ready()) || byId("send").disabled || running !== abort) return;
   const state = states.read(form);
   const divergences = new Scale();
-  const hasKey = apiKey.get() !== "";
   const runs = scalesOf(state).map((scale) => {
     const request = requestOf(state, scale);
     const curve = isPlain(state, scale) ? null : divergences;
-    const answer = new Answer(titleOf(state, scale), request, curve, hasKey);
-    return { request: { ...request, body: watched(state, scale, request.body) }, answer };
+    const answer = new Answer(titleOf(state, scale), request, curve, apiKey.get() !== "");
+    return { scale, request, answer };
   });
   byId("answers").replaceChildren(...runs.map(({ answer }) => answer.element));
   byId("token").hidden = true;
   byId("legend").hidden = false;
   byId("stop-all").disabled = false;
   byId("status").textContent = "Generating.";
-  if (NARROW.matches) byId("output").scrollIntoView({ behavior: "smooth" });
-  const all = await Promise.all(runs.map((run) => follow(run, state, abort.signal)));
+  if (NARROW.matches) byId("output").scrollIntoView();
+  const ends = await Promise.all(runs.map((run) => follow(run, state, abort.signal)));
   if (running !== abort) return;
   running = null;
   byId("stop-all").disabled = true;
-  const failed = all.filter((ok) => !ok).length;
-  byId("status").textContent = failed ? `${failed} answers failed.` : "All answers are complete.";
+  byId("status").textContent = summary(ends);
 }
 
-/** Show one answer as it arrives. Returns whether it is complete. */
-async function follow({ request, answer }, state, signal) {
-  const began = performance.now();
+function summary(ends) {
+  const failed = ends.filter((end) => end === "failed").length;
+  if (failed) return `${failed} of ${ends.length} answers failed.`;
+  return ends.includes("stopped") ? "Stopped." : "All answers are complete.";
+}
+
+/** Show one answer as it arrives. Returns how it ended: "complete", "stopped" or "failed". */
+async function follow({ scale, request, answer }, state, signal) {
   let finishReason = null;
   let report = null;
   try {
-    const response = await call(request.path, request.body, signal);
+    const response = await ask(state, scale, request, signal);
+    const began = performance.now(); // not earlier: a browser holds back the seventh request
     answer.says("streams");
     for await (const event of events(response)) {
       const choice = event.choices?.[0];
@@ -61,77 +68,121 @@ async function follow({ request, answer }, state, signal) {
       report = event.guidance ?? report;
     }
     answer.finish(finishReason, report, (performance.now() - began) / 1000);
-    return true;
+    return "complete";
   } catch (error) {
     if (error.name === "AbortError") {
-      answer.says("stopped");
-      return true;
+      answer.stop();
+      return "stopped";
     }
-    answer.says("failed");
+    if (!(error instanceof ApiError)) throw error;
+    answer.fail(error.message);
     problems.show(error, fieldOf(form, state, error.param));
-    return false;
+    return "failed";
   }
 }
 
+/** Send a request; without alternatives of tokens, if the server allows fewer of them. */
+async function ask(state, scale, { path, body }, signal) {
+  try {
+    return await call(path, watched(state, scale, body), signal);
+  } catch (error) {
+    if (!["logprobs", "top_logprobs"].includes(error.param)) throw error;
+    return call(path, watched(state, scale, body, 0), signal);
+  }
+}
+
+// --- the form and the address --------------------------------------------------------------------
+
 function keep() {
   history.replaceState(null, "", states.toHash(states.read(form)));
+}
+
+/** Keep the state in a new entry of the browser's history, so that one can go back to the last. */
+function keepApart() {
+  const hash = states.toHash(states.read(form));
+  if (hash !== location.hash) history.pushState(null, "", hash);
 }
 
 function choosePreset() {
   const preset = PRESETS[byId("preset").value];
   byId("preset-note").textContent = preset?.note ?? "";
   if (!preset) return;
-  states.write(form, { model: form.elements.model.value, ...preset.state });
-  problems.clear();
   keep();
+  states.write(form, preset.state);
+  problems.clear();
+  keepApart();
+}
+
+function forgetPreset() {
+  byId("preset").value = "";
+  byId("preset-note").textContent = "";
 }
 
 function showModels({ generators }) {
   const field = byId("model");
-  const wanted = field.dataset.wanted || field.value;
+  const wanted = field.value || field.dataset.wanted;
   field.replaceChildren(...generators.map((name) => make("option", { value: name, text: name })));
-  if (generators.includes(wanted)) field.value = wanted;
+  chooseModel(wanted);
   byId("model-field").hidden = generators.length < 2;
   byId("send").disabled = !generators.length;
   if (!generators.length) {
-    problems.show(new Error("No model here generates text. The page Encoders may have one that ranks."));
+    problems.show(new Error("No model here generates text. See the page Encoders."));
   }
 }
 
+/** Choose a model, or the first one if it is not served; later, if the models are not known yet. */
+function chooseModel(name) {
+  const field = byId("model");
+  field.dataset.wanted = name ?? "";
+  const served = [...field.options].map((option) => option.value);
+  if (served.length) field.value = served.includes(name) ? name : served[0];
+}
+
 function restore() {
-  const state = states.fromHash(location.hash) ?? PRESETS[0].state;
-  byId("model").dataset.wanted = state.model ?? "";
-  const { model, ...rest } = state;
-  states.write(form, { ...rest, model: model || byId("model").value });
+  const state = states.fromHash(location.hash);
+  if (!state && location.hash) return; // a link to a part of this page
+  forgetPreset();
+  states.write(form, state ?? PRESETS[0].state);
+  if (state?.model) chooseModel(state.model);
+}
+
+function addStream() {
+  const weight = states.addStream(form);
+  keep();
+  return weight;
 }
 
 for (const [index, { name }] of PRESETS.entries()) {
   byId("preset").append(make("option", { value: index, text: name }));
 }
 byId("preset").addEventListener("change", choosePreset);
-byId("add-stream").addEventListener("click", () => {
-  states.addStream(form).focus();
-  keep();
-});
+byId("add-stream").addEventListener("click", () => addStream().focus());
 byId("stop-all").addEventListener("click", () => running?.abort());
 byId("copy-link").addEventListener("click", async () => {
   keep();
-  await copy(location.href, byId("scales"));
-  byId("status").textContent = "The link is copied.";
+  const copied = await copy(location.href);
+  byId("status").textContent = copied ? "The link is copied." : "Copy the address of this page.";
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address holds the state
+  byId("answers").focus();
 });
 const keepSoon = later(keep, 300);
-form.addEventListener("input", () => {
+form.addEventListener("input", ({ target }) => {
+  if (target.id === "preset" || target.id === "key") return;
+  forgetPreset();
+  if (target.value === "streams" && !form.querySelector("#streams li")) addStream();
   states.refresh(form);
   keepSoon();
 });
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  keep();
+  keepApart();
   generate();
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-});
+onShortcut(() => form.requestSubmit());
 window.addEventListener("hashchange", restore);
+window.addEventListener("popstate", restore);
+window.addEventListener("pagehide", keep);
 restore();
 problems.watchKey(showModels);

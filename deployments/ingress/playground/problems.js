@@ -3,8 +3,12 @@
 import { apiKey, models } from "./api.js";
 import { byId, make } from "./dom.js";
 
+let typed = false; // since the sentences were taken away
+document.addEventListener("input", () => { typed = true; });
+
 /** Take all sentences away. */
 export function clear() {
+  typed = false;
   byId("problem").hidden = true;
   for (const sentence of document.querySelectorAll(".wrong")) sentence.remove();
   for (const field of document.querySelectorAll("[aria-invalid]")) {
@@ -15,7 +19,11 @@ export function clear() {
   }
 }
 
-/** Show an error at `field`, or above the answers if no field is known. The first one is focused. */
+/**
+ * Show an error at `field`, or above the answers if no field is known.
+ *
+ * The first field at fault is focused, unless something was typed since the request.
+ */
 export function show(error, field) {
   if (error.status === 401) field = askForKey();
   if (!field) {
@@ -30,7 +38,7 @@ export function show(error, field) {
   field.setAttribute("aria-describedby", `${id} ${field.dataset.describedBy}`.trim());
   field.closest("details")?.setAttribute("open", "");
   field.after(make("p", { id, class: "wrong", text: error.message }));
-  field.focus();
+  if (!typed) field.focus();
 }
 
 function askForKey() {
@@ -38,23 +46,36 @@ function askForKey() {
   return byId("key");
 }
 
+let load = null;
+let loaded = Promise.resolve(false);
+
 /** Keep the key that is typed, and call `changed` with the models that it may use. */
 export function watchKey(changed) {
   const field = byId("key");
   field.value = apiKey.get();
   byId("key-field").hidden = !field.value;
+  load = () => {
+    loaded = models().then(
+      (found) => {
+        changed(found);
+        return true;
+      },
+      (error) => {
+        show(error, null);
+        return false;
+      },
+    );
+    return loaded;
+  };
+  field.addEventListener("input", () => apiKey.set(field.value.trim()));
   field.addEventListener("change", () => {
-    apiKey.set(field.value.trim());
     clear();
-    load(changed);
+    load();
   });
-  load(changed);
+  load();
 }
 
-async function load(changed) {
-  try {
-    changed(await models());
-  } catch (error) {
-    show(error, null);
-  }
+/** Wait until the models are known. Asks again if they are not. Returns whether they are. */
+export async function ready() {
+  return (await loaded) || load();
 }

@@ -7,10 +7,14 @@ import { ROOT } from "./api.js";
 /** How many likely tokens of each distribution the API is asked for: vLLM's default maximum. */
 export const ALTERNATIVES = 20;
 
-/** A number if the text is one, else the text. */
+const DECIMAL = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+
+/** A number if the text is one that JavaScript can keep, else the text. */
 function number(text) {
   const trimmed = text.trim();
-  return trimmed !== "" && Number.isFinite(Number(trimmed)) ? Number(trimmed) : trimmed;
+  const value = Number(trimmed);
+  const isKept = /^[+-]?\d+$/.test(trimmed) ? Number.isSafeInteger(value) : Number.isFinite(value);
+  return DECIMAL.test(trimmed) && isKept ? value : trimmed;
 }
 
 /** The numbers that are compared. */
@@ -42,9 +46,9 @@ export function requestOf(state, scale) {
 }
 
 /** What the page itself adds: the answer as a stream, with log-probabilities. */
-export function watched(state, scale, body) {
+export function watched(state, scale, body, alternatives = ALTERNATIVES) {
   const logprobs = state.mode === "chat"
-    ? { logprobs: true, top_logprobs: ALTERNATIVES } : { logprobs: ALTERNATIVES };
+    ? { logprobs: true, top_logprobs: alternatives } : { logprobs: alternatives };
   const streams = isPlain(state, scale) ? {} : { guidance_logprobs: true };
   return { ...body, ...logprobs, ...streams, stream: true };
 }
@@ -105,10 +109,17 @@ export function fieldOf(form, state, param) {
     max_completion_tokens: "max_tokens",
   }[name] ?? name;
   if (!id) return null;
-  const field = form.querySelector(
-    name === "guidance_streams" ? "#streams input, #add-stream" : `#${CSS.escape(id)}`,
-  );
+  const field = name === "guidance_streams"
+    ? fieldOfStream(form, param) : form.querySelector(`#${CSS.escape(id)}`);
   return field && !field.closest("[hidden]") ? field : null;
+}
+
+/** The field of a stream, from a path such as `guidance_streams[1].weight`. */
+function fieldOfStream(form, param) {
+  const [, index, key] = /\[(\d+)\](?:\.(\w+))?/.exec(param) ?? [];
+  const item = form.querySelectorAll("#streams li")[Number(index ?? 0)];
+  const name = { prompt: "system", messages: "user" }[key] ?? "weight";
+  return item?.querySelector(`[data-stream="${name}"]`) ?? form.querySelector("#add-stream");
 }
 
 // --- as code -------------------------------------------------------------------------------------

@@ -20,8 +20,13 @@ export function read(form) {
 
 /** Fill the form. What `state` leaves out gets its default. */
 export function write(form, state) {
-  for (const [name, value] of Object.entries({ ...DEFAULTS, ...state })) {
-    if (name !== "streams" && form.elements[name]) form.elements[name].value = value;
+  for (const [name, value] of Object.entries(DEFAULTS)) {
+    const field = form.elements[name];
+    if (name === "model") continue; // main.js: which there are is known later
+    field.value = value;
+    const wanted = state[name] ?? value;
+    const choices = field instanceof RadioNodeList ? [...field].map((one) => one.value) : null;
+    if (!choices || choices.includes(wanted)) field.value = wanted;
   }
   form.querySelector("#streams").replaceChildren();
   for (const stream of state.streams ?? []) addStream(form, stream);
@@ -86,7 +91,7 @@ export function addStream(form, stream = STREAM) {
     type: "button", text: "Remove", "aria-label": "Remove this stream", class: "remove",
   });
   const item = make(
-    "li", {}, make("div", { class: "row" }, weight, remove), system, user,
+    "li", { "data-number": number }, make("div", { class: "row" }, weight, remove), system, user,
   );
   remove.addEventListener("click", () => {
     item.remove();
@@ -100,7 +105,8 @@ export function addStream(form, stream = STREAM) {
 
 function input(tag, number, name, label, value, attributes) {
   const id = `stream-${number}-${name}`;
-  const field = make(tag, { id, "data-stream": name, ...attributes });
+  const direction = tag === "textarea" ? "auto" : null;
+  const field = make(tag, { id, "data-stream": name, dir: direction, ...attributes });
   field.value = value;
   const kind = name === "weight" ? "weight" : `stream-${name}`;
   return make("div", { class: `field ${kind}` }, make("label", { for: id, text: label }), field);

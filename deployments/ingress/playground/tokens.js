@@ -64,7 +64,7 @@ export function percent(logprob) {
 /** A token's text for a sentence, which may be read aloud. */
 export function quoted(text) {
   if (text === "") return "without a text";
-  return text.trim() === "" ? visible(text) : `“${text.replaceAll("\n", "↵")}”`;
+  return text.trim() === "" ? visible(text) : `\u2068“${text.replaceAll("\n", "↵")}”\u2069`;
 }
 
 /** A token's text with its white space made visible. */

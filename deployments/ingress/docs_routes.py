@@ -11,7 +11,6 @@ import importlib.util
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, Response

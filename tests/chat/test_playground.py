@@ -144,7 +144,9 @@ def test_pointing_shows_tokens_and_the_curve(page: Page) -> None:
     expect(curve).to_have_attribute(
         "aria-label", re.compile("KL of each token: mean .*, highest .* nats at token")
     )
-    assert len((curve.locator("polyline").get_attribute("points") or "").split()) == 10
+    assert len(re.findall("[ML]", curve.locator("path").get_attribute("d") or "")) == 10
+    page.keyboard.press("Escape")
+    expect(page.locator("#token")).to_be_hidden()
     box = curve.bounding_box()
     assert box is not None
     curve.hover(position={"x": box["width"] * 0.95, "y": 5})
@@ -179,13 +181,13 @@ def test_streams_are_added_and_weighed(page: Page) -> None:
     sent = bodies(page)
     choose(page, PIRATE, max_tokens="4", scales="0, 1, 2")
     page.get_by_label("Several streams").check()
+    expect(page.locator("#streams li")).to_have_count(1)  # one to begin with
     for weight, message in (("-0.5", "You are a helpful assistant."), ("0.25", "You sing.")):
         page.get_by_role("button", name="Add a stream").click()
         page.keyboard.press("Control+A")
         page.keyboard.type(weight)
         page.locator("#streams li").last.get_by_label("System message").fill(message)
-    page.get_by_role("button", name="Add a stream").click()
-    page.get_by_role("button", name="Remove this stream").last.click()
+    page.get_by_role("button", name="Remove this stream").first.click()
     generate(page)
     assert tuple(answers(page)) == (
         "without guidance",
@@ -247,11 +249,97 @@ def test_an_error_is_the_apis_sentence_at_the_field(
         assert page.locator(".wrong").count() == 0
 
 
+def test_an_error_of_a_stream_is_at_that_stream(
+    browser: Browser, chat_server: ServeProcess
+) -> None:
+    with page_of(browser, chat_server.url, expected="status of 400") as page:
+        choose(page, "Two negatives with weights", scales="1", max_tokens="2")
+        page.locator("#streams li").last.get_by_label("Weight").fill("heavy")
+        page.get_by_role("button", name="Generate").click()
+        wrong = page.locator("#streams li").last.locator(".wrong")
+        expect(wrong).to_contain_text("guidance_streams[1].weight")
+        expect(page.locator("#status")).to_have_text("1 of 1 answers failed.")
+        expect(page.get_by_role("article")).to_contain_text(wrong.inner_text())
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("", "ended early"),
+        ('data: {"choices": []}\n\n', "ended early"),
+        ("data: {\n\n", "is no JSON"),
+        ('data: {"error": {"message": "The engine is gone."}}\n\n', "The engine is gone."),
+    ],
+)
+def test_half_an_answer_is_a_failure(page: Page, answer: str, words: str) -> None:
+    page.route("**/v1/chat/**", lambda route: route.fulfill(body=answer))
+    choose(page, PIRATE, scales="2")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator("#problem")).to_contain_text(words)
+    expect(page.get_by_role("article")).to_contain_text(words)
+
+
+def test_bounds_are_of_the_tokens_that_are_not_shown(page: Page) -> None:
+    """The sampled token is known in any case, so it says nothing about others."""
+    entry = {"token": "a", "logprob": math.log(0.5)}
+    ranking = [{"token": text, "logprob": math.log(p)} for text, p in (("b", 0.3), ("c", 0.1))]
+    token = {
+        **entry,
+        "top_logprobs": [entry, *ranking],
+        "conditional_logprob": -20,
+        "negative_logprobs": [-30],
+        "guidance_kl": 1.0,
+        "conditional_top_logprobs": ranking[:1],
+        "negative_top_logprobs": [ranking],
+    }
+    event = {"choices": [{"logprobs": {"content": [token]}, "finish_reason": "stop"}]}
+    body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/**", lambda route: route.fulfill(body=body))
+    choose(page, PIRATE, scales="2")
+    generate(page)
+    page.get_by_role("listbox").focus()
+    rows = [row.split("\t") for row in page.locator("#token tbody tr").all_inner_texts()]
+    assert rows == [
+        ["a (sampled)", "50.0 %", "< 0.01 %", "< 0.01 %"],
+        ["b", "30.0 %", "30.0 %", "30.0 %"],
+        ["c", "10.0 %", "< 30.0 %", "10.0 %"],
+    ]
+
+
+def test_nothing_that_was_typed_is_lost(page: Page) -> None:
+    """By the skip link, by an example and the way back, or by a reload."""
+    page.locator("#user").fill("What is soup?")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "answers"
+    assert page.locator("#user").input_value() == "What is soup?"
+    page.get_by_label("Example").select_option(label="A poem about the moon")
+    expect(page.locator("#user")).to_have_value("What is the moon?")
+    page.go_back()
+    expect(page.locator("#user")).to_have_value("What is soup?")
+    expect(page.get_by_label("Example")).to_have_value("")
+    page.locator("#user").fill("What is bread?")
+    page.locator("#system").focus()
+    page.reload()
+    expect(page.locator("#user")).to_have_value("What is bread?")
+
+
+def test_a_link_is_copied_where_pages_have_no_clipboard(page: Page) -> None:
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.locator("#user").fill("What is soup?")
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.locator("#status")).to_have_text("The link is copied.")
+    page.locator("#system").fill("")
+    page.locator("#system").press("Control+V")
+    assert page.locator("#system").input_value() == page.url
+
+
 def test_stop_ends_all_answers(page: Page) -> None:
     choose(page, PIRATE, max_tokens="400")
     page.get_by_role("button", name="Generate").click()
     page.locator(".tokens > *").first.wait_for()
     page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator("#status")).to_have_text("Stopped.")
     expect(page.get_by_role("article").first).to_contain_text("stopped")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
 

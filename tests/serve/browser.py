@@ -60,7 +60,7 @@ def page_of(
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.goto(url)
-        page.locator("#send:enabled, #key:visible").first.wait_for()
+        page.locator("#model option, #key[aria-invalid]").first.wait_for(state="attached")
         yield page
         assert not strangers, strangers
         unexpected = [error for error in errors if expected is None or expected not in error]

@@ -24,7 +24,7 @@ export function showToken(title, token, position) {
   close.addEventListener("click", hide);
   panel.hidden = false;
   panel.replaceChildren(
-    make("h2", {}, make("span", { text: `Token ${position}, ${title}` }), close),
+    make("div", { class: "top" }, make("h2", { text: `Token ${position}, ${title}` }), close),
     make("p", { text: sentence(token, position) }),
     make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Alternatives" }, table(token)),
   );

@@ -132,6 +132,7 @@ function chooseModel(name) {
 }
 
 form.addEventListener("input", later(keep, 300));
+form.addEventListener("change", keep);
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   keep();
@@ -148,7 +149,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 onShortcut(() => form.requestSubmit());
 window.addEventListener("hashchange", restore);
-window.addEventListener("pagehide", keep);
 restore();
 problems.watchKey((models) => {
   const wanted = byId("model").value || byId("model").dataset.wanted;

@@ -175,6 +175,7 @@ form.addEventListener("input", ({ target }) => {
   states.refresh(form);
   keepSoon();
 });
+form.addEventListener("change", keep);
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   keepApart();
@@ -183,6 +184,5 @@ form.addEventListener("submit", (event) => {
 onShortcut(() => form.requestSubmit());
 window.addEventListener("hashchange", restore);
 window.addEventListener("popstate", restore);
-window.addEventListener("pagehide", keep);
 restore();
 problems.watchKey(showModels);

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from cfg_core import __version__  # noqa: E402
 
 SIDEBAR: dict[str, tuple[str, ...]] = {
-    "Start": ("docs/get-started", "docs/concepts", "docs/moving"),
+    "Start": ("docs/get-started", "docs/playground", "docs/concepts", "docs/moving"),
     "Recipes": (
         "docs/recipes/negative-prompts",
         "docs/recipes/system-prompt",
@@ -30,6 +30,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/recipes/several-negatives",
         "docs/recipes/passages",
         "docs/recipes/token-models",
+        "docs/digits",
         "docs/evaluation",
     ),
     "Reference": (
@@ -48,6 +49,8 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
     "Project": (
         "README",
         "ARCHITECTURE",
+        "CONTRIBUTING",
+        "SECURITY",
         "models/README",
         "docs/pictures",
         "CHANGELOG",

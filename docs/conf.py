@@ -31,6 +31,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/recipes/passages",
         "docs/recipes/token-models",
         "docs/digits",
+        "examples/README",
         "docs/evaluation",
     ),
     "Reference": (
@@ -63,8 +64,8 @@ project = "cfg-serve"
 version = release = __version__
 root_doc = "docs/index"
 extensions = ["myst_parser"]
-WITH_PAGES = ("docs", "deploy", "models")
-include_patterns = ["docs/**.md", "deploy/README.md", "models/README.md", "*.md"]
+WITH_PAGES = ("docs", "deploy", "examples", "models")
+include_patterns = ["docs/**.md", "deploy/README.md", "examples/README.md", "models/README.md", "*.md"]
 # Folders without pages. Sphinx would walk them.
 exclude_patterns = [
     *(f"{x.name}/**" for x in ROOT.iterdir() if x.is_dir() and x.name not in WITH_PAGES),

@@ -65,7 +65,13 @@ version = release = __version__
 root_doc = "docs/index"
 extensions = ["myst_parser"]
 WITH_PAGES = ("docs", "deploy", "examples", "models")
-include_patterns = ["docs/**.md", "deploy/README.md", "examples/README.md", "models/README.md", "*.md"]
+include_patterns = [
+    "docs/**.md",
+    "deploy/README.md",
+    "examples/README.md",
+    "models/README.md",
+    "*.md",
+]
 # Folders without pages. Sphinx would walk them.
 exclude_patterns = [
     *(f"{x.name}/**" for x in ROOT.iterdir() if x.is_dir() and x.name not in WITH_PAGES),

@@ -39,6 +39,38 @@ def test_each_is_decoded_once_and_a_list_may_be_changed(tokenizer):
     assert decoded == [1, 2, 3]
 
 
+def test_parts_of_a_character_have_texts_in_the_rankings_of_streams():
+    """As vLLM's own candidates have them: with the parts that were sampled before."""
+    import numpy as np
+    from vllm.sampling_params import SamplingParams
+    from vllm.tokenizers import get_tokenizer
+    from vllm.v1.engine import EngineCoreRequest, logprobs
+    from vllm.v1.outputs import LogprobsLists
+
+    from cfg_core.patches import stock
+    from cfg_core.vllm_plugin.frontend import logprobs as ours
+    from cfg_core.vllm_plugin.patches import PATCHES
+
+    (update_row,) = [p for p in PATCHES if p.attribute == "_update_sample_logprobs"]
+
+    tokenizer = get_tokenizer(str(MODEL))
+    *parts, last = tokenizer.encode("\U0001f3f4", add_special_tokens=False)
+    assert parts
+    plain = logprobs.LogprobsProcessor
+    fields = dict.fromkeys(EngineCoreRequest.__struct_fields__)
+    request = EngineCoreRequest(**fields | {"sampling_params": SamplingParams(logprobs=1)})
+    processor = plain.from_new_request(tokenizer, request)
+    processor.stream_columns = ours.StreamColumns(streams=2, top=1)
+    update = ours.update_sample_logprobs(stock(update_row))
+    for token in (*parts, last):
+        ids = [token, token, token, token, token, token, token]  # sampled, top; ours: 1 + 2 * 2
+        rows = LogprobsLists(np.array([ids]), np.full((1, 7), -0.5), np.array([1]), None)
+        update(processor, rows)
+    entry = processor.logprobs[-1][last]
+    assert entry.decoded_token == "\U0001f3f4"
+    assert [ranking[last].decoded_token for ranking in entry.rankings] == ["\U0001f3f4"] * 2
+
+
 def test_vllm_looks_up_the_function_where_it_is_replaced(monkeypatch, tokenizer):
     """LogprobsProcessor finds the function by its name in its own module.
 

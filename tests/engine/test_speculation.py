@@ -22,7 +22,7 @@ from oracle import CASES, Case, Oracle
 from tiny_models import make_model
 from transformers import AutoModelForCausalLM
 
-from cfg_core.reference import guide
+from cfg_core.reference import guide, next_log_probs
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +92,31 @@ def test_guided_and_plain_texts_in_one_batch(itself: Engine, llama: Oracle) -> N
         assert count("guided_drafts_accepted") == count("guided_drafts") > 0
         assert count("plain_drafts_accepted") == count("plain_drafts") > 0
     assert differences(got, llama.guided[::6] + llama.plain) == []
+
+
+@torch.inference_mode()
+def test_the_streams_own_logprobs_are_those_of_each_position(itself: Engine, llama: Oracle) -> None:
+    """A step has rows for several positions of a request, and requests ask for other numbers."""
+    cases = CASES[::6]
+    params = [guided(case, logprobs=number, max_tokens=12) for number, case in enumerate(cases)]
+    for one in params:
+        one.extra_args = {**one.extra_args, "guidance_logprobs": True}
+    with counted(itself) as count:
+        outputs = itself.generate([case.prompt for case in cases], params)
+        assert count("guided_drafts_accepted") > 0
+    for number, (case, output) in enumerate(zip(cases, outputs, strict=True)):
+        text, rows = list(output.outputs[0].token_ids), output.outputs[0].logprobs or []
+        for i, (token, row) in enumerate(zip(text, rows, strict=True)):
+            entry = row[token]
+            streams = [
+                next_log_probs(llama.model, [*start, *text[:i]], torch.float32)
+                for start in (case.prompt, case.negative)
+            ]
+            said = [entry.conditional, *entry.negatives]
+            assert said == [pytest.approx(float(s[token]), abs=1e-4) for s in streams]
+            assert [list(ranking) for ranking in entry.rankings] == (
+                [s.topk(number).indices.tolist() for s in streams] if number else []
+            )
 
 
 # --- the embedded pair

@@ -45,14 +45,6 @@ function copyByCommand(text) {
   return done;
 }
 
-/** Call `action` at Ctrl + Enter, if nothing stands in front of the page. */
-export function onShortcut(action) {
-  document.addEventListener("keydown", (event) => {
-    const asked = event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat;
-    if (asked && !document.querySelector("dialog[open]")) action();
-  });
-}
-
 /** Show a text in a dialog, with a button that copies it. */
 export function offer(title, text) {
   const heading = make("h2", { id: "offer-title", text: title });

@@ -1,7 +1,8 @@
 // The page of the encoders: it ranks passages for a question, and compares them with each other.
 
 import { ApiError, call } from "./api.js";
-import { byId, copy, later, make, onShortcut } from "./dom.js";
+import { byId, later, make } from "./dom.js";
+import { chooseModel, offerModels, setUp } from "./page.js";
 import * as problems from "./problems.js";
 
 const EXAMPLE = {
@@ -123,14 +124,6 @@ function restore() {
   chooseModel(parts.get("model"));
 }
 
-/** Choose an encoder, or the first one if it is not served; later, if they are not known yet. */
-function chooseModel(name) {
-  const field = byId("model");
-  field.dataset.wanted = name ?? "";
-  const served = cards.map((card) => card.id);
-  if (served.length) field.value = served.includes(name) ? name : served[0];
-}
-
 form.addEventListener("input", later(keep, 300));
 form.addEventListener("change", keep);
 form.addEventListener("submit", (event) => {
@@ -138,24 +131,11 @@ form.addEventListener("submit", (event) => {
   keep();
   rank();
 });
-byId("copy-link").addEventListener("click", async () => {
-  keep();
-  const copied = await copy(location.href);
-  byId("status").textContent = copied ? "The link is copied." : "Copy the address of this page.";
-});
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address holds the state
-  byId("answers").focus();
-});
-onShortcut(() => form.requestSubmit());
+setUp(form, keep);
 window.addEventListener("hashchange", restore);
 restore();
-problems.watchKey((models) => {
-  const wanted = byId("model").value || byId("model").dataset.wanted;
-  cards = models.encoders;
-  byId("model").replaceChildren(...cards.map(({ id }) => make("option", { value: id, text: id })));
-  chooseModel(wanted);
-  byId("model-field").hidden = cards.length < 2;
-  byId("send").disabled = !cards.length;
+problems.watchKey(({ encoders }) => {
+  cards = encoders;
+  offerModels(cards.map((card) => card.id));
   if (!cards.length) problems.show(new Error("No encoder is served here."));
 });

@@ -3,7 +3,8 @@
 import { ApiError, apiKey, call, events } from "./api.js";
 import { Answer } from "./answer.js";
 import { Scale } from "./curve.js";
-import { byId, copy, later, make, onShortcut } from "./dom.js";
+import { byId, later, make } from "./dom.js";
+import { chooseModel, offerModels, setUp } from "./page.js";
 import { PRESETS } from "./presets.js";
 import * as problems from "./problems.js";
 import { fieldOf, isPlain, requestOf, scalesOf, watched } from "./request.js";
@@ -93,24 +94,28 @@ async function ask(state, scale, { path, body }, signal) {
 
 // --- the form and the address --------------------------------------------------------------------
 
+/** Put the form's state into the address; into a new entry of the history if this one is sealed. */
 function keep() {
-  history.replaceState(null, "", states.toHash(states.read(form)));
+  const hash = states.toHash(states.read(form));
+  if (hash === location.hash) return;
+  if (history.state?.sealed) history.pushState(null, "", hash);
+  else history.replaceState(null, "", hash);
 }
 
-/** Keep the state in a new entry of the browser's history, so that one can go back to the last. */
-function keepApart() {
-  const hash = states.toHash(states.read(form));
-  if (hash !== location.hash) history.pushState(null, "", hash);
+/** Keep this state as an entry of its own, so that one can come back to it. */
+function seal() {
+  keep();
+  history.replaceState({ sealed: true }, "", location.href);
 }
 
 function choosePreset() {
   const preset = PRESETS[byId("preset").value];
   byId("preset-note").textContent = preset?.note ?? "";
   if (!preset) return;
-  keep();
+  seal();
   states.write(form, preset.state);
   problems.clear();
-  keepApart();
+  keep();
 }
 
 function forgetPreset() {
@@ -119,23 +124,10 @@ function forgetPreset() {
 }
 
 function showModels({ generators }) {
-  const field = byId("model");
-  const wanted = field.value || field.dataset.wanted;
-  field.replaceChildren(...generators.map((name) => make("option", { value: name, text: name })));
-  chooseModel(wanted);
-  byId("model-field").hidden = generators.length < 2;
-  byId("send").disabled = !generators.length;
+  offerModels(generators);
   if (!generators.length) {
     problems.show(new Error("No model here generates text. See the page Encoders."));
   }
-}
-
-/** Choose a model, or the first one if it is not served; later, if the models are not known yet. */
-function chooseModel(name) {
-  const field = byId("model");
-  field.dataset.wanted = name ?? "";
-  const served = [...field.options].map((option) => option.value);
-  if (served.length) field.value = served.includes(name) ? name : served[0];
 }
 
 function restore() {
@@ -158,15 +150,6 @@ for (const [index, { name }] of PRESETS.entries()) {
 byId("preset").addEventListener("change", choosePreset);
 byId("add-stream").addEventListener("click", () => addStream().focus());
 byId("stop-all").addEventListener("click", () => running?.abort());
-byId("copy-link").addEventListener("click", async () => {
-  keep();
-  const copied = await copy(location.href);
-  byId("status").textContent = copied ? "The link is copied." : "Copy the address of this page.";
-});
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address holds the state
-  byId("answers").focus();
-});
 const keepSoon = later(keep, 300);
 form.addEventListener("input", ({ target }) => {
   if (target.id === "preset" || target.id === "key") return;
@@ -178,10 +161,10 @@ form.addEventListener("input", ({ target }) => {
 form.addEventListener("change", keep);
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  keepApart();
+  seal();
   generate();
 });
-onShortcut(() => form.requestSubmit());
+setUp(form, keep);
 window.addEventListener("hashchange", restore);
 window.addEventListener("popstate", restore);
 restore();

@@ -53,7 +53,7 @@ def path_with_python() -> str:
 
 def parsed(text: str) -> list[Any]:
     """The JSON values of a text, those of the `data:` lines of a stream, or lines of metrics."""
-    if text.startswith("cfg_serve_"):
+    if text.startswith(("cfg_serve_", "# HELP ")):
         return text.splitlines()  # metrics
     if text.lstrip().startswith(("data:", "event:")):
         lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]

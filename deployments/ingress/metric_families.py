@@ -109,14 +109,15 @@ READ = (
     Family(
         "calls",
         "counter",
-        "Calls to the generator's replicas, by the way they went: `direct`, or `serve` (Ray Serve's"
-        " handle).",
+        "Calls to the generator's replicas, by the way they went: `direct`, counted once a replica"
+        " has taken them, or `serve` (Ray Serve's handle).",
         ("way",),
     ),
     Family(
         "retried_requests",
         "counter",
-        "Requests sent again because their replica was lost before the first byte.",
+        "Retries: calls sent again because their replica was lost before the first byte. A request"
+        " may have several.",
     ),
     Family(
         "replica_failures",
@@ -127,7 +128,9 @@ READ = (
     ),
     Family("replicas", "gauge", "Replicas of the generator that run."),
     Family(
-        "replica_report_age_seconds", "gauge", "Age of the oldest replica's report, in seconds."
+        "replica_report_age_seconds",
+        "gauge",
+        "Age of the oldest report of a replica, in seconds.",
     ),
     Family("streams_running", "gauge", "Streams that the engine runs.", _REPLICA),
     Family("streams_waiting", "gauge", "Streams that wait in the engine.", _REPLICA),

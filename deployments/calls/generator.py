@@ -97,7 +97,7 @@ class GeneratorClient:
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
         self._waited = waited
-        self._num_retried = self._num_direct = self._num_by_serve = 0
+        self._num_retried = self._num_by_serve = 0
 
     async def ask(self, method: str, *args: Any) -> str:
         """The text that a method of one replica answers at once.
@@ -145,7 +145,7 @@ class GeneratorClient:
             **queue,
             "admission_capacity_streams": self.capacity(),
             "placements": {**dict.fromkeys(REASONS, 0), **shared.placements()},
-            "calls": {"direct": self._num_direct, "serve": self._num_by_serve},
+            "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
             "retried_requests": self._num_retried,
             "replica_failures": shared.failures(),
             "replicas": counts.replicas,
@@ -250,7 +250,6 @@ class GeneratorClient:
         async with in_time_until(deadline):
             items = await self._direct.begin(call)
         if items is not None:
-            self._num_direct += 1
             dispatch.is_direct = True
             with suppress(RefusedError):
                 return await self._first(visit, items, deadline, dispatch)
@@ -329,13 +328,20 @@ class _Visit:
         failure = self.answer.failure if self.answer is not None else None
         if failure is not None and self.job.span is not None:
             self.job.span.fail(failure)
+        if failure is None and self._span is not None and not self._is_complete:
+            self._span.set({"client_left": True})
         self.end_call(failure)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.answer is not None and self.answer.is_complete
 
 
 def _tell_dispatch(span: Span, dispatch: Dispatch) -> None:
     about = {
-        "replica": name_of(dispatch.replica),
         "reason": dispatch.reason or "unknown",
         "way": "direct" if dispatch.is_direct else "serve",
     }
+    if dispatch.replica is not None:
+        about["replica"] = name_of(dispatch.replica)
     span.set(about)

@@ -386,3 +386,47 @@ def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
         "cfg_serve.reason": "load",
         "cfg_serve.way": "direct",
     }
+
+
+def test_a_dispatch_without_a_replica_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
+    tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
+    with tracing.begin("call") as span:
+        generator_module._tell_dispatch(span, Dispatch())
+    tracing.flush(5)
+    (told,) = exporter.get_finished_spans()
+    assert "cfg_serve.replica" not in (told.attributes or {})
+
+
+def test_the_failure_of_a_lost_stream_is_what_its_client_was_told() -> None:
+    async def run() -> Answer:
+        answer = answer_of(Items("a"))
+        first = await answer.next()
+        assert isinstance(first, Chunk)
+        told = [text async for text in events(answer, first)]
+        assert "engine" in told[-1].lower()
+        return answer
+
+    assert type(asyncio.run(run()).failure) is EngineDeadError
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_client_who_leaves_a_stream_is_told_by_the_span_of_its_call(
+    monkeypatch: pytest.MonkeyPatch, is_complete: bool
+) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
+    tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
+    request = tracing.begin("request")
+    job: Any = SimpleNamespace(span=request, settle=lambda _: None)
+    there: Any = SimpleNamespace(forget=lambda _: None, leave=lambda: None)
+    visit = generator_module._Visit(there, job, there)
+    visit.begin_call()
+    visit.answer = answer_of(Items("a"))
+    visit.answer.is_complete = is_complete
+    visit.end()
+    tracing.flush(5)
+    (call,) = exporter.get_finished_spans()
+    assert ("cfg_serve.client_left" in (call.attributes or {})) is not is_complete
+    assert call.status.is_unset

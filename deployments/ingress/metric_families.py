@@ -102,8 +102,8 @@ READ = (
         "placements",
         "counter",
         "Calls that replicas of the generator have taken, by why the replica was chosen: `only`"
-        " (there is no other), `session` (it was there before), `prefix` (a beginning of a prompt"
-        " is cached there), `load` (it had the least).",
+        " (there was no other), `session` (it was there before), `prefix` (a beginning of a prompt"
+        " was cached there), `load` (it had the least). The first that was true counts.",
         ("reason",),
     ),
     Family(

@@ -82,7 +82,8 @@ REFUSED = Family(
 WAIT = Family(
     "admission_wait_seconds",
     "histogram",
-    "Seconds that requests waited in the queue until they got a place with the engines.",
+    "Seconds that requests waited in the queue for a place with the engines. Those that left or ran"
+    " out of time there count, too; those that were refused at once do not.",
 )
 
 OF_REQUESTS = (REQUESTS, CHARGED, FIRST_BYTE, DURATION, REFUSED, WAIT)
@@ -126,7 +127,11 @@ READ = (
         " life) or `dead`.",
         ("kind",),
     ),
-    Family("replicas", "gauge", "Replicas of the generator that run."),
+    Family(
+        "replicas",
+        "gauge",
+        "Replicas of the generator that run. Missing until the ingress has asked for one.",
+    ),
     Family(
         "replica_report_age_seconds",
         "gauge",

@@ -204,7 +204,7 @@ class VllmServer:
 
     def _headers(self, given: Mapping[str, str], span: Span | None) -> dict[str, str]:
         """Headers for vLLM, which warns of a trace's if it does not trace by itself."""
-        if self._engine.observability_config.otlp_traces_endpoint is None:
+        if self._engine.vllm_config.observability_config.otlp_traces_endpoint is None:
             return {name: value for name, value in given.items() if name not in TRACE_HEADERS}
         return {**given, **(span.headers if span is not None else {})}
 

@@ -1,4 +1,4 @@
-"""Spans of the streams of one choice, without an engine."""
+"""Spans of the streams of one choice, and trace headers for vLLM, without an engine."""
 
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ from cfg_core.vllm_plugin import wire
 from deployments.config.tracing import TracingArgs
 from deployments.generator.engine_calls import EngineCalls, Run, _Entry
 from deployments.generator.stream_spans import ChoiceSpans, Traced
+from deployments.generator.vllm_server import VllmServer
 from deployments.requests.usage import Meter
 from deployments.tracing import spans
 from deployments.tracing.spans import Tracing
@@ -102,3 +103,14 @@ def test_a_follower_of_which_something_is_known_has_a_span(exporter):
     ended = output(1, finish=FinishReason.LENGTH)
     told = made_by(exporter, [first, ended], followers=2)
     assert told.keys() == {"replica", "stream: leader", "stream: follower 0"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "names"),
+    [(None, {"x-request-id"}), ("http://c:4317", {"x-request-id", "traceparent"})],
+)
+def test_vllm_gets_a_trace_only_if_it_traces(endpoint, names):
+    config = SimpleNamespace(observability_config=SimpleNamespace(otlp_traces_endpoint=endpoint))
+    server = SimpleNamespace(_engine=SimpleNamespace(vllm_config=config))
+    given = {"x-request-id": "r", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+    assert VllmServer._headers(server, given, None).keys() == names

@@ -55,11 +55,12 @@ def http(traced: ServeProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def ask(http: httpx.Client, **fields: Any) -> tuple[str, httpx.Response]:
+def ask(http: httpx.Client, is_sampled: bool = True, **fields: Any) -> tuple[str, httpx.Response]:
     """Send a completion under a trace of the client's own; returns the trace's id."""
     trace = uuid.uuid4().hex
     body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, **fields}
-    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-request-id": f"r-{trace}"}
+    parent = f"00-{trace}-00f067aa0ba902b7-{is_sampled:02d}"
+    headers = {"traceparent": parent, "x-request-id": f"r-{trace}"}
     return trace, http.post("/v1/completions", json=body, headers=headers)
 
 
@@ -173,6 +174,38 @@ def test_choices_have_their_own_streams(http: httpx.Client, collector: Collector
         "stream: leader",
         "stream: leader",
     ]
+
+
+def test_a_stop_string_before_the_window(http: httpx.Client, collector: Collector) -> None:
+    """The frontend finds the string, and the window never opens: there is no follower."""
+    trace, answer = ask(http, max_tokens=200, guidance_start=150, stop=[" "], **GUIDED)
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
+    spans = collector.trace(lambda span: span.trace == trace, len(PLAIN))
+    check_tree(spans, PLAIN)
+    leader = by_name(spans)["stream: leader"].about
+    assert leader["cfg_serve.finish_reason"] == "stop"
+    assert leader["cfg_serve.guided_tokens"] == 0
+
+
+def test_a_request_that_its_client_does_not_sample_has_no_span(
+    http: httpx.Client, collector: Collector
+) -> None:
+    trace, answer = ask(http, is_sampled=False, **GUIDED)
+    assert answer.status_code == 200
+    sampled, _ = ask(http)
+    collector.trace(lambda span: span.trace == sampled, len(PLAIN))
+    assert collector.trace(lambda span: span.trace == trace, 1, limit_s=2) == []
+
+
+def test_a_client_who_leaves_is_no_failure(http: httpx.Client, collector: Collector) -> None:
+    trace = uuid.uuid4().hex
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    with http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        next(answer.iter_lines())
+    spans = collector.trace(lambda span: span.trace == trace, len(PLAIN))
+    assert not any(span.failed for span in spans)
+    assert by_name(spans)["call"].about["cfg_serve.client_left"] is True
 
 
 def test_a_refused_request_is_marked(http: httpx.Client, collector: Collector) -> None:

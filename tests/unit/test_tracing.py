@@ -89,7 +89,7 @@ def test_a_ratio_of_0_follows_the_caller(exporter):
 
 
 def test_of_a_caller_only_the_trace_and_its_parent_go_on(exporter):
-    caller = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "vendor=" + "x" * 400}
+    caller = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "vendor=" + "x" * 200}
     with tracing_of().under(caller, "theirs", {}) as span:
         assert span.headers.keys() == {"traceparent"}
         assert span.headers["traceparent"].startswith(f"00-{'1' * 32}-")
@@ -156,9 +156,8 @@ tracing = Tracing(TracingArgs(otlp_traces_endpoint=address, protocol="{protocol}
 tracing.begin("x").end()
 began = time.monotonic()
 tracing.flush(0.5)
-print(time.monotonic() - began)
+print(time.monotonic() - began, time.time())
 """
-        began = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
@@ -167,8 +166,10 @@ print(time.monotonic() - began)
             timeout=60,
             env=os.environ | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"},
         )
-    assert 0.5 <= float(done.stdout) < 3
-    assert time.monotonic() - began < 10
+        ended = time.time()
+    flushed_in, at = map(float, done.stdout.split())
+    assert 0.5 <= flushed_in < 4
+    assert ended - at < 4
 
 
 def test_times_of_the_monotonic_clock(exporter):

@@ -55,11 +55,16 @@ def http(traced: ServeProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def ask(http: httpx.Client, is_sampled: bool = True, **fields: Any) -> tuple[str, httpx.Response]:
+def ask(http: httpx.Client, **fields: Any) -> tuple[str, httpx.Response]:
     """Send a completion under a trace of the client's own; returns the trace's id."""
+    return ask_with_flag("01", http, **fields)
+
+
+def ask_with_flag(flag: str, http: httpx.Client, **fields: Any) -> tuple[str, httpx.Response]:
+    """The same; flag: 01 if the client samples the trace, 00 if not."""
     trace = uuid.uuid4().hex
     body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, **fields}
-    parent = f"00-{trace}-00f067aa0ba902b7-{is_sampled:02d}"
+    parent = f"00-{trace}-00f067aa0ba902b7-{flag}"
     headers = {"traceparent": parent, "x-request-id": f"r-{trace}"}
     return trace, http.post("/v1/completions", json=body, headers=headers)
 
@@ -190,7 +195,7 @@ def test_a_stop_string_before_the_window(http: httpx.Client, collector: Collecto
 def test_a_request_that_its_client_does_not_sample_has_no_span(
     http: httpx.Client, collector: Collector
 ) -> None:
-    trace, answer = ask(http, is_sampled=False, **GUIDED)
+    trace, answer = ask_with_flag("00", http, **GUIDED)
     assert answer.status_code == 200
     sampled, _ = ask(http)
     collector.trace(lambda span: span.trace == sampled, len(PLAIN))

@@ -20,8 +20,8 @@ from deployments.tracing.spans import Span
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
 """Headers that vLLM's serving classes read.
 
-No other header of the client leaves the ingress. `traceparent` is that of our own span if there is
-tracing (ingress/exchange.py).
+No other header of the client leaves the ingress. A call that is traced has the `traceparent` of
+its own span instead (calls/generator.py).
 """
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})

@@ -106,7 +106,7 @@ class Exchange:
         self._bytes_in = self._bytes_out = 0
         self._head = b""  # the first bytes of the body, for log_prompts
         self._span: Span | None = None  # None if it is not sent anywhere
-        self._trace: dict[str, str] | None = None  # headers for other processes; None: the client's
+        self._not_sampled: dict[str, str] = {}  # headers that say so to other processes
 
     async def run(self, app: ASGIApp) -> None:
         """Pass the request to `app`, or answer it with an error.
@@ -188,9 +188,9 @@ class Exchange:
     def _scope_inside(self) -> Scope:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
-        if self._trace is not None:
+        if self._not_sampled:
             headers = _without(headers, tuple(name.encode() for name in TRACE_HEADERS))
-            headers += [(name.encode(), value.encode()) for name, value in self._trace.items()]
+            headers += [(name.encode(), told.encode()) for name, told in self._not_sampled.items()]
         ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
         self._state = {**self._scope.get("state", {}), **ours}
         if self._span is not None:
@@ -300,8 +300,10 @@ class Exchange:
             "request_id": self._request_id,
         }
         span = tracing.under(self._headers, f"{method} {name}", about)
-        self._trace = span.headers
-        self._span = span if span.is_recording else None
+        if span.is_recording:
+            self._span = span
+        else:
+            self._not_sampled = span.headers
 
     def _failed(self, error: Exception) -> None:
         if self._span is not None:

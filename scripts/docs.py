@@ -38,7 +38,11 @@ def build(site: Path = SITE, cache: Path = CACHE) -> int:
 def serve(port: int, site: Path = SITE) -> None:
     """Serve the site on the loopback address until Ctrl-C."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+    try:
+        listening = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except (OSError, OverflowError) as error:
+        sys.exit(f"cannot listen on port {port} ({error}). Use another: make docs DOCS_PORT=8012")
+    with listening as server:
         print(f"http://127.0.0.1:{server.server_port}/", flush=True)
         try:
             server.serve_forever()

@@ -43,6 +43,9 @@ PR_SET_CHILD_SUBREAPER = 36
 FAILED = re.compile(
     r"DEPLOY_FAILED|Deploying app\S* .*failed|Exception in Replica\(.* the replica will be stopped"
 )
+UNPLACED = re.compile(r"No available node types can fulfill resource requests? (\{[^}\n]*\})")
+"""What Ray writes if no node can ever hold an actor, such as one with more GPUs than there are."""
+
 COLOUR, WRITER = (
     re.compile(r"\x1b\[\d*m"),
     re.compile(r"^\([\w:]+ pid=\d+\) ?", re.M),
@@ -82,14 +85,23 @@ def read_config(path: Path) -> tuple[dict[str, Any], str, int]:
     If neither the environment nor the YAML has them, they are 127.0.0.1 and 8000.
     """
     if not path.is_file():
+        shipped = ", ".join(sorted(str(x) for x in Path("configs").glob("*.yaml")))
         raise ServeError(
-            f"{path} does not exist. Name a YAML file: make serve CONFIG=configs/cfg.yaml"
+            f"{path} is no file. Name a YAML file: make serve CONFIG=..., of {shipped}"
         )
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     options = config.setdefault("http_options", {})
     options["host"] = os.environ.get("HOST") or options.get("host", LOOPBACK)
-    options["port"] = int(os.environ.get("PORT") or options.get("port", 8000))
+    options["port"] = port_of(os.environ.get("PORT") or options.get("port", 8000))
     return config, options["host"], options["port"]
+
+
+def port_of(value: object) -> int:
+    """The number of a port. Raises ServeError if `value` is none."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise ServeError(f"{text} is no port. Give a number from 1 to 65535: make serve PORT=8000")
+    return int(text)
 
 
 def check_port(host: str, port: int) -> None:
@@ -201,7 +213,8 @@ def wait_until_ready(url: str, serve_run: subprocess.Popen[bytes], log: Path) ->
             raise ServeError(f"not ready after {START_TIMEOUT_S:.0f} s")
         if time.monotonic() - told >= 15:
             told = time.monotonic()
-            say("  still loading")
+            lacking = UNPLACED.findall(log.read_text(errors="replace"))
+            say(f"  still loading{f', but no machine here has {lacking[-1]}' if lacking else ''}")
         time.sleep(0.5)
 
 

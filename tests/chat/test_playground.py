@@ -115,7 +115,7 @@ def test_a_token_is_read_by_keyboard(page: Page) -> None:
     for key in ("ArrowRight", "ArrowRight", "End", "ArrowLeft"):
         page.keyboard.press(key)
     panel = page.get_by_role("complementary", name="The chosen token")
-    expect(panel.get_by_role("heading")).to_have_text("Token 9, scale 2")
+    expect(panel.get_by_role("heading")).to_have_text("Token 8, scale 2")
     (response,) = [r for r in told if '"guidance_scale":2' in (r.request.post_data or "")]
     tokens = [t for c in choices(response) if c["logprobs"] for t in c["logprobs"]["content"]]
     said = tokens[8]
@@ -139,7 +139,7 @@ def test_pointing_shows_tokens_and_the_curve(page: Page) -> None:
     generate(page)
     article = page.get_by_role("article", name="scale 2")
     article.get_by_role("option").nth(1).hover()
-    expect(page.locator("#token h2")).to_have_text("Token 2, scale 2")
+    expect(page.locator("#token h2")).to_have_text("Token 1, scale 2")
     curve = article.get_by_role("img")
     expect(curve).to_have_attribute(
         "aria-label", re.compile("KL of each token: mean .*, highest .* nats at token")
@@ -150,7 +150,7 @@ def test_pointing_shows_tokens_and_the_curve(page: Page) -> None:
     box = curve.bounding_box()
     assert box is not None
     curve.hover(position={"x": box["width"] * 0.95, "y": 5})
-    expect(page.locator("#token h2")).to_have_text("Token 10, scale 2")
+    expect(page.locator("#token h2")).to_have_text("Token 9, scale 2")
     colours = article.get_by_role("option").evaluate_all(
         "all => all.map(one => one.style.backgroundColor)"
     )

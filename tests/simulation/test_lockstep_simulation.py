@@ -135,8 +135,8 @@ def _changed_rows(guidance, change):
     return dataclasses.replace(guidance, joint=tuple(rows))
 
 
-def _without_output(leader, group_plan):
-    made = make_followers(leader, group_plan)
+def _without_output(leader, group_plan, *args):
+    made = make_followers(leader, group_plan, *args)
     for follower, params in zip(made, group_plan.followers, strict=True):
         del follower._all_token_ids[len(params.token_ids) :]
         del follower.prompt_token_ids[len(params.token_ids) :]

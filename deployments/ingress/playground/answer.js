@@ -79,16 +79,16 @@ export class Answer {
 
   stop() {
     this.says("stopped");
-    this.facts.textContent = `${this.tokens.length} tokens`;
+    this.facts.textContent = count(this.tokens.length, "token");
   }
 
   /** Show what the last event of the stream reported. */
   finish(finishReason, report, seconds) {
-    this.says(finishReason);
-    const facts = [`${this.tokens.length} tokens in ${seconds.toFixed(1)} s`];
+    this.says(`finish: ${finishReason}`);
+    const facts = [`${count(this.tokens.length, "token")} in ${seconds.toFixed(1)} s`];
     if (report) {
-      facts.push(`${report.guided_tokens} guided`, `${report.streams} streams`);
-      facts.push(`${report.negative_prompt_tokens} tokens of negative prompts`);
+      facts.push(`${report.guided_tokens} guided`, count(report.streams, "stream"));
+      facts.push(`negative prompt: ${count(report.negative_prompt_tokens, "token")}`);
       if (report.note) facts.push(report.note);
     }
     this.facts.textContent = facts.join(" · ");
@@ -110,12 +110,14 @@ export class Answer {
     this.chosen = index;
     const chosen = this.list.children[index];
     chosen.setAttribute("aria-selected", "true");
-    chosen.setAttribute("aria-label", sentence(this.tokens[index], index + 1));
+    chosen.setAttribute("aria-label", sentence(this.tokens[index], index));
     this.list.setAttribute("aria-activedescendant", chosen.id);
     this.curve?.mark(index);
-    showToken(this.title, this.tokens[index], index + 1);
+    showToken(this.title, this.tokens[index], index);
   }
 }
+
+const count = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
 
 function option(token, index, id) {
   const element = make("span", {
@@ -123,6 +125,7 @@ function option(token, index, id) {
   });
   const [, text, end] = /^([^]*?)(\n*)$/.exec(token.text);
   element.append(text);
+  if (/^<[^<>\s]+>$/.test(text)) element.classList.add("special"); // such as the end of a turn
   if (end) element.append(make("span", { class: "line-end", text: end }));
   if (token.text.trim() === "") {
     element.setAttribute("aria-label", token.text === "" ? "part of a character" : "white space");

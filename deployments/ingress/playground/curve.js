@@ -62,10 +62,11 @@ export class Curve {
   summary() {
     const guided = this.values.filter((value) => value !== null);
     if (!guided.length) return "No token was guided.";
-    const mean = guided.reduce((sum, value) => sum + value, 0) / guided.length;
+    const sum = guided.reduce((all, value) => all + value, 0);
+    const mean = Math.max(0, sum / guided.length); // rounding can make it -0.00
     const highest = Math.max(...guided);
     return `KL of each token: mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)} nats`
-      + ` at token ${this.values.indexOf(highest) + 1}`;
+      + ` at token ${this.values.indexOf(highest)}`;
   }
 
   mark(index) {

@@ -61,7 +61,7 @@ async function follow({ scale, request, answer }, state, signal) {
   try {
     const response = await ask(state, scale, request, signal);
     const began = performance.now(); // not earlier: a browser holds back the seventh request
-    answer.says("streams");
+    answer.says("running");
     for await (const event of events(response)) {
       const choice = event.choices?.[0];
       if (choice) answer.add(tokensOf(choice));

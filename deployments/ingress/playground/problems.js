@@ -37,7 +37,7 @@ export function show(error, field) {
   field.setAttribute("aria-invalid", "true");
   field.setAttribute("aria-describedby", `${id} ${field.dataset.describedBy}`.trim());
   field.closest("details")?.setAttribute("open", "");
-  field.after(make("p", { id, class: "wrong", text: error.message }));
+  (field.closest(".row") ?? field).after(make("p", { id, class: "wrong", text: error.message }));
   if (!typed) field.focus();
 }
 

@@ -51,11 +51,11 @@ export function refresh(form) {
     ? "0 is off. Numbers with commas between them." : "1 is off. Numbers with commas between them.";
 }
 
-/** The state as the part of an address after the #; only what differs from the defaults. */
+/** The state as the part of an address after the #. What it leaves out is empty by default. */
 export function toHash(state) {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(DEFAULTS)) {
-    if (state[name] !== value) parts.set(name, state[name]);
+    if (state[name] !== "" || value !== "") parts.set(name, state[name]);
   }
   if (state.streams.length) parts.set("streams", JSON.stringify(state.streams));
   return `#${parts}`;

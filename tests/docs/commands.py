@@ -15,6 +15,10 @@ from pathlib import Path
 from snippets import ROOT
 
 EXTERNAL = {
+    "curl": "is run where a page is about the model that the tests serve",
+    "fold": "is a program of the shell",
+    "jq": "is a program of the shell",
+    "promtool": "comes with Prometheus; tests/serve/test_dashboard.py runs it",
     "podman": "needs a container runtime and an image",
     "kubectl": "needs a Kubernetes cluster",
     "pip": "would change the environment",
@@ -76,6 +80,9 @@ def _make(arguments: list[str]) -> None:
 
 
 def _python(arguments: list[str]) -> None:
+    if arguments[0] == "-c":
+        compile(arguments[1], "-c", "exec")
+        return
     if arguments[0] == "-m":
         spec = importlib.util.find_spec(arguments[1])
         assert spec is not None, arguments[1]

@@ -52,7 +52,9 @@ def path_with_python() -> str:
 
 
 def parsed(text: str) -> list[Any]:
-    """The JSON values of a text, one after the other, or those of the `data:` lines of a stream."""
+    """The JSON values of a text, those of the `data:` lines of a stream, or lines of metrics."""
+    if text.startswith("cfg_serve_"):
+        return text.splitlines()  # metrics
     if text.lstrip().startswith(("data:", "event:")):
         lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]

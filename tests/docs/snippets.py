@@ -22,8 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "deploy/README.md",
+    ROOT / "examples/README.md",
     ROOT / "models/README.md",
 ]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,6 +36,10 @@ SHELL, KINDS = (
 
 EXCEPTED = {
     ("docs/guidance.md", 'recipes.dexperts("polite"'): "needs two adapters of a model",
+    (
+        "docs/digits.md",
+        "fold -w 8",
+    ): "asks the server of another model; tests/digits has its pictures",
 }
 """Snippets that cannot be run, by page and a part of their text, with the reason."""
 

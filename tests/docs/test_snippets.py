@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import check, commands_of
+from ray.serve.schema import LoggingConfig
 from running import answers_of_shell, run_program, run_with_client
 from snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts, of_kind
 
@@ -73,8 +74,12 @@ def test_json_parses(snippet: Snippet) -> None:
 
 @each("yaml")
 def test_yaml_passes_the_checker(snippet: Snippet) -> None:
-    """A snippet is a whole file, keys of `args`, or options of vLLM's engine."""
+    """A snippet is a whole file, Serve's logging, keys of `args`, or options of vLLM's engine."""
     given = yaml.safe_load(snippet.text)
+    if set(given) == {"logging_config"}:
+        LoggingConfig.model_validate(given["logging_config"])
+        return
+    given = given.get("args", given)
     if "applications" in given:
         args = given["applications"][0]["args"]
     elif set(given) <= set(AppArgs.model_fields):

@@ -6,6 +6,7 @@ Spans go to a real receiver. Every line of our processes' logs is an object with
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -50,8 +51,10 @@ def traced(collector: Collector) -> Iterator[ServeProcess]:
 @pytest.fixture(scope="module")
 def http(traced: ServeProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=traced.url, timeout=60) as client:
-        ask = {"prompt": "Once", "max_tokens": 1}
-        client.post("/v1/completions", json=ask)  # the first call may go through Serve
+        until = time.monotonic() + 30
+        while not re.search(r'calls_total{.*way="direct"} [1-9]', client.get("/metrics").text):
+            assert time.monotonic() < until, "all calls go through Serve"
+            client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1})
         yield client
 
 

@@ -34,12 +34,12 @@ PALETTE = 200
 
 
 def queried(
-    url: str, panel: dict[str, Any], start: float, end: float, interval: str
+    url: str, panel: dict[str, Any], start: float, end: float, window: str
 ) -> list[tuple[str, Series]]:
     """The series of a panel, with what Grafana calls them."""
     found = []
     for target in panel["targets"]:
-        expr = filled_in(target["expr"], interval=interval)
+        expr = filled_in(target["expr"], window=window)
         for series in over(url, expr, start, end, (end - start) / POINTS):
             found.append((_legend(target["legendFormat"], series), series))
     return found
@@ -67,8 +67,8 @@ def worded(value: float, unit: str) -> str:
     return f"{value:.4g}{per_second}" if value >= 100 else f"{value:.3g}{per_second}"
 
 
-def draw(url: str, start: float, end: float, interval: str) -> Figure:
-    """The whole dashboard between two times."""
+def draw(url: str, start: float, end: float, window: str) -> Figure:
+    """The whole dashboard between two times; window: of rates."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -91,7 +91,7 @@ def draw(url: str, start: float, end: float, interval: str) -> Figure:
             )
             continue
         _card(figure, left, bottom, width, height, panel["title"])
-        found = queried(url, panel, start, end, interval)
+        found = queried(url, panel, start, end, window)
         if panel["type"] == "stat":
             _stat(figure, (left, bottom, width, height), panel, found)
         else:
@@ -219,11 +219,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", help="of Prometheus")
     parser.add_argument("--minutes", type=float, default=10, help="until now")
-    parser.add_argument("--interval", default="30s", help="for $__rate_interval")
+    parser.add_argument("--window", default="30s", help="of rates, in place of 5m")
     parser.add_argument("--out", default="dashboard.png")
     args = parser.parse_args()
     end = time.time()
-    figure = draw(args.url, end - 60 * args.minutes, end, args.interval)
+    figure = draw(args.url, end - 60 * args.minutes, end, args.window)
     figure.savefig(args.out, dpi=DPI, facecolor=BACKGROUND)
     if args.out.endswith(".png"):
         _shrink(Path(args.out))

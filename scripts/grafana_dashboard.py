@@ -3,8 +3,11 @@
     python scripts/grafana_dashboard.py
 
 The panels are the tables below. `$instance` and the datasource are variables of the dashboard.
-Counters of replicas are the same in every ingress, so their panels take the `max`; what an ingress
-counts itself is summed.
+
+A scrape reaches one ingress of an instance, and what the others said before it is stale then. So
+numbers of now are each ingress's last ones of a minute (NOW), and rates are of five minutes
+(RANGE). What an ingress counts itself is summed. What it tells of replicas is the same in every
+ingress of an instance, so its greatest value counts.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 FILE = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "cfg-serve.json"
 
 INGRESS = 'instance=~"$instance"'
-RANGE = "$__rate_interval"
+RANGE, NOW = "5m", "1m"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, STAT_HEIGHT = 24, 7, 4
 
@@ -68,17 +71,24 @@ def own(name: str, by: str = "", more: str = "") -> str:
 
 def told(name: str, by: str = "", more: str = "") -> str:
     """The increase per second of what replicas count, which each ingress tells."""
-    return f"max{f' by ({by})' if by else ''} ({rate(f'cfg_serve_{name}_total', more)})"
+    labels = f"instance, {by}" if by else "instance"
+    of_one = f"max by ({labels}) ({rate(f'cfg_serve_{name}_total', more)})"
+    return f"sum{f' by ({by})' if by else ''} ({of_one})"
+
+
+def last(name: str) -> str:
+    """A number of now, of each series."""
+    return f"last_over_time(cfg_serve_{name}{{{INGRESS}}}[{NOW}])"
 
 
 def of_ingresses(name: str) -> str:
     """A number of now, summed over the ingresses."""
-    return f"sum (cfg_serve_{name}{{{INGRESS}}})"
+    return f"sum ({last(name)})"
 
 
 def of_replicas(name: str, by: str = "replica") -> str:
     """A number of now for each replica or model, as any ingress tells it."""
-    return f"max by ({by}) (cfg_serve_{name}{{{INGRESS}}})"
+    return f"max by ({by}) ({last(name)})"
 
 
 def quantile(q: float, name: str, by: str = "", more: str = "", selector: str = INGRESS) -> str:
@@ -118,7 +128,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Replicas of the generator",
                 "Replicas that run. Fewer than you configured: one is starting, or was lost.",
-                (Query(f"max (cfg_serve_replicas{{{INGRESS}}})", "replicas"),),
+                (Query(f"sum (max by (instance) ({last('replicas')}))", "replicas"),),
                 is_stat=True,
             ),
             Panel(
@@ -379,7 +389,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Failures and retries",
                 "Replicas that fell silent or were found dead, and requests sent to another one,"
-                " within five minutes.",
+                " within five minutes. Each ingress counts what it saw.",
                 (
                     Query(
                         "sum by (kind) (increase(cfg_serve_replica_failures_total"
@@ -388,14 +398,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ),
                     Query(
                         f"sum (increase(cfg_serve_retried_requests_total{{{INGRESS}}}[5m]))",
-                        "retried requests",
+                        "retries",
                     ),
                 ),
             ),
             Panel(
                 "Age of the oldest report",
                 "Replicas report twice a second. Placement goes by these reports.",
-                (Query(f"max (cfg_serve_replica_report_age_seconds{{{INGRESS}}})", "age"),),
+                (Query(f"max ({last('replica_report_age_seconds')})", "age"),),
                 "s",
             ),
         ),

@@ -21,9 +21,12 @@ class Series:
     values: tuple[float, ...]
 
 
-def filled_in(expr: str, instance: str = ".*", interval: str = "1m") -> str:
-    """A panel's expression with Grafana's variables replaced."""
-    return expr.replace("$instance", instance).replace("$__rate_interval", interval)
+def filled_in(expr: str, instance: str = ".*", window: str = "5m") -> str:
+    """A panel's expression with Grafana's variable replaced.
+
+    window: of rates, which is 5m on the dashboard.
+    """
+    return expr.replace("$instance", instance).replace("[5m]", f"[{window}]")
 
 
 def over(url: str, expr: str, start: float, end: float, step: float) -> list[Series]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
-from cfg_core.errors import DeadlineError, EngineDeadError
+from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError
 from deployments.direct.connections import ConnectionLostError
 from deployments.messages import LOST, Chunk, Failed, Item, Whole
 from deployments.requests.usage import Usage
@@ -33,7 +33,7 @@ class Answer:
     dispatch: which replica has the call.
     on_sign: called, without arguments, each time an item arrives.
     usage: what the engine had done for the call according to the last report.
-    failure: what ended the stream before it was complete, once it has begun.
+    failure: the error that the client of a stream got after its beginning, if any.
     is_complete: nothing more will be read. Until then, ending the request must cancel the call.
     """
 
@@ -52,7 +52,7 @@ class Answer:
         self._is_silent = False
         self.usage = Usage()
         self.is_complete = False
-        self.failure: Exception | None = None
+        self.failure: CfgServeError | None = None
 
     async def next(self) -> Chunk | Whole:
         """Return the next chunk of a stream, or the next piece of a whole answer.

@@ -14,11 +14,14 @@ class DirectCalls:
     """Sends calls to the replicas of one deployment, by connections of its own.
 
     Used from one event loop.
+
+    num_taken: calls that a replica has taken.
     """
 
     def __init__(self, deployment: str) -> None:
         self._deployment = deployment
         self._connections = Connections()
+        self.num_taken = 0
 
     async def begin(self, call: GenerateCall) -> DirectItems | None:
         """Send the call to the best replica.
@@ -33,7 +36,11 @@ class DirectCalls:
         if not placer or not chosen:
             return None
         replica, address = chosen
-        taken = partial(placer.sent, call.call_id, call, replica)
+
+        def taken() -> None:
+            self.num_taken += 1
+            placer.sent(call.call_id, call, replica)
+
         ended = partial(placer.answered, call.call_id, replica)
         try:
             return await self._connections.begin(address, call, taken, ended)

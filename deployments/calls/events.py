@@ -65,5 +65,6 @@ async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
         answer.is_complete = True
         yield text
     except (CfgServeError, StopAsyncIteration) as error:
-        answer.failure = error
-        yield error_event(error if isinstance(error, CfgServeError) else EngineDeadError(LOST))
+        told = error if isinstance(error, CfgServeError) else EngineDeadError(LOST)
+        answer.failure = told
+        yield error_event(told)

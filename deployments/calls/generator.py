@@ -17,7 +17,7 @@ from typing import Any
 from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
 
-from cfg_core.errors import EngineDeadError, EngineError
+from cfg_core.errors import EngineDeadError, EngineError, OverloadedError
 from deployments.calls.answers import Answer, Items, in_time, in_time_until
 from deployments.calls.direct_calls import DirectCalls
 from deployments.calls.events import EventStream, events
@@ -72,7 +72,8 @@ class GeneratorClient:
 
     Used from one event loop.
 
-    waited: called with the seconds that each admitted request waited.
+    waited: called with the seconds that each request waited, whether it got a place or not. Those
+    that are refused at once do not wait.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class GeneratorClient:
         args: AppArgs,
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self.handle = handle
+        self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._args = args
         self._deployment = handle.deployment_name
@@ -97,15 +98,25 @@ class GeneratorClient:
         self._visits: set[_Visit] = set()
         self._looking: asyncio.Task[None] | None = None
         self._waited = waited
-        self._num_retried = self._num_direct = self._num_by_serve = 0
+        self._num_retried = self._num_by_serve = 0
+        self._has_asked = False
 
     async def ask(self, method: str, *args: Any) -> str:
         """The text that a method of one replica answers at once.
 
         It needs no place in the queue. Raises CfgServeError.
         """
-        text: str = await value_of(getattr(self.handle, method).remote(*args))
+        text: str = await self._ask(method, *args)
         return text
+
+    async def state(self) -> dict[str, int]:
+        """Requests, groups and KV blocks of one replica's engine. Raises CfgServeError."""
+        state: dict[str, int] = await self._ask("engine_state")
+        return state
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        self._has_asked = True
+        return await value_of(getattr(self._handle, method).remote(*args))
 
     def capacity(self) -> int:
         """Streams that may be with the engines now.
@@ -138,18 +149,27 @@ class GeneratorClient:
         )
 
     def reading(self) -> dict[str, float | Mapping[str, float]]:
-        """Values for /metrics: the queue, and the replicas as this ingress sees them."""
+        """Values for /metrics: the queue, and the replicas as this ingress sees them.
+
+        Serve tells of replicas when the first request is sent. Until then there are no numbers of
+        them, because 0 would be taken for a failure.
+        """
         counts = shared.count_generator(self._deployment)
+        replicas: dict[str, float | Mapping[str, float]] = {}
+        if self._has_asked or self._num_by_serve or shared.is_known(self._deployment):
+            replicas = {
+                "replicas": counts.replicas,
+                "replica_report_age_seconds": shared.fleet(self._deployment).report_age_s,
+            }
         queue = {f"admission_{name}": value for name, value in self.queue.stats.items()}
         return {
             **queue,
             "admission_capacity_streams": self.capacity(),
             "placements": {**dict.fromkeys(REASONS, 0), **shared.placements()},
-            "calls": {"direct": self._num_direct, "serve": self._num_by_serve},
+            "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
             "retried_requests": self._num_retried,
             "replica_failures": shared.failures(),
-            "replicas": counts.replicas,
-            "replica_report_age_seconds": shared.fleet(self._deployment).report_age_s,
+            **replicas,
             **in_words(counts.now(), counts.totals()),
         }
 
@@ -193,8 +213,12 @@ class GeneratorClient:
             with job.span.child("queue", about) if job.span is not None else nullcontext():
                 async with in_time(job.terms.timeout_s):
                     place = await self.queue.enter(job.share, demand, job.terms.priority)
+        except OverloadedError:
+            job.settle(0)
+            raise
         except BaseException:
             job.settle(0)
+            self._waited(time.monotonic() - began)
             raise
         self._waited(time.monotonic() - began)
         visit = _Visit(self, job, place)
@@ -250,7 +274,6 @@ class GeneratorClient:
         async with in_time_until(deadline):
             items = await self._direct.begin(call)
         if items is not None:
-            self._num_direct += 1
             dispatch.is_direct = True
             with suppress(RefusedError):
                 return await self._first(visit, items, deadline, dispatch)
@@ -329,13 +352,20 @@ class _Visit:
         failure = self.answer.failure if self.answer is not None else None
         if failure is not None and self.job.span is not None:
             self.job.span.fail(failure)
+        if failure is None and self._span is not None and not self._is_complete:
+            self._span.set({"client_left": True})
         self.end_call(failure)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.answer is not None and self.answer.is_complete
 
 
 def _tell_dispatch(span: Span, dispatch: Dispatch) -> None:
     about = {
-        "replica": name_of(dispatch.replica),
         "reason": dispatch.reason or "unknown",
         "way": "direct" if dispatch.is_direct else "serve",
     }
+    if dispatch.replica is not None:
+        about["replica"] = name_of(dispatch.replica)
     span.set(about)

@@ -33,6 +33,7 @@ class TracingArgs(YamlArgs):
         le=1,
         description=(
             "Share of the requests that are traced. A request that brings a `traceparent` is traced"
-            " if this says so."
+            " if that says so, whatever the share; where API keys are configured, only requests"
+            " with a valid key are traced at all."
         ),
     )

@@ -29,7 +29,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import REQUEST_FAULT, CfgServeError
 from cfg_core.vllm_plugin.pace import Progress
-from cfg_core.vllm_plugin.wire import guided_tokens
+from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
 from deployments.generator.chunks import Chunks
 from deployments.generator.engine_errors import client_error, own_error
 from deployments.generator.stream_spans import ChoiceSpans, Traced
@@ -255,17 +255,21 @@ class EngineCalls:
             (self._entries.get(output.request_id), output, guided_tokens(output))
             for output in outputs
         ]
-        for entry, output, guided in known:
+        for entry, output, _ in known:
             if entry is not None and entry.spans is not None:
-                entry.spans.seen(output, guided, timestamp)
+                entry.spans.note(follower_events(output))
         result = self._process(outputs, timestamp, *args, **kwargs)
         self._progress.processed(timestamp)
         for entry, output, guided in known:
             if entry is None:
                 continue
             tokens = len(output.new_token_ids)
-            entry.run.meter.add_output(tokens, min(guided, tokens), entry.streams)
-            if output.request_id not in self._states:
+            guided = min(guided, tokens)
+            entry.run.meter.add_output(tokens, guided, entry.streams)
+            is_gone = output.request_id not in self._states
+            if entry.spans is not None:
+                entry.spans.seen(output.finish_reason, guided, timestamp, is_gone)
+            if is_gone:
                 self._leave(entry)
         return result
 

@@ -47,7 +47,7 @@ ROUTER = RequestRouterConfig(
 
 
 FLUSH_S = 1.0
-"""Seconds that a replica which stops waits until its last spans are sent."""
+"""Seconds at most that a replica which stops, after its engine, sends its last spans."""
 
 STOP_STRINGS = ("VLLM_MAX_STOP_STRINGS", "64")
 """vLLM's limit of stop strings per request, if the environment sets none.
@@ -150,7 +150,7 @@ class ModelReplica:
                 span.end()
 
     def _span(self, call: GenerateCall) -> Span | None:
-        """The call's span in this process; None if nothing is traced."""
+        """The call's span in this process; None if the call is not traced."""
         tracing = spans.current()
         if tracing is None:
             return None
@@ -160,7 +160,8 @@ class ModelReplica:
             "endpoint": call.endpoint,
             "streams": streams,
         }
-        return tracing.under(call.headers, "replica", about)
+        span = tracing.under(call.headers, "replica", about)
+        return span if span.is_recording else None
 
     async def models(self) -> str | Failed:
         """The answer of /v1/models, as JSON text."""
@@ -237,6 +238,6 @@ class ModelReplica:
                 await self._listener.stop()
             for watchdog in self._watchdogs:
                 watchdog.cancel()
-            if (tracing := spans.current()) is not None:
-                await asyncio.to_thread(tracing.flush, FLUSH_S)
             self._server.shutdown()
+            if (tracing := spans.current()) is not None:
+                tracing.flush(FLUSH_S)  # last: the engine must not wait for a collector

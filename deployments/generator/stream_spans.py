@@ -9,17 +9,16 @@ Importing this module imports vllm, so only a replica does it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.tracing import SpanAttributes
 
-from cfg_core.vllm_plugin.wire import follower_events
+from cfg_core.vllm_plugin.wire import FollowerEvent
 from deployments.tracing.spans import Span
 
 if TYPE_CHECKING:
-    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.output_processor import RequestState
 
 
@@ -89,23 +88,28 @@ class ChoiceSpans:
     def __post_init__(self) -> None:
         self._followers = [Times() for _ in range(self.num_followers)]
 
-    def seen(self, output: EngineCoreOutput, guided: int, at: float) -> None:
-        """Note an output of the leader, before vLLM processes it.
+    def note(self, events: Iterable[FollowerEvent]) -> None:
+        """Note what happened to the followers."""
+        for follower, what, value in events:
+            self._followers[follower].note(what, value)
 
-        guided: how many of its tokens came from joint steps.
+    def seen(self, finish: object, guided: int, at: float, is_gone: bool) -> None:
+        """Note an output of the leader that vLLM has processed.
+
+        finish: why the engine core ended it; None if it did not. vLLM's frontend finds stop strings
+        itself, so a choice that is gone without a reason ended by one.
+        guided: how many of the tokens that are kept came from joint steps.
         at: when the engine core made it.
         """
-        for follower, what, value in follower_events(output):
-            self._followers[follower].note(what, value)
         if guided:
             self._guided += guided
             for times in self._followers:
                 times.first, times.last = times.first or at, at
-        if output.finish_reason is not None:
-            self._finish = str(output.finish_reason)
+        if finish is not None or is_gone:
+            self._finish = "stop" if finish is None else str(finish)
 
     def end(self) -> None:
-        """Make the spans."""
+        """Make the spans; none for a follower that never was, of a window that did not open."""
         leader, tokens = self._leader()
         told: dict[str, str | float] = {
             "finish_reason": self._finish,
@@ -114,6 +118,8 @@ class ChoiceSpans:
         }
         self._make("stream: leader", {"role": "leader", **self._weight(0), **told}, leader)
         for i, times in enumerate(self._followers):
+            if times == Times():
+                continue
             about: dict[str, str | float] = {
                 "role": "follower",
                 "follower": i,

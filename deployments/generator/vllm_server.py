@@ -50,7 +50,7 @@ from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
-from deployments.tracing.spans import Span
+from deployments.tracing.spans import TRACE_HEADERS, Span
 
 
 class HttpContext:
@@ -177,8 +177,7 @@ class VllmServer:
         span: the request's span in this process, if it is traced.
         """
         run = Run(meter, self._share, traced_of(call, span))
-        if span is not None:
-            call = replace(call, headers={**call.headers, **span.headers})
+        call = replace(call, headers=self._headers(call.headers, span))
         with own_errors():
             with reading(), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
@@ -202,6 +201,12 @@ class VllmServer:
                 stream = self._calls.within(run, output)
                 async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
                     yield Chunk(chunk)
+
+    def _headers(self, given: Mapping[str, str], span: Span | None) -> dict[str, str]:
+        """Headers for vLLM, which warns of a trace's if it does not trace by itself."""
+        if self._engine.vllm_config.observability_config.otlp_traces_endpoint is None:
+            return {name: value for name, value in given.items() if name not in TRACE_HEADERS}
+        return {**given, **(span.headers if span is not None else {})}
 
     async def _first(self, call: GenerateCall, request: Any, run: Run) -> Any:
         """vLLM's response, or the iterator of its stream.

@@ -17,10 +17,11 @@ from deployments.ingress.guard import install
 from deployments.ingress.tenants import Tenant
 from deployments.tracing.spans import Span
 
-FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent", "tracestate")
+FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
 """Headers that vLLM's serving classes read.
 
-No other header of the client leaves the ingress.
+No other header of the client leaves the ingress. A call that is traced has the `traceparent` of
+its own span instead (calls/generator.py).
 """
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})
@@ -66,7 +67,7 @@ def tenant_of(request: Request) -> Tenant:
 
 
 def span_of(request: Request) -> Span | None:
-    """The request's span, as begun by ingress/exchange.py; None if nothing is traced."""
+    """The request's span, as begun by ingress/exchange.py; None if it is not traced."""
     span: Span | None = request.scope["state"].get(SPAN)
     return span
 

@@ -18,17 +18,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, EngineError
 from deployments.http.errors import http_error
 from deployments.http.open_requests import OpenRequest
+from deployments.ingress.metrics import UNKNOWN
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.tenants import ANONYMOUS, Tenant
 from deployments.tracing import spans
-from deployments.tracing.spans import Span
+from deployments.tracing.spans import TRACE_HEADERS, Span
 
 OPEN_PATHS = ("/health", "/ready")
 """Paths that are answered without an API key, and however many requests are in progress.
 
 Load balancers and orchestrators poll them.
 """
+
+METRICS = "/metrics"
+"""Scraped however many requests are in progress, because the scrapes tell about overload."""
 
 PAGES = ("/", "/playground", "/docs", "/openapi.json")
 PAGE_FILES = ("/playground/", "/docs/")
@@ -47,7 +51,7 @@ REFUSED = "refused"
 """The key of the scope's state for the reason of an OverloadedError."""
 
 SPAN = "span"
-"""The key of the scope's state for the request's span; missing if nothing is traced."""
+"""The key of the scope's state for the request's span; missing if it is not traced."""
 
 REQUEST_ID = b"x-request-id"
 MAX_LOGGED_CHARS = 500
@@ -101,7 +105,8 @@ class Exchange:
         self._first_byte_s: float | None = None
         self._bytes_in = self._bytes_out = 0
         self._head = b""  # the first bytes of the body, for log_prompts
-        self._span: Span | None = None
+        self._span: Span | None = None  # None if it is not sent anywhere
+        self._not_sampled: dict[str, str] = {}  # headers that say so to other processes
 
     async def run(self, app: ASGIApp) -> None:
         """Pass the request to `app`, or answer it with an error.
@@ -109,9 +114,9 @@ class Exchange:
         An error that occurs after the answer has begun is raised, so that the server ends the
         connection.
         """
-        self._span = self._begin_span()
         try:
             self._tenant = self._authenticate()
+            self._begin_span()
             self._come_in()
             self._check_declared_size()
             await app(self._scope_inside(), self._receive_counted, self._send_marked)
@@ -139,8 +144,12 @@ class Exchange:
 
     # --- the request ------------------------------------------------------------------------------
 
+    @property
+    def _needs_no_key(self) -> bool:
+        return self._path in (*OPEN_PATHS, *PAGES) or self._path.startswith(PAGE_FILES)
+
     def _authenticate(self) -> Tenant:
-        if self._path in (*OPEN_PATHS, *PAGES) or self._path.startswith(PAGE_FILES):
+        if self._needs_no_key:
             return ANONYMOUS
         return self._policy.gate.authenticate(
             self._headers.get("authorization"), self._headers.get("x-api-key")
@@ -149,14 +158,15 @@ class Exchange:
     def _come_in(self) -> None:
         """Set the client and the body's deadline, and count the request as in progress.
 
-        Raises OverloadedError if this client, or all clients together, have too many requests here.
+        Probes and scrapes are not counted. Raises OverloadedError if this client, or all clients
+        together, have too many requests here.
         """
         policy = self._policy
         limits = policy.open_requests.args
         self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
         if policy.gate.has_keys and self._tenant is not None and self._tenant is not ANONYMOUS:
             self._client = self._tenant.name
-        if self._path not in OPEN_PATHS:
+        if self._path not in (*OPEN_PATHS, METRICS):
             self._open_request = policy.open_requests.begin(self._client)
 
     def _check_declared_size(self) -> None:
@@ -178,6 +188,9 @@ class Exchange:
     def _scope_inside(self) -> Scope:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
+        if self._not_sampled:
+            headers = _without(headers, tuple(name.encode() for name in TRACE_HEADERS))
+            headers += [(name.encode(), told.encode()) for name, told in self._not_sampled.items()]
         ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
         self._state = {**self._scope.get("state", {}), **ours}
         if self._span is not None:
@@ -270,14 +283,27 @@ class Exchange:
 
     # --- the span ---------------------------------------------------------------------------------
 
-    def _begin_span(self) -> Span | None:
-        """Begin the request's span; None if nothing is traced, or for what is only polled."""
+    def _begin_span(self) -> None:
+        """Begin the request's span, unless nothing is traced, or for pages and what is polled.
+
+        The client may ask for a trace by its `traceparent`, so this comes after its key is checked.
+        A request that is not sampled has no span here, but other processes learn that it is not.
+        """
         tracing = spans.current()
-        if tracing is None or self._path in (*OPEN_PATHS, "/metrics"):
-            return None
-        method, path = self._scope["method"], quoted(self._path)
-        about = {"http.request.method": method, "url.path": path, "request_id": self._request_id}
-        return tracing.under(self._headers, f"{method} {path}", about)
+        if tracing is None or self._path == METRICS or self._needs_no_key:
+            return
+        method, metrics = self._scope["method"], self._policy.metrics
+        name = UNKNOWN if metrics is None else metrics.path_of(self._path)
+        about = {
+            "http.request.method": method,
+            "url.path": quoted(self._path),
+            "request_id": self._request_id,
+        }
+        span = tracing.under(self._headers, f"{method} {name}", about)
+        if span.is_recording:
+            self._span = span
+        else:
+            self._not_sampled = span.headers
 
     def _failed(self, error: Exception) -> None:
         if self._span is not None:

@@ -82,7 +82,8 @@ REFUSED = Family(
 WAIT = Family(
     "admission_wait_seconds",
     "histogram",
-    "Seconds that requests waited in the queue until they got a place with the engines.",
+    "Seconds that requests waited in the queue for a place with the engines. Those that left or ran"
+    " out of time there count, too; those that were refused at once do not.",
 )
 
 OF_REQUESTS = (REQUESTS, CHARGED, FIRST_BYTE, DURATION, REFUSED, WAIT)
@@ -102,21 +103,22 @@ READ = (
         "placements",
         "counter",
         "Calls that replicas of the generator have taken, by why the replica was chosen: `only`"
-        " (there is no other), `session` (it was there before), `prefix` (a beginning of a prompt"
-        " is cached there), `load` (it had the least).",
+        " (there was no other), `session` (it was there before), `prefix` (a beginning of a prompt"
+        " was cached there), `load` (it had the least). The first that was true counts.",
         ("reason",),
     ),
     Family(
         "calls",
         "counter",
-        "Calls to the generator's replicas, by the way they went: `direct`, or `serve` (Ray Serve's"
-        " handle).",
+        "Calls to the generator's replicas, by the way they went: `direct`, counted once a replica"
+        " has taken them, or `serve` (Ray Serve's handle).",
         ("way",),
     ),
     Family(
         "retried_requests",
         "counter",
-        "Requests sent again because their replica was lost before the first byte.",
+        "Retries: calls sent again because their replica was lost before the first byte. A request"
+        " may have several.",
     ),
     Family(
         "replica_failures",
@@ -125,9 +127,15 @@ READ = (
         " life) or `dead`.",
         ("kind",),
     ),
-    Family("replicas", "gauge", "Replicas of the generator that run."),
     Family(
-        "replica_report_age_seconds", "gauge", "Age of the oldest replica's report, in seconds."
+        "replicas",
+        "gauge",
+        "Replicas of the generator that run. Missing until the ingress has asked for one.",
+    ),
+    Family(
+        "replica_report_age_seconds",
+        "gauge",
+        "Age of the oldest report of a replica, in seconds.",
     ),
     Family("streams_running", "gauge", "Streams that the engine runs.", _REPLICA),
     Family("streams_waiting", "gauge", "Streams that wait in the engine.", _REPLICA),

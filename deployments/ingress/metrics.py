@@ -101,6 +101,10 @@ class Metrics:
             family.full_name, family.help, labels, registry=self._registry, buckets=SECONDS
         )
 
+    def path_of(self, path: str) -> str:
+        """A path as labels and names tell it, so that clients cannot make more of them."""
+        return path if path in self._paths else UNKNOWN
+
     def answered(
         self,
         path: str,
@@ -117,7 +121,7 @@ class Metrics:
         tenant: None if unknown.
         first_byte_s: None if there was no first byte.
         """
-        path = path if path in self._paths else UNKNOWN
+        path = self.path_of(path)
         self._requests.labels(self._ingress, path, str(status or "left"), tenant or "-").inc()
         if refused is not None:
             self._refused.labels(self._ingress, refused).inc()
@@ -126,7 +130,7 @@ class Metrics:
         self._duration.labels(self._ingress, path).observe(duration_s)
 
     def waited(self, seconds: float) -> None:
-        """Count how long a request waited for its place with the engines."""
+        """Count how long a request waited for a place with the engines."""
         self._wait.labels(self._ingress).observe(seconds)
 
     def charged(self, tenant: str, num_tokens: int) -> None:

@@ -25,7 +25,6 @@ from starlette.routing import Route
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GeneratorClient
-from deployments.calls.ray_errors import value_of
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
 from deployments.http.recent import Recent
@@ -97,7 +96,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         """List the served models that the caller may use: generator, adapters and encoders."""
         listed: dict[str, Any] = {"object": "list", "data": []}
         if self._generator:
-            listed = json.loads(await value_of(self._generator.handle.models.remote()))
+            listed = json.loads(await self._generator.ask("models"))
         listed["data"] += await self._encoders.cards(self._created)
         allowed = tenant_of(request).models
         listed["data"] = [
@@ -185,7 +184,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
     async def _engine_state(self) -> dict[str, Any]:
         if self._generator is None:
             return {}
-        return {"engine": await value_of(self._generator.handle.engine_state.remote())}
+        return {"engine": await self._generator.state()}
 
     async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
         assert self._generator is not None, "_encoder_of has named an encoder then"

@@ -1,7 +1,8 @@
 """Logs as JSON, one object in each line, where Ray Serve's `logging_config` asks for it.
 
 Serve writes the files of its replicas itself. vLLM has loggers of its own, in the replica and in
-the engine core; `use_in_vllm` makes them write the same keys.
+the engine core; `use_in_vllm` makes them write the same keys. vllm_logging.json names JsonLines and
+LEVEL.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
 VLLM_CONFIG = Path(__file__).with_name("vllm_logging.json")
-VLLM_CONFIG_PATH, VLLM_LEVEL = "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_LEVEL"
+VLLM_CONFIG_PATH, VLLM_CONFIGURE = "VLLM_LOGGING_CONFIG_PATH", "VLLM_CONFIGURE_LOGGING"
+
+LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+"""The level of vLLM's loggers, in whatever case the environment names it, as in vLLM."""
 
 _STANDARD = frozenset(
     (*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "stacklevel")
@@ -44,13 +47,6 @@ class JsonLines(logging.Formatter):
         return json.dumps({**fields, **more}, default=str)
 
 
-def vllm_handler() -> logging.Handler:
-    """The handler of vLLM's loggers, named in vllm_logging.json."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(os.environ.get(VLLM_LEVEL, "INFO"))
-    return handler
-
-
 def is_wanted(logger: logging.Logger) -> bool:
     """Whether Serve has told this logger of its own to write JSON into its file."""
     formatters = (
@@ -63,6 +59,8 @@ def is_wanted(logger: logging.Logger) -> bool:
 def use_in_vllm(environment: MutableMapping[str, str]) -> None:
     """Make vLLM, which is not imported yet, and its processes write JSON.
 
-    A file that the environment names already stays.
+    A file that the environment names already stays. Nothing changes if the environment says that
+    vLLM must not configure its loggers, because vLLM refuses to start with a file then.
     """
-    environment.setdefault(VLLM_CONFIG_PATH, str(VLLM_CONFIG))
+    if environment.get(VLLM_CONFIGURE, "1").strip() != "0":
+        environment.setdefault(VLLM_CONFIG_PATH, str(VLLM_CONFIG))

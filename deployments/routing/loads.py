@@ -138,12 +138,14 @@ class Work:
     """What one request asks of a replica: prefill tokens, KV blocks, streams.
 
     at: when it was sent, in seconds.
+    reason: why the replica was chosen for it, if that is known.
     """
 
     tokens: int
     blocks: int = 0
     streams: int = 0
     at: float = -math.inf
+    reason: str | None = None
 
 
 class SentLedger:
@@ -178,6 +180,11 @@ class SentLedger:
             if work.at - plan.at <= PLANNED_S:
                 break
             self.unplan(oldest)
+
+    def reason(self, replica: Hashable, request: str) -> str | None:
+        """Why the request was planned there; None if it was not, or too long ago."""
+        planned, work = self._planned.get(request, (None, None))
+        return work.reason if work is not None and planned == replica else None
 
     def unplan(self, request: str) -> None:
         if request in self._planned:

@@ -32,7 +32,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
@@ -66,8 +66,9 @@ Then the number of streams decides, and then which replica was sent a request le
 
 
 REASONS = ("only", "session", "prefix", "load")
-"""Why a replica has a request: there was no other one, the session was there before, it holds the
-beginning of a prompt, or it had the least load. The first that holds counts."""
+"""Why a replica has a request: there was no other one, the session was there before, it held the
+beginning of a prompt, or it had the least load. The first that was true when it was chosen counts.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +259,9 @@ class Placer:
         self._ledger.unplan(name)
         ranked = self._ranked(request, list(replicas), now)
         if ranked:
-            self._ledger.planned(ranked[0], name, self._work(request, ranked[0], now))
+            work = self._work(request, ranked[0], now)
+            reason = self._reason(request, ranked[0])  # later it may hold what others sent
+            self._ledger.planned(ranked[0], name, replace(work, reason=reason))
         return ranked
 
     def _ranked(self, request: GroupRequest, replicas: list[R], now: float) -> list[R]:
@@ -320,12 +323,14 @@ class Placer:
     def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> str | None:
         """Note that the replica has taken the request.
 
-        Returns why it has it, one of REASONS; None if the replica is gone already.
+        Returns why it has it, one of REASONS; None if the replica is gone already. The reason is
+        that of the choice, if the replica was its first and takes the request within PLANNED_S.
+        Else it is what is true now.
         """
         if self._replicas is not None and replica not in self._replicas:
             self._ledger.unplan(name)
             return None
-        reason = self._reason(request, replica)
+        reason = self._ledger.reason(replica, name) or self._reason(request, replica)
         self._ledger.sent(replica, name, self._work(request, replica, now))
         self._share.sent(replica)
         if chain := request.prefixes[0].chain:

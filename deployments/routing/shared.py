@@ -162,6 +162,11 @@ def fleet(deployment: str) -> FleetView:
     return _state.fleets.get(deployment, _NOTHING)
 
 
+def is_known(deployment: str) -> bool:
+    """Whether a request router has ever told of a replica of this deployment."""
+    return deployment in _state.fleets
+
+
 def count_generator(deployment: str) -> Counts:
     """The counts of a generator's replicas, for /metrics."""
     return _counts(deployment, GENERATOR)

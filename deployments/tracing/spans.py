@@ -5,12 +5,13 @@ imported, and a request costs one check for each span that it would have. Parent
 explicitly, in this process as a Span and between processes as the header `traceparent`.
 
 Spans hold numbers, names and ids, never a text of a prompt or an answer. Errors are told by their
-class, because a message may quote the request.
+class, because a message may quote the request. Of a caller's headers only `traceparent` counts:
+`tracestate` is text of any kind, and is dropped.
 """
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,12 +33,24 @@ PREFIX = "cfg_serve."
 
 CLIENT, INTERNAL, SERVER = "CLIENT", "INTERNAL", "SERVER"
 
+TRACEPARENT = "traceparent"
+TRACE_HEADERS = (TRACEPARENT, "tracestate")
+
+LEFT = ("CancelledError", "GeneratorExit", "TaskCancelledError")
+"""Exceptions that end the work for a client who left, by name: one of them is Ray's."""
+
 
 class Span:
     """One span, which must be ended; ending it twice does nothing."""
 
     def __init__(self, tracing: Tracing, span: OtelSpan) -> None:
         self._tracing, self._span = tracing, span
+        self._has_failed = False
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether it will be sent: it is sampled, and has not ended."""
+        return self._span.is_recording()
 
     def child(
         self,
@@ -56,10 +69,19 @@ class Span:
         self._span.set_attributes(_named(attributes))
 
     def fail(self, error: BaseException | str) -> None:
-        """Mark the span as failed."""
+        """Mark the span as failed; the first failure counts.
+
+        A client who leaves is no failure, so the span is then marked `client_left`.
+        """
         from opentelemetry.trace import Status, StatusCode
 
         kind = error if isinstance(error, str) else type(error).__name__
+        if kind in LEFT:
+            self.set({"client_left": True})
+            return
+        if self._has_failed:
+            return
+        self._has_failed = True
         self._span.set_status(Status(StatusCode.ERROR, kind))
         self._span.set_attribute("error.type", kind)
 
@@ -72,7 +94,7 @@ class Span:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End the span, which has failed if there is an error."""
+        """End the span, and mark it by the error, if there is one."""
         if error is not None:
             self.fail(error)
         self.end()
@@ -95,15 +117,14 @@ class Tracing:
     """
 
     def __init__(self, args: TracingArgs, about: Mapping[str, str]) -> None:
-        from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         told = {f"{PREFIX}{name}": value for name, value in about.items()}
-        if not os.environ.get(OTEL_SERVICE_NAME):
-            told["service.name"] = SERVICE
+        if SERVICE_NAME not in OTELResourceDetector().detect().attributes:  # of the environment
+            told[SERVICE_NAME] = SERVICE
         self._provider = TracerProvider(
             resource=Resource.create(told),
             sampler=ParentBasedTraceIdRatio(args.sampling_ratio),
@@ -138,16 +159,26 @@ class Tracing:
     def under(
         self, headers: Mapping[str, str], name: str, attributes: Attributes, kind: str = SERVER
     ) -> Span:
-        """Begin a span below the one that these headers name; without one, the first of a trace."""
+        """Begin a span below the one that these headers name; without one, the first of a trace.
+
+        It is sampled if that one is.
+        """
         from opentelemetry.context import Context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        parent = TraceContextTextMapPropagator().extract(headers, Context())
+        above = {TRACEPARENT: headers.get(TRACEPARENT, "")}
+        parent = TraceContextTextMapPropagator().extract(above, Context())
         return self.begin(name, attributes, kind, parent)
 
     def flush(self, limit_s: float) -> None:
-        """Send what is not sent yet; blocks for so many seconds at most."""
-        self._provider.force_flush(int(1000 * limit_s))
+        """Send what is not sent yet; blocks for so many seconds at most.
+
+        OpenTelemetry's own limit does not end a request that a collector leaves unanswered. So a
+        thread sends, which does not keep the process alive.
+        """
+        sender = threading.Thread(target=self._provider.force_flush, daemon=True)
+        sender.start()
+        sender.join(limit_s)
 
 
 def _exporter(args: TracingArgs) -> SpanExporter:

@@ -13,14 +13,25 @@ from typing import Any, TypeAlias
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError, RequestError
+from cfg_core.errors import (
+    CfgServeError,
+    DeadlineError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+)
 from deployments.calls import generator as generator_module
 from deployments.calls.answers import Answer
 from deployments.calls.events import EventStream, events
+from deployments.calls.generator import GeneratorClient
+from deployments.calls.queue import AdmissionQueue
+from deployments.calls.queue_entries import Share
+from deployments.config.args import AppArgs
 from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
 from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.requests.demand import Demand
 from deployments.requests.usage import Usage
 from deployments.routing import shared
 from deployments.routing.shared import Dispatch
@@ -386,3 +397,101 @@ def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
         "cfg_serve.reason": "load",
         "cfg_serve.way": "direct",
     }
+
+
+def test_a_dispatch_without_a_replica_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
+    tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
+    with tracing.begin("call") as span:
+        generator_module._tell_dispatch(span, Dispatch())
+    tracing.flush(5)
+    (told,) = exporter.get_finished_spans()
+    assert "cfg_serve.replica" not in (told.attributes or {})
+
+
+def test_the_failure_of_a_lost_stream_is_what_its_client_was_told() -> None:
+    async def run() -> Answer:
+        answer = answer_of(Items("a"))
+        first = await answer.next()
+        assert isinstance(first, Chunk)
+        told = [text async for text in events(answer, first)]
+        assert "engine" in told[-1].lower()
+        return answer
+
+    assert type(asyncio.run(run()).failure) is EngineDeadError
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_client_who_leaves_a_stream_is_told_by_the_span_of_its_call(
+    monkeypatch: pytest.MonkeyPatch, is_complete: bool
+) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
+    tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
+    request = tracing.begin("request")
+    job: Any = SimpleNamespace(span=request, settle=lambda _: None)
+    there: Any = SimpleNamespace(forget=lambda _: None, leave=lambda: None)
+    visit = generator_module._Visit(there, job, there)
+    visit.begin_call()
+    visit.answer = answer_of(Items("a"))
+    visit.answer.is_complete = is_complete
+    visit.end()
+    tracing.flush(5)
+    (call,) = exporter.get_finished_spans()
+    assert ("cfg_serve.client_left" in (call.attributes or {})) is not is_complete
+    assert call.status.is_unset
+
+
+# --- the generator's numbers ----------------------------------------------------------------------
+
+
+def client_of(waited: Any = lambda _: None) -> GeneratorClient:
+    """Return the client of a generator that has no replicas and answers nothing."""
+    handle: Any = SimpleNamespace(options=lambda **_: None, deployment_name="generator")
+    return GeneratorClient(handle, AppArgs.model_validate({"model": "m"}), waited)
+
+
+def test_replicas_are_not_told_of_before_anything_is_known() -> None:
+    """0 would look as if none could start."""
+    told = client_of().reading()
+    assert not {"replicas", "replica_report_age_seconds"} & told.keys()
+    shared.publish("generator", [], 0.0)
+    assert client_of().reading()["replicas"] == 0
+
+
+def test_no_replicas_are_told_of_once_one_was_asked() -> None:
+    client = client_of()
+    with pytest.raises(AttributeError):
+        asyncio.run(client.ask("models"))
+    assert client.reading()["replicas"] == 0
+
+
+@pytest.mark.parametrize("how", ["is served", "leaves", "runs out of time", "is refused"])
+def test_every_wait_counts_but_that_of_a_refusal(how: str) -> None:
+    waits: list[float] = []
+    share, demand = Share(tenant="a"), Demand(streams=1, tokens=1)
+
+    async def run() -> None:
+        client = client_of(waits.append)
+        client.queue = AdmissionQueue(lambda: 1, 0 if how == "is refused" else 8, 10**6)
+        place = await client.queue.enter(share, demand, 0)
+        limit_s = 0.05 if how == "runs out of time" else None
+        terms = SimpleNamespace(timeout_s=limit_s, priority=0)
+        job: Any = SimpleNamespace(
+            span=None, share=share, demand=demand, terms=terms, settle=lambda _: None
+        )
+        task = asyncio.ensure_future(client._enter(job))
+        await asyncio.sleep(0.03)
+        if how == "leaves":
+            task.cancel()
+        if how == "is served":
+            place.leave()
+        await task
+
+    if how == "is served":
+        asyncio.run(run())
+    else:
+        with pytest.raises((asyncio.CancelledError, DeadlineError, OverloadedError)):
+            asyncio.run(run())
+    assert [wait >= 0.02 for wait in waits] == ([] if how == "is refused" else [True])

@@ -145,7 +145,7 @@ def test_every_panel_has_data(prometheus: PrometheusProcess, title: str, expr: s
     deadline = time.monotonic() + 40
     found: list[Any] = []
     while time.monotonic() < deadline:
-        query = prometheus_api.filled_in(expr, interval="20s")
+        query = prometheus_api.filled_in(expr)
         found = prometheus_api.now(prometheus.url, query)
         if any(value == value for series in found for value in series.values):
             return

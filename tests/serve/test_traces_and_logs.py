@@ -6,6 +6,7 @@ Spans go to a real receiver. Every line of our processes' logs is an object with
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -50,16 +51,24 @@ def traced(collector: Collector) -> Iterator[ServeProcess]:
 @pytest.fixture(scope="module")
 def http(traced: ServeProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=traced.url, timeout=60) as client:
-        ask = {"prompt": "Once", "max_tokens": 1}
-        client.post("/v1/completions", json=ask)  # the first call may go through Serve
+        until = time.monotonic() + 30
+        while not re.search(r'calls_total{.*way="direct"} [1-9]', client.get("/metrics").text):
+            assert time.monotonic() < until, "all calls go through Serve"
+            client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1})
         yield client
 
 
 def ask(http: httpx.Client, **fields: Any) -> tuple[str, httpx.Response]:
     """Send a completion under a trace of the client's own; returns the trace's id."""
+    return ask_with_flag("01", http, **fields)
+
+
+def ask_with_flag(flag: str, http: httpx.Client, **fields: Any) -> tuple[str, httpx.Response]:
+    """The same; flag: 01 if the client samples the trace, 00 if not."""
     trace = uuid.uuid4().hex
     body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, **fields}
-    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-request-id": f"r-{trace}"}
+    parent = f"00-{trace}-00f067aa0ba902b7-{flag}"
+    headers = {"traceparent": parent, "x-request-id": f"r-{trace}"}
     return trace, http.post("/v1/completions", json=body, headers=headers)
 
 
@@ -173,6 +182,38 @@ def test_choices_have_their_own_streams(http: httpx.Client, collector: Collector
         "stream: leader",
         "stream: leader",
     ]
+
+
+def test_a_stop_string_before_the_window(http: httpx.Client, collector: Collector) -> None:
+    """The frontend finds the string, and the window never opens: there is no follower."""
+    trace, answer = ask(http, max_tokens=200, guidance_start=150, stop=[" "], **GUIDED)
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
+    spans = collector.trace(lambda span: span.trace == trace, len(PLAIN))
+    check_tree(spans, PLAIN)
+    leader = by_name(spans)["stream: leader"].about
+    assert leader["cfg_serve.finish_reason"] == "stop"
+    assert leader["cfg_serve.guided_tokens"] == 0
+
+
+def test_a_request_that_its_client_does_not_sample_has_no_span(
+    http: httpx.Client, collector: Collector
+) -> None:
+    trace, answer = ask_with_flag("00", http, **GUIDED)
+    assert answer.status_code == 200
+    sampled, _ = ask(http)
+    collector.trace(lambda span: span.trace == sampled, len(PLAIN))
+    assert collector.trace(lambda span: span.trace == trace, 1, limit_s=2) == []
+
+
+def test_a_client_who_leaves_is_no_failure(http: httpx.Client, collector: Collector) -> None:
+    trace = uuid.uuid4().hex
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    with http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        next(answer.iter_lines())
+    spans = collector.trace(lambda span: span.trace == trace, len(PLAIN))
+    assert not any(span.failed for span in spans)
+    assert by_name(spans)["call"].about["cfg_serve.client_left"] is True
 
 
 def test_a_refused_request_is_marked(http: httpx.Client, collector: Collector) -> None:

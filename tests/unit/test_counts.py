@@ -97,3 +97,15 @@ def test_a_placement_has_a_reason():
     assert placer.sent("5", request("s", (b"b",)), "r2", 0.0) == "session"
     assert placer.sent("6", request("s", (b"b",)), "r1", 0.0) == "load"
     assert placer.sent("7", request(), "gone", 0.0) is None
+
+
+def test_the_reason_is_that_of_the_choice():
+    """What others sent between the choice and the first item does not change it."""
+    placer = Placer(seed=0)
+    placer.keep_only(["r1", "r2"])
+    first, second = (placer.rank(name, request(), ["r1"], 0.0)[0] for name in "12")
+    assert placer.sent("1", request(), first, 1.0) == "load"
+    assert placer.sent("2", request(), second, 1.0) == "load"
+    assert placer.sent("3", request(), placer.rank("3", request(), ["r1"], 1.0)[0], 1.0) == "prefix"
+    placer.rank("4", request(), ["r1"], 1.0)
+    assert placer.sent("4", request(), "r2", 1.0) == "load"  # r1 had no room for it

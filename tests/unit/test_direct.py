@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cfg_core.errors import EngineDeadError
+from deployments.calls.direct_calls import DirectCalls
 from deployments.direct import connections as connections_module
 from deployments.direct import frames as frames_module
 from deployments.direct import listener as listener_module
@@ -20,8 +21,12 @@ from deployments.direct.connections import Connections, DirectItems, RefusedErro
 from deployments.direct.frames import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.direct.listener import CallListener
 from deployments.http.events import DONE, is_last
-from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
+from deployments.requests.group import GroupRequest
+from deployments.requests.prefixes import Prefix
 from deployments.requests.usage import Usage
+from deployments.routing import shared
+from deployments.routing.call_placer import CallPlacer
 
 LIMIT_S = 20
 
@@ -285,6 +290,33 @@ def test_one_call_too_many_is_refused_and_its_connection_stays():
             assert ("b",) in replica.ended
 
     run(main)
+
+
+@pytest.mark.parametrize(("max_calls", "num_taken"), [(1, 1), (0, 0)])
+def test_a_call_is_counted_when_a_replica_has_taken_it(max_calls, num_taken):
+    async def serve(call) -> AsyncGenerator[object]:
+        yield Chunk("a")
+
+    async def main() -> None:
+        listener = CallListener("127.0.0.1", serve, max_calls)
+        await listener.start()
+        placer = CallPlacer()
+        placer.update("generator", {"r": listener.address.report()})
+        group = GroupRequest(prefixes=(Prefix(num_tokens=1, chain=()),))
+        call = GenerateCall(endpoint="completion", body={}, guidance=None, group=group, headers={})
+        calls = DirectCalls("generator")
+        items = await calls.begin(call)
+        assert items is not None
+        with suppress(RefusedError):
+            assert await items.next() == Chunk("a")
+        assert calls.num_taken == num_taken
+        items.cancel()
+        listener.close()
+        await asyncio.sleep(0)
+
+    shared.reset()
+    run(main)
+    shared.reset()
 
 
 def test_an_idle_connection_that_was_closed_harms_no_call():

@@ -11,17 +11,21 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.testclient import TestClient
 
 from cfg_core.errors import CfgServeError, EngineError, OverloadedError
 from deployments.config.access import AccessArgs, digest_of
 from deployments.config.limits import LimitsArgs
+from deployments.config.tracing import TracingArgs
 from deployments.http.errors import http_error
 from deployments.ingress import exchange
 from deployments.ingress.guard import Guard, install
+from deployments.ingress.metrics import Metrics
 from deployments.ingress.policy import Policy, current_policy
 from deployments.ingress.tenants import ANONYMOUS, Gate
 from deployments.routing.shared import enforce
+from deployments.tracing import spans
 
 KEY = "sk-secret"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
@@ -695,3 +699,75 @@ async def test_the_application_waits_while_serve_has_not_taken_its_messages():
             await asyncio.sleep(0.005)
     assert taken == 1002
     assert most <= 64
+
+
+# --- scrapes and spans ----------------------------------------------------------------------------
+
+
+async def test_a_scrape_is_not_counted_and_needs_a_key():
+    limits = LimitsArgs(max_requests=1, max_requests_per_client=1)
+    keys = [{"name": "alice", "sha256": digest_of(KEY).hex()}]
+    policy = Policy.of(AccessArgs.model_validate({"keys": keys}), limits=limits)
+    policy.open_requests.begin("alice")
+    client = Client(ok, policy)
+    assert (await client.call("/v1/x", AUTHORIZED))[0] == 429
+    assert (await client.call("/metrics", AUTHORIZED, method="GET"))[0] == 200
+    assert (await client.call("/metrics", method="GET"))[0] == 401
+
+
+SAMPLED = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "vendor=text"}
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Makes this process trace no request but those whose client asks for it."""
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
+    args = TracingArgs(otlp_traces_endpoint="http://nowhere:4317", sampling_ratio=0.0)
+    spans.start(args)
+
+    def found():
+        spans.current().flush(5)
+        return exporter.get_finished_spans()
+
+    yield found
+    spans.start(TracingArgs())
+
+
+async def test_a_client_asks_for_a_trace_with_its_key_only(traced):
+    client = Client(ok, policy_of())
+    for path in ("/v1/x", "/docs", "/metrics", "/health"):
+        await client.call(path, SAMPLED)
+    await client.call("/metrics", {**SAMPLED, **AUTHORIZED})
+    assert traced() == ()
+    await client.call("/v1/x", {**SAMPLED, **AUTHORIZED})
+    (span,) = traced()
+    assert span.attributes["cfg_serve.tenant"] == "alice"
+    assert f"{span.context.trace_id:x}" == "1" * 32
+
+
+async def test_names_of_spans_are_few(traced):
+    metrics = Metrics("i", ["/v1/x"], dict)
+    client = Client(ok, Policy.of(AccessArgs(), metrics))
+    for path in ("/v1/x", "/1", "/2"):
+        await client.call(path, SAMPLED)
+    assert [span.name for span in traced()] == ["POST /v1/x", "POST other", "POST other"]
+    assert traced()[1].attributes["url.path"] == "/1"
+
+
+@pytest.mark.parametrize("given", [{}, SAMPLED])
+async def test_the_app_gets_a_span_or_learns_that_there_is_none(traced, given):
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append((dict(scope["headers"]), scope["state"]))
+        await answer(send)
+
+    await Client(app).call(headers={**given, "x-other": "1"})
+    ((headers, state),) = seen
+    assert headers[b"x-other"] == b"1"
+    if given:
+        assert state["span"].headers["traceparent"].split("-")[1] == "1" * 32
+    else:
+        assert "span" not in state
+        assert int(headers[b"traceparent"][-2:], 16) & 1 == 0  # the flag "sampled"

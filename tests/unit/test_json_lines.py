@@ -4,6 +4,11 @@ import json
 import logging
 import logging.config
 import logging.handlers
+import os
+import subprocess
+import sys
+
+import pytest
 
 from deployments.lifecycle import json_lines
 from deployments.lifecycle.json_lines import JsonLines
@@ -44,19 +49,36 @@ def test_serve_tells_by_the_formatter_of_its_file():
     assert json_lines.is_wanted(logger)
 
 
-def test_the_file_for_vllm_is_what_logging_reads(monkeypatch, capsys):
-    environment = {}
-    json_lines.use_in_vllm(environment)
-    config = json.loads(json_lines.VLLM_CONFIG.read_text())
+def test_a_file_that_the_environment_names_stays():
+    json_lines.use_in_vllm(environment := {})
     assert environment == {json_lines.VLLM_CONFIG_PATH: str(json_lines.VLLM_CONFIG)}
     json_lines.use_in_vllm(theirs := {json_lines.VLLM_CONFIG_PATH: "mine"})
     assert theirs == {json_lines.VLLM_CONFIG_PATH: "mine"}
-    monkeypatch.setenv(json_lines.VLLM_LEVEL, "WARNING")
-    config["loggers"] = {"test_json_lines": config["loggers"]["vllm"]}
-    logging.config.dictConfig(config)
-    logger = logging.getLogger("test_json_lines")
-    logger.info("not told")
-    logger.warning("told")
-    (line,) = capsys.readouterr().err.splitlines()
+
+
+def test_vllm_gets_no_file_if_it_must_not_configure_its_loggers():
+    """It would refuse to start."""
+    json_lines.use_in_vllm(environment := {json_lines.VLLM_CONFIGURE: "0"})
+    assert environment == {json_lines.VLLM_CONFIGURE: "0"}
+
+
+@pytest.mark.parametrize("level", ["WARNING", "warning"])
+def test_the_file_for_vllm_is_what_logging_reads(level):
+    code = f"""
+import json, logging, logging.config
+logging.config.dictConfig(json.load(open({str(json_lines.VLLM_CONFIG)!r})))
+logger = logging.getLogger("vllm.engine")
+assert logger.getEffectiveLevel() == logging.WARNING
+logger.info("not told")
+logger.warning("told")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"VLLM_LOGGING_LEVEL": level},
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
     assert json.loads(line)["message"] == "told"
-    logger.handlers.clear()

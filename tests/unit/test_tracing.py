@@ -1,5 +1,8 @@
 """Spans without a server: what they hold, who is below whom, and that tracing is off by default."""
 
+import asyncio
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -83,6 +86,90 @@ def test_a_ratio_of_0_follows_the_caller(exporter):
     tracing.under({"traceparent": "nonsense"}, "odd", {}).end()
     tracing.flush(5)
     assert [span.name for span in exporter.get_finished_spans()] == ["theirs"]
+
+
+def test_of_a_caller_only_the_trace_and_its_parent_go_on(exporter):
+    caller = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "vendor=" + "x" * 200}
+    with tracing_of().under(caller, "theirs", {}) as span:
+        assert span.headers.keys() == {"traceparent"}
+        assert span.headers["traceparent"].startswith(f"00-{'1' * 32}-")
+
+
+def test_one_that_is_not_sampled_tells_others_so(exporter):
+    span = tracing_of(0.0).begin("mine")
+    assert not span.is_recording
+    assert int(span.headers["traceparent"][-2:], 16) & 1 == 0  # the flag "sampled"
+    assert tracing_of(1.0).begin("mine").is_recording
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
+def test_a_client_who_leaves_is_no_failure(exporter, error):
+    tracing = tracing_of()
+    with pytest.raises(type(error)), tracing.begin("outer"):
+        raise error
+    tracing.flush(5)
+    (span,) = exporter.get_finished_spans()
+    assert dict(span.attributes) == {"cfg_serve.client_left": True}
+    assert span.status.is_unset
+
+
+def test_the_first_failure_counts(exporter):
+    tracing = tracing_of()
+    with tracing.begin("outer") as span:
+        span.fail(ValueError())
+        span.fail("500")
+    tracing.flush(5)
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["error.type"] == span.status.description == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, "cfg-serve"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b,service.name=mine"}, "mine"),
+    ],
+)
+def test_the_environment_may_name_the_service(exporter, monkeypatch, environment, name):
+    for one in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(one, raising=False)
+    for one, value in environment.items():
+        monkeypatch.setenv(one, value)
+    tracing = tracing_of()
+    tracing.begin("outer").end()
+    tracing.flush(5)
+    (span,) = exporter.get_finished_spans()
+    assert span.resource.attributes["service.name"] == name
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_mute_collector_holds_nothing_up(protocol):
+    """It takes connections and never answers. Both `flush` and the end of the process are quick."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        code = f"""
+import time
+from deployments.config.tracing import TracingArgs
+from deployments.tracing.spans import Tracing
+address = "http://127.0.0.1:{mute.getsockname()[1]}"
+tracing = Tracing(TracingArgs(otlp_traces_endpoint=address, protocol="{protocol}"), {{}})
+tracing.begin("x").end()
+began = time.monotonic()
+tracing.flush(0.5)
+print(time.monotonic() - began, time.time())
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env=os.environ | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"},
+        )
+        ended = time.time()
+    flushed_in, at = map(float, done.stdout.split())
+    assert 0.5 <= flushed_in < 4
+    assert ended - at < 4
 
 
 def test_times_of_the_monotonic_clock(exporter):

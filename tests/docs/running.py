@@ -111,6 +111,7 @@ def run_program(snippet: Snippet, folder: Path) -> str:
     """
     prelude = f"model = {str(STORIES)!r}\ntexts = ['A text.', 'Another.']\n"
     text = snippet.text.replace("sentence-transformers/all-MiniLM-L6-v2", minilm())
+    text = text.replace('"models/', f'"{ROOT}/models/')  # the folder of a reader is the checkout
     if "__main__" in text:
         program = folder / "program.py"
         program.write_text(prelude + text)

@@ -80,7 +80,7 @@ class GuidanceParams:
     filter_top_k: the reverse: the leader's own distribution is sampled, among the k tokens that the
         blend finds most likely.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
-        gave it, and how far the blend is from the leader.
+        gave it, how far the blend is from the leader, and each stream's own most likely tokens.
     score_tokens: the last so many tokens of the prompt belong to all streams, and their
         log-probabilities are those of the blend. With a negative of its own, or a follower's own
         prompt, that prompt is what comes before these tokens. None: no token is scored.

@@ -40,7 +40,7 @@ class Times:
             self.preemptions += 1
         elif what in ("prompt_tokens", "cached_tokens"):
             setattr(self, what, int(value))
-        elif not getattr(self, what, 1.0):
+        elif what in ("queued", "scheduled") and not getattr(self, what):
             setattr(self, what, value)
 
     def attributes(self) -> dict[str, float]:

@@ -301,8 +301,9 @@ def traced_of(call: GenerateCall, span: Span | None) -> Traced | None:
     """What the spans of the call's streams need; None if it is not traced."""
     if span is None:
         return None
-    guided = call.guidance is not None and call.guidance.enabled
-    return Traced(span, call.guidance.params.weights if call.guidance and guided else ())
+    if call.guidance is None or not call.guidance.enabled:
+        return Traced(span)
+    return Traced(span, call.guidance.params.weights)
 
 
 def frontend_args(frontend: Mapping[str, Any]) -> Any:

@@ -78,6 +78,7 @@ REPORT: Schema = {
             "description": "Tokens of the followers' own prompts.",
         },
         "guided_tokens": {"type": "integer", "description": "Output tokens from joint steps."},
+        "scored_tokens": {"type": "integer", "description": "guidance_score_tokens, if asked."},
         "note": {"type": "string", "description": "Which field had no effect, and why."},
     },
 }

@@ -120,7 +120,7 @@ READY: Schema = {
         "status": {"const": "ready"},
         "engine": {
             "type": "object",
-            "description": "Counts of the generator's engines, summed over the replicas.",
+            "description": "Counts of the engine of one replica of the generator.",
         },
         "encoders": {
             "type": "object",
@@ -179,6 +179,15 @@ EVENT: Schema = {
 }
 """One event of a stream of /v1/responses."""
 
+RANKING: Schema = {"type": "object", "additionalProperties": NUMBER}
+RANKED = array(
+    {
+        "type": "object",
+        "properties": {"token": TEXT, "logprob": NUMBER, "bytes": {"type": ["array", "null"]}},
+        "required": ["token", "logprob"],
+    }
+)
+
 OF_STREAMS: dict[str, dict[str, Schema]] = {
     "CompletionLogProbs": {
         "conditional_logprobs": array(MAYBE_NUMBER),
@@ -188,11 +197,21 @@ OF_STREAMS: dict[str, dict[str, Schema]] = {
             "description": "For each token a list with one entry for each follower.",
         },
         "guidance_kl": array(MAYBE_NUMBER),
+        "conditional_top_logprobs": {
+            **array({"oneOf": [{"type": "null"}, RANKING]}),
+            "description": "For each token the conditional stream's own most likely ones.",
+        },
+        "negative_top_logprobs": {
+            **array({"oneOf": [{"type": "null"}, array(RANKING)]}),
+            "description": "For each token a list with one entry for each follower.",
+        },
     },
     "ChatCompletionLogProbsContent": {
         "conditional_logprob": MAYBE_NUMBER,
         "negative_logprobs": {"oneOf": [{"type": "null"}, array(NUMBER)]},
         "guidance_kl": MAYBE_NUMBER,
+        "conditional_top_logprobs": RANKED,
+        "negative_top_logprobs": array(RANKED),
     },
 }
 """What `guidance_logprobs` adds to vLLM's objects, by the names of their schemas."""

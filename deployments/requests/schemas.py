@@ -82,8 +82,9 @@ GUIDANCE: dict[str, Schema] = {
         **COUNT,
     ),
     "guidance_logprobs": _field(
-        "Return, with each token's log-probability, also those that each stream gave it, and how"
-        " far the blend is from the conditional stream. Needs logprobs.",
+        "Return, with each token's log-probability, also those that each stream gave it, how far"
+        " the blend is from the conditional stream, and as many of each stream's own most likely"
+        " tokens as there are top logprobs. Needs logprobs.",
         **FLAG,
         default=False,
     ),

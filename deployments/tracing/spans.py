@@ -156,9 +156,7 @@ class Tracing:
         )
         return Span(self, span)
 
-    def under(
-        self, headers: Mapping[str, str], name: str, attributes: Attributes, kind: str = SERVER
-    ) -> Span:
+    def under(self, headers: Mapping[str, str], name: str, attributes: Attributes) -> Span:
         """Begin a span below the one that these headers name; without one, the first of a trace.
 
         It is sampled if that one is.
@@ -168,7 +166,7 @@ class Tracing:
 
         above = {TRACEPARENT: headers.get(TRACEPARENT, "")}
         parent = TraceContextTextMapPropagator().extract(above, Context())
-        return self.begin(name, attributes, kind, parent)
+        return self.begin(name, attributes, SERVER, parent)
 
     def flush(self, limit_s: float) -> None:
         """Send what is not sent yet; blocks for so many seconds at most.

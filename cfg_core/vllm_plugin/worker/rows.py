@@ -151,7 +151,7 @@ class Kept(NamedTuple):
     divergence: torch.Tensor
 
 
-def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor, top: int = 0) -> Any:
+def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor, top: int) -> Any:
     """Add columns to vLLM's LogprobsTensors (`cfg_core.vllm_plugin.wire.StreamColumns`).
 
     tokens: [n], the tokens whose log-probabilities are added.

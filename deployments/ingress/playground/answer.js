@@ -30,7 +30,10 @@ export class Answer {
       "aria-orientation": "horizontal",
     });
     this.facts = make("p", { class: "facts" });
-    this.element = make("article", { "aria-label": title }, make("h2", { text: title }, this.state), this.list);
+    this.element = make(
+      "article", { "aria-label": title },
+      make("h2", { text: title }, this.state), this.list,
+    );
     this.curve = scale && new Curve(scale, (index) => this.choose(index));
     if (this.curve) {
       this.curveLabel = make("p", { class: "facts" });
@@ -38,7 +41,9 @@ export class Answer {
     }
     this.element.append(this.facts, this.tools(request, hasKey));
     this.list.addEventListener("keydown", (event) => this.step(event));
-    this.list.addEventListener("focus", () => this.tokens.length && this.choose(Math.max(0, this.chosen)));
+    this.list.addEventListener("focus", () => {
+      if (this.tokens.length) this.choose(Math.max(0, this.chosen));
+    });
     for (const kind of ["pointerover", "click"]) {
       this.list.addEventListener(kind, (event) => {
         const option = event.target.closest("[role=option]");
@@ -51,7 +56,9 @@ export class Answer {
     const curl = make("button", { type: "button", text: "As curl" });
     const python = make("button", { type: "button", text: "As Python" });
     curl.addEventListener("click", () => offer(`${this.title}, as curl`, asCurl(request, hasKey)));
-    python.addEventListener("click", () => offer(`${this.title}, as Python`, asPython(request, hasKey)));
+    python.addEventListener("click", () => {
+      offer(`${this.title}, as Python`, asPython(request, hasKey));
+    });
     return make("div", { class: "tools" }, curl, python);
   }
 
@@ -104,7 +111,8 @@ export class Answer {
 
   /** Show a token's details. */
   choose(index) {
-    document.querySelector('[role=option][aria-selected="true"]')?.setAttribute("aria-selected", "false");
+    const before = document.querySelector('[role=option][aria-selected="true"]');
+    before?.setAttribute("aria-selected", "false");
     if (current !== this) current?.curve?.mark(null);
     current = this;
     this.chosen = index;
@@ -133,7 +141,8 @@ function option(token, index, id) {
   const by = change(token);
   if (by === null) return element;
   const strength = Math.min(1, Math.abs(by) / FULL_COLOUR) * 0.5;
-  element.style.backgroundColor = `rgb(var(--${by < 0 ? "lower" : "raise"}-rgb) / ${strength.toFixed(3)})`;
-  if (Math.abs(by) > CLEAR) element.classList.add(by < 0 ? "lower" : "raise");
+  const kind = by < 0 ? "lower" : "raise";
+  element.style.backgroundColor = `rgb(var(--${kind}-rgb) / ${strength.toFixed(3)})`;
+  if (Math.abs(by) > CLEAR) element.classList.add(kind);
   return element;
 }

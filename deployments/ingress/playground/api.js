@@ -1,7 +1,8 @@
 // Calls of this server's own API. Nothing else is ever called.
 
 /** The address that the API's paths are relative to. */
-export const ROOT = new URL(location.pathname.replace(/\/playground(\/.*)?$/, "/"), location.origin);
+const ABOVE = location.pathname.replace(/\/playground(\/.*)?$/, "/");
+export const ROOT = new URL(ABOVE, location.origin);
 
 const KEY = "cfg-serve-key"; // in the session's storage, which ends with the tab
 

@@ -1,6 +1,6 @@
 // The panel that shows what each stream and the blend would have sampled at one token.
 
-import { byId, make } from "./dom.js";
+import { byId, make, scrolling } from "./dom.js";
 import { change, percent, quoted, visible } from "./tokens.js";
 
 const ROWS = 12; // of the table, about
@@ -26,7 +26,7 @@ export function showToken(title, token, position) {
   panel.replaceChildren(
     make("div", { class: "top" }, make("h2", { text: `Token ${position}, ${title}` }), close),
     make("p", { text: sentence(token, position) }),
-    make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Alternatives" }, table(token)),
+    scrolling("Alternatives", table(token)),
   );
   // What is scrolled into view must not be under the panel, which stands at the window's end.
   document.documentElement.style.scrollPaddingBottom = `${panel.offsetHeight + 8}px`;
@@ -60,7 +60,8 @@ function table(token) {
     for (const [, column] of columns) row.append(make("td", { text: shown(column, text) }));
     body.append(row);
   }
-  return make("table", {}, make("caption", { class: "hidden", text: "Probabilities" }), make("thead", {}, head), body);
+  const caption = make("caption", { class: "hidden", text: "Probabilities" });
+  return make("table", {}, caption, make("thead", {}, head), body);
 }
 
 /**

@@ -7,10 +7,18 @@ export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "text") element.textContent = value;
-    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== false) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
   }
   element.append(...children);
   return element;
+}
+
+/** A part that scrolls sideways by itself, also by keyboard. */
+export function scrolling(label, content) {
+  const about = { class: "scroll", tabindex: "0", role: "group", "aria-label": label };
+  return make("div", about, content);
 }
 
 /** Call `action` after `ms` in which it was not asked for again. */
@@ -28,7 +36,7 @@ export async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return copyByCommand(text); // pages without TLS have no clipboard, but for those of this machine
+    return copyByCommand(text); // only pages with TLS or of this machine have a clipboard
   }
 }
 

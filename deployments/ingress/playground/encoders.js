@@ -1,7 +1,7 @@
 // The page of the encoders: it ranks passages for a question, and compares them with each other.
 
 import { ApiError, call } from "./api.js";
-import { byId, later, make } from "./dom.js";
+import { byId, later, make, scrolling } from "./dom.js";
 import { chooseModel, offerModels, setUp } from "./page.js";
 import * as problems from "./problems.js";
 
@@ -55,8 +55,8 @@ async function results(model, documents, signal) {
     found.push(ranking((await (await call("v1/rerank", body, signal)).json()).results, documents));
   }
   if (canDo(model, "/embeddings")) {
-    const { data } = await (await call("v1/embeddings", { model, input: documents }, signal)).json();
-    found.push(matrix(data.map((entry) => entry.embedding)));
+    const answer = await call("v1/embeddings", { model, input: documents }, signal);
+    found.push(matrix((await answer.json()).data.map((entry) => entry.embedding)));
   }
   if (!found.length) throw new ApiError(`${model} neither ranks nor embeds.`);
   return found;
@@ -86,7 +86,8 @@ function matrix(vectors) {
     for (const b of vectors) {
       const value = cosine(a, b);
       const cell = make("td", { text: value.toFixed(2) });
-      cell.style.backgroundColor = `rgb(var(--raise-rgb) / ${(Math.max(0, value) * 0.5).toFixed(3)})`;
+      const strength = (Math.max(0, value) * 0.5).toFixed(3);
+      cell.style.backgroundColor = `rgb(var(--raise-rgb) / ${strength})`;
       row.append(cell);
     }
     body.append(row);
@@ -96,8 +97,8 @@ function matrix(vectors) {
     make("caption", { class: "hidden", text: "Cosine similarity of passages" }),
     make("thead", {}, head), body,
   );
-  const scroll = make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Similarity" }, table);
-  return make("section", { class: "card" }, make("h2", { text: "Similarity of the passages" }), scroll);
+  const heading = make("h2", { text: "Similarity of the passages" });
+  return make("section", { class: "card" }, heading, scrolling("Similarity", table));
 }
 
 function cosine(a, b) {

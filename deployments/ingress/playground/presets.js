@@ -5,7 +5,7 @@ const HELPFUL = "You are a helpful assistant.";
 export const PRESETS = [
   {
     name: "A pirate makes tea",
-    note: "A small model forgets its system message. Guidance away from an ordinary one recalls it.",
+    note: "A small model forgets its system message. Guidance away from a plain one recalls it.",
     state: {
       system: "You are a pirate.", user: "How do I make tea?",
       away_system: HELPFUL, scales: "1, 1.5, 2",
@@ -21,7 +21,7 @@ export const PRESETS = [
   },
   {
     name: "Shakespeare's kettle",
-    note: "At scale 3 the text falls apart: the curve of KL shows how far it is from the model's own.",
+    note: "At scale 3 the text falls apart. The curve of KL shows how far guidance moved it.",
     state: {
       system: "You are William Shakespeare. Speak in Early Modern English.",
       user: "How do I make tea?", away_system: HELPFUL, scales: "1, 1.5, 2, 3",

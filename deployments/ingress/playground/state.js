@@ -84,14 +84,14 @@ let streamsMade = 0;
 /** Add a stream to the list. Returns its weight's field. */
 export function addStream(form, stream = STREAM) {
   const number = ++streamsMade;
-  const weight = input("input", number, "weight", "Weight", stream.weight, { inputmode: "decimal" });
-  const system = input("textarea", number, "system", "System message", stream.system, { rows: "1" });
-  const user = input("textarea", number, "user", "User message (empty: the same)", stream.user, { rows: "1" });
+  const weight = input("weight", number, "Weight", stream.weight);
+  const system = input("system", number, "System message", stream.system);
+  const user = input("user", number, "User message (empty: the same)", stream.user);
   const remove = make("button", {
     type: "button", text: "Remove", "aria-label": "Remove this stream", class: "remove",
   });
   const item = make(
-    "li", { "data-number": number }, make("div", { class: "row" }, weight, remove), system, user,
+    "li", {}, make("div", { class: "row" }, weight, remove), system, user,
   );
   remove.addEventListener("click", () => {
     item.remove();
@@ -103,10 +103,11 @@ export function addStream(form, stream = STREAM) {
   return weight.querySelector("input");
 }
 
-function input(tag, number, name, label, value, attributes) {
+function input(name, number, label, value) {
   const id = `stream-${number}-${name}`;
-  const direction = tag === "textarea" ? "auto" : null;
-  const field = make(tag, { id, "data-stream": name, dir: direction, ...attributes });
+  const field = name === "weight"
+    ? make("input", { id, "data-stream": name, inputmode: "decimal" })
+    : make("textarea", { id, "data-stream": name, dir: "auto", rows: "1" });
   field.value = value;
   const kind = name === "weight" ? "weight" : `stream-${name}`;
   return make("div", { class: `field ${kind}` }, make("label", { for: id, text: label }), field);

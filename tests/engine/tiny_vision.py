@@ -122,8 +122,7 @@ def paddleocr_vl() -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", PLACES["paddleocr_vl"])
-    tokenizer.image_token, tokenizer.image_token_id = names[1], image
-    tokenizer.init_kwargs["extra_special_tokens"] = {"image_token": names[1]}
+    tokenizer._set_model_specific_special_tokens({"image_token": names[1]})
     image_processor = PaddleOCRVLImageProcessorPil(
         patch_size=7, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56}
     )
@@ -170,6 +169,7 @@ def draw(model: PreTrainedModel, generator: torch.Generator) -> None:
             values = noise * 0.1 + (0 if name.endswith("bias") or "class" in name else 1)
         elif "lm_head" in name:
             values = noise * HEAD_STD / math.sqrt(HIDDEN)
+            values[VOCAB_SIZE:] = 0  # never the most likely: transformers would ask for its image
         elif "embed_tokens" in name or "position_embedding" in name:
             values = noise
         else:

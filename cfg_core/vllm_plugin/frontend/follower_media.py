@@ -93,8 +93,12 @@ def render(processor: InputProcessor, prompt: dict[str, Any], param: str) -> Map
             renderer.default_cmpl_tok_params,
             skip_mm_cache=True,
         )
-    except (VLLMClientError, ValueError, TypeError) as error:
-        raise GuidanceError(f"{param} cannot be used: {error}", param) from error
+    except (VLLMClientError, ValueError, TypeError, LookupError, AssertionError) as error:
+        raise GuidanceError(
+            f"{param} cannot be used. Does the prompt show as many images, audio and video as it"
+            f" has? vLLM says: {error}",
+            param,
+        ) from error
     made: Mapping[str, Any] = rendered
     return made
 

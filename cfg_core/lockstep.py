@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cfg_core.encoder import Encoder, Item, Room
+from cfg_core.encoder import NO_ROOM, Encoder, Item, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Snapshot:
     free_slots: int = 0
     drafting_slots: int = 0
     by_rank: bool = False
-    encoder: Room = Room()
+    encoder: Room = NO_ROOM
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ class GuidedRequests:
     ) -> tuple[tuple[int, ...] | None, str | None]:
         """The negative stream's prompt as token ids, and where its images are.
 
-        None for a prompt if the request has none of its own, and for images if it has none. An empty text has none of its own if the tokenizer puts no special tokens around a text.
+        None for a prompt if the request has none of its own, and for images if it has none. An
+        empty text has none of its own if the tokenizer puts no special tokens around a text.
         """
         field = guidance.negative_field
         if field is None:

@@ -54,7 +54,7 @@ def check_media(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
         if part.get("uuid") or (isinstance(inner, Mapping) and inner.get("uuid")):
             # vLLM would keep the item under this name, for the requests of all clients.
             raise RequestError(
-                "uuid is not supported: leave it out. Equal images are recognised by their content.",
+                "uuid is not supported: leave it out. Equal images are known by their content.",
                 field,
             )
 

@@ -20,13 +20,14 @@ def seeing(name: str, model_type: str, *more: str, **fields: Any) -> Row:
 
 
 LLAMA = {"text_config": {"model_type": "llama"}}
+UNTIED = {"text_config": {"tie_word_embeddings": False}}
 ROWS = (
     seeing("LlavaForConditionalGeneration", "llava", sizes={**LLAMA, "image_token_index": 259}),
     seeing("LlavaNextForConditionalGeneration", "llava_next", sizes=LLAMA),
     seeing("LlavaOnevisionForConditionalGeneration", "llava_onevision"),
-    seeing("Qwen2VLForConditionalGeneration", "qwen2_vl"),
-    seeing("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
-    seeing("Qwen3VLForConditionalGeneration", "qwen3_vl"),
+    seeing("Qwen2VLForConditionalGeneration", "qwen2_vl", sizes=UNTIED),
+    seeing("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", sizes=UNTIED),
+    seeing("Qwen3VLForConditionalGeneration", "qwen3_vl", sizes=UNTIED),
     seeing("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "moe"),
     seeing("Gemma3ForConditionalGeneration", "gemma3", "sliding"),
     seeing("Idefics3ForConditionalGeneration", "idefics3", sizes=LLAMA),

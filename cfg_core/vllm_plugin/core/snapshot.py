@@ -32,11 +32,13 @@ def take_snapshot(
     *,
     admits: bool,
     held: Collection[str] = (),
+    joint_limit: int = 0,
 ) -> Snapshot:
     """The engine before its next step.
 
     admits: whether that step may admit waiting requests.
     held: running streams that must compute nothing in it.
+    joint_limit: see `Snapshot`.
     """
     return Snapshot(
         running=tuple(_running_units(scheduler, groups, held)),
@@ -47,6 +49,7 @@ def take_snapshot(
         free_slots=scheduler.max_num_active_reqs - len(scheduler.running),
         drafting_slots=config.drafting_slots(scheduler.vllm_config),
         by_rank=scheduler.policy == SchedulingPolicy.PRIORITY,
+        joint_limit=joint_limit,
     )
 
 

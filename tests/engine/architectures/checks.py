@@ -7,7 +7,6 @@ with 16 tokens a step and so few blocks that groups are preempted.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,16 +20,22 @@ from architectures.reference_model import (
     changed,
     reference_texts,
 )
-from architectures.rows import HF, STOCK, Row
+from architectures.rows import HF, Row
 from architectures.sizes import write_config
 from architectures.stock_oracle import verify
 from engines import ROOMY, Engine, guided, plain, tokens
+from oracle import Case
 from tiny_models import make_tokenizer
 
 Report = dict[str, Any]
 Note = Callable[[str], None]
 
 MAX_MODEL_LEN = 256
+LONGEST = max(len(prompt) for prompt in SOME_PROMPTS) + NEW_TOKENS
+AS_CASES = [Case(prompt, prompt[:1], 1.0) for prompt in SOME_PROMPTS]
+"""Plain requests in the words of guided ones: at scale 1, the negative has no weight."""
+MOST_INEXACT = 0.1
+"""The largest part of tokens that rounding in bfloat16 may have chosen. In float32 it is none."""
 LEAST_CHANGED = len(SOME_CASES) * 3 // 4
 """Guidance must change so many texts. Otherwise an engine without it would pass, too."""
 
@@ -49,36 +54,14 @@ def measure(row: Row, folder: Path, note: Note) -> Report:
         make_tokenizer().save_pretrained(folder)
     bench = Bench(row, folder, texts)
     note("stock engine")
-    stock = bench.start(guided=False, max_logprobs=-1, **ROOMY)
-    report: Report = {"seed": texts.seed if texts else 0, "model": bench.model_class(stock)}
-    plain_texts = bench.plain(stock)
-    stock.close()  # two engines of one process share their groups of workers
-    against = row.oracle
-    if texts is not None and (found := differing(plain_texts, texts.plain)):
-        report["stock_differs"] = found  # from transformers, without guidance
-        against = STOCK
+    bench.stock()
     note("roomy engine")
-    produced, problems = bench.roomy(plain_texts, report)
+    bench.roomy()
     note("tight engine")
-    problems += bench.tight(produced, plain_texts, report)
-    report["changed"] = changed(produced["one batch"], plain_texts)
-    if report["changed"] < LEAST_CHANGED:
-        problems.append(f"guidance changed {report['changed']} texts alone")
+    bench.tight()
     note("comparison")
-    if against == HF:
-        assert texts is not None
-        problems += [
-            f"{name}: {found}"
-            for name, got in produced.items()
-            if (found := differing(got, texts.guided))
-        ]
-    else:
-        stock = bench.start(guided=False, max_logprobs=-1, **ROOMY)
-        problems += bench.verify(stock, produced, report)
-        stock.close()
-    if against != row.oracle:
-        problems.append("stock vLLM is not what transformers is, and the row does not say so")
-    return {**report, "oracle": against, "problems": problems}
+    bench.compare()
+    return {**bench.report, "problems": bench.problems}
 
 
 def differing(got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> str:
@@ -88,10 +71,16 @@ def differing(got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> st
 
 
 class Bench:
-    """The engines of one row."""
+    """The engines of one row, what they produced, and what was wrong with it."""
 
     def __init__(self, row: Row, folder: Path, texts: Texts | None) -> None:
-        self.row, self.folder = row, folder
+        self.row, self.folder, self.texts = row, folder, texts
+        self.report: Report = {"oracle": row.oracle, "seed": texts.seed if texts else 0}
+        self.problems: list[str] = []
+        self.guided: dict[str, list[list[int]]] = {}
+        """Texts of SOME_CASES, by the way in which they were produced."""
+        self.plain: dict[str, list[list[int]]] = {}
+        """Texts of SOME_PROMPTS, beside guided ones."""
         self.drawn: dict[str, Any] = {}
         if texts is None:
             from architectures.loader import FORMAT
@@ -103,97 +92,123 @@ class Bench:
         own = {"dtype": self.row.dtype, "max_model_len": MAX_MODEL_LEN, **self.row.options}
         return Engine(self.folder, **{**self.drawn, **options, **own})
 
-    def model_class(self, engine: Engine) -> str:
-        runner = engine.core.model_executor.driver_worker.worker.model_runner
-        cls = type(runner.get_model())
-        return f"{cls.__module__}.{cls.__name__}"
+    # ---- engines ---------------------------------------------------------------------------------
 
-    def plain(self, engine: Engine) -> list[list[int]]:
-        params = plain(max_tokens=NEW_TOKENS)
-        return tokens(engine.generate(SOME_PROMPTS, [params] * len(SOME_PROMPTS)))
+    def stock(self) -> None:
+        """The plain texts of vLLM without the plugin, beside those of transformers."""
+        engine = self.start(guided=False, **ROOMY)
+        self.report["model"] = model_class(engine)
+        params = [plain(max_tokens=NEW_TOKENS)] * len(SOME_PROMPTS)
+        self.expected = tokens(engine.generate(SOME_PROMPTS, params))
+        engine.close()  # two engines of one process share their groups of workers
+        if self.texts and (found := differing(self.expected, self.texts.plain)):
+            self.report["stock_differs"] = found
+            if self.row.oracle == HF:
+                self.problems.append(f"stock vLLM is not what transformers is: {found}")
 
-    def guide(self, engine: Engine) -> list[list[int]]:
-        return engine.guide(SOME_CASES, max_tokens=NEW_TOKENS)
+    def roomy(self) -> None:
+        engine = self.start(**ROOMY)
+        self.guided["one batch"] = engine.guide(SOME_CASES, max_tokens=NEW_TOKENS)
+        with engine.prefix_hits() as hits:
+            self.guided["repeated"] = engine.guide(SOME_CASES, max_tokens=NEW_TOKENS)
+        self.mix(engine, "mixed")
+        config = engine.llm.llm_engine.vllm_config
+        self.report |= {
+            "prefix_hits": sum(map(bool, hits.values())),
+            "groups": len(block_sizes(engine)),
+            "affine_head": runner(engine)._head.affine,
+            "chunked": bool(config.scheduler_config.enable_chunked_prefill),
+        }
+        self.pool, self.grows = 1 + blocks(block_sizes(engine)), min(block_sizes(engine)) < LONGEST
+        engine.close()
 
-    def mixed(self, engine: Engine) -> tuple[list[list[int]], list[list[int]]]:
+    def tight(self) -> None:
+        engine = self.start(
+            num_gpu_blocks_override=self.pool,
+            max_num_batched_tokens=16 if self.report["chunked"] else MAX_MODEL_LEN,
+            max_num_seqs=16,
+        )
+        with engine.whole_preemptions():
+            self.guided["preempted"] = engine.guide(SOME_CASES, max_tokens=NEW_TOKENS)
+            self.mix(engine, "preempted, mixed")
+        stats = engine.stats()
+        preempted = stats["group_preemptions"]
+        self.report |= {"preemptions": preempted, "solo_rows": stats["solo_rows"]}
+        if self.grows and not preempted:
+            self.problems.append("no group was preempted")
+        engine.close()
+
+    def mix(self, engine: Engine, name: str) -> None:
         """Guided texts, and plain ones, all from one batch."""
         prompts = [*(case.prompt for case in SOME_CASES), *SOME_PROMPTS]
         params = [guided(case, max_tokens=NEW_TOKENS) for case in SOME_CASES]
         params += [plain(max_tokens=NEW_TOKENS)] * len(SOME_PROMPTS)
         texts = tokens(engine.generate(prompts, params))
-        return texts[: len(SOME_CASES)], texts[len(SOME_CASES) :]
+        self.guided[name], self.plain[name] = texts[: len(SOME_CASES)], texts[len(SOME_CASES) :]
 
-    def roomy(
-        self, plain_texts: list[list[int]], report: Report
-    ) -> tuple[dict[str, list[list[int]]], list[str]]:
-        engine = self.start(**ROOMY)
-        produced = {"one batch": self.guide(engine)}
-        with engine.prefix_hits() as hits:
-            produced["repeated"] = self.guide(engine)
-        produced["mixed"], beside = self.mixed(engine)
-        head = getattr(self.runner(engine), "_head", None)
-        report |= {
-            "prefix_hits": sum(map(bool, hits.values())),
-            "groups": len(engine.scheduler.kv_cache_config.kv_cache_groups),
-            "affine_head": None if head is None else head.affine,
+    # ---- comparison ------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        self.report["changed"] = changed(self.guided["one batch"], self.expected)
+        if self.report["changed"] < LEAST_CHANGED:
+            self.problems.append(f"guidance changed {self.report['changed']} texts alone")
+        if self.row.dtype == "float32":
+            self.report_differing(self.plain, self.expected)
+        if self.row.oracle == HF:
+            assert self.texts is not None
+            self.report_differing(self.guided, self.texts.guided)
+        else:
+            self.verify()
+
+    def report_differing(
+        self, texts: dict[str, list[list[int]]], expected: list[list[int]]
+    ) -> None:
+        for name, got in texts.items():
+            if found := differing(got, expected):
+                self.problems.append(f"{name}: {found}")
+
+    def verify(self) -> None:
+        """Look at each different text once, with stock vLLM as the oracle."""
+        pairs = [(SOME_CASES, got) for got in self.guided.values()]
+        if self.row.dtype != "float32":
+            pairs += [(AS_CASES, got) for got in self.plain.values()]
+        found = {
+            (case, tuple(text)): None
+            for cases, got in pairs
+            for case, text in zip(cases, got, strict=True)
         }
-        self.pool = 1 + self.blocks(engine)
-        config = engine.llm.llm_engine.vllm_config
-        report["chunked"] = bool(config.scheduler_config.enable_chunked_prefill)
+        engine = self.start(guided=False, max_logprobs=-1, **ROOMY)
+        verdict = verify(engine, list(found), self.row.dtype)
         engine.close()
-        found = differing(beside, plain_texts)
-        return produced, [f"plain beside guided: {found}"] if found else []
+        self.report["verdict"] = verdict._asdict() | {"wrong": len(verdict.wrong)}
+        self.problems += verdict.wrong[:5]
+        if verdict.inexact > MOST_INEXACT * verdict.tokens:
+            self.problems.append(f"{verdict.inexact} of {verdict.tokens} tokens are not the best")
 
-    def tight(
-        self, produced: dict[str, list[list[int]]], plain_texts: list[list[int]], report: Report
-    ) -> list[str]:
-        engine = self.start(
-            num_gpu_blocks_override=self.pool,
-            max_num_batched_tokens=16 if report["chunked"] else MAX_MODEL_LEN,
-            max_num_seqs=16,
+
+def runner(engine: Engine) -> Any:
+    return engine.core.model_executor.driver_worker.worker.model_runner
+
+
+def model_class(engine: Engine) -> str:
+    cls = type(runner(engine).get_model())
+    return f"{cls.__module__}.{cls.__name__}"
+
+
+def block_sizes(engine: Engine) -> list[int]:
+    """Tokens in a block of each group of layers."""
+    groups = engine.scheduler.kv_cache_config.kv_cache_groups
+    return [group.kv_cache_spec.block_size for group in groups]
+
+
+def blocks(sizes: Sequence[int]) -> int:
+    """Blocks for the largest group of SOME_CASES, and some more."""
+    most = max(
+        sum(
+            math.ceil((len(start) + NEW_TOKENS) / size)
+            for size in sizes
+            for start in (case.prompt, case.negative)
         )
-        with engine.whole_preemptions():
-            produced["preempted"] = self.guide(engine)
-            produced["preempted, mixed"], beside = self.mixed(engine)
-        stats = engine.stats()
-        report |= {"preemptions": stats["group_preemptions"], "solo_rows": stats["solo_rows"]}
-        engine.close()
-        found = differing(beside, plain_texts)
-        problems = [f"plain beside guided, preempted: {found}"] if found else []
-        return problems + ["no group was preempted"] * (not report["preemptions"])
-
-    def runner(self, engine: Engine) -> Any:
-        return engine.core.model_executor.driver_worker.worker.model_runner
-
-    def blocks(self, engine: Engine) -> int:
-        """Blocks for the largest group of CASES, and some more."""
-        sizes = [
-            group.kv_cache_spec.block_size
-            for group in engine.scheduler.kv_cache_config.kv_cache_groups
-        ]
-        most = max(
-            sum(
-                math.ceil((len(start) + NEW_TOKENS) / size)
-                for size in sizes
-                for start in (case.prompt, case.negative)
-            )
-            for case in SOME_CASES
-        )
-        return most + 2 * len(sizes)
-
-    def verify(
-        self, stock: Engine, produced: dict[str, list[list[int]]], report: Report
-    ) -> list[str]:
-        """Look at each different text once."""
-        cases, texts, seen = [], [], set()
-        for got in produced.values():
-            for i, text in enumerate(got):
-                if (i, *text) not in seen:
-                    seen.add((i, *text))
-                    cases.append(SOME_CASES[i])
-                    texts.append(text)
-        verdict = verify(stock, cases, texts, self.row.dtype)
-        found = dataclasses.asdict(verdict)
-        wrong = found.pop("wrong")
-        report["verdict"] = found
-        return wrong[:5]
+        for case in SOME_CASES
+    )
+    return most + 2 * len(sizes)

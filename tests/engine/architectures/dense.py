@@ -92,6 +92,9 @@ ROWS = (
             "tie_word_embeddings": True,
         },
         gains=LOUD_NORMS,
+        hf_class="Gemma3nForCausalLM",
+        oracle=STOCK,
+        note="vLLM's logits differ from those of transformers",
     ),
     dense(
         "Gemma4ForCausalLM",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from architectures.rows import DROP, Row
+from architectures.rows import DROP, STOCK, Row
 from architectures.sizes import FFN, HIDDEN, POSITIONS
 
 
@@ -68,24 +68,44 @@ ROWS = (
             "attn_config": {"kv_n_heads": 1, "rope_theta": 10000.0, "clip_qkv": 8.0},
             "ffn_config": {"ffn_hidden_size": FFN, "moe_num_experts": 4, "moe_top_k": 2},
         },
+        oracle=STOCK,
+        note="vLLM cannot read the weights that transformers 5 writes",
     ),
     moe("DeepseekV2ForCausalLM", "deepseek_v2", "mla", sizes=MLA),
     moe("DeepseekV3ForCausalLM", "deepseek_v3", "mla", sizes={**MLA, **NOAUX}),
     moe("DeepseekV32ForCausalLM", "deepseek_v32", "mla", sizes=MLA),
     moe("DeepseekV4ForCausalLM", "deepseek_v4"),
-    moe("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", gains={"correction_bias": 0.0},
+    moe(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        gains={"correction_bias": 0.0},
         note="vLLM's router for CPUs leaves the correction bias out, which is 0 here",
     ),
     moe("ExaoneMoeForCausalLM", "exaone_moe"),
     moe("ExaoneMoEForCausalLM", "exaone_moe", hf_class="ExaoneMoeForCausalLM"),
     moe("Glm4MoeForCausalLM", "glm4_moe", sizes={"head_dim": 32}),
-    moe("Glm4MoeLiteForCausalLM", "glm4_moe_lite", "mla", sizes={**MLA, **NOAUX, "first_k_dense_replace": 1}),
+    moe(
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        "mla",
+        sizes={**MLA, **NOAUX, "first_k_dense_replace": 1},
+    ),
     moe("GlmMoeDsaForCausalLM", "glm_moe_dsa", "mla", sizes=MLA),
     moe("GptOssForCausalLM", "gpt_oss", "sliding", "sinks"),
     moe("GraniteMoeForCausalLM", "granitemoe"),
     moe("GraniteMoeSharedForCausalLM", "granitemoeshared"),
     moe("GraniteMoeSWAForCausalLM", "granitemoe_swa", "sliding"),
-    moe("HYV3ForCausalLM", "hy_v3", sizes={"first_k_dense_replace": 1, "route_norm": True, "n_group": 1, "topk_group": 1}),
+    moe(
+        "HYV3ForCausalLM",
+        "hy_v3",
+        sizes={
+            "expert_hidden_dim": HIDDEN,
+            "first_k_dense_replace": 1,
+            "route_norm": True,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     moe("HYV4ForCausalLM", "hy_v4"),
     moe("LagunaForCausalLM", "laguna"),
     moe(
@@ -112,15 +132,20 @@ ROWS = (
             "mla_scale_q_lora": True,
             "mla_scale_kv_lora": True,
             "moe_topk": 2,
-            "zero_expert_num": 2,
-            "zero_expert_type": "identity",
+            "zero_expert_num": 0,
             "expert_ffn_hidden_size": HIDDEN,
             "ffn_hidden_size": FFN,
             "intermediate_size": DROP,
             "moe_intermediate_size": DROP,
         },
     ),
-    moe("MiniMaxM2ForCausalLM", "minimax_m2", sizes={"rotary_dim": 16, "scoring_func": "sigmoid"}),
+    moe(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        sizes={"rotary_dim": 16, "scoring_func": "softmax"},
+        oracle=STOCK,
+        note="with softmax in the router: vLLM's router for CPUs has no sigmoid, which M2 uses",
+    ),
     moe("InklingForCausalLM", "inkling_text", sizes={"tie_word_embeddings": False}),
     moe("MixtralForCausalLM", "mixtral"),
     moe(
@@ -141,10 +166,19 @@ ROWS = (
             "add_swa_attention_sink_bias": True,
             "attention_value_scale": 0.707,
         },
+        hf_class="MiMoV2FlashForCausalLM",
+        oracle=STOCK,
+        note="vLLM's logits differ from those of transformers",
     ),
     moe("OlmoeForCausalLM", "olmoe"),
-    moe("PhiMoEForCausalLM", "phimoe", "biased-head", hf_class="PhimoeForCausalLM",
+    moe(
+        "PhiMoEForCausalLM",
+        "phimoe",
+        "biased-head",
+        hf_class="PhimoeForCausalLM",
         sizes={"attention_bias": True, "lm_head_bias": True},
+        oracle=STOCK,
+        note="vLLM's logits differ by 0.3 from those of transformers",
     ),
     moe("Qwen2MoeForCausalLM", "qwen2_moe"),
     moe("Qwen3MoeForCausalLM", "qwen3_moe"),

@@ -14,7 +14,9 @@ LOUD_BLOCKS = {r"(out_proj|w2|down_proj)\b": 6.0}
 
 
 def recurrent(name: str, model_type: str, *more: str, **fields: Any) -> Row:
-    return Row(name=name, kinds=("recurrent", *more), model_type=model_type, options=OPTIONS, **fields)
+    return Row(
+        name=name, kinds=("recurrent", *more), model_type=model_type, options=OPTIONS, **fields
+    )
 
 
 def hybrid(name: str, model_type: str, *more: str, **fields: Any) -> Row:

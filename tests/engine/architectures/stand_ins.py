@@ -104,7 +104,12 @@ DENSE = (
             "num_hidden_layers": 3,
         },
     ),
-    row("ExaoneForCausalLM", "exaone", "dense", {"layer_norm_epsilon": 1e-5, "activation_function": "silu"}),
+    row(
+        "ExaoneForCausalLM",
+        "exaone",
+        "dense",
+        {"layer_norm_epsilon": 1e-5, "activation_function": "silu"},
+    ),
     row(
         "Rnj1ForCausalLM",
         "rnj1",
@@ -158,12 +163,17 @@ DENSE = (
             "bskcn_tv": [0.9, 0.8],
         },
     ),
-    row("TeleChat2ForCausalLM", "telechat", "dense", {
+    row(
+        "TeleChat2ForCausalLM",
+        "telechat",
+        "dense",
+        {
             "n_head": 2,
             "n_layer": LAYERS,
             "ffn_hidden_size": FFN,
             "layer_norm_epsilon": 1e-5,
-        }),
+        },
+    ),
     row(
         "TeleFLMForCausalLM",
         "teleflm",
@@ -180,9 +190,7 @@ DENSE = (
 MOES = (
     row("BailingMoeForCausalLM", "bailing_moe", "moe", BAILING),
     row("BailingMoeV2ForCausalLM", "bailing_moe_v2", "moe", {**BAILING, **SIGMOID}),
-    row(
-        "DeepseekForCausalLM", "deepseek", "moe", {**DEEPSEEK, "num_key_value_heads": 2}
-    ),
+    row("DeepseekForCausalLM", "deepseek", "moe", {**DEEPSEEK, "num_key_value_heads": 2}),
     row(
         "K2HorizonForCausalLM",
         "k2_horizon",
@@ -267,7 +275,19 @@ MOES = (
     row("PanguUltraMoEForCausalLM", "pangu_ultra_moe", "moe mla", {**PANGU, **MLA}),
     row("Param2MoEForCausalLM", "param2moe", "moe", {**BAILING, **SIGMOID, "rope_theta": 1e4}),
     row("SarvamMoEForCausalLM", "sarvam_moe", "moe", {**BAILING, **SIGMOID}),
-    row("SarvamMLAForCausalLM", "sarvam_mla", "moe mla", {**BAILING, **SIGMOID, **MLA, "head_dim": 576, "q_lora_rank": None, "rope_parameters": YARN}),
+    row(
+        "SarvamMLAForCausalLM",
+        "sarvam_mla",
+        "moe mla",
+        {
+            **BAILING,
+            **SIGMOID,
+            **MLA,
+            "head_dim": 576,
+            "q_lora_rank": None,
+            "rope_parameters": YARN,
+        },
+    ),
     row(
         "Step3TextForCausalLM",
         "step3_text",

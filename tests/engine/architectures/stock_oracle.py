@@ -7,8 +7,7 @@ after both streams as they were then. They are blended here in float32, with cfg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from oracle import MIN_MARGIN, Case, rounding
@@ -18,24 +17,23 @@ from cfg_core.reference import guide
 
 Stream = tuple[int, ...]
 
-BFLOAT16_ROUNDING = 0.1
-"""As `oracle.rounding` for one stream in bfloat16: logits up to 16 have steps of 1/16."""
+BFLOAT16_ROUNDING = 0.3
+"""As `oracle.rounding` for one stream in bfloat16: logits above 16 have steps of 1/8."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What was found about texts.
 
     tokens: how many were looked at.
     inexact: how many were not the most likely one, but within the bound of it.
-    wrong: one line for each text with a token outside of the bound.
     worst: the largest distance from the most likely token.
+    wrong: one line for each text with a token outside of the bound.
     """
 
     tokens: int
     inexact: int
-    wrong: list[str]
     worst: float
+    wrong: list[str]
 
 
 def bound(scale: float, dtype: str) -> float:
@@ -45,29 +43,35 @@ def bound(scale: float, dtype: str) -> float:
     return BFLOAT16_ROUNDING * (abs(scale) + abs(1 - scale))
 
 
-def verify(
-    engine: Any, cases: Sequence[Case], texts: Sequence[Sequence[int]], dtype: str
-) -> Verdict:
-    """Look at each token of the texts, which belong to the cases."""
-    both = [(case.prompt, case.negative) for case in cases]
+def verify(engine: Any, texts: Sequence[tuple[Case, tuple[int, ...]]], dtype: str) -> Verdict:
+    """Look at each token of the texts."""
     streams = [
         (*start, *text[:k])
-        for starts, text in zip(both, texts, strict=True)
-        for start in starts
+        for case, text in texts
+        for start in (case.prompt, case.negative)
         for k in range(len(text))
     ]
     rows = log_probs(engine, list(dict.fromkeys(streams)))
-    wrong, inexact, worst, tokens = [], 0, 0.0, 0
-    for i, (case, text) in enumerate(zip(cases, texts, strict=True)):
-        for k, token in enumerate(text):
-            own, negative = (rows[*start, *text[:k]] for start in (case.prompt, case.negative))
-            scores = guide(own, negative, case.scale)
-            gap = float(scores.max() - scores[token])
-            tokens, inexact, worst = tokens + 1, inexact + (gap > 0), max(worst, gap)
-            if not gap <= bound(case.scale, dtype):  # NaN is wrong, too
-                wrong.append(f"text {i} (scale {case.scale}), token {k}: {gap:.4f} from the best")
-                break
-    return Verdict(tokens, inexact, wrong, worst)
+    gaps: list[float] = []
+    wrong: list[str] = []
+    for case, text in texts:
+        found = [gap(rows, case, text, k) for k in range(len(text))]
+        gaps += found
+        # NaN is wrong, too
+        far = [k for k, distance in enumerate(found) if not distance <= bound(case.scale, dtype)]
+        if far:
+            wrong.append(
+                f"scale {case.scale}, {len(case.prompt)} and {len(case.negative)} tokens: token"
+                f" {far[0]} is {found[far[0]]:.4f} below the best"
+            )
+    return Verdict(len(gaps), sum(g != 0 for g in gaps), max(gaps), wrong)
+
+
+def gap(rows: dict[Stream, Tensor], case: Case, text: Stream, k: int) -> float:
+    """How far token k is below the most likely one."""
+    own, negative = (rows[*start, *text[:k]] for start in (case.prompt, case.negative))
+    scores = guide(own, negative, case.scale)
+    return float(scores.max() - scores[text[k]])
 
 
 def log_probs(engine: Any, streams: Sequence[Stream]) -> dict[Stream, Tensor]:

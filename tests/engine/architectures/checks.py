@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from engines import ROOMY, Engine, guided, plain, tokens
+from oracle import Case
+from tiny_models import make_tokenizer
+
 from architectures.reference_model import (
     NEW_TOKENS,
     SOME_CASES,
@@ -23,9 +27,6 @@ from architectures.reference_model import (
 from architectures.rows import HF, Row
 from architectures.sizes import write_config
 from architectures.stock_oracle import verify
-from engines import ROOMY, Engine, guided, plain, tokens
-from oracle import Case
-from tiny_models import make_tokenizer
 
 Report = dict[str, Any]
 Note = Callable[[str], None]

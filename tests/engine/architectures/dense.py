@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from architectures.rows import DROP, Row
-from architectures.sizes import FFN
 from tiny_models import VOCAB_SIZE
+
+from architectures.rows import DROP, STOCK, Row
+from architectures.sizes import FFN
 
 TIED = {"tie_word_embeddings": True}
 LOUD_BLOCKS = {r"(o_proj|down_proj|dense|dense_4h_to_h|out_proj|fc2)\.weight": 6.0}

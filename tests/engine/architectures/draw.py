@@ -31,14 +31,17 @@ def draw(
     tied: bool,
     gains: Mapping[str, float],
 ) -> None:
-    """Overwrite the parameters in place. Integers are left as they are.
+    """Overwrite the parameters in place.
 
     tied: whether the input embedding is the head.
     """
     for name, parameter in parameters:
-        if not parameter.is_floating_point() or parameter.dim() == 0:
-            continue
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
+        if name.endswith("g_idx") or parameter.dim() == 0:
+            continue  # an order, or a scale of a cache: vLLM has set it
+        if not parameter.is_floating_point():
+            parameter.copy_(integers(parameter, generator))
+            continue
         noise = torch.randn(parameter.shape, generator=generator)
         values = shaped(name, noise, tied=tied)
         for pattern, gain in gains.items():
@@ -47,11 +50,25 @@ def draw(
         parameter.copy_(values)
 
 
+def integers(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """Quantised weights: any integer of the type, but int8's least one, which has no opposite.
+
+    Of a packed parameter, each integer holds several weights.
+    """
+    limits = torch.iinfo(parameter.dtype)
+    least = -127 if parameter.dtype == torch.int8 else limits.min
+    return torch.randint(
+        least, limits.max, parameter.shape, generator=generator, dtype=parameter.dtype
+    )
+
+
 def shaped(name: str, noise: Tensor, *, tied: bool) -> Tensor:
     """Turn standard normal `noise` of a parameter's shape into its values."""
     special = recurrent(name, noise)
     if special is not None:
         return special
+    if "scale" in name.rpartition(".")[2]:
+        return 1 + noise.abs() * 0.1
     if noise.dim() == 1:
         return noise * 0.1 if "bias" in name else 1 + noise * 0.1
     is_embedding = EMBEDDINGS.search(name) and not NOT_THE_INPUT.search(name)

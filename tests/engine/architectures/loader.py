@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from architectures.draw import draw
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from architectures.draw import draw
 
 FORMAT = "cfg_serve_drawn"
 

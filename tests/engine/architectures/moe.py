@@ -5,7 +5,6 @@ from __future__ import annotations
 from architectures.rows import DROP, STOCK, Row
 from architectures.sizes import FFN, HIDDEN, POSITIONS
 
-
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -18,6 +17,20 @@ YARN = {
 }
 MLA = {"num_key_value_heads": 2, "head_dim": 64, "rope_parameters": YARN}
 """Each head has its own keys, and `head_dim` is the part of them with positions."""
+NO_SPARSE = "sparse attention needs CUDA"
+NO_SIGMOID = "vLLM's router for CPUs has no sigmoid without groups"
+V4 = {
+    "head_dim": 512,
+    "o_groups": 1,
+    "o_lora_rank": 32,
+    "index_n_heads": 2,
+    "index_head_dim": 128,
+    "index_topk": 32,
+    "sliding_window": 128,
+    "rope_parameters": DROP,
+    "num_nextn_predict_layers": 0,
+    "mlp_layer_types": ["moe", "moe"],
+}
 NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 SLIDING_FULL = ["sliding_attention", "full_attention"]
 
@@ -73,8 +86,8 @@ ROWS = (
     ),
     moe("DeepseekV2ForCausalLM", "deepseek_v2", "mla", sizes=MLA),
     moe("DeepseekV3ForCausalLM", "deepseek_v3", "mla", sizes={**MLA, **NOAUX}),
-    moe("DeepseekV32ForCausalLM", "deepseek_v32", "mla", sizes=MLA),
-    moe("DeepseekV4ForCausalLM", "deepseek_v4"),
+    moe("DeepseekV32ForCausalLM", "deepseek_v32", "mla", sizes=MLA, missing=NO_SPARSE),
+    moe("DeepseekV4ForCausalLM", "deepseek_v4", "mla", oracle=STOCK, sizes=V4),
     moe(
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5_moe",
@@ -90,7 +103,7 @@ ROWS = (
         "mla",
         sizes={**MLA, **NOAUX, "first_k_dense_replace": 1},
     ),
-    moe("GlmMoeDsaForCausalLM", "glm_moe_dsa", "mla", sizes=MLA),
+    moe("GlmMoeDsaForCausalLM", "glm_moe_dsa", "mla", sizes=MLA, missing=NO_SPARSE),
     moe("GptOssForCausalLM", "gpt_oss", "sliding", "sinks"),
     moe("GraniteMoeForCausalLM", "granitemoe"),
     moe("GraniteMoeSharedForCausalLM", "granitemoeshared"),
@@ -100,14 +113,15 @@ ROWS = (
         "hy_v3",
         sizes={
             "expert_hidden_dim": HIDDEN,
+            "qk_norm": True,
             "first_k_dense_replace": 1,
             "route_norm": True,
             "n_group": 1,
             "topk_group": 1,
         },
     ),
-    moe("HYV4ForCausalLM", "hy_v4"),
-    moe("LagunaForCausalLM", "laguna"),
+    moe("HYV4ForCausalLM", "hy_v4", missing=NO_SPARSE),
+    moe("LagunaForCausalLM", "laguna", missing=NO_SIGMOID),
     moe(
         "Llama4ForCausalLM",
         "llama4_text",
@@ -133,11 +147,13 @@ ROWS = (
             "mla_scale_kv_lora": True,
             "moe_topk": 2,
             "zero_expert_num": 0,
+            "zero_expert_type": "identity",
             "expert_ffn_hidden_size": HIDDEN,
             "ffn_hidden_size": FFN,
             "intermediate_size": DROP,
             "moe_intermediate_size": DROP,
         },
+        missing="its router of experts that do nothing is a CUDA kernel",
     ),
     moe(
         "MiniMaxM2ForCausalLM",
@@ -146,7 +162,12 @@ ROWS = (
         oracle=STOCK,
         note="with softmax in the router: vLLM's router for CPUs has no sigmoid, which M2 uses",
     ),
-    moe("InklingForCausalLM", "inkling_text", sizes={"tie_word_embeddings": False}),
+    moe(
+        "InklingForCausalLM",
+        "inkling_text",
+        sizes={"tie_word_embeddings": False},
+        options={"skip_tokenizer_init": True},
+    ),
     moe("MixtralForCausalLM", "mixtral"),
     moe(
         "MiMoV2FlashForCausalLM",
@@ -174,13 +195,11 @@ ROWS = (
     moe(
         "PhiMoEForCausalLM",
         "phimoe",
-        "biased-head",
         hf_class="PhimoeForCausalLM",
-        sizes={"attention_bias": True, "lm_head_bias": True},
-        oracle=STOCK,
-        note="vLLM's logits differ by 0.3 from those of transformers",
+        sizes={"attention_bias": True, "lm_head_bias": False},
+        note="without a bias of the head, which vLLM leaves out",
     ),
     moe("Qwen2MoeForCausalLM", "qwen2_moe"),
     moe("Qwen3MoeForCausalLM", "qwen3_moe"),
-    moe("Qwen4ExpForCausalLM", "qwen4_exp_text"),
+    moe("Qwen4ExpForCausalLM", "qwen4_exp_text", oracle=STOCK),
 )

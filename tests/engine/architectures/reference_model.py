@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 import transformers
-from architectures.draw import draw
-from architectures.rows import Row
-from architectures.sizes import GENERIC, make_config
 from oracle import MIN_MARGIN, PAIRS, Case, rounding
 from tiny_models import make_tokenizer
 from transformers import PreTrainedModel
 
+from architectures.draw import draw
+from architectures.rows import Row
+from architectures.sizes import GENERIC, make_config
 from cfg_core.reference import guided_generate, plain_generate
 
 NEW_TOKENS = 16

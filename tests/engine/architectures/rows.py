@@ -29,9 +29,11 @@ class Row:
         the class that makes the weights, if vLLM does not draw them.
     hf_sizes: fields of the config that the model of transformers needs to be what vLLM's is.
     oracle: HF or STOCK.
-    note: why the oracle is STOCK, why it cannot run, or what else a reader should know.
+    note: why the oracle is STOCK, or what else a reader should know.
     gains: pattern of parameter names -> factor, beside the rules of draw.py.
     options: engine options.
+    title: what the row is called, if it is not `name`.
+    missing: why it cannot run on a CPU. Its result has the error.
     """
 
     name: str
@@ -46,9 +48,13 @@ class Row:
     gains: Mapping[str, float] = field(default_factory=dict, hash=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    title: str = ""
+    missing: str = ""
+
     @property
     def label(self) -> str:
-        return self.name
+        """What the row is called in results and on the page."""
+        return self.title or self.name
 
 
 DROP = object()

@@ -3,7 +3,7 @@
     python tests/engine/architectures/run.py [--all] [--limit SECONDS] [--results FILE] [NAME ...]
 
 Results are appended to FILE, one JSON object a line. A row that has a result is left out, unless it
-is named or `--all` is given. The last line of a row counts.
+is named or `--all` is given. At the end, the last line of each row is kept.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results.jsonl"
 LIMIT_S = 300
 LONGEST_ERROR = 400
 
-Result = dict[str, Any]
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
+
+from architectures import results  # noqa: E402
+from architectures.results import Result  # noqa: E402
 
 
 def prepare() -> None:
     """Set the environment of engines, and import what all children need, once."""
-    sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
     from engines import ENVIRONMENT
 
     os.environ |= {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -44,14 +45,6 @@ def prepare() -> None:
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
     torch.set_num_threads(1)
-
-
-def load(path: Path) -> dict[str, Result]:
-    """The last result of each row."""
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {found["row"]: found for found in map(json.loads, lines)}
 
 
 def run(row: Any, limit: float) -> Result:
@@ -132,13 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--limit", type=float, default=LIMIT_S)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=results.RESULTS)
     given = parser.parse_args(arguments)
     prepare()
     import vllm
+
     from architectures.table import ROWS
 
-    known = load(given.results)
+    known = results.load(given.results)
     for row in ROWS:
         if given.names and row.label not in given.names:
             continue
@@ -146,9 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         today = time.strftime("%Y-%m-%d", time.gmtime())
         result = {**run(row, given.limit), "vllm": vllm.__version__, "date": today}
-        with given.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+        results.append(result, given.results)
         print(summary(result), flush=True)
+    results.tidy([row.label for row in ROWS], given.results)
 
 
 def summary(result: Result) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from architectures.rows import DROP, STOCK, Row
 from tiny_models import BOS, EOS, PAD, VOCAB_SIZE
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from architectures.rows import DROP, STOCK, Row
 
 HIDDEN, HEADS, HEAD_DIM, LAYERS, FFN, POSITIONS, EXPERTS = 64, 2, 32, 2, 128, 512, 4
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiny_models import VOCAB_SIZE
+
 from architectures.moe import YARN
-from architectures.recurrent import OPTIONS
+from architectures.recurrent import OPTIONS, PLAIN_ROTARY, ROTARY_NOTE
 from architectures.rows import STOCK, Row
 from architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
-from tiny_models import VOCAB_SIZE
 
 NOTE = "transformers has no class for it"
 
 
 def row(name: str, model_type: str, kinds: str, sizes: dict[str, Any], **fields: Any) -> Row:
+    settings: dict[str, Any] = {"note": NOTE, **fields}
     return Row(
         name=name,
         kinds=tuple(kinds.split()),
         model_type=model_type,
         sizes=sizes,
         oracle=STOCK,
-        note=NOTE,
-        **fields,
+        **settings,
     )
 
 
@@ -122,6 +123,7 @@ DENSE = (
             "query_pre_attn_scalar": 32,
             "hidden_activation": "gelu_pytorch_tanh",
         },
+        missing="attention on a CPU has no chunks that look back",
     ),
     row("InternLM2ForCausalLM", "internlm2", "dense", {"bias": False}),
     row(
@@ -149,7 +151,13 @@ DENSE = (
             "rope_local_theta": 10000.0,
         },
     ),
-    row("Step1ForCausalLM", "step1", "dense alibi", {}),
+    row(
+        "Step1ForCausalLM",
+        "step1",
+        "dense alibi",
+        {},
+        missing="attention on a CPU has no square root of ALiBi's slopes",
+    ),
     row(
         "SolarForCausalLM",
         "solar",
@@ -225,6 +233,7 @@ MOES = (
             "zero_expert_num": 1,
             "zero_expert_type": "identity",
         },
+        missing="needs Model Runner V2, which has no kernels for a CPU",
     ),
     row(
         "MiMoV2ForCausalLM",
@@ -271,6 +280,7 @@ MOES = (
             "qk_rope_dim": 32,
             "v_channels": 32,
         },
+        missing="vLLM 0.32.0 itself fails: its manager of sink blocks does not take an argument that it is given",
     ),
     row("PanguUltraMoEForCausalLM", "pangu_ultra_moe", "moe mla", {**PANGU, **MLA}),
     row("Param2MoEForCausalLM", "param2moe", "moe", {**BAILING, **SIGMOID, "rope_theta": 1e4}),
@@ -285,8 +295,9 @@ MOES = (
             **MLA,
             "head_dim": 576,
             "q_lora_rank": None,
-            "rope_parameters": YARN,
         },
+        options=PLAIN_ROTARY,
+        note=f"{NOTE}; {ROTARY_NOTE}",
     ),
     row(
         "Step3TextForCausalLM",
@@ -342,6 +353,7 @@ HYBRID = (
         "moe hybrid mla",
         {**BAILING, **SIGMOID, **MLA, "layer_group_size": 2, "num_key_value_heads": 2},
         options=OPTIONS,
+        missing="latent attention on a CPU wants blocks of 16 tokens, and states beside it larger ones",
     ),
     row(
         "BailingMoeV3ForCausalLM",
@@ -352,11 +364,70 @@ HYBRID = (
             **SIGMOID,
             **MLA,
             "layer_group_size": 2,
+            "no_kda_lora": True,
             "short_conv_kernel_size": 4,
             "rope_theta": 1e4,
             "num_key_value_heads": 2,
         },
         options=OPTIONS,
+    ),
+)
+
+NO_TOKENIZER = {"skip_tokenizer_init": True}
+HEAVY = (
+    row(
+        "Glm5NextForCausalLM",
+        "glm5_next_text",
+        "moe mla",
+        {
+            **DEEPSEEK,
+            **MLA,
+            "num_key_value_heads": 2,
+            "index_topk": 32,
+            "index_n_heads": 2,
+            "index_head_dim": 32,
+        },
+    ),
+    row("MiniMaxM3SparseForCausalLM", "minimax_m3_text", "moe", {**DEEPSEEK, "rope_theta": 1e4}),
+    row("InklingForConditionalGeneration", "inkling_mm_model", "moe", {}, options=NO_TOKENIZER),
+    row(
+        "NemotronHPuzzleForCausalLM",
+        "nemotron_h_puzzle",
+        "hybrid",
+        {
+            "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+            "hybrid_override_pattern": "M*-M",
+            "num_hidden_layers": 4,
+            "block_configs": [
+                {"block_type": "mamba"},
+                {"block_type": "attention"},
+                {"block_type": "mlp", "intermediate_size": FFN},
+                {"block_type": "mamba"},
+            ],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 32,
+            "n_groups": 1,
+            "chunk_size": 64,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "use_bias": False,
+            "mlp_bias": False,
+            "mamba_proj_bias": False,
+            "attention_bias": False,
+            "mlp_hidden_act": "relu2",
+            "mamba_hidden_act": "silu",
+            "layer_norm_epsilon": 1e-5,
+            "residual_in_fp32": False,
+            "mamba_ssm_cache_dtype": "float32",
+        },
+        options=OPTIONS,
+    ),
+    row(
+        "HCXVisionV2ForCausalLM",
+        "hyperclovax_vision_v2",
+        "vision-language",
+        {"text_config": {}, "vision_config": {}},
     ),
 )
 
@@ -367,4 +438,4 @@ MUSE = row(
     {"rope_theta": 1e4, "num_hidden_layers": 4},
 )
 
-ROWS = (*DENSE, MUSE, *MOES, *HYBRID)
+ROWS = (*DENSE, MUSE, *MOES, *HYBRID, *HEAVY)

@@ -17,7 +17,7 @@ from cfg_core.reference import guide
 
 Stream = tuple[int, ...]
 
-BFLOAT16_ROUNDING = 0.3
+BFLOAT16_ROUNDING = 0.5
 """As `oracle.rounding` for one stream in bfloat16: logits above 16 have steps of 1/8."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from architectures import dense, moe, recurrent, stand_ins, vision
+from architectures import dense, formats, moe, recurrent, stand_ins, vision
 
-ROWS = (*dense.ROWS, *moe.ROWS, *recurrent.ROWS, *stand_ins.ROWS, *vision.ROWS)
+ARCHITECTURES = (*dense.ROWS, *moe.ROWS, *recurrent.ROWS, *stand_ins.ROWS, *vision.ROWS)
+FORMATS = formats.ROWS
+ROWS = (*ARCHITECTURES, *FORMATS)

@@ -14,7 +14,6 @@ from typing import Any
 
 from engines import ROOMY, Engine, guided, plain, tokens
 from oracle import Case
-from tiny_models import make_tokenizer
 
 from architectures.reference_model import (
     NEW_TOKENS,
@@ -25,7 +24,7 @@ from architectures.reference_model import (
     reference_texts,
 )
 from architectures.rows import HF, Row
-from architectures.sizes import write_config
+from architectures.sizes import write_config, write_tokenizer
 from architectures.stock_oracle import verify
 
 Report = dict[str, Any]
@@ -52,7 +51,7 @@ def measure(row: Row, folder: Path, note: Note) -> Report:
         texts = reference_texts(row, folder)
     else:
         write_config(row, folder)
-        make_tokenizer().save_pretrained(folder)
+        write_tokenizer(row, folder)
     bench = Bench(row, folder, texts)
     note("stock engine")
     bench.stock()

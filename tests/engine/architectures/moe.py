@@ -19,6 +19,14 @@ MLA = {"num_key_value_heads": 2, "head_dim": 64, "rope_parameters": YARN}
 """Each head has its own keys, and `head_dim` is the part of them with positions."""
 NO_SPARSE = "sparse attention needs CUDA"
 NO_SIGMOID = "vLLM's router for CPUs has no sigmoid without groups"
+INKLING = tuple(
+    f"<|{name}|>"
+    for name in (
+        *("message_user", "message_model", "message_system", "message_tool", "content_text"),
+        *("content_image", "content_model_end_sampling", "content_thinking", "content_xml"),
+        *("content_audio_input", "content_invoke_tool_json", "end_message", "audio_end"),
+    )
+)
 V4 = {
     "head_dim": 512,
     "o_groups": 1,
@@ -166,7 +174,8 @@ ROWS = (
         "InklingForCausalLM",
         "inkling_text",
         sizes={"tie_word_embeddings": False},
-        options={"skip_tokenizer_init": True},
+        oracle=STOCK,
+        special_tokens=INKLING,
     ),
     moe("MixtralForCausalLM", "mixtral"),
     moe(
@@ -201,5 +210,7 @@ ROWS = (
     ),
     moe("Qwen2MoeForCausalLM", "qwen2_moe"),
     moe("Qwen3MoeForCausalLM", "qwen3_moe"),
-    moe("Qwen4ExpForCausalLM", "qwen4_exp_text", oracle=STOCK),
+    moe(
+        "Qwen4ExpForCausalLM", "qwen4_exp_text", oracle=STOCK, sizes={"output_gate_type": "sigmoid"}
+    ),
 )

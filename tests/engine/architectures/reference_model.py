@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 import transformers
 from oracle import MIN_MARGIN, PAIRS, Case, rounding
-from tiny_models import make_tokenizer
 from transformers import PreTrainedModel
 
 from architectures.draw import draw
 from architectures.rows import Row
-from architectures.sizes import GENERIC, make_config
+from architectures.sizes import GENERIC, make_config, write_tokenizer
 from cfg_core.reference import guided_generate, plain_generate
 
 NEW_TOKENS = 16
@@ -56,7 +55,7 @@ def reference_texts(row: Row, folder: Path) -> Texts:
 def save(model: PreTrainedModel, row: Row, folder: Path) -> None:
     """Write the checkpoint, under the row's name for the architecture, and the tokenizer."""
     model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    write_tokenizer(row, folder)
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), "architectures": [row.name]}
     config |= {name: row.sizes.get(name, GENERIC.get(name)) for name in row.hf_sizes}

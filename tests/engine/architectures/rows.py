@@ -32,6 +32,7 @@ class Row:
     note: why the oracle is STOCK, or what else a reader should know.
     gains: pattern of parameter names -> factor, beside the rules of draw.py.
     options: engine options.
+    special_tokens: what the tokenizer must have, too.
     title: what the row is called, if it is not `name`.
     missing: why it cannot run on a CPU. Its result has the error.
     """
@@ -48,6 +49,7 @@ class Row:
     gains: Mapping[str, float] = field(default_factory=dict, hash=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    special_tokens: tuple[str, ...] = ()
     title: str = ""
     missing: str = ""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tiny_models import BOS, EOS, PAD, VOCAB_SIZE
+from tiny_models import BOS, EOS, PAD, VOCAB_SIZE, make_tokenizer
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -161,6 +161,13 @@ def sized_part(default: PreTrainedConfig | None, sizes: Mapping[str, Any]) -> di
     named = model_type in CONFIG_MAPPING and "model_type" in sizes
     cls = CONFIG_MAPPING[model_type] if named or default is None else type(default)
     return {"model_type": model_type, **sized(cls, sizes)}
+
+
+def write_tokenizer(row: Row, folder: Path) -> None:
+    """Write the tokenizer of bytes."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": list(row.special_tokens)})
+    tokenizer.save_pretrained(folder)
 
 
 def write_config(row: Row, folder: Path) -> None:

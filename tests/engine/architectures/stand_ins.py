@@ -11,7 +11,7 @@ from typing import Any
 
 from tiny_models import VOCAB_SIZE
 
-from architectures.moe import YARN
+from architectures.moe import INKLING, YARN
 from architectures.recurrent import OPTIONS, PLAIN_ROTARY, ROTARY_NOTE
 from architectures.rows import STOCK, Row
 from architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
@@ -373,7 +373,6 @@ HYBRID = (
     ),
 )
 
-NO_TOKENIZER = {"skip_tokenizer_init": True}
 HEAVY = (
     row(
         "Glm5NextForCausalLM",
@@ -389,7 +388,7 @@ HEAVY = (
         },
     ),
     row("MiniMaxM3SparseForCausalLM", "minimax_m3_text", "moe", {**DEEPSEEK, "rope_theta": 1e4}),
-    row("InklingForConditionalGeneration", "inkling_mm_model", "moe", {}, options=NO_TOKENIZER),
+    row("InklingForConditionalGeneration", "inkling_mm_model", "moe", {}, special_tokens=INKLING),
     row(
         "NemotronHPuzzleForCausalLM",
         "nemotron_h_puzzle",

@@ -39,6 +39,17 @@ MROPE = {
         },
     }
 }
+GLM4V = {
+    "text_config": {
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 3, 3],
+        },
+    }
+}
 ROWS = (
     seeing("LlavaForConditionalGeneration", "llava", sizes={**LLAMA, "image_token_index": 259}),
     seeing("LlavaNextForConditionalGeneration", "llava_next", sizes=LLAMA),
@@ -50,7 +61,13 @@ ROWS = (
         "Qwen3VLMoeForConditionalGeneration",
         "qwen3_vl_moe",
         "moe",
-        sizes={"text_config": {"tie_word_embeddings": False, "norm_topk_prob": True}},
+        sizes={
+            "text_config": {
+                "tie_word_embeddings": False,
+                "norm_topk_prob": True,
+                "moe_intermediate_size": 96,
+            }
+        },
     ),
     seeing("Gemma3ForConditionalGeneration", "gemma3", "sliding"),
     seeing("Idefics3ForConditionalGeneration", "idefics3", sizes=LLAMA),
@@ -73,7 +90,7 @@ ROWS = (
         },
         gains={r"o_proj|down_proj": 6.0, "embed_tokens": 2.0},
     ),
-    seeing("Glm4vForConditionalGeneration", "glm4v", sizes=MROPE),
+    seeing("Glm4vForConditionalGeneration", "glm4v", sizes=GLM4V),
     seeing(
         "Lfm2VlForConditionalGeneration",
         "lfm2_vl",

@@ -40,8 +40,9 @@ class KVRoles:
         self._max_model_len = max_model_len
         self._lookahead = lookahead
         managers = manager.coordinator.single_type_managers
-        self._sizes = [m.block_size for m in managers]
+        self._sizes: list[int] = [m.block_size for m in managers]
         states = [m for m in managers if isinstance(m, MambaManager)]
+        self._has_states = bool(states)
         self._first_states: int = sum(map(_first_states, states))
         self.moving_states: int = sum(m.mamba_cache_mode == "align" for m in states)
 
@@ -90,6 +91,16 @@ class KVRoles:
         is cached at each block is copied into the next block, so a stream holds two for a while.
         """
         return self.needed(None, num_tokens) + self.moving_states
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens for each block that a stream takes, if it fills the context.
+
+        With one KV group this is the block size. With several, a stream takes blocks of each.
+        """
+        if len(self._sizes) == 1 and not self._has_states:
+            return self._sizes[0]
+        return max(1, self._max_model_len // self.whole(self._max_model_len))
 
     def entries(self, is_follower: Callable[[str], bool]) -> list[int]:
         """Number of block-table entries: of leaders and plain requests, and of followers.

@@ -14,8 +14,8 @@ from vllm.model_executor.models.registry import _MULTIMODAL_MODELS, _TEXT_GENERA
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "engine"))
 
-from architectures import results, table
-from architectures.rows import STOCK, Row
+from architectures import results, table  # noqa: E402
+from architectures.rows import STOCK, Row  # noqa: E402
 
 FOUND = results.load()
 MEASURED = "0.32.0"

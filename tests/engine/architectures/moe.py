@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from architectures.rows import DROP, STOCK, Row
-from architectures.sizes import FFN, HIDDEN, POSITIONS
+from architectures.sizes import FFN, HIDDEN, POSITIONS, STAND_IN
 
 YARN = {
     "rope_type": "yarn",
@@ -28,6 +28,23 @@ INKLING = tuple(
     )
 )
 V4 = {
+    **STAND_IN,
+    "moe_intermediate_size": HIDDEN,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 64,
+    "scoring_func": "sqrtsoftplus",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "compress_ratios": [0, 4],
+    "compress_rope_theta": 10000.0,
+    "hc_mult": 2,
+    "hc_sinkhorn_iters": 4,
+    "hc_eps": 1e-6,
+    "swiglu_limit": 10.0,
+    "num_hash_layers": 0,
     "head_dim": 512,
     "o_groups": 1,
     "o_lora_rank": 32,
@@ -37,7 +54,6 @@ V4 = {
     "sliding_window": 128,
     "rope_parameters": DROP,
     "num_nextn_predict_layers": 0,
-    "mlp_layer_types": ["moe", "moe"],
 }
 NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 SLIDING_FULL = ["sliding_attention", "full_attention"]

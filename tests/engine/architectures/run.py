@@ -31,7 +31,10 @@ from architectures.results import Result  # noqa: E402
 
 
 def prepare() -> None:
-    """Set the environment of engines, and import what all children need, once."""
+    """Set the environment of engines, and import what all children need, once.
+
+    So what is edited while this runs changes no row.
+    """
     from engines import ENVIRONMENT
 
     os.environ |= {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -39,10 +42,8 @@ def prepare() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
-    import vllm.engine.arg_utils
-    import vllm.entrypoints.llm
-    import vllm.v1.engine.llm_engine
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    from architectures import absent, checks, loader, stock_oracle, table  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -70,6 +71,7 @@ def work(row: Any, folder: Path) -> None:
     model = folder / "model"
     model.mkdir()
     stage = folder / "stage"
+    stage.write_text("start")
     try:
         from architectures.absent import stand_in_for_torchvision
         from architectures.checks import measure
@@ -115,7 +117,7 @@ def read_report(folder: Path, status: int | None) -> Result:
         if result["outcome"] == "failed" and (keep := os.environ.get("CFG_SERVE_LOGS")):
             Path(keep).write_text((folder / "log").read_text(errors="replace"))
         return result
-    stage = (folder / "stage").read_text() if (folder / "stage").exists() else "start"
+    stage = (folder / "stage").read_text()
     how = "took too long" if status is None else f"died with status {status}"
     return {"outcome": "failed", "stage": stage, "error": f"the process {how}"}
 

@@ -115,7 +115,7 @@ def config_class(model_type: str) -> type[PreTrainedConfig]:
     """The class that vLLM would take: its own, that of transformers, or a stand-in."""
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
-    if model_type in CONFIG_MAPPING:
+    if model_type in CONFIG_MAPPING and model_type != "deepseek_v4":
         return CONFIG_MAPPING[model_type]
     if model_type in _CONFIG_REGISTRY:
         return _CONFIG_REGISTRY[model_type]

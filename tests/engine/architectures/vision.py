@@ -12,7 +12,7 @@ from architectures.recurrent import (
     PLAIN_ROTARY,
     ROTARY_NOTE,
 )
-from architectures.rows import Row
+from architectures.rows import STOCK, Row
 from architectures.sizes import FFN, HIDDEN
 
 TEXT_ALONE = {"language_model_only": True}
@@ -65,9 +65,10 @@ ROWS = (
             "text_config": {
                 "tie_word_embeddings": False,
                 "norm_topk_prob": True,
-                "moe_intermediate_size": 96,
             }
         },
+        oracle=STOCK,
+        note="vLLM cannot read the weights that transformers 5 writes",
     ),
     seeing("Gemma3ForConditionalGeneration", "gemma3", "sliding"),
     seeing("Idefics3ForConditionalGeneration", "idefics3", sizes=LLAMA),
@@ -90,7 +91,14 @@ ROWS = (
         },
         gains={r"o_proj|down_proj": 6.0, "embed_tokens": 2.0},
     ),
-    seeing("Glm4vForConditionalGeneration", "glm4v", sizes=GLM4V),
+    seeing(
+        "Glm4vForConditionalGeneration",
+        "glm4v",
+        sizes=GLM4V,
+        hf_class="Glm4vForConditionalGeneration",
+        oracle=STOCK,
+        note="vLLM's logits differ from those of transformers",
+    ),
     seeing(
         "Lfm2VlForConditionalGeneration",
         "lfm2_vl",

@@ -59,7 +59,7 @@ def numbers(bits: int, strategy: str, kind: str = "int", **more: Any) -> dict[st
 PER_TOKEN = numbers(8, "token", dynamic=True)
 INT8_STEP, INT4_STEP = {"scale": 1.7e-3}, {"scale": 0.03}
 """With these steps, random integers are matrices of gain 1."""
-MOE = {
+MOE: dict[str, Any] = {
     "name": "Qwen3MoeForCausalLM",
     "model_type": "qwen3_moe",
     "sizes": {"num_experts_per_tok": 4},

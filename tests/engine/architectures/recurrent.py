@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from architectures.rows import DROP, STOCK, Row
+from architectures.rows import DROP, PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
 from architectures.sizes import FFN, HIDDEN
 
 OPTIONS = {"enable_prefix_caching": False, "block_size": None}
 """vLLM's kernels for CPUs keep no states within a prompt."""
-PLAIN_ROTARY = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
-"""Rotary positions in PyTorch.
-
-vLLM's kernel for CPUs takes the second last stride of the queries for that of a token, which is
-wrong if they have three dimensions: tokens then overwrite each other.
-"""
-ROTARY_NOTE = "rotary positions in PyTorch: vLLM's kernel for CPUs is wrong for this model"
 LOUD_BLOCKS = {r"(out_proj|w2|down_proj)\b": 6.0}
 
 

@@ -61,3 +61,11 @@ class Row:
 
 DROP = object()
 """As the value of a size: leave the class's own default."""
+
+PLAIN_ROTARY = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+"""Rotary positions in PyTorch.
+
+vLLM's kernel for CPUs takes the second last stride of the queries for that of a token, which is
+wrong if they have three dimensions: tokens then overwrite each other.
+"""
+ROTARY_NOTE = "rotary positions in PyTorch: vLLM's kernel for CPUs is wrong for this model"

@@ -85,7 +85,11 @@ STAND_IN: dict[str, Any] = {
 """Fields of every stand-in: those of a Llama."""
 
 
-class StandIn(PreTrainedConfig):
+NOT_THEIRS = ("deepseek_v4",)
+"""Model types for which transformers has a class whose fields vLLM cannot use."""
+
+
+class StandIn(PreTrainedConfig):  # type: ignore[misc]
     """A config class for families whose own one is remote code: its fields are what it is given."""
 
     model_type = "cfg_serve_stand_in"
@@ -115,10 +119,10 @@ def config_class(model_type: str) -> type[PreTrainedConfig]:
     """The class that vLLM would take: its own, that of transformers, or a stand-in."""
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
-    if model_type in CONFIG_MAPPING and model_type != "deepseek_v4":
-        return CONFIG_MAPPING[model_type]
-    if model_type in _CONFIG_REGISTRY:
-        return _CONFIG_REGISTRY[model_type]
+    for known in (CONFIG_MAPPING, _CONFIG_REGISTRY):
+        if model_type in known and (known is _CONFIG_REGISTRY or model_type not in NOT_THEIRS):
+            found: type[PreTrainedConfig] = known[model_type]
+            return found
     # transformers would give a class without __init__ one of its own
     fields = {"model_type": model_type, "__init__": StandIn.__init__}
     made: type[PreTrainedConfig] = type("StandIn", (StandIn,), fields)

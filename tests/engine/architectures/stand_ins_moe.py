@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiny_models import VOCAB_SIZE
 
 from architectures.moe import YARN
-from architectures.recurrent import PLAIN_ROTARY, ROTARY_NOTE
+from architectures.rows import PLAIN_ROTARY, ROTARY_NOTE
 from architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
 from architectures.stand_ins import BAILING, DEEPSEEK, MLA, MOE, NOTE, PANGU, SIGMOID, row
 

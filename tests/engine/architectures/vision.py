@@ -9,10 +9,8 @@ from architectures.recurrent import (
     IN_BFLOAT16,
     LOUD_BLOCKS,
     OPTIONS,
-    PLAIN_ROTARY,
-    ROTARY_NOTE,
 )
-from architectures.rows import STOCK, Row
+from architectures.rows import PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
 from architectures.sizes import FFN, HIDDEN
 
 TEXT_ALONE = {"language_model_only": True}

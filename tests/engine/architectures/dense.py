@@ -121,7 +121,8 @@ ROWS = (
         "hrm_text",
         hf_class="HrmTextForCausalLM",
         oracle=STOCK,
-        note="vLLM's logits differ from those of transformers",
+        missing="guidance is refused: it reads a prompt in both directions, so that its text"
+        " depends on the steps in which the prompt is read",
     ),
     dense("HyperCLOVAXForCausalLM", "hyperclovax"),
     dense("LlamaForCausalLM", "llama"),

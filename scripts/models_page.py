@@ -28,7 +28,8 @@ head that cannot be blended. So every architecture for text generation in vLLM {
 tried under guidance, on a CPU, and models that read images were driven by text.
 
 **{equal} of {all} architectures gave the reference's tokens.** For the others, the reason stands in
-[the last table](#not-run). None gave other tokens. Measured: {dates}.
+[the last table](#not-run). One is refused, because it cannot be exact; the others need kernels that
+a CPU does not have, or fail without guidance, too. Measured: {dates}.
 
 Each row is a tiny model with random weights, so that any error changes its text. It answers {cases}
 guided requests of 1 to 150 tokens, at three scales: in one batch; again, on cached prefixes; beside

@@ -79,11 +79,13 @@ ROWS = (
         compressed(numbers(8, "channel"), PER_TOKEN, "int-quantized"),
         gains=INT8_STEP,
         **MOE,
+        missing="no kernel for a CPU",
     ),
     form(
         "compressed-tensors w8a16, int8",
         compressed(numbers(8, "channel"), None, "pack-quantized"),
         gains=INT8_STEP,
+        missing="no kernel for a CPU: 4 bits alone",
     ),
     form(
         "compressed-tensors w4a16, groups of 32",
@@ -95,6 +97,7 @@ ROWS = (
         compressed(numbers(4, "group", group_size=32), None, "pack-quantized"),
         gains=INT4_STEP,
         **MOE,
+        missing="no kernel for a CPU",
     ),
     form(
         "compressed-tensors w4a8",
@@ -108,7 +111,6 @@ ROWS = (
             numbers(8, "token", "float", dynamic=True),
             "float-quantized",
         ),
-        gains={"scale": 0.02},
     ),
     form(
         "AWQ, 4 bits",
@@ -138,6 +140,7 @@ ROWS = (
             "lm_head": False,
         },
         gains=INT8_STEP,
+        missing="no kernel for a CPU: 4 bits alone",
     ),
     form(
         "fp8 weights, blocks",
@@ -147,17 +150,32 @@ ROWS = (
             "weight_block_size": [32, 32],
         },
         gains={"scale": 0.02},
+        missing="needs a CPU with AMX",
     ),
-    form("fp8 weights, quantised at start", options={"quantization": "fp8"}),
-    form("int8 experts, quantised at start", options={"quantization": "experts_int8"}, **MOE),
+    form(
+        "fp8 weights, quantised at start",
+        options={"quantization": "fp8"},
+        missing="the CPU build has no kernel that quantises",
+    ),
+    form(
+        "int8 experts, quantised at start",
+        options={"quantization": "experts_int8"},
+        **MOE,
+        missing="no kernel for a CPU",
+    ),
     form(
         "MXFP4 experts (gpt-oss)",
         {"quant_method": "mxfp4"},
         name="GptOssForCausalLM",
         model_type="gpt_oss",
+        missing="no kernel for a CPU",
     ),
     form("fp8 KV cache (e4m3)", options={"kv_cache_dtype": "fp8"}),
     form("fp8 KV cache (e5m2)", options={"kv_cache_dtype": "fp8_e5m2"}),
-    form("GGUF", options={"quantization": "gguf"}),
-    form("bitsandbytes", options={"quantization": "bitsandbytes"}),
+    form("GGUF", options={"quantization": "gguf"}, missing="vLLM 0.32.0 does not have it"),
+    form(
+        "bitsandbytes",
+        options={"quantization": "bitsandbytes"},
+        missing="vLLM 0.32.0 does not have it",
+    ),
 )

@@ -111,7 +111,14 @@ ROWS = (
     moe("DeepseekV2ForCausalLM", "deepseek_v2", "mla", sizes=MLA),
     moe("DeepseekV3ForCausalLM", "deepseek_v3", "mla", sizes={**MLA, **NOAUX}),
     moe("DeepseekV32ForCausalLM", "deepseek_v32", "mla", sizes=MLA, missing=NO_SPARSE),
-    moe("DeepseekV4ForCausalLM", "deepseek_v4", "mla", oracle=STOCK, sizes=V4),
+    moe(
+        "DeepseekV4ForCausalLM",
+        "deepseek_v4",
+        "mla",
+        oracle=STOCK,
+        sizes=V4,
+        missing="needs Triton, which has no kernels for a CPU",
+    ),
     moe(
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5_moe",
@@ -192,6 +199,7 @@ ROWS = (
         sizes={"tie_word_embeddings": False},
         oracle=STOCK,
         special_tokens=INKLING,
+        missing="needs Triton, which has no kernels for a CPU",
     ),
     moe("MixtralForCausalLM", "mixtral"),
     moe(
@@ -227,6 +235,10 @@ ROWS = (
     moe("Qwen2MoeForCausalLM", "qwen2_moe"),
     moe("Qwen3MoeForCausalLM", "qwen3_moe"),
     moe(
-        "Qwen4ExpForCausalLM", "qwen4_exp_text", oracle=STOCK, sizes={"output_gate_type": "sigmoid"}
+        "Qwen4ExpForCausalLM",
+        "qwen4_exp_text",
+        oracle=STOCK,
+        sizes={"output_gate_type": "sigmoid"},
+        missing="needs Triton, which has no kernels for a CPU",
     ),
 )

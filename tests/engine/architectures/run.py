@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -94,7 +95,7 @@ def sentence(error: BaseException) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     for path in (str(HERE.parents[2]), tempfile.gettempdir(), sys.prefix):
         text = text.replace(path, "...")
-    return text[:LONGEST_ERROR]
+    return re.sub(r"https?://\S+", "...", text)[:LONGEST_ERROR]
 
 
 def wait(child: int, limit: float) -> int | None:

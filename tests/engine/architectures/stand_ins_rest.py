@@ -31,6 +31,7 @@ HYBRID = (
             "num_key_value_heads": 2,
         },
         options=OPTIONS,
+        missing="latent attention wants blocks of 16 tokens, and states beside it larger ones",
     ),
 )
 HEAVY = (
@@ -41,14 +42,44 @@ HEAVY = (
         {
             **DEEPSEEK,
             **MLA,
+            "qk_rope_head_dim": 0,
+            "mhc": False,
             "num_key_value_heads": 2,
             "index_topk": 32,
             "index_n_heads": 2,
             "index_head_dim": 32,
         },
+        options=OPTIONS,
+        missing="its linear attention needs CUDA",
     ),
-    row("MiniMaxM3SparseForCausalLM", "minimax_m3_text", "moe", {**DEEPSEEK, "rope_theta": 1e4}),
-    row("InklingForConditionalGeneration", "inkling_mm_model", "moe", {}, special_tokens=INKLING),
+    row(
+        "MiniMaxM3SparseForCausalLM",
+        "minimax_m3_text",
+        "moe",
+        {
+            **DEEPSEEK,
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 1.0,
+            "moe_layer_freq": [0, 1],
+            "dense_intermediate_size": FFN,
+            "num_local_experts": 4,
+            "scoring_func": "softmax",
+            "swiglu_alpha": 1.0,
+            "swiglu_beta": 0.0,
+            "swiglu_limit": 7.0,
+            "use_gemma_norm": True,
+            "hidden_act": "swigluoai",
+        },
+        missing="its experts have no kernel for a CPU (swigluoai without biases)",
+    ),
+    row(
+        "InklingForConditionalGeneration",
+        "inkling_mm_model",
+        "moe",
+        {},
+        special_tokens=INKLING,
+        missing="needs Triton, which has no kernels for a CPU",
+    ),
     row(
         "NemotronHPuzzleForCausalLM",
         "nemotron_h_puzzle",
@@ -87,6 +118,7 @@ HEAVY = (
         "hyperclovax_vision_v2",
         "vision-language",
         {"text_config": {}, "vision_config": {}},
+        missing="needs remote code: its image processor",
     ),
 )
 

@@ -33,6 +33,9 @@ _Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
 ALLOW_UNTESTED = "allow_untested_vllm"
 """Key, in our options: whether a vLLM version may run that was not tested."""
 
+PREFIX_LM = frozenset({"HrmTextForCausalLM"})
+"""The architectures whose attention is vLLM's PrefillPrefixLMAttention."""
+
 METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
 """The methods of speculation that are supported."""
 
@@ -215,6 +218,7 @@ def cannot_guide(config: VllmConfig) -> str | None:
         "KV connectors (remove kv_transfer_config)": config.kv_transfer_config is not None,
         "encoder connectors (remove ec_transfer_config)": config.ec_transfer_config is not None,
         "encoder-decoder models": model.is_encoder_decoder,
+        "models that read a prompt in both directions": reads_both_ways(config),
         "diffusion models": model.is_diffusion,
         "watermarking (remove watermark_config)": config.watermark_config is not None,
     }
@@ -231,6 +235,15 @@ def refusal(cause: str) -> str:
         f"this engine serves plain requests only: guidance does not work with {cause} in this"
         " version of cfg-serve."
     )
+
+
+def reads_both_ways(config: VllmConfig) -> bool:
+    """Whether the tokens of a step attend to each other in both directions (prefix LM).
+
+    What such a model says depends on the steps in which its prompt is read, and a guided stream may
+    wait one token short of its prompt's end.
+    """
+    return not PREFIX_LM.isdisjoint(config.model_config.architectures)
 
 
 def is_recurrent(config: VllmConfig) -> bool:

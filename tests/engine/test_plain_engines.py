@@ -49,9 +49,7 @@ def test_an_engine_with_one_slot_serves_plain_requests(
 ) -> None:
     engine = Engine(model_folder("llama"), **{**ROOMY, "max_num_seqs": 1})
     try:
-        with pytest.raises(
-            ValueError, match=r"has 2 streams, and a step .* has 1 places"
-        ):
+        with pytest.raises(ValueError, match=r"has 2 streams, and a step .* has 1 places"):
             engine.generate([CASES[0].prompt], [guided(CASES[0])])
         assert tokens(engine.generate(PROMPTS, [plain() for _ in PROMPTS])) == llama.plain
     finally:

@@ -552,6 +552,13 @@ def test_what_cannot_be_exact_is_known(model_folder, section, option, value, wor
     assert re.search(words, config.cannot_guide(made))
 
 
+def test_models_that_read_prompts_in_both_directions_cannot_be_guided(model_folder):
+    """A chunk's tokens see each other, so holding a stream back would change what it says."""
+    made = make_config(model_folder)
+    made.model_config.model_arch_config.architectures = ["HrmTextForCausalLM"]
+    assert re.search("in both directions", config.cannot_guide(made))
+
+
 def test_an_engine_that_cannot_guide_serves_plain_requests(model_folder):
     """The scheduler refuses guided ones, if a frontend does not: no token without guidance."""
     made = make_config(model_folder)

@@ -20,6 +20,7 @@ from urllib.parse import urljoin
 
 import aiohttp
 import vllm.envs as envs
+from typing_extensions import override
 from urllib3.util import parse_url
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import (
@@ -59,12 +60,14 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
 
     _slots: asyncio.Semaphore | None = None
 
+    @override
     def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
         """Load what is in the address itself. vLLM's servers fetch with load_from_url_async."""
         if self._kind(url) == "http":
             raise refused("this server does not fetch here: send a data: address.")
         return self._decoded(partial(self._local, url, media_io))
 
+    @override
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> Any:

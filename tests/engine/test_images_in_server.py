@@ -147,11 +147,11 @@ def test_nothing_stays_on_the_shelf(server: Server) -> None:
     server.answer({**body, **negative})
     with pytest.raises(RequestError):
         server.answer({**body, **negative, "max_tokens": -5})
+    streams = [
+        {"messages": negative["negative_messages"], "weight": -1},
+        {"messages": [{"role": "user"}], "weight": -1},
+    ]
     with pytest.raises(RequestError):
-        streams = [
-            {"messages": negative["negative_messages"], "weight": -1},
-            {"messages": [{"role": "user"}], "weight": -1},
-        ]
         server.answer({"messages": body["messages"], "guidance_streams": streams, **SHARED})
     assert not SHELF._rendered
 
@@ -239,7 +239,7 @@ class Site(BaseHTTPRequestHandler):
     image = png(picture(1))
 
     def do_GET(self) -> None:
-        host, port = self.server.server_address[:2]
+        port = self.server.server_address[1]
         places = {
             "/moved": "/a.png",
             "/away": f"http://localhost:{port}/a.png",

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin
@@ -30,7 +32,10 @@ from vllm.multimodal.media.connector import (
 )
 
 from cfg_core.errors import RequestError
-from deployments.requests.media import address_of, is_public
+from deployments.generator.engine_calls import Run
+from deployments.messages import GenerateCall
+from deployments.requests.endpoints import conversation_of
+from deployments.requests.media import address_of, is_public, media_parts
 
 NAME = "cfg_serve"
 LIMITS = {
@@ -52,6 +57,26 @@ def set_limits() -> None:
     """Let vLLM fetch media by the rules of this module. Called before the engine starts."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
+
+
+_clearing: set[asyncio.Task[None]] = set()
+
+
+@contextmanager
+def sent_again(renderer: Any, call: GenerateCall, run: Run) -> Iterator[None]:
+    """Let vLLM send media again if the request that had them never reaches the engine.
+
+    vLLM believes that what it has rendered is with the engine, and sends only its hash for the next
+    request that has it. That request would fail if this one was refused, or if its client left.
+    Such a request is rare, so everything is forgotten, and not only what it had.
+    """
+    try:
+        yield
+    finally:
+        if not run.has_begun and any(media_parts(conversation_of(call.endpoint, call.body))):
+            task = asyncio.ensure_future(renderer.clear_mm_cache_async())
+            _clearing.add(task)
+            task.add_done_callback(_clearing.discard)
 
 
 @MEDIA_CONNECTOR_REGISTRY.register(NAME)

@@ -180,7 +180,7 @@ class VllmServer:
         """
         run = Run(meter, self._share, traced_of(call, span))
         call = replace(call, headers=self._headers(call.headers, span))
-        with own_errors():
+        with own_errors(), media.sent_again(self._engine.renderer, call, run):
             with reading(), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)

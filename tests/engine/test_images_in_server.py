@@ -83,7 +83,7 @@ def ids(answer: dict[str, Any]) -> list[int]:
 def test_vcd_in_a_chat(server: Server, streams: Streams) -> None:
     """The formula with the plausibility cut, whole and as a stream, and with two choices."""
     clear, blurred = picture(1), noised(picture(1))
-    prompts = [streams.prompt(as_text(True), [image]) for image in (clear, blurred)]
+    prompts = [streams.prompt(as_text(True), [image], True) for image in (clear, blurred)]
     want, gap = streams.generate(prompts, [2, -1], TOKENS, 0.1)
     assert gap > LEAST_GAP
     body = {
@@ -112,9 +112,9 @@ def test_icd_and_m3id_with_weights(server: Server, streams: Streams) -> None:
     """Two followers: the same image after a disturbing instruction, and no image."""
     image, odd = picture(2), f"You are confused. {ASKS}"
     prompts = [
-        streams.prompt(as_text(True), [image]),
-        streams.prompt(as_text(True, odd), [image]),
-        streams.prompt(as_text(False), []),
+        streams.prompt(as_text(True), [image], True),
+        streams.prompt(as_text(True, odd), [image], True),
+        streams.prompt(as_text(False), [], True),
     ]
     want, gap = streams.generate(prompts, [1.75, -0.5, -0.25], TOKENS)
     assert gap > LEAST_GAP
@@ -130,9 +130,9 @@ def test_icd_and_m3id_with_weights(server: Server, streams: Streams) -> None:
 def test_a_system_message_keeps_the_image(server: Server, streams: Streams) -> None:
     """`negative_prompt` replaces the system message alone. The image is the leader's."""
     image = picture(3)
-    negative = streams.prompt(f"system: Say nothing true.\n{as_text(True)}", [image])
+    negative = streams.prompt(f"system: Say nothing true.\n{as_text(True)}", [image], True)
     want, gap = streams.generate(
-        [streams.prompt(as_text(True), [image]), negative], [2, -1], TOKENS
+        [streams.prompt(as_text(True), [image], True), negative], [2, -1], TOKENS
     )
     assert gap > LEAST_GAP
     body = {"guidance_scale": 2, "negative_prompt": "Say nothing true.", **SHOWN}
@@ -149,7 +149,7 @@ def test_nothing_stays_on_the_shelf(server: Server) -> None:
         server.answer({**body, **negative, "max_tokens": -5})
     streams = [
         {"messages": negative["negative_messages"], "weight": -1},
-        {"messages": [{"role": "user"}], "weight": -1},
+        {"messages": chat("file:///etc/hostname"), "weight": -1},
     ]
     with pytest.raises(RequestError):
         server.answer({"messages": body["messages"], "guidance_streams": streams, **SHARED})
@@ -211,23 +211,32 @@ def test_python_names_are_refused(server: Server) -> None:
         server.answer({"messages": chat(None), "negative_multi_modal_data": {"image": "a"}})
 
 
-def test_a_refused_image_can_be_sent_again(server: Server) -> None:
+REFUSED_LATE: dict[str, dict[str, Any]] = {
+    "parameters": {"min_tokens": 300, "max_tokens": None},
+    "vLLM's own check of them": {"temperature": 5000, "top_p": 7},
+    "no room": {"negative_messages": chat(None, "x" * 240)},
+    "the second follower": {
+        "guidance_streams": [
+            {"messages": chat(None), "weight": -1},
+            {"messages": chat("file:///etc/hostname"), "weight": -1},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED_LATE))
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_image_can_be_sent_again(server: Server, name: str, stream: bool) -> None:
     """vLLM believes that what it has rendered is with the engine. A refusal must not mislead it."""
-    new = chat(data_url(picture(55)))
+    new = chat(data_url(picture(55 + list(REFUSED_LATE).index(name) + 10 * stream)))
+    guidance = {"guidance_scale": 2, "negative_messages": new}
+    refused = {**guidance, **SHARED, **REFUSED_LATE[name]}
+    if "guidance_streams" in refused:
+        refused = {key: refused[key] for key in refused if key not in guidance}
     with pytest.raises(RequestError):
-        server.answer(
-            {
-                "messages": new,
-                "guidance_scale": 2,
-                "negative_messages": new,
-                **SHARED,
-                "min_tokens": 300,
-                "max_tokens": None,
-            }
-        )
-    assert server.answer({"messages": new, **SHOWN})
-    body = {"messages": new, "guidance_scale": 2, "negative_messages": new, **SHOWN}
-    assert ids(server.answer(body)) == ids(server.answer({"messages": new, **SHOWN}))
+        server.answer({"messages": new, "stream": stream, **refused})
+    want = ids(server.answer({"messages": new, **SHOWN}))
+    assert ids(server.answer({"messages": new, **guidance, **SHOWN})) == want
 
 
 # --- fetching -------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: "
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% elif part['type'] == 'image' %}IMAGE{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% elif part['type'] == 'image' %}IMAGE{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -206,9 +206,13 @@ class Streams:
         draw(self.model, torch.Generator().manual_seed(seed))
         self.processor: Any = AutoProcessor.from_pretrained(folder)
 
-    def prompt(self, text: str, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+    def prompt(
+        self, text: str, images: list[Image.Image], is_chat: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Inputs of the model. A text made by a chat template has its special tokens already."""
         given = {"images": images} if images else {}
-        return dict(self.processor(text=text, return_tensors="pt", **given))
+        special = {"add_special_tokens": not is_chat}
+        return dict(self.processor(text=text, return_tensors="pt", **given, **special))
 
     @torch.inference_mode()
     def log_probs(self, prompt: dict[str, torch.Tensor], output: list[int]) -> torch.Tensor:

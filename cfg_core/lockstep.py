@@ -10,7 +10,8 @@ The policy:
 1. The streams of a group are scheduled next to each other.
 2. A group samples in a step only if all its streams can finish their prompts (or decode) within the
    step's budget. Otherwise each stream computes at most up to the token before its last one and
-   waits there, so that no logits are computed that would have to be thrown away. With a
+   waits there, so that no logits are computed that would have to be thrown away. An image, audio
+   or video that the encoder has no room for in the step holds the group in the same way. With a
    `joint_limit`, all streams must be that far before the group samples.
 3. The free KV blocks must suffice for everything that is planned. If they do not, whole units are
    preempted: the last one first or, under the priority policy, the one with the greatest rank
@@ -18,7 +19,7 @@ The policy:
 4. At most one group is half admitted (some of its streams run, and some wait). Other groups in that
    state are preempted. The missing streams of the remaining one go to the head of the queue.
 5. A waiting group may sample in the step that admits it if all its streams fit into the budget, the
-   slots and the KV blocks that are left, and if there is no `joint_limit`.
+   slots, the KV blocks and the encoder's room that are left, and if there is no `joint_limit`.
 
 A *unit* is planned as a whole: a plain request, a group, or the admitted part of a group.
 """
@@ -29,6 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cfg_core.encoder import NO_ROOM, Encoder, Item, Room
+
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
@@ -36,11 +39,13 @@ class StreamState:
 
     remaining: tokens that it must compute before its next token can be sampled. It is 1 for a
         stream that decodes without drafts, and 0 or less if there is nothing to compute now.
+    media: the images, audio and video among them that the encoder has no place for yet.
     """
 
     id: str
     remaining: int
     follower: bool = False
+    media: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,13 @@ class WaitingUnit:
     ids: its streams, in queue order.
     lengths: total number of tokens of each stream.
     guided: whether it is a whole group.
+    media: the images, audio and video of each stream.
     """
 
     ids: tuple[str, ...]
     lengths: tuple[int, ...]
     guided: bool = False
+    media: tuple[tuple[Item, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,7 @@ class Snapshot:
     drafting_slots: tokens of the budget that each scheduled stream takes besides its own. Under
         speculation a drafter needs them for its own rows.
     by_rank: whether units are preempted by rank (the priority policy).
+    encoder: the room for images, audio and video.
     joint_limit: most tokens that a stream may compute in the step in which its group samples. 0
         means no limit. It is set if a solo sample is costly, and if vLLM may compute fewer tokens
         of a prompt than were granted.
@@ -113,6 +121,7 @@ class Snapshot:
     free_slots: int = 0
     drafting_slots: int = 0
     by_rank: bool = False
+    encoder: Room = NO_ROOM
     joint_limit: int = 0
 
 
@@ -148,12 +157,14 @@ class _Allotment:
 
     budget: tokens of the step that are not granted yet.
     drafting_slots: see `Snapshot`.
+    encoder: the room for images, audio and video that is not taken yet.
     """
 
     grants: list[tuple[StreamState, int]]
     sampling: set[str]
     budget: int
     drafting_slots: int
+    encoder: Encoder
 
 
 def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
@@ -200,7 +211,8 @@ def _victim(units: Sequence[Unit], by_rank: bool) -> int:
 
 def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
     """Distribute the token budget over the units in order (rules 1 and 2)."""
-    out = _Allotment([], set(), snapshot.token_budget, snapshot.drafting_slots)
+    encoder = Encoder(snapshot.encoder)
+    out = _Allotment([], set(), snapshot.token_budget, snapshot.drafting_slots, encoder)
     limit = snapshot.chunk_limit or snapshot.token_budget
     for unit in units:
         if unit.guided:
@@ -222,6 +234,7 @@ def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> 
         and min(remaining) >= 1
         and max(remaining) <= min(limit, joint_limit)
         and needed <= out.budget
+        and out.encoder.reaches_all([(s.media, s.remaining) for s in unit.streams])
     )
     for stream in unit.streams:
         _grant(stream, stream.remaining if joint else stream.remaining - 1, limit, out)
@@ -231,6 +244,8 @@ def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> 
 
 def _grant(stream: StreamState, wanted: int, limit: int, out: _Allotment) -> None:
     num_tokens = min(wanted, limit, out.budget - out.drafting_slots)
+    if stream.media:
+        num_tokens = out.encoder.reach(stream.media, num_tokens)
     if num_tokens > 0:
         out.grants.append((stream, num_tokens))
         out.budget -= num_tokens + out.drafting_slots
@@ -270,6 +285,11 @@ def _admissible(snapshot: Snapshot, allotment: _Allotment, needs: BlockNeeds) ->
         free -= sum(needs.at_most(n) for n in unit.lengths)
         if budget < 0 or slots < 0 or free < 0 or 0 < snapshot.chunk_limit < max(unit.lengths):
             break
+        needed = list(zip(unit.media, unit.lengths, strict=False))
+        if not allotment.encoder.reaches_all(needed):
+            break
+        for media, length in needed:
+            allotment.encoder.reach(media, length)
         if unit.guided:
             sampling.update(unit.ids)
     return sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import GuidanceError
@@ -128,6 +128,31 @@ def check_token_ids(
                 f"{param}[{i}] is {token}: token ids of this model are {bound}.", param
             )
     return tuple(value)
+
+
+def check_media(value: object, param: str) -> object:
+    """Return `value` if it can be images, audio or video of a prompt, or raise GuidanceError.
+
+    It is an object by modality, as vLLM's `multi_modal_data`, or the name of media that are already
+    with the engine's frontend (cfg_core/vllm_plugin/frontend/follower_media.py). Texts inside of it
+    are refused: some processors would open them as files or addresses.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise GuidanceError(
+            f"{param} must be an object such as {{'image': [image]}}, not {type(value).__name__}.",
+            param,
+        )
+    for modality, items in value.items():
+        for item in items if isinstance(items, list | tuple) else [items]:
+            if isinstance(item, str | bytes):
+                raise GuidanceError(
+                    f"{param} has text for {str(modality)[:20]}: give the image, audio or video"
+                    " itself, not its address or its bytes.",
+                    param,
+                )
+    return value
 
 
 def check_flag(value: Any, param: str) -> bool:

@@ -16,6 +16,7 @@ from cfg_core.errors import GuidanceError
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
 NEGATIVE_IDS = "negative_prompt_token_ids"
+NEGATIVE_MEDIA = "negative_multi_modal_data"
 STREAMS = "guidance_streams"
 SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
@@ -26,6 +27,7 @@ FIELDS = (
     SCALE,
     NEGATIVE_TEXT,
     NEGATIVE_IDS,
+    NEGATIVE_MEDIA,
     STREAMS,
     SCHEDULE,
     START,
@@ -36,6 +38,10 @@ FIELDS = (
     STREAM_LOGPROBS,
     SCORE_TOKENS,
 )
+
+OFFLINE_FIELDS = (NEGATIVE_MEDIA,)
+"""Fields whose values are Python objects: images, audio, video. Over HTTP they are parts of
+messages."""
 
 SYNONYMS = {"cfg_scale": SCALE, "negative_prompt_ids": NEGATIVE_IDS}
 """Accepted names that other systems use with exactly the same meaning."""

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params.checks import check_negative_text, check_scale, check_token_ids, from_json
+from cfg_core.params.checks import (
+    check_media,
+    check_negative_text,
+    check_scale,
+    check_token_ids,
+    from_json,
+)
 from cfg_core.params.fields import STREAMS
 
-KEYS = ("prompt", "messages", "token_ids", "weight", "lora")
+KEYS = ("prompt", "messages", "token_ids", "multi_modal_data", "weight", "lora")
 PROMPTS = KEYS[:3]
 
 
@@ -21,7 +27,11 @@ class FollowerParams:
     weight: any finite real number. The leader's weight is 1 minus the sum of all followers'.
     prompt, token_ids, messages: what the stream begins with, at most one of them. Over HTTP, in a
         conversation, `prompt` is the system message of a copy of the conversation, and `messages`
-        is a whole conversation. Without any, the stream begins with the leader's prompt.
+        is a whole conversation. Without any, the stream begins with the leader's prompt, images,
+        audio and video included.
+    multi_modal_data: the images, audio and video of its prompt, as in vLLM's prompts: an object of
+        lists by modality. Without a prompt of its own, they take the places of the leader's.
+        Offline only; over HTTP they are parts of `messages`.
     lora: the adapter. None is the leader's own, and False is the base model. Over HTTP it is a
         name. Offline it is vLLM's LoRARequest. Between processes it is [name, id, path].
 
@@ -32,6 +42,7 @@ class FollowerParams:
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Any, ...] | None = None
+    multi_modal_data: Any = None
     lora: Any = None
     where: str = field(default=STREAMS, compare=False, repr=False)
     """The field that errors name."""
@@ -42,9 +53,9 @@ class FollowerParams:
         given = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise GuidanceError(f"{at} has {' and '.join(given)}: send only one of them.", at)
-        if not given and self.lora is None:
+        if not given and self.lora is None and self.multi_modal_data is None:
             raise GuidanceError(
-                f"{at} has neither prompt, messages, token_ids nor lora, so it would be the"
+                f"{at} has neither prompt, messages, token_ids, images nor lora, so it would be the"
                 " conditional stream once more: give one of them.",
                 at,
             )
@@ -56,6 +67,8 @@ class FollowerParams:
             object.__setattr__(self, "token_ids", ids)
         if self.messages is not None:
             object.__setattr__(self, "messages", _messages(self.messages, f"{at}.messages"))
+        if self.multi_modal_data is not None:
+            check_media(self.multi_modal_data, f"{at}.multi_modal_data")
 
     @classmethod
     def of(cls, entry: object, where: str) -> FollowerParams:
@@ -89,6 +102,8 @@ class FollowerParams:
             entry["token_ids"] = list(self.token_ids)
         if self.messages is not None:
             entry["messages"] = list(self.messages)
+        if self.multi_modal_data is not None:
+            entry["multi_modal_data"] = self.multi_modal_data
         if self.lora is not None:
             entry["lora"] = self.lora
         return entry

@@ -10,6 +10,7 @@ from cfg_core.errors import GuidanceError
 from cfg_core.params.checks import (
     check_count,
     check_flag,
+    check_media,
     check_negative_text,
     check_scale,
     check_schedule,
@@ -21,6 +22,7 @@ from cfg_core.params.fields import (
     FILTER_TOP_K,
     MIN_P,
     NEGATIVE_IDS,
+    NEGATIVE_MEDIA,
     NEGATIVE_TEXT,
     SCALE,
     SCHEDULE,
@@ -37,6 +39,7 @@ _BY_FIELD = {
     SCALE: "scale",
     NEGATIVE_TEXT: "negative_prompt",
     NEGATIVE_IDS: "negative_prompt_token_ids",
+    NEGATIVE_MEDIA: "negative_media",
     STREAMS: "streams",
     SCHEDULE: "schedule",
     START: "start",
@@ -69,6 +72,9 @@ class GuidanceParams:
         empty text stands for the tokens that the tokenizer makes of it, such as one that begins a
         text; if it makes none, it is as if no negative were given. At scale 1 a negative has no
         effect.
+    negative_media: the images, audio and video of the negative, as `multi_modal_data` of
+        FollowerParams. Without a text of its own, the negative is the prompt with these in the
+        places of its own.
     streams: instead of a scale and a negative, any number of followers with weights. The leader's
         weight is 1 minus their sum.
     schedule: instead of the scale, (first output token, scale) in ascending order from 0. Each
@@ -91,6 +97,7 @@ class GuidanceParams:
     scale: float = 1.0
     negative_prompt: str | None = None
     negative_prompt_token_ids: tuple[int, ...] | None = None
+    negative_media: Any = None
     streams: tuple[FollowerParams, ...] | None = None
     schedule: tuple[tuple[int, float], ...] | None = None
     start: int = 0
@@ -113,6 +120,8 @@ class GuidanceParams:
         if self.negative_prompt_token_ids is not None:
             ids = check_token_ids(self.negative_prompt_token_ids)
             self._set("negative_prompt_token_ids", ids)
+        if self.negative_media is not None:
+            check_media(self.negative_media, NEGATIVE_MEDIA)
         if self.streams is not None:
             self._set("streams", check_followers(self.streams))
         if self.schedule is not None:
@@ -189,7 +198,8 @@ class GuidanceParams:
     @property
     def has_negative(self) -> bool:
         """Whether the request has its own negative, so that the prompt's last token is not used."""
-        return self.negative_prompt is not None or self.negative_prompt_token_ids is not None
+        given = (self.negative_prompt, self.negative_prompt_token_ids, self.negative_media)
+        return any(value is not None for value in given)
 
     @property
     def weights(self) -> tuple[float, ...]:

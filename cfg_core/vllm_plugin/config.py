@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cfg_core.draft_length import DRAFT_COST
@@ -257,6 +257,20 @@ def asks_for_prompt_logprobs(sampling: SamplingParams) -> bool:
     They are the conditional stream's, so guided requests may not ask for them.
     """
     return sampling.prompt_logprobs is not None or sampling.prompt_logprob_token_ids is not None
+
+
+def ends_in_media(config: VllmConfig, features: Iterable[Any], num_tokens: int) -> bool:
+    """Whether a prompt of so many tokens ends with the place of an image, audio or video.
+
+    A stream that waits for its partners has computed all but its last token. If that token were
+    part of an image, the stream would hold the image's place in the encoder's cache, for which its
+    partner may be waiting.
+
+    features: the prompt's media, as vLLM's MultiModalFeatureSpec.
+    """
+    ahead = config.num_prefill_lookahead_tokens
+    places = (feature.mm_position for feature in features)
+    return any(place.offset + place.length + ahead >= num_tokens for place in places)
 
 
 def step_budget(scheduler: Scheduler) -> int:

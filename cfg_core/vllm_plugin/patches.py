@@ -89,6 +89,17 @@ PATCHES = (
         )
     ),
     Patch(
+        target="vllm.v1.engine.core:EngineCore.preprocess_add_request",
+        by=f"{_CORE}.media:preprocess_add_request",
+        process="engine core",
+        reason=(
+            "Images, audio and video of followers come behind the leader's. They are taken away "
+            "before vLLM makes the leader, and given to the followers."
+        ),
+        upstream="a request has one prompt",
+        test="tests/engine/test_images.py",
+    ),
+    Patch(
         target="vllm.v1.engine.core:EngineCore.guidance_stats",
         by=f"{_CORE}.stats:utility_method",
         process="engine core",

@@ -1,22 +1,24 @@
 """What the processes of an engine send each other about guidance, in addition to vLLM's data.
 
+    frontend -> scheduler   images, audio and video of followers                    with_media
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
     scheduler -> frontend   when the followers ran, in traced engines               follower_events
     workers -> frontend     the streams' own logprobs, as columns of vLLM's         StreamColumns
 
-The first two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are pickled
-with them. The next two are in the field `kv_transfer_params` of vLLM's EngineCoreOutput, because
-that class has no field for extensions. The field is free: engines with KV connectors are refused at
-start.
+The media of followers are behind the leader's in `EngineCoreRequest.mm_features`, which vLLM
+sends. The next two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are
+pickled with them. The two after these are in the field `kv_transfer_params` of vLLM's
+EngineCoreOutput, because that class has no field for extensions. The field is free: engines with KV
+connectors are refused at start.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +27,7 @@ from cfg_core.groups import Cuts
 from cfg_core.logits_processors.sequences import Failure
 
 if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
@@ -37,6 +40,45 @@ _FOLLOWER_EVENTS = "cfg_serve_follower_events"
 FollowerEvent: TypeAlias = tuple[int, str, float]
 """Which follower (from 0), what (`queued`, `scheduled`, `preempted`, `prompt_tokens`,
 `cached_tokens`), and when, by the monotonic clock, or how many."""
+
+
+# --- frontend to scheduler ------------------------------------------------------------------------
+
+_FOLLOWERS = 1 << 40
+"""Added to the places of media of followers, once for each follower. No prompt is as long."""
+
+
+def with_media(
+    own: Sequence[MultiModalFeatureSpec], followers: Iterable[Sequence[MultiModalFeatureSpec]]
+) -> list[MultiModalFeatureSpec]:
+    """The media of a leader, and behind them those of its followers, marked with their numbers."""
+    marked = (
+        _moved(feature, (1 + i) * _FOLLOWERS)
+        for i, features in enumerate(followers)
+        for feature in features
+    )
+    return [*own, *marked]
+
+
+def media_of(
+    features: Sequence[MultiModalFeatureSpec],
+) -> tuple[list[MultiModalFeatureSpec], dict[int, list[MultiModalFeatureSpec]]]:
+    """The inverse of `with_media`: a leader's media, and those of its followers by number."""
+    own: list[MultiModalFeatureSpec] = []
+    followers: dict[int, list[MultiModalFeatureSpec]] = {}
+    for feature in features:
+        number, place = divmod(feature.mm_position.offset, _FOLLOWERS)
+        if number:
+            moved = _moved(feature, place - feature.mm_position.offset)
+            followers.setdefault(number - 1, []).append(moved)
+        else:
+            own.append(feature)
+    return own, followers
+
+
+def _moved(feature: MultiModalFeatureSpec, by: int) -> MultiModalFeatureSpec:
+    place = feature.mm_position
+    return replace(feature, mm_position=replace(place, offset=place.offset + by))
 
 
 # --- scheduler to workers -------------------------------------------------------------------------

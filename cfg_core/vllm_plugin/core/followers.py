@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -15,6 +16,7 @@ from cfg_core.params import FollowerParams, GuidanceParams, is_guided
 from cfg_core.pool import Lengths
 from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
+from cfg_core.vllm_plugin.core import media
 from cfg_core.vllm_plugin.core.scoring import can_be_scored
 
 
@@ -36,10 +38,14 @@ def reads_values(sampling: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A group, and what its followers begin with, each with a prompt as token ids."""
+    """A group, and what its followers begin with, each with a prompt as token ids.
+
+    media: the images, audio and video of each follower's prompt.
+    """
 
     group: Group
     followers: tuple[FollowerParams, ...]
+    media: tuple[list[MultiModalFeatureSpec], ...]
 
 
 Fits = Callable[[int, Sequence[int]], bool]
@@ -70,7 +76,8 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan | N
     leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
     if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
         return None
-    return GroupPlan(group_of(leader, params), followers)
+    shown = tuple(media.of_follower(leader, i) for i in range(len(followers)))
+    return GroupPlan(group_of(leader, params), followers, shown)
 
 
 def group_of(leader: Request, params: GuidanceParams) -> Group:
@@ -116,8 +123,10 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
     """
     output = list(leader.output_token_ids)
     followers = [
-        _follower(leader, name, [*(params.token_ids or ()), *output], params)
-        for name, params in zip(plan.group.followers, plan.followers, strict=True)
+        _follower(leader, name, [*(params.token_ids or ()), *output], params, shown)
+        for name, params, shown in zip(
+            plan.group.followers, plan.followers, plan.media, strict=True
+        )
     ]
     if not is_traced:
         for follower in followers:
@@ -126,7 +135,11 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
 
 
 def _follower(
-    leader: Request, request_id: str, prompt: list[int], params: FollowerParams
+    leader: Request,
+    request_id: str,
+    prompt: list[int],
+    params: FollowerParams,
+    shown: list[MultiModalFeatureSpec],
 ) -> Request:
     return Request(
         request_id=request_id,
@@ -139,6 +152,7 @@ def _follower(
             max_tokens=leader.max_tokens - leader.num_output_tokens,
         ),
         pooling_params=None,
+        mm_features=list(shown),
         client_index=leader.client_index,
         arrival_time=leader.arrival_time,
         lora_request=_adapter(leader, params),

@@ -102,7 +102,7 @@ class GroupScheduler(Scheduler):
         plan = None
         if self._cannot_guide is None:
             plan = plan_group(request, self.max_model_len, self._fits)
-        if plan is None:
+        if plan is None or self._ends_in_media(request, plan):
             self._fail(request)
             return
         if plan.group.scored is not None:
@@ -114,6 +114,16 @@ class GroupScheduler(Scheduler):
             self._timelines.add(plan)
         if timeline is None or timeline.guides(0):
             self._begin(plan)
+
+    def _ends_in_media(self, leader: Request, plan: GroupPlan) -> bool:
+        """Whether a stream's prompt ends with an image, which could make two streams wait for each
+        other (config.ends_in_media)."""
+        lengths = (len(follower.token_ids or ()) for follower in plan.followers)
+        prompts = [
+            (leader.mm_features, leader.num_prompt_tokens),
+            *zip(plan.media, lengths, strict=True),
+        ]
+        return any(config.ends_in_media(self.vllm_config, *prompt) for prompt in prompts)
 
     def _fits(self, leader_tokens: int, follower_tokens: Sequence[int]) -> bool:
         """Whether a group whose streams end at these lengths can ever run."""

@@ -13,6 +13,7 @@ from vllm.v1.request import RequestStatus
 from cfg_core.groups import Group, GroupTable
 from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit
 from cfg_core.vllm_plugin import config
+from cfg_core.vllm_plugin.core import media
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -49,6 +50,7 @@ def take_snapshot(
         free_slots=scheduler.max_num_active_reqs - len(scheduler.running),
         drafting_slots=config.drafting_slots(scheduler.vllm_config),
         by_rank=scheduler.policy == SchedulingPolicy.PRIORITY,
+        encoder=media.room_of(scheduler),
         joint_limit=joint_limit,
     )
 
@@ -108,7 +110,8 @@ def _state(
         remaining = 0  # its last token is still in the pipeline, so vLLM skips it
     if request.request_id in held:
         remaining = 0
-    return StreamState(request.request_id, remaining, follower)
+    items = media.items_of(scheduler, request, request.num_computed_tokens)
+    return StreamState(request.request_id, remaining, follower, items)
 
 
 def _waiting_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[WaitingUnit]:
@@ -128,5 +131,6 @@ def _waiting_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[Waiting
             tuple(r.request_id for r in members),
             tuple(r.num_tokens for r in members),
             guided=size > 1,
+            media=tuple(media.items_of(scheduler, r, r.num_computed_tokens) for r in members),
         )
         i += size

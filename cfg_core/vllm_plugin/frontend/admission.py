@@ -22,11 +22,12 @@ from cfg_core.logits_processors.registry import Registry
 from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_guidance
 from cfg_core.pool import Lengths
 from cfg_core.vllm_plugin.config import cannot_guide, grammar_bounds_of, refusal
-from cfg_core.vllm_plugin.frontend import capacity
+from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.frontend.scored_prompts import check_scores
 from cfg_core.vllm_plugin.processor_registry import registry_of
+from cfg_core.vllm_plugin.wire import with_media
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -57,8 +58,12 @@ def process_inputs(stock: Callable[..., EngineCoreRequest]) -> Callable[..., Eng
         try:
             check_grammar_size(self.vllm_config, params)  # before vLLM reads it
             request = stock(self, request_id, prompt, params, *args, **kwargs)
-            admit(self, request)
         except RequestError as error:
+            raise RefusedError(error) from error
+        try:
+            admit(self, request, prompt)
+        except RequestError as error:
+            follower_media.forget(self, request)
             raise RefusedError(error) from error
         return request
 
@@ -76,12 +81,14 @@ def check_grammar_size(config: VllmConfig, params: Any) -> None:
     grammar_bounds_of(config).check_outputs(fields_of(outputs))
 
 
-def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
+def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object = None) -> None:
     """Check `request` and resolve its guidance in place. Raises RequestError.
 
     It also checks the request's logits processors, and lets a grammar end (`_let_grammar_end`).
     `request.sampling_params` is the processor's private copy, so the caller's object does not
     change.
+
+    prompt: what `request` was made of.
     """
     sampling: SamplingParams | None = request.sampling_params
     if sampling is None:
@@ -119,11 +126,13 @@ def admit(processor: InputProcessor, request: EngineCoreRequest) -> None:
             STREAM_LOGPROBS,
         )
     capacity.check_streams(processor.vllm_config, len(params.weights))
-    resolved, fields = resolve(processor, request, params)
+    resolved, fields, media = resolve(processor, request, params, prompt)
     prompts = tuple(len(follower.token_ids or ()) for follower in resolved.followers)
     lengths = Lengths(len(request.prompt_token_ids), prompts, params.end)
     sampling.max_tokens = capacity.max_tokens(processor.vllm_config, lengths, sampling, fields)
     sampling.extra_args = {**rest, **resolved.to_extra_args()}
+    if any(media):
+        request.mm_features = with_media(request.mm_features or (), media)
 
 
 def _let_grammar_end(config: VllmConfig, sampling: SamplingParams) -> None:
@@ -204,10 +213,6 @@ def _check_request(request: EngineCoreRequest) -> None:
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         raise GuidanceError(
             "guidance needs a prompt of text or token ids, not prompt embeddings.", SCALE
-        )
-    if request.mm_features:
-        raise GuidanceError(
-            "guidance does not support images, audio or video in the prompt yet.", SCALE
         )
     if request.resumable:
         raise GuidanceError("guidance does not support streaming-input sessions.", SCALE)

@@ -1,9 +1,10 @@
-"""The prompts and adapters of a request's followers: texts become token ids, and are checked."""
+"""The prompts, media and adapters of a request's followers: made, and checked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
@@ -12,56 +13,167 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from cfg_core.errors import GuidanceError
 from cfg_core.params import (
     NEGATIVE_IDS,
+    NEGATIVE_MEDIA,
     NEGATIVE_TEXT,
+    SCALE,
+    SCORE_TOKENS,
     STREAMS,
     FollowerParams,
     GuidanceParams,
     check_token_ids,
 )
-from cfg_core.vllm_plugin.frontend import capacity
+from cfg_core.vllm_plugin.frontend import capacity, follower_media
+from cfg_core.vllm_plugin.frontend.follower_media import Features, Prompt
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-_Ids = list[int] | tuple[int, ...]
+
+class Resolved(NamedTuple):
+    """Guidance whose prompts are all token ids.
+
+    fields: the field that held each follower's prompt, for errors.
+    media: the images, audio and video of each follower.
+    """
+
+    params: GuidanceParams
+    fields: tuple[str, ...]
+    media: list[Features]
+
+
+class _Leader(NamedTuple):
+    """What followers may take from their leader.
+
+    context: its prompt before the scored tokens.
+    text: its prompt as it was written; None if it is not known.
+    """
+
+    request: EngineCoreRequest
+    context: list[int]
+    scored: list[int]
+    text: str | None
 
 
 def resolve(
-    processor: InputProcessor, request: EngineCoreRequest, params: GuidanceParams
-) -> tuple[GuidanceParams, tuple[str, ...]]:
-    """The same guidance with all prompts as token ids, and the field that held each of them.
+    processor: InputProcessor, request: EngineCoreRequest, params: GuidanceParams, prompt: object
+) -> Resolved:
+    """The same guidance with all prompts as token ids.
 
     A follower's own prompt is followed by the scored tokens. Raises GuidanceError.
+
+    prompt: what the caller gave to vLLM, or what vLLM's renderer made of it.
     """
-    prompt = request.prompt_token_ids
-    context = prompt[: len(prompt) - (params.score_tokens or 0)]
-    scored = prompt[len(context) :]
+    ids = request.prompt_token_ids
+    context = ids[: len(ids) - (params.score_tokens or 0)]
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
+    leader = _Leader(request, context, ids[len(context) :], text)
+    _check_media(processor, leader, params)
     if params.streams is None:
-        ids = [*_negative_token_ids(processor, params, context), *scored]
-        resolved = replace(params, negative_prompt=None, negative_prompt_token_ids=tuple(ids))
-        return resolved, (NEGATIVE_IDS,)
-    followers = tuple(_resolved(processor, f, context, scored) for f in params.streams)
-    _check_adapters(processor, request, followers)
-    return replace(params, streams=followers), tuple(f.where for f in followers)
+        negative = _negative(processor, leader, params)
+        resolved = replace(
+            params,
+            negative_prompt=None,
+            negative_prompt_token_ids=(*negative.token_ids, *leader.scored),
+            negative_media=None,
+        )
+        fields: tuple[str, ...] = (NEGATIVE_IDS,)
+        prompts = [negative]
+    else:
+        made = [_resolved(processor, follower, leader) for follower in params.streams]
+        followers = tuple(follower for follower, _ in made)
+        prompts = [follower_prompt for _, follower_prompt in made]
+        _check_adapters(processor, request, followers)
+        resolved = replace(params, streams=followers)
+        fields = tuple(follower.where for follower in followers)
+    for own, field in zip(prompts, fields, strict=True):
+        ends = Prompt((*own.token_ids, *leader.scored), own.features)
+        follower_media.check_end(processor, ends, field)
+    media = follower_media.without_repeats(request, [own.features for own in prompts])
+    return Resolved(resolved, fields, media)
+
+
+def _check_media(processor: InputProcessor, leader: _Leader, params: GuidanceParams) -> None:
+    """Refuse media that this engine, or these prompts, cannot have."""
+    request = leader.request
+    given = [(params.negative_media, NEGATIVE_MEDIA)]
+    given += [(f.multi_modal_data, f"{f.where}.multi_modal_data") for f in params.streams or ()]
+    asked = [param for media, param in given if media is not None]
+    if request.mm_features or asked:
+        follower_media.check_engine(processor, next(iter(asked), SCALE))
+    follower_media.check_scored(request, len(leader.scored), SCORE_TOKENS)
+    own = Prompt(tuple(request.prompt_token_ids), tuple(request.mm_features or ()))
+    follower_media.check_end(processor, own, "prompt")
 
 
 def _resolved(
-    processor: InputProcessor, follower: FollowerParams, context: list[int], scored: list[int]
-) -> FollowerParams:
+    processor: InputProcessor, follower: FollowerParams, leader: _Leader
+) -> tuple[FollowerParams, Prompt]:
+    """The follower as the engine core reads it, and its prompt without the scored tokens."""
     where = follower.where
     if follower.messages is not None:
         raise GuidanceError(
             f"{where}.messages need a chat endpoint: send prompt or token_ids here.", where
         )
-    ids: _Ids = context
-    if follower.token_ids is not None:
-        vocab_size = processor.vllm_config.model_config.get_vocab_size()
-        ids = check_token_ids(follower.token_ids, vocab_size, f"{where}.token_ids")
-    elif follower.prompt is not None:
-        ids = _tokenize(processor, follower.prompt, f"{where}.prompt") or context[-1:]
     lora = _fields_of(follower.lora, where)
-    return replace(follower, prompt=None, token_ids=(*ids, *scored), lora=lora)
+    adapter = leader.request.lora_request if lora is None else LoRARequest(*lora) if lora else None
+    ids = follower.token_ids
+    if ids is not None:
+        vocab_size = processor.vllm_config.model_config.get_vocab_size()
+        ids = check_token_ids(ids, vocab_size, f"{where}.token_ids")
+    if follower.multi_modal_data is not None:
+        own = _with_media(
+            processor, leader, (follower.prompt, ids, follower.multi_modal_data), adapter, where
+        )
+    elif ids is not None:
+        own = Prompt(ids)
+    elif follower.prompt is not None:
+        tokens = _tokenize(processor, follower.prompt, f"{where}.prompt")
+        own = Prompt(tuple(tokens or leader.context[-1:]))
+    else:
+        shown = follower_media.of_leader(processor, leader.request, len(leader.context), adapter)
+        own = Prompt(tuple(leader.context), shown)
+    resolved = replace(
+        follower,
+        prompt=None,
+        multi_modal_data=None,
+        token_ids=(*own.token_ids, *leader.scored),
+        lora=lora,
+    )
+    return resolved, own
+
+
+def _with_media(
+    processor: InputProcessor,
+    leader: _Leader,
+    given: tuple[str | None, tuple[int, ...] | None, Any],
+    adapter: LoRARequest | None,
+    where: str,
+) -> Prompt:
+    """The prompt of a follower with media of its own.
+
+    given: its text, its token ids, and its media. Without both, it takes the leader's text.
+    """
+    text, ids, media = given
+    if isinstance(media, str):
+        rendered = follower_media.SHELF.get(media)
+        if rendered is None:
+            raise GuidanceError(
+                f"{where} has text for its images: over HTTP, send messages with image parts.",
+                where,
+            )
+        return follower_media.read(processor, rendered, adapter, where)
+    if text is None and ids is None:
+        text = leader.text
+        if not text:
+            raise GuidanceError(
+                f"{where} has images and no prompt, and the text of the conditional prompt is not"
+                " known: give a prompt, too.",
+                where,
+            )
+    prompt = {"prompt": text} if ids is None else {"prompt_token_ids": list(ids)}
+    made = follower_media.render(processor, {**prompt, "multi_modal_data": media}, where)
+    return follower_media.read(processor, made, adapter, where)
 
 
 def _fields_of(lora: Any, where: str) -> Any:
@@ -101,20 +213,26 @@ def _check_adapters(
         )
 
 
-def _negative_token_ids(
-    processor: InputProcessor, params: GuidanceParams, prompt: list[int]
-) -> _Ids:
-    """The negative stream's prompt.
+def _negative(processor: InputProcessor, leader: _Leader, params: GuidanceParams) -> Prompt:
+    """The negative stream's prompt, without the scored tokens.
 
     By default, and for a text without tokens, it is the prompt's last token, as in the paper and in
     transformers.
     """
-    if params.negative_prompt_token_ids is not None:
+    last, ids = tuple(leader.context[-1:]), params.negative_prompt_token_ids
+    if ids is not None:
         vocab_size = processor.vllm_config.model_config.get_vocab_size()
-        return check_token_ids(params.negative_prompt_token_ids, vocab_size)
+        ids = check_token_ids(ids, vocab_size)
+    if params.negative_media is not None:
+        given = (params.negative_prompt, ids, params.negative_media)
+        adapter = leader.request.lora_request
+        return _with_media(processor, leader, given, adapter, NEGATIVE_MEDIA)
+    if ids is not None:
+        return Prompt(ids)
     if params.negative_prompt is None:
-        return prompt[-1:]
-    return _tokenize(processor, params.negative_prompt, NEGATIVE_TEXT) or prompt[-1:]
+        return Prompt(last)
+    tokens = _tokenize(processor, params.negative_prompt, NEGATIVE_TEXT)
+    return Prompt(tuple(tokens) or last)
 
 
 def _tokenize(processor: InputProcessor, text: str, param: str) -> list[int]:

@@ -1,0 +1,211 @@
+"""Images, audio and video of followers, in vLLM's frontend: how prompts with media become streams.
+
+A follower with a prompt of its own has the media of that prompt. One without has the leader's
+prompt, and with it the leader's media. vLLM renders a prompt with media into token ids with
+placeholders, and one *feature* for each item: its processed data, its hash and its place.
+
+A server renders followers before it sends the request to the engine. It leaves what it rendered on
+the `Shelf`, and sends the name: extra arguments can hold no tensors there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.utils import argsort_mm_positions
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+from cfg_core.errors import GuidanceError
+from cfg_core.vllm_plugin import config
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+
+Features: TypeAlias = tuple[MultiModalFeatureSpec, ...]
+"""The media of one prompt, in the order of their places."""
+
+
+class Prompt(NamedTuple):
+    """A follower's prompt."""
+
+    token_ids: tuple[int, ...]
+    features: Features = ()
+
+
+class Shelf:
+    """Rendered prompts that wait for the requests whose followers begin with them.
+
+    A name cannot be guessed, so a client that sends one of its own finds nothing.
+    """
+
+    def __init__(self) -> None:
+        self._rendered: dict[str, Mapping[str, Any]] = {}
+
+    def put(self, rendered: Mapping[str, Any]) -> str:
+        """Keep what vLLM's renderer made of a prompt, and return its name."""
+        name = secrets.token_hex(16)
+        self._rendered[name] = rendered
+        return name
+
+    def get(self, name: str) -> Mapping[str, Any] | None:
+        """What was kept under this name; None if there is nothing."""
+        return self._rendered.get(name)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget what was kept. Unknown names are ignored."""
+        for name in names:
+            self._rendered.pop(name, None)
+
+    @contextmanager
+    def holding(self, names: Iterable[str]) -> Iterator[None]:
+        """Drop these at the end."""
+        try:
+            yield
+        finally:
+            self.drop(names)
+
+
+SHELF = Shelf()
+"""The shelf of this process."""
+
+
+def check_engine(processor: InputProcessor, param: str) -> None:
+    """Raise GuidanceError if followers of this engine cannot have images, audio or video."""
+    model = processor.vllm_config.model_config
+    if not processor.supports_mm_inputs:
+        raise GuidanceError(f"this model reads text only: leave {param} out.", param)
+    if model.get_multimodal_config().mm_processor_cache_type == "shm":
+        raise GuidanceError(
+            "guidance does not support images, audio or video with mm_processor_cache_type='shm':"
+            " start the engine with 'lru'.",
+            param,
+        )
+
+
+def render(processor: InputProcessor, prompt: dict[str, Any], param: str) -> Mapping[str, Any]:
+    """What vLLM makes of a prompt with `multi_modal_data`. Raises GuidanceError.
+
+    vLLM's cache of processed media is left alone: what it holds, it believes to be with the engine.
+    """
+    renderer, model = processor.renderer, processor.vllm_config.model_config
+    try:
+        (rendered,) = renderer.render_cmpl(
+            [parse_model_prompt(model, prompt)],
+            renderer.default_cmpl_tok_params,
+            skip_mm_cache=True,
+        )
+    except (VLLMClientError, ValueError, TypeError, LookupError, AssertionError) as error:
+        raise GuidanceError(
+            f"{param} cannot be used. Does the prompt show as many images, audio and video as it"
+            f" has? vLLM says: {error}",
+            param,
+        ) from error
+    made: Mapping[str, Any] = rendered
+    return made
+
+
+def read(
+    processor: InputProcessor, rendered: Mapping[str, Any], lora: LoRARequest | None, param: str
+) -> Prompt:
+    """A rendered prompt as the prompt of a follower with this adapter. Raises GuidanceError."""
+    ids = tuple(rendered["prompt_token_ids"])
+    if rendered["type"] != "multimodal":
+        return Prompt(ids)
+    places, hashes = rendered["mm_placeholders"], rendered["mm_hashes"]
+    features = tuple(
+        MultiModalFeatureSpec(
+            data=rendered["mm_kwargs"][modality][i],
+            modality=modality,
+            identifier=processor._get_mm_identifier(hashes[modality][i], lora),
+            mm_position=places[modality][i],
+            mm_hash=hashes[modality][i],
+        )
+        for modality, i in argsort_mm_positions(places)
+    )
+    _check_sizes(processor, features, param)
+    return Prompt(ids, features)
+
+
+def of_leader(
+    processor: InputProcessor, request: EngineCoreRequest, length: int, lora: LoRARequest | None
+) -> Features:
+    """The leader's media in the first `length` tokens, as those of a follower with this adapter."""
+    return tuple(
+        replace(
+            feature,
+            data=None,
+            identifier=processor._get_mm_identifier(feature.mm_hash or feature.identifier, lora),
+        )
+        for feature in request.mm_features or ()
+        if feature.mm_position.offset < length
+    )
+
+
+def check_end(processor: InputProcessor, prompt: Prompt, param: str) -> None:
+    """Raise GuidanceError if a stream's prompt ends with an image, audio or video."""
+    if config.ends_in_media(processor.vllm_config, prompt.features, len(prompt.token_ids)):
+        raise GuidanceError(
+            "guidance needs at least one token of text after the last image, audio or video of a"
+            " prompt: put the question after it.",
+            param,
+        )
+
+
+def check_scored(request: EngineCoreRequest, num_scored: int, param: str) -> None:
+    """Raise GuidanceError if one of the scored tokens is a place of an image, audio or video."""
+    first = len(request.prompt_token_ids or ()) - num_scored
+    places = [feature.mm_position for feature in request.mm_features or ()]
+    if num_scored and any(place.offset + place.length > first for place in places):
+        raise GuidanceError(
+            f"{param} reaches over an image, audio or video of the prompt: score the text after it"
+            " alone.",
+            param,
+        )
+
+
+def without_repeats(request: EngineCoreRequest, followers: Sequence[Features]) -> list[Features]:
+    """The same media, with the data of each item once.
+
+    What the leader has, and what an earlier follower has, is not sent again.
+    """
+    sent = {feature.mm_hash for feature in request.mm_features or ()}
+    out = []
+    for features in followers:
+        kept = []
+        for feature in features:
+            kept.append(replace(feature, data=None) if feature.mm_hash in sent else feature)
+            sent.add(feature.mm_hash)
+        out.append(tuple(kept))
+    return out
+
+
+def forget(processor: InputProcessor, request: EngineCoreRequest) -> None:
+    """Let vLLM send the media of a refused request again, should another request have them.
+
+    vLLM's cache believes that what it has processed once is with the engine.
+    """
+    cache = processor.renderer.mm_processor_cache
+    for feature in request.mm_features or ():
+        if cache is not None and feature.data is not None and feature.mm_hash is not None:
+            cache.invalidate(feature.mm_hash)
+
+
+def _check_sizes(processor: InputProcessor, features: Features, param: str) -> None:
+    """Raise GuidanceError for an item that the encoder's cache can never hold."""
+    limit = processor.mm_encoder_cache_size
+    for feature in features:
+        size = feature.mm_position.get_num_embeds()
+        if size > limit:
+            raise GuidanceError(
+                f"{param} has an item ({feature.modality}) of {size} embeddings, and the encoder's"
+                f" cache holds {limit}: send a smaller one, or raise encoder_cache_size.",
+                param,
+            )

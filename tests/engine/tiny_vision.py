@@ -47,7 +47,8 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: "
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% elif part['type'] == 'image' %}IMAGE{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% elif part['type'] == 'image' %}IMAGE{% endif %}{% endfor %}{% endif %}{{ '\\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 

@@ -29,6 +29,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/recipes/json",
         "docs/recipes/several-negatives",
         "docs/recipes/passages",
+        "docs/recipes/images",
         "docs/recipes/token-models",
         "docs/digits",
         "examples/README",

@@ -174,6 +174,11 @@ READ = (
         "counter",
         "Samples taken back because not all streams of their group took part in the step.",
     ),
+    Family(
+        "recomputed_streams",
+        "counter",
+        "Streams computed again from their start, because a recurrent state cannot be taken back.",
+    ),
     Family("group_preemptions", "counter", "Groups preempted because KV blocks were lacking."),
     Family("guided_tokens", "counter", "Output tokens sampled in joint steps."),
     Family("scored_tokens", "counter", "Known tokens scored under guidance."),

@@ -47,6 +47,7 @@ GENERATOR = Names(
         "groups_admitted",
         "joint_steps",
         "solo_rows",
+        "recomputed_streams",
         "group_preemptions",
         "guided_tokens",
         "scored_tokens",

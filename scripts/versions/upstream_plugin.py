@@ -103,9 +103,11 @@ def let_constructor_be_left_out(ours: Any) -> None:
     ours. Each scheduler with an `__init__` has its own attributes, which come before these.
     """
     from cfg_core.groups import GroupTable
+    from cfg_core.vllm_plugin.core.timelines import Timelines
     from cfg_core.vllm_plugin.pace import Pace
 
     ours._groups, ours._pace = GroupTable(), Pace(None)
+    ours._timelines = Timelines(ours._groups, {}, 0)
 
 
 def plan_each_step() -> None:

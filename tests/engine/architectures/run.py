@@ -44,7 +44,7 @@ def prepare() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
-    from architectures import absent, checks, loader, stock_oracle, table  # noqa: F401
+    from architectures import checks, loader, stock_oracle, table  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -74,10 +74,10 @@ def work(row: Any, folder: Path) -> None:
     stage = folder / "stage"
     stage.write_text("start")
     try:
-        from architectures.absent import stand_in_for_torchvision
         from architectures.checks import measure
+        from tiny_vision import use_stand_in
 
-        stand_in_for_torchvision()
+        use_stand_in()
         report = measure(row, model, lambda what: (stage.write_text(what), None)[1])
         outcome = "unequal" if report["problems"] else "equal"
         result = {"outcome": outcome, **report}

@@ -13,25 +13,38 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-MODULES = {"torchvision", "torchvision.transforms", "torchvision.transforms.v2"}
-FUNCTIONAL = "torchvision.transforms.v2.functional"
+PACKAGES = {"torchvision", "torchvision.transforms", "torchvision.transforms.v2"}
+MODULES = {
+    *PACKAGES,
+    "torchvision.io",
+    "torchvision.ops",
+    "torchvision.transforms.functional",
+    "torchvision.transforms.v2.functional",
+}
 
 
 class StandIn:
-    """Finds empty modules of these names."""
+    """Finds modules of these names. Each name in them is a class that has no use."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in {*MODULES, FUNCTIONAL} or _is_question():
+        if name not in MODULES or _is_question():
             return None
-        return ModuleSpec(name, self, is_package=name in MODULES)
+        return ModuleSpec(name, self, is_package=name in PACKAGES)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python make the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module empty."""
+        """Let every name be imported."""
+        module.__getattr__ = _made  # type: ignore[method-assign]
+
+
+def _made(name: str) -> type:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})
 
 
 def _is_question() -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from serve import example, tell_missing_models
+from serve import FAILED, example, tell_missing_models
 
 KEYS = {"applications": [{"args": {"access": {"keys": [{"name": "a", "env": "A_KEY"}]}}}]}
 OPEN = {"applications": [{"args": {"model": "x"}}]}
@@ -77,3 +77,17 @@ def test_a_bad_answer_gives_a_simple_example(serve, status, body):
 
 def test_no_answer_gives_a_simple_example():
     assert "/v1/models" in example("http://127.0.0.1:1", OPEN)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Deploying application 'cfg' failed with status DEPLOY_FAILED",
+        '(ServeController pid=7)   File "/x/application_state.py", line 1002,'
+        " in _reconcile_build_app_task",
+    ],
+)
+def test_lines_that_end_the_start(line):
+    """The second one: the YAML has options of a deployment that this application does not have."""
+    assert FAILED.search(f"before\n{line}\nafter")
+    assert not FAILED.search("Imported and built app 'cfg' successfully.")

@@ -10,8 +10,8 @@
 The media of followers are behind the leader's in `EngineCoreRequest.mm_features`, which vLLM
 sends. The next two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are
 pickled with them. The two after these are in the field `kv_transfer_params` of vLLM's
-EngineCoreOutput, because that class has no field for extensions. The field is free: engines with KV
-connectors are refused at start.
+EngineCoreOutput, because that class has no field for extensions. The field is free: an engine with
+KV connectors guides nothing.
 """
 
 from __future__ import annotations

@@ -96,10 +96,9 @@ def test_refused(roomy: Engine, bench: Bench, label: str) -> None:
         run(roomy, [case.prompt], [guided(case, extra_args={"guidance_scale": 2, **fields})])
 
 
+@pytest.mark.parametrize("bench", ["llava"], indirect=True)
 def test_prompts_that_end_with_an_image_are_refused(roomy: Engine, bench: Bench) -> None:
     case, place = bench.cases["VCD"], PLACES[bench.name]
-    if not place.endswith("<image>"):
-        pytest.skip("this model ends an image with a token of its own")
     ends = {"prompt": f"See {place}", "multi_modal_data": {"image": picture(1)}}
     with pytest.raises(ValueError, match="put the question after it"):
         run(roomy, [ends], [plain(extra_args={"guidance_scale": 2, "negative_prompt": "x"})])
@@ -138,13 +137,15 @@ def test_a_refused_request_leaves_its_image_to_the_next(roomy: Engine, bench: Be
     assert run(roomy, [new], [guided(case)])
 
 
+@pytest.mark.parametrize("bench", ["llava"], indirect=True)
 def test_the_core_refuses_what_would_wait_for_ever(roomy: Engine, bench: Bench) -> None:
-    """Without admission, a group whose prompt ends with an image fails, and nothing waits."""
+    """Without admission, a group whose prompt ends with an image fails, and nothing waits.
+
+    The other model ends an image with a token of its own.
+    """
     from cfg_core.vllm_plugin.frontend import follower_media
 
     case, place = bench.cases["VCD"], PLACES[bench.name]
-    if not place.endswith("<image>"):
-        pytest.skip("this model ends an image with a token of its own")
     ends = {"prompt": f"See {place}", "multi_modal_data": {"image": picture(1)}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follower_media, "check_end", lambda *args: None)

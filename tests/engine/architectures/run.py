@@ -74,8 +74,9 @@ def work(row: Any, folder: Path) -> None:
     stage = folder / "stage"
     stage.write_text("start")
     try:
-        from architectures.checks import measure
         from tiny_vision import use_stand_in
+
+        from architectures.checks import measure
 
         use_stand_in()
         report = measure(row, model, lambda what: (stage.write_text(what), None)[1])

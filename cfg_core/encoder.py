@@ -36,6 +36,9 @@ class Room:
     space: int = 0
 
 
+NO_ROOM = Room()
+
+
 @dataclass(slots=True)
 class Encoder:
     """The room of one step, while tokens are granted to streams in order."""

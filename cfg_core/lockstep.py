@@ -11,14 +11,15 @@ The policy:
 2. A group samples in a step only if all its streams can finish their prompts (or decode) within the
    step's budget. Otherwise each stream computes at most up to the token before its last one and
    waits there, so that no logits are computed that would have to be thrown away. An image, audio
-   or video that the encoder has no room for in the step holds the group in the same way.
+   or video that the encoder has no room for in the step holds the group in the same way. With a
+   `joint_limit`, all streams must be that far before the group samples.
 3. The free KV blocks must suffice for everything that is planned. If they do not, whole units are
    preempted: the last one first or, under the priority policy, the one with the greatest rank
    first. One unit always remains. It can finish, so there is no deadlock.
 4. At most one group is half admitted (some of its streams run, and some wait). Other groups in that
    state are preempted. The missing streams of the remaining one go to the head of the queue.
 5. A waiting group may sample in the step that admits it if all its streams fit into the budget, the
-   slots, the KV blocks and the encoder's room that are left.
+   slots, the KV blocks and the encoder's room that are left, and if there is no `joint_limit`.
 
 A *unit* is planned as a whole: a plain request, a group, or the admitted part of a group.
 """
@@ -29,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cfg_core.encoder import Encoder, Item, Room
+from cfg_core.encoder import NO_ROOM, Encoder, Item, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,9 @@ class Snapshot:
         speculation a drafter needs them for its own rows.
     by_rank: whether units are preempted by rank (the priority policy).
     encoder: the room for images, audio and video.
+    joint_limit: most tokens that a stream may compute in the step in which its group samples. 0
+        means no limit. It is set if a solo sample is costly, and if vLLM may compute fewer tokens
+        of a prompt than were granted.
     """
 
     running: tuple[Unit, ...]
@@ -117,7 +121,8 @@ class Snapshot:
     free_slots: int = 0
     drafting_slots: int = 0
     by_rank: bool = False
-    encoder: Room = Room()
+    encoder: Room = NO_ROOM
+    joint_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
         evicted.append(units.pop(_victim(units, snapshot.by_rank)))
         allotment = _allot(units, snapshot)
     sampling = allotment.sampling
-    if not evicted:
+    if not evicted and not snapshot.joint_limit:
         sampling |= _admissible(snapshot, allotment, needs)
     return StepPlan(
         order=tuple(s.id for u in units for s in u.streams),
@@ -211,13 +216,13 @@ def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
     limit = snapshot.chunk_limit or snapshot.token_budget
     for unit in units:
         if unit.guided:
-            _allot_guided(unit, limit, out)
+            _allot_guided(unit, limit, snapshot.joint_limit or limit, out)
         else:
             _grant(unit.streams[0], unit.streams[0].remaining, limit, out)
     return out
 
 
-def _allot_guided(unit: Unit, limit: int, out: _Allotment) -> None:
+def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> None:
     """Grant a joint step if the whole group is running and fits.
 
     Otherwise grant each stream everything but its last token.
@@ -227,7 +232,7 @@ def _allot_guided(unit: Unit, limit: int, out: _Allotment) -> None:
     joint = (
         not unit.half_admitted
         and min(remaining) >= 1
-        and max(remaining) <= limit
+        and max(remaining) <= min(limit, joint_limit)
         and needed <= out.budget
         and out.encoder.reaches_all([(s.media, s.remaining) for s in unit.streams])
     )

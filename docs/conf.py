@@ -43,6 +43,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/configuration",
         "docs/engine-options",
         "docs/limits",
+        "docs/models",
         "docs/patches",
     ),
     "Tune": ("docs/tune", "docs/instructions", "docs/speed", "docs/speculation"),

@@ -33,6 +33,9 @@ _Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
 ALLOW_UNTESTED = "allow_untested_vllm"
 """Key, in our options: whether a vLLM version may run that was not tested."""
 
+PREFIX_LM = frozenset({"HrmTextForCausalLM"})
+"""The architectures whose attention is vLLM's PrefillPrefixLMAttention."""
+
 METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
 """The methods of speculation that are supported."""
 
@@ -177,47 +180,75 @@ def guided_class(drafter: object, guided: Mapping[type, type]) -> type:
     return cls
 
 
-def check_scheduler(scheduler: Scheduler) -> None:
-    """Refuse, at engine start, every option under which guidance would not be exact.
-
-    Raises CompatibilityError.
-    """
-    config = scheduler.vllm_config
+def check_version_of(config: VllmConfig) -> None:
+    """Refuse, at engine start, a vLLM that was not tested. Raises CompatibilityError."""
     check_version(ours(config).get(ALLOW_UNTESTED, False))
+
+
+def cannot_guide(config: VllmConfig) -> str | None:
+    """Why this engine cannot guide exactly, as the end of "... does not work with"; None if it can.
+
+    Such an engine refuses guided requests, and those with logits processors, with this reason. It
+    serves plain requests with vLLM's own runners.
+    """
     model, parallel = config.model_config, config.parallel_config
     speculative = config.speculative_config
     method = None if speculative is None else speculative.method
-    rows = 2 * rows_per_stream(scheduler)
-    refused = {
+    causes = {
         f"speculation by {method} (use {', '.join(METHODS)})": method not in (None, *METHODS),
+        "ngram_gpu on vLLM's V1 model runner (use ngram, or VLLM_USE_V2_MODEL_RUNNER=1)": (
+            # V1 trims such drafts in a copy of the step that has no guidance.
+            method == "ngram_gpu" and not config.use_v2_model_runner
+        ),
         "adaptive verification (set enable_adaptive_verification=False)": bool(
             speculative and speculative.enable_adaptive_verification
         ),
         "speculation with pipeline parallelism (use tensor_parallel_size)": bool(
             speculative and parallel.pipeline_parallel_size > 1
         ),
+        "speculation of a model with recurrent state (remove speculative_config)": bool(
+            speculative and is_recurrent(config)
+        ),
         "batch-sharded sampling (set enable_batch_sharded_sampling=False)": (
             parallel.enable_batch_sharded_sampling
         ),
-        "context parallelism": scheduler.dcp_world_size * scheduler.pcp_world_size > 1,
-        "KV connectors (remove kv_transfer_config)": scheduler.connector is not None,
-        "encoder connectors": scheduler.ec_connector is not None,
-        "encoder-decoder models": scheduler.is_encoder_decoder,
-        "models with recurrent state (Mamba, linear attention)": scheduler.has_mamba_layers,
+        "context parallelism (use tensor_parallel_size)": (
+            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1
+        ),
+        "KV connectors (remove kv_transfer_config)": config.kv_transfer_config is not None,
+        "encoder connectors (remove ec_transfer_config)": config.ec_transfer_config is not None,
+        "encoder-decoder models": model.is_encoder_decoder,
+        "models that read a prompt in both directions": reads_both_ways(config),
         "diffusion models": model.is_diffusion,
         "watermarking (remove watermark_config)": config.watermark_config is not None,
-        "fewer than two sequences at a time (set max_num_seqs to 2 or more)": (
-            scheduler.max_num_active_reqs < 2
-        ),
-        f"a step budget below {rows} tokens (raise max_num_batched_tokens)": (
-            step_budget(scheduler) < rows
-        ),
     }
-    wrong = [what for what, found in refused.items() if found]
-    if wrong:
-        raise CompatibilityError(
-            f"guidance does not work with {'; '.join(wrong)} in this version of cfg-serve."
-        )
+    found = [cause for cause, applies in causes.items() if applies]
+    return "; ".join(found) or None
+
+
+def refusal(cause: str) -> str:
+    """The sentence for a request, and for the log, on an engine that cannot guide.
+
+    cause: what `cannot_guide` returned.
+    """
+    return (
+        f"this engine serves plain requests only: guidance does not work with {cause} in this"
+        " version of cfg-serve."
+    )
+
+
+def reads_both_ways(config: VllmConfig) -> bool:
+    """Whether the tokens of a step attend to each other in both directions (prefix LM).
+
+    What such a model says depends on the steps in which its prompt is read, and a guided stream may
+    wait one token short of its prompt's end.
+    """
+    return not PREFIX_LM.isdisjoint(config.model_config.architectures)
+
+
+def is_recurrent(config: VllmConfig) -> bool:
+    """Whether the model has layers with a state (Mamba, linear attention, short convolutions)."""
+    return bool(config.model_config.is_hybrid or config.model_config.has_inner_state)
 
 
 def asks_for_prompt_logprobs(sampling: SamplingParams) -> bool:

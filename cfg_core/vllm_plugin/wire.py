@@ -1,17 +1,17 @@
 """What the processes of an engine send each other about guidance, in addition to vLLM's data.
 
-    frontend -> scheduler   images, audio and video of followers              with_media
+    frontend -> scheduler   images, audio and video of followers                    with_media
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
     scheduler -> frontend   when the followers ran, in traced engines               follower_events
     workers -> frontend     the streams' own logprobs, as columns of vLLM's         StreamColumns
 
-The media of followers are behind the leader's in `EngineCoreRequest.mm_features`, which vLLM sends.
-The next two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are pickled
-with them. The two after these are in the field `kv_transfer_params` of vLLM's EngineCoreOutput, because
-that class has no field for extensions. The field is free: engines with KV connectors are refused at
-start.
+The media of followers are behind the leader's in `EngineCoreRequest.mm_features`, which vLLM
+sends. The next two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are
+pickled with them. The two after these are in the field `kv_transfer_params` of vLLM's
+EngineCoreOutput, because that class has no field for extensions. The field is free: engines with KV
+connectors are refused at start.
 """
 
 from __future__ import annotations

@@ -180,30 +180,30 @@ async def rendered(endpoint: Endpoint, state: State, request: Any) -> Any:
 
 async def render(
     endpoint: Endpoint, state: State, body: dict[str, Any], conversation: str
-) -> list[int]:
-    """The prompt of a body as token ids, as vLLM renders it.
+) -> Mapping[str, Any]:
+    """The prompt of a body as vLLM's renderer makes it: token ids, and images, audio and video.
 
-    Raises RequestError if it cannot be rendered, and GuidanceError if it is more than text.
+    vLLM's cache of processed media is left alone, because what it holds it believes to be with the
+    engine. Raises RequestError if the body cannot be rendered, and GuidanceError if it has what a
+    follower cannot have here.
 
-    conversation: the field that can hold a conversation of text alone, for that error.
+    conversation: the field that can hold a conversation, for that error.
     """
     request = parse(SERVED[endpoint].request, body)
     if endpoint in ("messages", "responses"):
         made = await rendered(endpoint, state, request)
         if made.features:
-            raise _not_text(conversation)
-        return list(made.token_ids)
+            raise GuidanceError(
+                f"Here the negative stream must be text: send {conversation} without images or"
+                " audio, or send the request to /v1/chat/completions."
+            )
+        return {"type": "token", "prompt_token_ids": list(made.token_ids)}
     renderer = state.online_renderer
     if endpoint == "chat":
-        (prompt, *_) = checked(await renderer.render_chat(request))[1]
+        (prompt, *_) = checked(await renderer.render_chat(request, skip_mm_cache=True))[1]
     else:
-        (prompt, *_) = checked(await renderer.render_completion(request))
-    if prompt["type"] != "token":
-        raise _not_text(conversation)
-    return list(prompt["prompt_token_ids"])
-
-
-def _not_text(conversation: str) -> GuidanceError:
-    return GuidanceError(
-        f"the negative stream must be text: send {conversation} without images or audio."
-    )
+        (prompt, *_) = checked(await renderer.render_completion(request, skip_mm_cache=True))
+    if prompt["type"] not in ("token", "multimodal"):
+        raise GuidanceError("the negative stream must be text, images, audio or video.")
+    found: Mapping[str, Any] = prompt
+    return found

@@ -21,12 +21,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, SCORE_TOKENS, FollowerParams
+from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.extra_args import adapter_of, as_xargs
 from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
+from deployments.requests.media import check_media
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 
 NO_TOKENS = (
@@ -43,11 +45,13 @@ class Made(NamedTuple):
 
     negative_tokens: the length of its followers' own prompts together.
     note: which of its fields had no effect, and why.
+    shelved: names of what its followers have on the Shelf. The caller must drop them at the end.
     """
 
     request: Any
     negative_tokens: int = 0
     note: str | None = None
+    shelved: Sequence[str] = ()
 
 
 class GuidedRequests:
@@ -62,7 +66,18 @@ class GuidedRequests:
 
     async def make(self, call: GenerateCall) -> Made:
         """Make the request object. Raises RequestError if body or negative cannot be used."""
+        shelved: list[str] = []
+        try:
+            made = await self._make(call, shelved)
+        except BaseException:
+            SHELF.drop(shelved)
+            raise
+        return made._replace(shelved=shelved)
+
+    async def _make(self, call: GenerateCall, shelved: list[str]) -> Made:
+        """As `make`; notes in `shelved` what it puts on the shelf."""
         body = dict(call.body)
+        check_media(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
         request: Any = parse(endpoints.SERVED[call.endpoint].request, body)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
@@ -83,12 +98,19 @@ class GuidedRequests:
             return Made(request, note=guidance.note if guidance else None)
         params = guidance.params
         if params.streams is not None:
-            followers = [await self._follower(call.endpoint, body, s) for s in params.streams]
+            followers = [
+                await self._follower(call.endpoint, body, s, shelved) for s in params.streams
+            ]
             request.vllm_xargs = xargs | as_xargs(replace(params, streams=tuple(followers)))
             return Made(request, sum(len(follower.token_ids or ()) for follower in followers))
-        negative = await self._negative(call.endpoint, body, guidance)
+        negative, media = await self._negative(call.endpoint, body, guidance, shelved)
         request.vllm_xargs = xargs | as_xargs(
-            replace(params, negative_prompt=None, negative_prompt_token_ids=negative)
+            replace(
+                params,
+                negative_prompt=None,
+                negative_prompt_token_ids=negative,
+                negative_media=media,
+            )
         )
         if call.endpoint == "completion":
             note = NO_TOKENS if negative is None and guidance.negative_field else None
@@ -97,32 +119,38 @@ class GuidedRequests:
         return Made(request, len(negative or [0]), note)
 
     async def _negative(
-        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance
-    ) -> tuple[int, ...] | None:
-        """The negative stream's prompt as token ids; None if the request has none of its own.
+        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance, shelved: list[str]
+    ) -> tuple[tuple[int, ...] | None, str | None]:
+        """The negative stream's prompt as token ids, and where its images are.
 
-        An empty text has none of its own if the tokenizer puts no special tokens around a text.
+        None for a prompt if the request has none of its own, and for images if it has none. An
+        empty text has none of its own if the tokenizer puts no special tokens around a text.
         """
         field = guidance.negative_field
         if field is None:
-            return None
+            return None, None
         if endpoint == "completion" and guidance.params.negative_prompt == "":
-            return self._special_tokens(body)
+            return self._special_tokens(body), None
         if field == NEGATIVE_IDS:
-            return self._checked(guidance.params.negative_prompt_token_ids or (), field)
-        return await self._rendered(
+            return self._checked(guidance.params.negative_prompt_token_ids or (), field), None
+        rendered = await self._rendered(
             endpoint, body, lambda: negative_body(endpoint, body, guidance), field
         )
+        return self._shelved(rendered, field, shelved)
 
     async def _follower(
-        self, endpoint: Endpoint, body: dict[str, Any], follower: FollowerParams
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        follower: FollowerParams,
+        shelved: list[str],
     ) -> FollowerParams:
         """The same follower with its prompt as token ids, and its adapter as vLLM knows it.
 
         One without a prompt of its own stays without: admission gives it each leader's prompt.
         """
         where, text, messages = follower.where, follower.prompt, follower.messages
-        ids = follower.token_ids
+        ids, media = follower.token_ids, None
         if ids is not None:
             ids = self._checked(ids, f"{where}.token_ids")
         elif text == "" and endpoint == "completion":
@@ -134,16 +162,25 @@ class GuidedRequests:
                 )
         elif text is not None or messages is not None:
             conversation = f"{where}.messages"
-            ids = await self._rendered(
+            field = f"{where}.prompt" if text is not None else conversation
+            rendered = await self._rendered(
                 endpoint,
                 body,
                 lambda: follower_body(endpoint, body, text, messages),
-                f"{where}.prompt" if text is not None else conversation,
+                field,
                 conversation,
             )
+            ids, media = self._shelved(rendered, field, shelved)
         models = self._state.openai_serving_models
         lora = adapter_of(follower.lora, where, models.lora_requests, models.is_base_model)
-        return replace(follower, prompt=None, messages=None, token_ids=ids, lora=lora)
+        return replace(
+            follower,
+            prompt=None,
+            messages=None,
+            token_ids=ids,
+            multi_modal_data=media,
+            lora=lora,
+        )
 
     def _checked(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
         """A follower's token ids, if this model has them all and their number fits."""
@@ -160,18 +197,29 @@ class GuidedRequests:
         made: Callable[[], Any],
         field: str,
         conversation: str = NEGATIVE_MESSAGES,
-    ) -> tuple[int, ...]:
-        """The token ids of a follower's body, which `made` makes from the request's own.
+    ) -> Mapping[str, Any]:
+        """What vLLM renders of a follower's body, which `made` makes from the request's own.
 
         field: what errors name. conversation: the field that can hold the whole conversation.
         """
         try:
-            ids = await endpoints.render(endpoint, self._state, made(), conversation)
+            own = made()
+            check_media(endpoint, own)
+            return await endpoints.render(endpoint, self._state, own, conversation)
         except (RequestError, VLLMValidationError) as error:
             # A fault of the request itself is not the negative's: this raises its own error.
             await endpoints.render(endpoint, self._state, body, conversation)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
-        return self._bounded(ids, field)
+
+    def _shelved(
+        self, rendered: Mapping[str, Any], field: str, shelved: list[str]
+    ) -> tuple[tuple[int, ...], str | None]:
+        """The token ids of a rendered prompt, and its name on the shelf if it has images."""
+        ids = self._bounded(rendered["prompt_token_ids"], field)
+        if rendered["type"] != "multimodal":
+            return ids, None
+        shelved.append(SHELF.put(rendered))
+        return ids, shelved[-1]
 
     def _bounded(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token

@@ -37,8 +37,9 @@ from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 from cfg_core.errors import RequestError
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
+from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments import patches
-from deployments.generator import endpoints, sse
+from deployments.generator import endpoints, media, sse
 from deployments.generator.engine_calls import EngineCalls, Run, share_of
 from deployments.generator.engine_errors import checked, own_errors, parse, reading
 from deployments.generator.grammar_gate import GrammarGate
@@ -111,6 +112,7 @@ class VllmServer:
         max_text_chars: maximum characters in a body of /tokenize or /detokenize; a token of
         /detokenize counts as four.
         """
+        media.set_limits()
         args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
             path = Path(folder) / "pace"
@@ -182,25 +184,26 @@ class VllmServer:
             with reading(), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
-            self._calls.begin(run)
-            output = await self._first(call, made.request, run)
+            with SHELF.holding(made.shelved):
+                self._calls.begin(run)
+                output = await self._first(call, made.request, run)
 
-            def report() -> dict[str, Any] | None:
-                if call.guidance is None:
-                    return None
-                return guidance_report(
-                    call.guidance, made.negative_tokens, meter.guided_tokens, made.note
-                )
+                def report() -> dict[str, Any] | None:
+                    if call.guidance is None:
+                        return None
+                    return guidance_report(
+                        call.guidance, made.negative_tokens, meter.guided_tokens, made.note
+                    )
 
-            if isinstance(output, pydantic.BaseModel):
-                text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
-                for piece in sse.pieces(sse.complete(text, report())):
-                    yield Whole(piece)
-                return
-            async with aclosing(output):
-                stream = self._calls.within(run, output)
-                async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
-                    yield Chunk(chunk)
+                if isinstance(output, pydantic.BaseModel):
+                    text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
+                    for piece in sse.pieces(sse.complete(text, report())):
+                        yield Whole(piece)
+                    return
+                async with aclosing(output):
+                    stream = self._calls.within(run, output)
+                    async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
+                        yield Chunk(chunk)
 
     def _headers(self, given: Mapping[str, str], span: Span | None) -> dict[str, str]:
         """Headers for vLLM, which warns of a trace's if it does not trace by itself."""

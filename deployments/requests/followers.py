@@ -32,6 +32,12 @@ def check_followers(followers: Iterable[FollowerParams], endpoint: Endpoint) -> 
             raise GuidanceError(
                 f"{where}.messages is for conversations: send prompt or token_ids here.", where
             )
+        if follower.multi_modal_data is not None:
+            raise GuidanceError(
+                f"{where}.multi_modal_data is for Python: over HTTP, send {where}.messages with"
+                " image parts.",
+                where,
+            )
         lora = follower.lora
         if lora is not None and lora is not False and not isinstance(lora, str):
             raise GuidanceError(

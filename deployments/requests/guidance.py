@@ -19,6 +19,7 @@ from cfg_core.params import (
     FIELDS,
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
+    OFFLINE_FIELDS,
     SCALE,
     SCHEDULE,
     SCORE_TOKENS,
@@ -34,7 +35,8 @@ from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.followers import check_followers, refuse_text
 
 NEGATIVE_MESSAGES = "negative_messages"
-CHAT_FIELDS = (*FIELDS, NEGATIVE_MESSAGES)
+HTTP_FIELDS = tuple(name for name in FIELDS if name not in OFFLINE_FIELDS)
+CHAT_FIELDS = (*HTTP_FIELDS, NEGATIVE_MESSAGES)
 
 PLANNED = ("guidance_between", "guidance_min_entropy")
 """Fields that are planned, but that this version does not have.
@@ -124,7 +126,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     Raises GuidanceError for every mistake that can be found without the model. The replica checks
     the length of the negative, and whether the group fits the KV pool.
     """
-    known = FIELDS if endpoint == "completion" else CHAT_FIELDS
+    known = HTTP_FIELDS if endpoint == "completion" else CHAT_FIELDS
     _refuse_hidden_fields(body)
     _refuse_unread_processors(endpoint, body)
     for name in body:
@@ -177,6 +179,10 @@ def _near_of_short(name: str, known: tuple[str, ...]) -> list[str]:
 
 
 def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
+    if name in OFFLINE_FIELDS:
+        return GuidanceError(
+            f"{name} is for Python: over HTTP, send {NEGATIVE_MESSAGES} with image parts.", name
+        )
     if name in PLANNED:
         return GuidanceError(f"{name} is not supported yet by this server: leave it out.", name)
     if name == NEGATIVE_MESSAGES:

@@ -37,7 +37,9 @@ GUIDANCE: dict[str, Schema] = {
     ),
     "negative_prompt_token_ids": _field("The negative stream as token ids.", **IDS),
     "negative_messages": _field(
-        "The whole negative conversation.", type="array", items={"type": "object"}
+        "The whole negative conversation, with its own images and audio.",
+        type="array",
+        items={"type": "object"},
     ),
     "guidance_streams": _field(
         "Instead of a scale and a negative: followers with weights. The weight of the conditional"
@@ -54,7 +56,9 @@ GUIDANCE: dict[str, Schema] = {
                     "The stream's text, or in a conversation its system message.", **TEXT
                 ),
                 "messages": _field(
-                    "The stream's whole conversation.", type="array", items={"type": "object"}
+                    "The stream's whole conversation, with its own images and audio.",
+                    type="array",
+                    items={"type": "object"},
                 ),
                 "token_ids": _field("The stream as token ids.", **IDS),
                 "lora": _field(

@@ -15,6 +15,7 @@ from cfg_core.errors import CfgServeError
 from cfg_core.params import FollowerParams
 from deployments.requests.endpoints import Endpoint, conversation_of
 from deployments.requests.guidance import Guidance
+from deployments.requests.media import MEDIA_TOKENS, media_parts
 from deployments.requests.negative import follower_body, negative_body
 
 BYTES_PER_TOKEN = 4
@@ -101,8 +102,15 @@ def _conditionals(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Stream]:
         return [_scored(body.get("query"), item) for item in _list(body.get("items"))]
     if endpoint == "batch":
         chats = [{**body, "messages": chat} for chat in _list(body.get("messages"))]
-        return [Stream.of(_conversation("chat", chat)) for chat in chats]
-    return [Stream.of(_conversation(endpoint, body))]
+        return [_shown("chat", chat) for chat in chats]
+    return [_shown(endpoint, body)]
+
+
+def _shown(endpoint: Endpoint, body: Mapping[str, Any]) -> Stream:
+    """The prompt of a conversation. How many tokens its images have, only the engine knows."""
+    stream = Stream.of(_conversation(endpoint, body))
+    items = sum(1 for _ in media_parts(conversation_of(endpoint, body)))
+    return replace(stream, num_tokens=stream.num_tokens + items * MEDIA_TOKENS)
 
 
 def _scored(query: object, item: object) -> Stream:
@@ -181,9 +189,22 @@ def _message(message: object) -> str:
 
 
 def _content(content: object) -> str:
-    """The text of a message's content, or of its text parts."""
+    """The text of a message's content: of its text parts, and a mark for each other part.
+
+    The mark is the same for the same image, and seldom for another.
+    """
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
     texts = (part["text"] for part in parts if isinstance(part, Mapping) and "text" in part)
-    return "".join(map(str, texts))
+    marks = map(_mark, media_parts([{"content": parts}]))
+    return "".join([*map(str, texts), *marks])
+
+
+def _mark(part: Mapping[str, Any]) -> str:
+    """A few characters of an image, audio or video, which may have megabytes."""
+    kind = part.get("type")
+    inner = part.get(str(kind))
+    texts = inner.values() if isinstance(inner, Mapping) else [inner]
+    ends = (f"{len(text)}{text[-32:]}" for text in texts if isinstance(text, str))
+    return f"\0{kind}\0{''.join(ends)}\0"

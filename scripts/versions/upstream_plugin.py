@@ -4,8 +4,7 @@ scripts/versions/upstream_tests.py runs it. It adds two options:
 
 --scheduler=stock   The tests get vLLM's schedulers.
 --scheduler=ours    They get GuidedScheduler and GuidedAsyncScheduler.
---scheduler=lifted  They get ours, and no option is refused at engine start.
---scheduler=planned They get ours as with `lifted`, and each step is planned (`lockstep.plan`).
+--scheduler=planned They get ours, and each step is planned (`lockstep.plan`).
 --results=FILE      Write the outcome of each test to FILE, as JSON.
 
 vLLM is imported when pytest is configured, and not when this module is imported.
@@ -24,7 +23,7 @@ from typing import Any
 
 import pytest
 
-STOCK, OURS, LIFTED, PLANNED = "stock", "ours", "lifted", "planned"
+STOCK, OURS, PLANNED = "stock", "ours", "planned"
 RANKS = ("passed", "skipped", "failed")  # of a test's phases, the worst counts
 
 
@@ -37,8 +36,6 @@ class Result:
     """Why it failed or was skipped."""
     schedulers: list[str] = dataclasses.field(default_factory=list)
     """The class of each scheduler that the test made, or tried to make."""
-    refusals: list[str] = dataclasses.field(default_factory=list)
-    """The messages of `check_scheduler`, also if refusals are lifted."""
 
 
 @dataclasses.dataclass
@@ -64,11 +61,10 @@ class Results:
 
 
 class Witness:
-    """Notes which schedulers are made, and what `check_scheduler` refuses."""
+    """Notes which schedulers are made."""
 
     def __init__(self) -> None:
         self.schedulers: list[str] = []
-        self.refusals: list[str] = []
 
     def watch_schedulers(self) -> None:
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -80,23 +76,6 @@ class Witness:
             init(scheduler, *args, **kwargs)
 
         Scheduler.__init__ = noted
-
-    def watch_refusals(self, *, lift: bool) -> None:
-        """lift: whether a scheduler that is refused starts all the same."""
-        from cfg_core.errors import CompatibilityError
-        from cfg_core.vllm_plugin import config
-
-        check = config.check_scheduler
-
-        def noted(scheduler: Any) -> None:
-            try:
-                check(scheduler)
-            except CompatibilityError as error:
-                self.refusals.append(str(error))
-                if not lift:
-                    raise
-
-        config.check_scheduler = noted
 
 
 def use_ours() -> None:
@@ -141,7 +120,7 @@ def plan_each_step() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("upstream")
-    group.addoption("--scheduler", choices=(STOCK, OURS, LIFTED, PLANNED), default=STOCK)
+    group.addoption("--scheduler", choices=(STOCK, OURS, PLANNED), default=STOCK)
     group.addoption("--results", type=Path, default=None)
 
 
@@ -154,7 +133,6 @@ def pytest_configure(config: pytest.Config) -> None:
     witness = Witness()
     witness.watch_schedulers()
     if scheduler != STOCK:
-        witness.watch_refusals(lift=scheduler in (LIFTED, PLANNED))
         use_ours()
     if scheduler == PLANNED:
         plan_each_step()
@@ -195,7 +173,6 @@ class Recorder:
             result.outcome, result.reason = report.outcome, reason_of(report)
         noted = report.user_properties  # of this phase and those before
         result.schedulers = [str(value) for name, value in noted if name == "schedulers"]
-        result.refusals = [str(value) for name, value in noted if name == "refusals"]
 
     def pytest_sessionfinish(self) -> None:
         self._results.write(self._path)

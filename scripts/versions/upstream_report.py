@@ -15,7 +15,6 @@ KNOWN = {
 }
 """Functions of vLLM's tests that fail with our scheduler on purpose, and why."""
 CHANCE = (" crashed while running ", "Timeout (>", "timed out after")
-REFUSAL = "cfg_core.errors.CompatibilityError: "
 
 
 # ---- the comparison ------------------------------------------------------------------------------
@@ -40,10 +39,6 @@ class Comparison:
         """The tests with this outcome in both runs, as they ended with ours."""
         return {t: b for t, a, b in self if a.outcome == b.outcome == outcome}
 
-    def refused(self) -> dict[str, Result]:
-        """The tests that pass with vLLM's scheduler, and that ours refuses at engine start."""
-        return {t: b for t, a, b in self if a.outcome == "passed" and is_refused(b)}
-
     def known(self) -> dict[str, str]:
         """The tests that differ for a reason that is in KNOWN."""
         return {
@@ -54,11 +49,11 @@ class Comparison:
 
     def different(self) -> dict[str, str]:
         """The other tests, with both outcomes."""
-        explained = self.refused().keys() | self.known().keys()
+        known = self.known()
         return {
             test: f"{a.outcome} {a.reason} -> {b.outcome} {b.reason}"
             for test, a, b in self
-            if a.outcome != b.outcome and test not in explained
+            if a.outcome != b.outcome and test not in known
         }
 
     def by_chance(self) -> dict[str, str]:
@@ -73,10 +68,6 @@ class Comparison:
         """Take the outcomes of a second run of some tests."""
         self.stock.tests |= stock.tests
         self.ours.tests |= ours.tests
-
-
-def is_refused(result: Result) -> bool:
-    return result.outcome == "failed" and bool(result.refusals) and REFUSAL in result.reason
 
 
 def function_of(test: str) -> str:
@@ -101,7 +92,7 @@ def by(reason: Callable[[Result], str], tests: Mapping[str, Result]) -> dict[str
 
 def report(compared: Comparison, unsteady: Mapping[str, str]) -> str:
     """The comparison as Markdown."""
-    passed, refused = compared.both("passed"), compared.refused()
+    passed = compared.both("passed")
     with_ours = len(with_our_scheduler(passed))
     uncollected = compared.stock.uncollected | compared.ours.uncollected
     known, different = compared.known(), compared.different()
@@ -110,7 +101,6 @@ def report(compared: Comparison, unsteady: Mapping[str, str]) -> str:
         f"- passed in both: {len(passed)}, of which {with_ours} make a scheduler of ours",
         f"- failed in both: {len(compared.both('failed'))}",
         f"- skipped in both: {len(compared.both('skipped'))}",
-        f"- refused at engine start by ours, passed with vLLM's: {len(refused)}",
         f"- known to differ: {len(known)}",
         f"- DIFFERENT: {len(different)}",
         f"- differed or crashed once, but not when they ran again alone: {len(unsteady)}",
@@ -122,7 +112,6 @@ def report(compared: Comparison, unsteady: Mapping[str, str]) -> str:
         "Differed or crashed once", [f"{test}: {why}" for test, why in unsteady.items()]
     )
     lines += section("Not collected", [f"{file}: {why}" for file, why in uncollected.items()])
-    lines += grouped("Refused", by(lambda result: result.refusals[0], refused))
     for outcome in ("failed", "skipped"):
         with_stock = {test: compared.stock.tests[test] for test in compared.both(outcome)}
         found = by(lambda result: result.reason, with_stock)

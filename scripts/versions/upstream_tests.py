@@ -4,14 +4,10 @@
     python scripts/versions/upstream_tests.py 0.33.0 --tests tests/v1/core/test_scheduler.py
 
 The tests come from vLLM's sdist, and are unpacked beside the installed vLLM (beside.py). They run
-with vLLM's scheduler, then with ours. A test may end differently only if our scheduler refuses an
-option of it at engine start, or if KNOWN in upstream_report.py says why. If anything else is
-different, the exit status is 1. Two more runs show whether our scheduler treats plain requests as
-vLLM does. They do not change the exit status:
-
-- Refused tests run with refusals lifted.
-- All tests that make a scheduler run with refusals lifted, and each step is planned as if there
-  were guided requests beside the plain ones.
+with vLLM's scheduler, then with ours. A test may end differently only if KNOWN in
+upstream_report.py says why. If anything else is different, the exit status is 1. In one more run,
+each step is planned as if there were guided requests beside the plain ones. It shows whether our
+scheduler treats plain requests as vLLM does then, and does not change the exit status.
 
 vLLM's conftest.py is not loaded, because it needs more packages. The models that the tests name are
 made here (upstream_models.py). Tests that need anything else from the hub, or a GPU, fail in both
@@ -34,7 +30,7 @@ from pathlib import Path
 
 import beside
 from packaging.version import Version
-from upstream_plugin import LIFTED, OURS, PLANNED, STOCK, Results
+from upstream_plugin import OURS, PLANNED, STOCK, Results
 from upstream_report import Comparison, report, report_more, with_our_scheduler
 
 TESTS = ("tests/v1/core",)
@@ -194,14 +190,10 @@ def compare(runner: Runner, tests: Iterable[str]) -> int:
     still = different.keys() | compared.by_chance().keys() | compared.known().keys()
     unsteady = {test: why for test, why in once.items() if test not in still}
     print(report(compared, unsteady), flush=True)
-    refused = compared.refused()
-    if refused:
-        lifted = runner.run(LIFTED, refused)
-        print(report_more("Refused tests, refusals lifted", lifted), flush=True)
-    made = [*with_our_scheduler(compared.both("passed")), *refused]
+    made = with_our_scheduler(compared.both("passed"))
     if made:
         planned = runner.run(PLANNED, made)
-        print(report_more("Refusals lifted, each step planned", planned), flush=True)
+        print(report_more("Each step planned", planned), flush=True)
     return 1 if different or not compared.both("passed") else 0
 
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 import vllm
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from cfg_core.patches import stock
 from cfg_core.vllm_plugin.core import remote_queues
 from cfg_core.vllm_plugin.patches import PATCHES
 from cfg_core.vllm_plugin.versions.tested import TESTED
+from cfg_core.vllm_plugin.worker.cpu_mamba import make_get_kv_cache_spec, returns_last_state_only
 from cfg_core.vllm_plugin.worker.cpu_worker import (
     expand_batch_to_tokens,
     make_bgmv_shrink,
@@ -83,6 +85,26 @@ def test_the_patch_of_adapters_applies_where_the_fault_is():
 
 def test_a_tested_version_still_needs_the_patch_of_adapters():
     assert FAULTY & {*TESTED}, "delete make_bgmv_shrink, takes_last_adapter and their two rows"
+
+
+def test_a_mamba2_layer_on_a_cpu_promises_no_state_inside_of_a_chunk():
+    promised = MambaSpec(
+        block_size=16,
+        shapes=((4, 4),),
+        dtypes=(torch.float32,),
+        num_prefill_checkpoint_blocks=1,
+        prefill_checkpoint_alignment=1,
+    )
+    spec = make_get_kv_cache_spec(lambda layer, config: promised)(None, None)
+    assert (spec.num_prefill_checkpoint_blocks, spec.prefill_checkpoint_alignment) == (0, None)
+    assert spec.shapes == promised.shapes
+
+
+def test_stock_mamba2_on_a_cpu_still_has_the_fault():
+    """If this test fails, vLLM has fixed the fault: delete cpu_mamba.py and its row."""
+    if not hasattr(torch.ops._C, "mamba_chunk_scan_fwd_cpu"):
+        pytest.skip("the fault is that of vLLM's CPU kernel, which this build has not")
+    assert returns_last_state_only(STOCK["get_kv_cache_spec"])
 
 
 @pytest.fixture

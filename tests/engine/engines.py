@@ -7,6 +7,7 @@ ends with `assert_idle`: no request and no KV block may be left behind.
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -290,10 +291,10 @@ def inspect_in_process(folder: Path) -> None:
 
     vLLM would start a process for that, which takes half a minute for each architecture.
     """
-    from transformers import AutoConfig
     from vllm import ModelRegistry
 
-    architecture = AutoConfig.from_pretrained(folder).architectures[0]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architecture = config["architectures"][0]
     lazy = ModelRegistry.models[architecture]
     ModelRegistry.register_model(architecture, lazy.load_model_cls())
 

@@ -128,12 +128,14 @@ def environment(path: EnginePath) -> dict[str, str]:
     return out
 
 
-def run(path: EnginePath, folder: Path, oracle: Oracle) -> dict[str, Any]:
+def run(path: EnginePath, folder: Path, oracle: Oracle, **more: Any) -> dict[str, Any]:
     """The report of path_program.py, which answers the oracle's cases and all formulas.
+
+    more: engine options.
 
     Raises RuntimeError, with the output of the process, if it failed or took too long.
     """
-    options = {**path.options, **path.speculation(folder)}
+    options = {**path.options, **path.speculation(folder), **more}
     setup = {
         "every": EVERY,
         "options": options,

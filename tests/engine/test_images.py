@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import ROOMY, Engine, plain, tokens
-from image_cases import Bench, bench_of, cases_of, encoded, guided, run
+from engines import ROOMY, Engine, plain
+from image_cases import Bench, bench_of, cases_of, guided, run
 from tiny_vision import PLACES, Streams, noised, picture
+
 
 @pytest.fixture(scope="module", params=sorted(PLACES))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
@@ -131,8 +132,8 @@ def test_a_refused_request_leaves_its_image_to_the_next(roomy: Engine, bench: Be
     new = {**case.prompt, "multi_modal_data": {"image": [picture(77)]}}
     with pytest.raises(ValueError, match="must be a number"):
         run(roomy, [new], [guided(case, extra_args={"guidance_scale": "x"})])
+    long = {"guidance_scale": 2, "negative_prompt_token_ids": [5] * 300}
     with pytest.raises(ValueError, match="must fit"):
-        long = {"guidance_scale": 2, "negative_prompt_token_ids": [5] * 300}
         run(roomy, [new], [guided(case, extra_args=long)])
     assert run(roomy, [new], [guided(case)])
 

@@ -1,7 +1,7 @@
 """Images on engines with little room: the encoder's budget and cache, the step, the KV pool.
 
-Each test has an engine of its own, and no two are alive at a time: image models read vLLM's state of
-the process while they run.
+Each test has an engine of its own, and no two are alive at a time: image models read vLLM's state
+of the process while they run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from image_cases import NEW_TOKENS, Bench, all_guided, bench_of, encoded, guided
 from tiny_models import DECODER
 from tiny_vision import PLACES, Streams, picture
 from transformers import LlamaConfig, LlamaForCausalLM
+
 
 @pytest.fixture(scope="module", params=sorted(PLACES))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:

@@ -1,4 +1,4 @@
-"""Random-weight models of six architectures, and a byte tokenizer.
+"""Random-weight models of nine architectures, and a byte tokenizer.
 
 The models are built in a second. Their output is nonsense on purpose: any error in positions,
 caches or the blend changes the tokens at once. A trained model would often give the same word
@@ -24,9 +24,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    FalconH1Config,
     Gemma2Config,
     GPT2Config,
+    GraniteMoeHybridConfig,
     LlamaConfig,
+    Mamba2Config,
     OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -115,11 +118,49 @@ def opt() -> PretrainedConfig:
     )
 
 
+MAMBA2: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 32}
+MAMBA2 |= {"mamba_n_groups": 1, "mamba_expand": 2, "mamba_chunk_size": 64}
+
+
+def mamba2() -> PretrainedConfig:
+    """Recurrent layers alone."""
+    return Mamba2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        num_heads=4,
+        head_dim=32,
+        state_size=32,
+        num_hidden_layers=LAYERS,
+        n_groups=1,
+        chunk_size=64,
+        tie_word_embeddings=False,
+        **SPECIAL_IDS,
+    )
+
+
+def falcon_h1() -> PretrainedConfig:
+    """Attention and a recurrent part in each layer."""
+    return FalconH1Config(**DECODER, **MAMBA2, mamba_d_ssm=2 * HIDDEN)
+
+
+def granite_hybrid() -> PretrainedConfig:
+    """A recurrent layer, and one of attention and experts."""
+    return GraniteMoeHybridConfig(
+        **DECODER,
+        **MAMBA2,
+        layer_types=["mamba", "attention"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=HIDDEN,
+    )
+
+
+RECURRENT = (mamba2, falcon_h1, granite_hybrid)
 ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
-    f.__name__: f for f in (llama, qwen3, gpt2, gemma2, qwen3_moe, opt)
+    f.__name__: f for f in (llama, qwen3, gpt2, gemma2, qwen3_moe, opt, *RECURRENT)
 }
 
-SEEDS = dict.fromkeys(ARCHITECTURES, 0)
+SEEDS = dict.fromkeys(ARCHITECTURES, 0) | {"granite_hybrid": 2}
 """Seeds for which `Oracle.margin` is above `oracle.MIN_MARGIN`.
 
 They were chosen with the reference only.
@@ -159,6 +200,8 @@ def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> t
     """Turn standard normal `noise` of the parameter's shape into its values."""
     if noise.dim() == 1:
         return _vector(name, noise, tied=tied)
+    if "conv1d" in name:  # one filter for each channel
+        return noise / math.sqrt(noise.shape[-1])
     if "lm_head" in name or ("embed_tokens" in name and tied):
         return noise * HEAD_STD / math.sqrt(HIDDEN)
     if "embed" in name or "wte" in name or "wpe" in name:
@@ -170,10 +213,14 @@ def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> t
 
 
 def _vector(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
-    """Biases near 0, norm weights near 1.
+    """Biases near 0, norm weights near 1, and states that forget at different speeds.
 
     Gemma stores `weight - 1`, and its post-norms are large here.
     """
+    if "A_log" in name:
+        return torch.log(1 + 4 * noise.abs())
+    if "dt_bias" in name:
+        return noise * 0.5 - 1
     if name.endswith("bias"):
         return noise * 0.1
     if tied:

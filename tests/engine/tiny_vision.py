@@ -5,7 +5,6 @@ Their processors are made here, too: no hub. Images are 28 x 28 pixels, and have
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
 import sys
@@ -54,9 +53,11 @@ CHAT_TEMPLATE = (
 
 
 def use_stand_in() -> None:
-    """Let vLLM's image models be imported if there is no torchvision."""
-    if importlib.util.find_spec("torchvision") is None:
-        sys.path.append(str(STAND_IN))
+    """Let vLLM's image models be imported in this process if there is no torchvision."""
+    sys.path.append(str(STAND_IN))
+    import torchvision_stand_in
+
+    torchvision_stand_in.install()
 
 
 def llava() -> tuple[PreTrainedModel, ProcessorMixin]:

@@ -16,6 +16,7 @@ from tests.simulation.sim import PATHS, simulate
 COUNTED = (
     "joint_steps",
     "solo_rows",
+    "recomputed_streams",
     "group_preemptions",
     "groups_admitted",
     "windows_opened",
@@ -36,9 +37,10 @@ def one(folder: Path, path_name: str, seed: int) -> tuple[collections.Counter, s
     return counts, ""
 
 
-def long_run(folder: Path, joint_steps: int, processes: int) -> None:
+def long_run(folder: Path, joint_steps: int, processes: int, part: str) -> None:
     started, seed = time.monotonic(), 0
-    by_path: dict[str, collections.Counter] = {p.name: collections.Counter() for p in PATHS}
+    names = [p.name for p in PATHS if part in p.name]
+    by_path: dict[str, collections.Counter] = {name: collections.Counter() for name in names}
     failures: list[str] = []
     with ProcessPoolExecutor(processes) as pool:
         while sum(c["joint_steps"] for c in by_path.values()) < joint_steps:
@@ -71,12 +73,13 @@ if __name__ == "__main__":
     parser.add_argument("--joint-steps", type=int, default=1_000_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, help="replay this seed alone")
+    parser.add_argument("--paths", default="", help="only paths with this in their names")
     parser.add_argument("--path", choices=[p.name for p in PATHS], default=PATHS[0].name)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.seed is None:
-            long_run(folder, args.joint_steps, args.processes)
+            long_run(folder, args.joint_steps, args.processes, args.paths)
         else:
             done = simulate(folder, next(p for p in PATHS if p.name == args.path), args.seed)
             print(done.scheduler.guidance_stats())

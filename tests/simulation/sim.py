@@ -7,6 +7,7 @@ stream out of lockstep at once, without the cost of a model. It follows the prot
 runners, with async scheduling and pipeline stages: see `PATHS`.
 
     python -m tests.simulation --joint-steps 1000000     a long run
+    python -m tests.simulation --paths states            only with states, which nothing can undo
     python -m tests.simulation --seed 7 --path v2-async  replays one
 """
 
@@ -29,8 +30,17 @@ from transformers import LlamaConfig
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+)
 from vllm.v1.outputs import (
     EMPTY_MODEL_RUNNER_OUTPUT,
     DraftTokenIds,
@@ -61,6 +71,8 @@ class EnginePath(NamedTuple):
     asynchronous: bool = False
     stages: int = 1
     drafts: int = 0
+    states: str = ""
+    """Recurrent states beside attention: vLLM's `mamba_cache_mode`; empty for none."""
 
     @property
     def name(self) -> str:
@@ -68,8 +80,10 @@ class EnginePath(NamedTuple):
             "v2" if self.v2 else "v1",
             *["async"] * self.asynchronous,
             *[f"pp{self.stages}"] * (self.stages > 1),
+            *[f"drafts{self.drafts}"] * (self.drafts > 0),
+            *[f"states-{self.states}"] * bool(self.states),
         ]
-        return "-".join([*words, *[f"drafts{self.drafts}"] * (self.drafts > 0)])
+        return "-".join(words)
 
 
 V1 = EnginePath()
@@ -86,6 +100,18 @@ PATHS = [
         EnginePath(v2, asynchronous, drafts=3)
         for v2 in (False, True)
         for asynchronous in (False, True)
+    ),
+    *(
+        EnginePath(v2, asynchronous, stages, states=states)
+        for states in ("none", "align")
+        for v2, asynchronous, stages in (
+            (False, False, 1),
+            (False, True, 1),
+            (False, False, 2),
+            (True, False, 1),
+            (True, True, 1),
+            (True, True, 4),
+        )
     ),
 ]
 
@@ -164,6 +190,8 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     rejected: int = 0  # tokens rejected on the device; not yet known to the scheduler
     lives: int = 0  # how often it was preempted and resumed
+    states: list[int] = field(default_factory=list)  # blocks of its recurrent state
+    state_at: int | None = None  # the entry of `states` that has its current state
 
     def prefix(self, position: int) -> int:
         """A number that stands for all tokens up to `position`."""
@@ -219,6 +247,8 @@ class FakeRunner:
     rejections: list[Rejection] = field(default_factory=list)
     rules: dict[str, Rules] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
+    """The prefix that the state in each block stands for. Nothing can undo a state."""
     sequences: dict[str, Sequence] = field(default_factory=dict)
     hidden: dict[str, list[int]] = field(default_factory=dict)
     """Hidden states of the step, for each stream: the prefixes that they stand for."""
@@ -271,13 +301,14 @@ class FakeRunner:
 
     def _add(self, new: NewRequestData) -> None:
         tokens = list((new.prefill_token_ids if self.path.v2 else None) or new.prompt_token_ids)
-        (blocks,) = new.block_ids
+        blocks, *states = new.block_ids
         self.sequences[new.req_id] = Sequence(
             tokens,
             len(new.prompt_token_ids),
             new.num_computed_tokens,
             list(blocks),
             known=len(tokens),
+            states=[block for group in states for block in group],
         )
 
     def _update(self, cached: CachedRequestData) -> None:
@@ -289,7 +320,9 @@ class FakeRunner:
             if resumed:
                 sequence.blocks, sequence.computed, sequence.rejected = [], computed, 0
                 sequence.lives, sequence.drafts = sequence.lives + 1, []
+                sequence.states, sequence.state_at = [], None
             sequence.blocks += blocks[0] if blocks else []
+            sequence.states += blocks[1] if blocks and self.path.states else []
             if stream in cached.all_token_ids:
                 tokens = cached.all_token_ids[stream]
                 assert tokens[: len(sequence.tokens)] == sequence.tokens[: len(tokens)]
@@ -336,10 +369,30 @@ class FakeRunner:
                 sequence.blocks[position // self.block_size], [0] * self.block_size
             )
             block[position % self.block_size] = sequence.prefix(position)
+        if self.path.states:
+            self._advance_state(stream, sequence, start, end)
         del sequence.tokens[len(sequence.tokens) - drafts :]
         del sequence.prefixes[len(sequence.tokens) :]
         sequence.computed = end
         return end
+
+    def _advance_state(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
+        """Add tokens to the state, as the kernels do and vLLM's `preprocess_mamba` prepares.
+
+        With "align", each block of tokens has an entry, and the state moves on to the last one.
+        """
+        now = (end - 1) // self.block_size if self.path.states == "align" else 0
+        last = sequence.state_at
+        if last is None:
+            last = (start - 1) // self.block_size if self.path.states == "align" else 0
+        block = sequence.states[now]
+        assert block != 0, f"{stream}: its state is in the null block"
+        if start and last != now:
+            self.states[block] = self.states.get(sequence.states[last], 0)
+        assert not start or self.states.get(block) == sequence.prefix(start - 1), (
+            f"{stream}: its state is not that of its {start} tokens"
+        )
+        self.states[block], sequence.state_at = sequence.prefix(end - 1), now
 
     def _sample(self, guidance: StepGuidance, ends: dict[str, int]) -> list[list[int]]:
         joint = {s: row for row in guidance.joint for s in row.streams}
@@ -459,17 +512,28 @@ class Simulation:
         spec = FullAttentionSpec(
             block_size=self.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        if path.states:
+            aligned = path.states == "align"
+            config.cache_config.mamba_cache_mode = path.states
+            config.cache_config.enable_prefix_caching = aligned
+            state = MambaSpec(
+                block_size=self.block_size if aligned else config.model_config.max_model_len,
+                shapes=((2 * self.block_size,),),
+                dtypes=(torch.float32,),
+                mamba_cache_mode=path.states,
+            )
+            groups.append(KVCacheGroupSpec(["recurrent layer"], state))
+        kv = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv, config)
         with runner_version(path.v2):
             self.depth = config.max_concurrent_batches
             self.scheduler = config.scheduler_config.get_scheduler_cls()(
                 vllm_config=config,
-                kv_cache_config=KVCacheConfig(
-                    num_blocks=num_blocks,
-                    kv_cache_tensors=[],
-                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-                ),
+                kv_cache_config=kv,
                 structured_output_manager=StructuredOutputManager(config),
-                block_size=self.block_size,
+                block_size=block_size,
+                hash_block_size=hash_block_size,
                 log_stats=False,
             )
         assert self.scheduler.use_v2_model_runner == path.v2
@@ -697,6 +761,8 @@ def simulate(folder: Path, path: EnginePath, seed: int, num_requests: int = 30) 
     rng = random.Random(seed)
     setup = random_setup(rng)
     num_blocks = setup.pop("num_blocks")
+    if path.states:
+        num_blocks += num_blocks // 2  # a stream has states beside its KV blocks
     sim = Simulation(make_config(folder, drafts=path.drafts, **setup), num_blocks, path)
     random_load(sim, rng, num_requests)
     sim.check_drained()
@@ -762,11 +828,12 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     size = rng.randint(2, most) if rng.random() < 0.4 else 2
     drafts = sim.runner.path.drafts
     room = (40 if size == 2 else 52) + drafts  # for output, drafts, and the rest of a block
+    room += sim.block_size * {"": 0, "none": 1, "align": 3}[sim.runner.path.states]
     if sim.scheduler._split.pool.kv_split == EVEN:
         longest = min(100, pool // 2 // (size - 1) - room)
     else:
         longest = min(100, pool // size - room)
-    size, longest = (size, longest) if longest > 0 else (2, min(100, pool // 2 - 40))
+    size, longest = (size, longest) if longest > 0 else (2, max(1, min(100, pool // 2 - room)))
     guided, streams, schedule = rng.random() < 0.7, [], []
     window: tuple[int, int | None] = (0, None)
     if guided and (size > 2 or rng.random() < 0.2):

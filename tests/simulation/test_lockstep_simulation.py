@@ -5,21 +5,24 @@ seed: `pytest tests/simulation -k "seed7"` replays it.
 """
 
 import dataclasses
+import re
 
 import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from cfg_core import lockstep
+from cfg_core.errors import CompatibilityError
 from cfg_core.groups import GroupTable
 from cfg_core.timeline import Timeline
-from cfg_core.vllm_plugin import wire
+from cfg_core.vllm_plugin import config, wire
 from cfg_core.vllm_plugin.core import group_scheduler, scheduler, scoring
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
+from cfg_core.vllm_plugin.core.states import States
 from cfg_core.vllm_plugin.core.steady import SteadyStep
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
-from tests.simulation.sim import PATHS, EnginePath, Simulation, make_config, simulate
+from tests.simulation.sim import PATHS, Simulation, make_config, simulate
 
 SEEDS = range(6)
 
@@ -357,9 +360,53 @@ def test_without_reserved_blocks_taking_samples_back_keeps_guidance_exact(
             ),
         ][0],
     )
-    for seed in SEEDS:
+    for seed in range(15):
         simulate(model_folder, path, seed)
     assert taken_back, "no stream was alone in a decode"
+
+
+STATE_PATHS = [path for path in PATHS if path.states]
+
+
+@pytest.mark.parametrize("path", STATE_PATHS, ids=[p.name for p in STATE_PATHS])
+def test_the_plan_leaves_no_state_to_undo(model_folder, path):
+    """A state that contains a token too many costs a group all of its computed tokens."""
+    assert path.states in ("none", "align")
+    for seed in SEEDS:
+        stats = simulate(model_folder, path, seed).scheduler.guidance_stats()
+        assert stats["recomputed_streams"] == 0, seed
+
+
+@pytest.mark.parametrize("path", STATE_PATHS, ids=[p.name for p in STATE_PATHS])
+def test_a_state_that_cannot_be_undone_is_computed_again(model_folder, monkeypatch, path):
+    """Without reserved blocks, vLLM preempts one stream of a group while the other decodes.
+
+    The other's state then contains a token that was taken back. Using it is found out.
+    """
+    monkeypatch.setattr(lockstep, "_fits", lambda *args: True)
+    assert sum(
+        simulate(model_folder, path, seed).scheduler.guidance_stats()["recomputed_streams"]
+        for seed in range(15)
+    )
+    monkeypatch.setattr(States, "note_taken_back", lambda *args: None)
+    with pytest.raises(AssertionError, match="its state is not that of its"):  # noqa: PT012
+        for seed in range(15):
+            simulate(model_folder, path, seed)
+
+
+@pytest.mark.parametrize("planned", ["joint_limit", "most_hits"])
+def test_the_plan_for_cached_states_is_needed(model_folder, monkeypatch, planned):
+    """Without it, groups are computed again, and remain exact."""
+    if planned == "joint_limit":
+        monkeypatch.setattr(States, "joint_limit", 0)
+    else:
+        monkeypatch.setattr(States, "most_hits", lambda self, request: None)
+    assert sum(
+        simulate(model_folder, path, seed).scheduler.guidance_stats()["recomputed_streams"]
+        for path in STATE_PATHS
+        for seed in range(20)
+        if path.states == "align"
+    )
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[p.name for p in PATHS])
@@ -473,8 +520,6 @@ def test_a_reset_drops_the_output_in_flight_of_a_whole_group(model_folder, path)
 
 
 def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
-    from cfg_core.errors import CompatibilityError
-
     with pytest.raises(CompatibilityError, match="lower max_model_len"):
         Simulation(make_config(model_folder, kv_split="even"), 30)
 
@@ -488,10 +533,10 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
             True,
             "set enable_batch_sharded_sampling=False",
         ),
-        ("scheduler_config", "max_num_seqs", 1, "set max_num_seqs to 2 or more"),
-        ("scheduler_config", "max_num_batched_tokens", 1, "raise max_num_batched_tokens"),
-        ("additional_config", "cfg_serve", {"kv_split": "odd"}, "it must be one of elastic, even"),
+        ("parallel_config", "decode_context_parallel_size", 2, "context parallelism"),
+        ("model_config", "is_encoder_decoder", True, "encoder-decoder models"),
         ("speculative_config", "method", "medusa", "speculation by medusa .use draft_model, ngram"),
+        ("speculative_config", "method", "ngram_gpu", "ngram_gpu on vLLM's V1 model runner"),
         (
             "speculative_config",
             "enable_adaptive_verification",
@@ -500,29 +545,61 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
         ),
     ],
 )
-def test_what_cannot_be_exact_is_refused_at_start(model_folder, section, option, value, words):
-    from cfg_core.errors import CompatibilityError
-
-    config = make_config(model_folder, drafts=3 * (section == "speculative_config"))
-    if section == "additional_config":
-        config.additional_config = {option: value}
-    else:
-        setattr(getattr(config, section), option, value)
-    with pytest.raises(CompatibilityError, match=words):
-        Simulation(config, 30)
+def test_what_cannot_be_exact_is_known(model_folder, section, option, value, words):
+    made = make_config(model_folder, drafts=3 * (section == "speculative_config"))
+    assert config.cannot_guide(made) is None
+    vars(getattr(made, section))[option] = value
+    assert re.search(words, config.cannot_guide(made))
 
 
-def test_speculation_with_pipeline_parallelism_is_refused_at_start(model_folder):
-    from cfg_core.errors import CompatibilityError
+def test_models_that_read_prompts_in_both_directions_cannot_be_guided(model_folder):
+    """A chunk's tokens see each other, so holding a stream back would change what it says."""
+    made = make_config(model_folder)
+    made.model_config.model_arch_config.architectures = ["HrmTextForCausalLM"]
+    assert re.search("in both directions", config.cannot_guide(made))
 
-    with pytest.raises(CompatibilityError, match="use tensor_parallel_size"):
-        Simulation(make_config(model_folder, drafts=3), 30, EnginePath(v2=True, stages=2, drafts=3))
+
+def test_an_engine_that_cannot_guide_serves_plain_requests(model_folder):
+    """The scheduler refuses guided ones, if a frontend does not: no token without guidance."""
+    made = make_config(model_folder)
+    made.parallel_config.enable_batch_sharded_sampling = True
+    sim = Simulation(made, 60)
+    sim.add("guided", [7] * 20, max_tokens=5, scale=2.0)
+    sim.add("plain", [7] * 20, max_tokens=5)
+    sim.run()
+    assert "error" in sim.finished["guided"].lower()
+    assert sim.outputs["guided"] == []
+    assert len(sim.outputs["plain"]) == 5
+
+
+@pytest.mark.parametrize("option", ["max_num_seqs", "max_num_batched_tokens"])
+def test_an_engine_too_small_for_a_group_serves_plain_requests(model_folder, option):
+    made = make_config(model_folder)
+    vars(made.scheduler_config)[option] = 1
+    sim = Simulation(made, 60)
+    sim.add("guided", [7] * 20, max_tokens=5, scale=2.0)
+    sim.add("plain", [7] * 20, max_tokens=5)
+    sim.run()
+    assert "error" in sim.finished["guided"].lower()
+    assert len(sim.outputs["plain"]) == 5
+
+
+def test_a_wrong_option_of_ours_is_refused_at_start(model_folder):
+    made = make_config(model_folder)
+    made.additional_config = {"cfg_serve": {"kv_split": "odd"}}
+    with pytest.raises(CompatibilityError, match="it must be one of elastic, even"):
+        Simulation(made, 30)
+
+
+def test_speculation_in_a_pipeline_cannot_be_guided(model_folder):
+    made = make_config(model_folder, drafts=3)
+    made.parallel_config.pipeline_parallel_size = 2
+    assert "use tensor_parallel_size" in config.cannot_guide(made)
 
 
 def test_a_vllm_without_our_hooks_is_refused():
     from typing_extensions import override
 
-    from cfg_core.errors import CompatibilityError
     from cfg_core.vllm_plugin.config import check_overrides
 
     class Changed(GuidedAsyncScheduler):
@@ -537,7 +614,6 @@ def test_a_vllm_without_our_hooks_is_refused():
 
 def test_a_drafter_that_is_not_known_is_refused():
     """It must not be guided with the wrong class, and not be left without guidance."""
-    from cfg_core.errors import CompatibilityError
     from cfg_core.vllm_plugin.config import guided_class
 
     class Stock: ...

@@ -74,6 +74,19 @@ def test_a_chunk_limit_holds_a_long_stream_back_and_its_partner_with_it():
     assert plan(snapshot(pair("a", 1, 20), chunk_limit=20), Needs()).sampling == {"a", "a-"}
 
 
+def test_with_a_joint_limit_a_group_reads_its_prompts_before_it_samples():
+    reading, ready = pair("a", leader=5), pair("b")
+    step = plan(snapshot(reading, ready, joint_limit=1), Needs())
+    assert step.sampling == {"b", "b-"}
+    assert plan(snapshot(reading, ready), Needs()).sampling == {"a", "a-", "b", "b-"}
+
+
+def test_with_a_joint_limit_no_group_samples_in_the_step_that_admits_it():
+    waiting = [WaitingUnit(("w", "w-"), (4, 4), guided=True)]
+    assert plan(snapshot(waiting=waiting, free_slots=8, joint_limit=1), Needs()).sampling == set()
+    assert plan(snapshot(waiting=waiting, free_slots=8), Needs()).sampling == {"w", "w-"}
+
+
 def test_a_stream_with_nothing_to_compute_holds_its_group():
     assert plan(snapshot(pair("a", 1, 0)), Needs()).sampling == set()
 

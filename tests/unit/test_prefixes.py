@@ -201,7 +201,7 @@ def test_messages_with_parts_tools_and_calls():
         {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]},
     ]
     (text,) = prompts_of("chat", {"messages": messages, "tools": [{"name": "f"}]}, None)
-    assert text == "[{'name': 'f'}]\n\0user\0ab\0assistant\0[{'id': 1}]"
+    assert text == "[{'name': 'f'}]\n\0user\0ab\0image_url\0\0\0assistant\0[{'id': 1}]"
 
 
 def test_a_conversation_that_goes_on_extends_its_own_prefix():

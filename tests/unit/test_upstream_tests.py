@@ -10,10 +10,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "versions"
 import upstream_report
 import upstream_tests
 from upstream_plugin import Result, Results
-from upstream_report import REFUSAL, Comparison
+from upstream_report import Comparison
 
 PASSED, FAILED = Result(), Result("failed", "AssertionError")
-REFUSED = Result("failed", f"{REFUSAL}no connectors", ["GuidedScheduler"], ["no connectors"])
 KNOWN = f"a.py::{next(iter(upstream_report.KNOWN))}[True]"
 
 
@@ -27,19 +26,12 @@ def compare(**tests):
 def test_each_test_is_counted_once():
     compared = compare(
         same=(PASSED, PASSED),
-        hub=(FAILED, REFUSED),
-        refused=(PASSED, REFUSED),
+        hub=(FAILED, FAILED),
         wrong=(PASSED, FAILED),
     )
     assert list(compared.both("passed")) == ["same"]
     assert list(compared.both("failed")) == ["hub"]
-    assert list(compared.refused()) == ["refused"]
     assert compared.different() == {"wrong": "passed  -> failed AssertionError"}
-
-
-def test_a_refusal_that_is_not_the_reason_of_the_failure_does_not_excuse_it():
-    other = Result("failed", "AssertionError", [], ["no connectors"])
-    assert list(compare(t=(PASSED, other)).different()) == ["t"]
 
 
 def test_a_test_that_ran_only_once_is_different():
@@ -62,7 +54,7 @@ def test_the_second_run_of_a_test_counts():
 
 
 def test_results_survive_their_file(tmp_path):
-    results = Results("1", {"t": REFUSED}, {"a.py": "ImportError"})
+    results = Results("1", {"t": FAILED}, {"a.py": "ImportError"})
     results.write(tmp_path / "results.json")
     assert Results.read(tmp_path / "results.json") == results
 

@@ -7,6 +7,7 @@ together.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,9 +36,12 @@ from cfg_core.vllm_plugin.core.followers import (
 )
 from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.core.speculation import Speculation
+from cfg_core.vllm_plugin.core.states import States
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.pace import Pace
 from cfg_core.vllm_plugin.wire import StepGuidance, StreamColumns
+
+logger = logging.getLogger(__name__)
 
 
 class GroupScheduler(Scheduler):
@@ -48,7 +52,10 @@ class GroupScheduler(Scheduler):
         patches.apply("engine core")
         super().__init__(*args, **kwargs)
         ours = self.vllm_config
-        config.check_scheduler(self)
+        config.check_version_of(ours)
+        self._cannot_guide = config.cannot_guide(ours)
+        if self._cannot_guide is not None:
+            logger.warning("%s", config.refusal(self._cannot_guide))
         grammar_manager.adopt(self.structured_output_manager, config.grammar_limits_of(ours))
         self._groups = GroupTable()
         manager, limit = self.kv_cache_manager, self.max_model_len
@@ -56,6 +63,7 @@ class GroupScheduler(Scheduler):
         self._split = split_pool(
             config.kv_split_of(ours), manager, self._roles, self._groups.is_follower, limit
         )
+        self._states = States(self)
         scoring.limit_hits(manager, self._most_hits)
         self._pace = Pace.of(ours)
         self._is_traced = config.is_traced(ours)
@@ -67,6 +75,7 @@ class GroupScheduler(Scheduler):
             "groups_admitted",
             "joint_steps",
             "solo_rows",
+            "recomputed_streams",
             "group_preemptions",
             "guided_tokens",
             "windows_opened",
@@ -90,7 +99,9 @@ class GroupScheduler(Scheduler):
         if not asks_for_guidance(request) or request.request_id in self.requests:
             super().add_request(request)
             return
-        plan = plan_group(request, self.max_model_len, self._fits)
+        plan = None
+        if self._cannot_guide is None:
+            plan = plan_group(request, self.max_model_len, self._fits)
         if plan is None or self._ends_in_media(request, plan):
             self._fail(request)
             return
@@ -126,9 +137,12 @@ class GroupScheduler(Scheduler):
     def _most_hits(self, request: Request) -> int | None:
         """Tokens of a stream that may come from the prefix cache; None for no limit."""
         group = self._groups.of(request.request_id)
-        if group is None or group.scored is None:
+        if group is None:
             return None
-        return scoring.most_hits(group.scored, request, self.requests[group.leader])
+        limits = [self._states.most_hits(request)]
+        if group.scored is not None:
+            limits.append(scoring.most_hits(group.scored, request, self.requests[group.leader]))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _begin(self, plan: GroupPlan) -> None:
         """Make the followers of a request, which have its output so far, and add them."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.lockstep import Headroom
@@ -38,16 +39,22 @@ class KVRoles:
         self._requests = requests
         self._max_model_len = max_model_len
         self._lookahead = lookahead
-        self._sizes = [m.block_size for m in manager.coordinator.single_type_managers]
+        managers = manager.coordinator.single_type_managers
+        self._sizes: list[int] = [m.block_size for m in managers]
+        states = [m for m in managers if isinstance(m, MambaManager)]
+        self._has_states = bool(states)
+        self._first_states: int = sum(map(_first_states, states))
+        self.moving_states: int = sum(m.mamba_cache_mode == "align" for m in states)
 
     # -- cfg_core.lockstep.BlockNeeds --------------------------------------------------------------
 
     def at_most(self, num_tokens: int) -> int:
         """Upper bound of the blocks that any stream needs for `num_tokens` more tokens.
 
-        Compared with `at_most_running`, one more block may be begun in each KV group.
+        Compared with `at_most_running`, one more block may be begun in each KV group, and a new
+        stream takes blocks for states that drafts need.
         """
-        return self.at_most_running(num_tokens) + len(self._sizes)
+        return self.at_most_running(num_tokens) + len(self._sizes) + self._first_states
 
     def exactly(self, stream: str, num_tokens: int) -> int:
         """Blocks that the running `stream` needs for `num_tokens` more tokens.
@@ -80,19 +87,31 @@ class KVRoles:
     def whole(self, num_tokens: int) -> int:
         """Blocks of a new stream of `num_tokens`.
 
-        Sliding windows are taken into account. Prefix-cache hits are not.
+        Sliding windows are taken into account. Prefix-cache hits are not. A recurrent state that
+        is cached at each block is copied into the next block, so a stream holds two for a while.
         """
-        return self.needed(None, num_tokens)
+        return self.needed(None, num_tokens) + self.moving_states
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens for each block that a stream takes, if it fills the context.
+
+        With one KV group this is the block size. With several, a stream takes blocks of each.
+        """
+        if len(self._sizes) == 1 and not self._has_states:
+            return self._sizes[0]
+        return max(1, self._max_model_len // self.whole(self._max_model_len))
 
     def entries(self, is_follower: Callable[[str], bool]) -> list[int]:
         """Number of block-table entries: of leaders and plain requests, and of followers.
 
-        A shared block counts once for each entry.
+        A shared block counts once for each entry. Entries for tokens that are not needed any more
+        (windows, states) have no block, and do not count.
         """
         held = [0, 0]
         for manager in self._manager.coordinator.single_type_managers:
             for stream, blocks in manager.req_to_blocks.items():
-                held[is_follower(stream)] += len(blocks)
+                held[is_follower(stream)] += sum(not block.is_null for block in blocks)
         return held
 
     def held(self, streams: Iterable[str]) -> set[tuple[int, int]]:
@@ -130,6 +149,16 @@ class KVRoles:
             prefill_end=prefill_end,
         )
         return needed
+
+
+def _first_states(manager: MambaManager) -> int:
+    """Most blocks, besides the first, that a stream takes for its states when it begins.
+
+    One for each draft, one to keep a state that other streams share, and one to cache a state
+    inside of a chunk.
+    """
+    drafts = int(manager.num_speculative_blocks)
+    return drafts + (2 if manager.mamba_cache_mode == "align" else 0)
 
 
 class Split(ABC):
@@ -203,13 +232,15 @@ class EvenSplit(Split):
         manager.allocate_slots = allocate_slots
 
     def _entries_needed(self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]) -> int:
-        """Block-table entries that this allocation may add. Prefix-cache hits are entries too."""
-        end = (
-            request.num_computed_tokens + kwargs.get("num_new_computed_tokens", 0) + num_new_tokens
-        )
+        """Block-table entries that this allocation may add.
+
+        Prefix-cache hits are entries too, and so is a cached state.
+        """
+        hits = kwargs.get("num_new_computed_tokens", 0)
+        end = request.num_computed_tokens + hits + num_new_tokens
         if kwargs.get("full_sequence_must_fit"):
             end = max(end, request.num_tokens)
-        return self._roles.needed(request, end)
+        return self._roles.needed(request, end) + (self._roles.moving_states if hits else 0)
 
 
 def split_pool(

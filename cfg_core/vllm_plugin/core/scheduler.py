@@ -9,7 +9,8 @@ result. (group_scheduler.py begins and ends groups.) It uses three hooks around 
   end.
 - After it, `_update_after_schedule` is the safety net. If vLLM could not follow the plan, a stream
   may be scheduled to sample without its partners. Then that token is taken back, and the worker
-  drops the row.
+  drops the row. From a recurrent state it cannot be taken back, so the group is computed again
+  (states.py).
 
 So a token of a guided request is emitted only from a joint step (ARCHITECTURE.md, "What must
 hold"). The methods of one step run in this order: schedule, _update_after_schedule,
@@ -19,7 +20,7 @@ update_from_output.
 from __future__ import annotations
 
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -61,6 +62,7 @@ class GuidedScheduler(GroupScheduler):
     """
 
     _pause_state: PauseState
+    running: list[Request]
 
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> GuidedScheduler:
         asynchronous = vllm_config.scheduler_config.async_scheduling
@@ -84,7 +86,7 @@ class GuidedScheduler(GroupScheduler):
         try:
             if self._pace.holds():
                 self._pause_state = PauseState.PAUSED_ALL
-            elif self._groups or self._timelines:
+            else:
                 self._plan_step()
             return super().schedule(throttle_prefills)
         finally:
@@ -92,6 +94,8 @@ class GuidedScheduler(GroupScheduler):
 
     def _plan_step(self) -> None:
         """Bring vLLM's queues into the state that the plan of this step wants."""
+        if self._states:
+            self._recompute()
         if self._timelines:
             self._advance_timelines()
         if not self._groups:
@@ -109,13 +113,27 @@ class GuidedScheduler(GroupScheduler):
             self._split.headroom(),
             admits=admits,
             held=self._timelines.held,
+            joint_limit=self._states.joint_limit,
         )
         plan = lockstep.plan(snapshot, self._roles)
         self._carry_out(plan)
         self._sampling = plan.sampling
-        if plan.preempt and admits:
-            # vLLM admits nothing in a step with preemptions, but it does not know of ours.
+        if plan.preempt:
+            self._admit_nothing()
+
+    def _admit_nothing(self) -> None:
+        """As vLLM in a step with preemptions. It does not know of ours."""
+        if self._pause_state == PauseState.UNPAUSED:
             self._pause_state = PauseState.PAUSED_NEW
+
+    def _recompute(self) -> None:
+        """Preempt the groups whose recurrent states contain a token that was taken back."""
+        spoilt = self._states.take_spoilt(self.requests)
+        self.running = [request for request in self.running if request not in spoilt]
+        self._preempt(spoilt)
+        self._counts["recomputed_streams"] += len(spoilt)
+        self._steady = None
+        self._admit_nothing()
 
     def _advance_timelines(self) -> None:
         """Open and close windows whose time has come."""
@@ -163,14 +181,17 @@ class GuidedScheduler(GroupScheduler):
 
         A group returns to the head of the queue, its leader first.
         """
-        now = time.monotonic()
-        for stream in reversed(unit.streams):
-            self._preempt_request(self.requests[stream.id], now)
+        self._preempt([self.requests[stream.id] for stream in unit.streams])
         group = self._groups.of(unit.streams[0].id)
         if group is not None:
             self._counts["group_preemptions"] += 1
             if unit.missing and self.policy == SchedulingPolicy.FCFS:
                 self._to_head(group.streams)
+
+    def _preempt(self, requests: Sequence[Request]) -> None:
+        now = time.monotonic()
+        for request in reversed(requests):
+            self._preempt_request(request, now)
 
     def _to_head(self, streams: tuple[str, ...]) -> None:
         """Move waiting streams to the head of the queue, in this order."""
@@ -304,6 +325,7 @@ class GuidedScheduler(GroupScheduler):
                 solo += ready
         for stream in solo:
             self._take_back(self.requests[stream], len(drafts.get(stream, ())))
+            self._states.note_taken_back(self.requests[stream], self._groups.of(stream))
         if not joint and not solo and not reads:
             return None
         rests = self._speculation.rests(scheduled)

@@ -33,11 +33,13 @@ def take_snapshot(
     *,
     admits: bool,
     held: Collection[str] = (),
+    joint_limit: int = 0,
 ) -> Snapshot:
     """The engine before its next step.
 
     admits: whether that step may admit waiting requests.
     held: running streams that must compute nothing in it.
+    joint_limit: see `Snapshot`.
     """
     return Snapshot(
         running=tuple(_running_units(scheduler, groups, held)),
@@ -49,6 +51,7 @@ def take_snapshot(
         drafting_slots=config.drafting_slots(scheduler.vllm_config),
         by_rank=scheduler.policy == SchedulingPolicy.PRIORITY,
         encoder=media.room_of(scheduler),
+        joint_limit=joint_limit,
     )
 
 

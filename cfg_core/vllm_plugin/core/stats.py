@@ -38,13 +38,16 @@ def queues(scheduler: Scheduler) -> dict[str, int]:
 
 
 def blocks(scheduler: Scheduler, groups: GroupTable, roles: KVRoles) -> dict[str, int]:
-    """Numbers of physical KV blocks. A block that both roles share counts in each."""
+    """Numbers of physical KV blocks. A block that both roles share counts in each.
+
+    block_size: tokens for each block that a stream takes.
+    """
     leaders = roles.held(s for s in scheduler.requests if not groups.is_follower(s))
     followers = roles.held(follower for group in groups for follower in group.followers)
     return {
         "free_blocks": roles.free,
         "total_blocks": roles.total,
-        "block_size": scheduler.block_size,
+        "block_size": roles.tokens_per_block,
         "leader_blocks": len(leaders),
         "follower_blocks": len(followers),
     }

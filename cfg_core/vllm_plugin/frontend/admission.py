@@ -22,7 +22,7 @@ from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_guidance
 from cfg_core.pool import Lengths
-from cfg_core.vllm_plugin.config import grammar_bounds_of
+from cfg_core.vllm_plugin.config import cannot_guide, grammar_bounds_of, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
@@ -105,6 +105,7 @@ def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object 
                 f"{LOGITS_PROCESSORS} need a prompt of text or token ids, not prompt embeddings.",
                 LOGITS_PROCESSORS,
             )
+        _check_engine(processor.vllm_config, LOGITS_PROCESSORS)
         asked = _registry(processor).read(extra[LOGITS_PROCESSORS])
         _check_forced(processor.vllm_config, sampling, _registry(processor).forced(asked))
         sampling.extra_args = extra = {**extra, LOGITS_PROCESSORS: asked}
@@ -117,7 +118,7 @@ def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object 
     if params is None or not params.enabled:
         sampling.extra_args = rest or None
         return
-    _check_engine(processor.vllm_config)
+    _check_engine(processor.vllm_config, SCALE)
     _check_request(request)
     if params.logprobs and (sampling.logprobs is None or sampling.flat_logprobs):
         raise GuidanceError(
@@ -192,14 +193,21 @@ def _is_guided(config: VllmConfig) -> bool:
     return name.startswith(GUIDED_SCHEDULERS)
 
 
-def _check_engine(config: VllmConfig) -> None:
+def _check_engine(config: VllmConfig, param: str) -> None:
+    """Refuse a request that an engine without our runners would not serve as asked.
+
+    param: the field that asks for it.
+    """
     if not _is_guided(config):
         raise GuidanceError(
             "this engine runs without guidance: start it with guided_engine_args() from"
             " cfg_core.vllm_plugin, or start vLLM's server with the flags that"
             " `python -m cfg_core.vllm_plugin` prints.",
-            SCALE,
+            param,
         )
+    cause = cannot_guide(config)
+    if cause is not None:
+        raise GuidanceError(refusal(cause), param)
 
 
 def _check_request(request: EngineCoreRequest) -> None:

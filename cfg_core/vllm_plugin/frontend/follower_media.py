@@ -11,7 +11,8 @@ the `Shelf`, and sends the name: extra arguments can hold no tensors there.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -66,6 +67,14 @@ class Shelf:
         """Forget what was kept. Unknown names are ignored."""
         for name in names:
             self._rendered.pop(name, None)
+
+    @contextmanager
+    def holding(self, names: Iterable[str]) -> Iterator[None]:
+        """Drop these at the end."""
+        try:
+            yield
+        finally:
+            self.drop(names)
 
 
 SHELF = Shelf()

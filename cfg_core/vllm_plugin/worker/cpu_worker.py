@@ -13,6 +13,7 @@ from typing_extensions import override
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from cfg_core.vllm_plugin import patches
+from cfg_core.vllm_plugin.config import cannot_guide
 from cfg_core.vllm_plugin.processor_registry import registry_of
 from cfg_core.vllm_plugin.worker.v1 import GuidedCPURunnerV1
 from cfg_core.vllm_plugin.worker.v2 import GuidedCPURunnerV2
@@ -27,10 +28,13 @@ class GuidedCPUWorker(CPUWorker):
     def init_device(self) -> None:
         """Call vLLM's method, then replace the class of the model runner.
 
-        vLLM's method makes the runner itself, and there is no hook to choose its class.
+        vLLM's method makes the runner itself, and there is no hook to choose its class. An engine
+        that cannot guide keeps vLLM's own.
         """
         patches.apply("worker (CPU)")
         super().init_device()
+        if cannot_guide(self.vllm_config) is not None:
+            return
         cls = GuidedCPURunnerV2 if self.use_v2_model_runner else GuidedCPURunnerV1
         self.model_runner.__class__ = cls
         self.model_runner.prepare(registry_of(self.vllm_config))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import vllm.envs as envs
 from typing_extensions import override
-from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -22,7 +21,6 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from cfg_core import blend_kernel
-from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -51,7 +49,6 @@ class GuidedRunnerV1(GPUModelRunner):
         Raises CompatibilityError if this vLLM cannot be guided.
         """
         check_overrides(type(self))
-        refuse_trimmed_drafts(self.vllm_config)
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV1(self, registry)
         self._awaits_logits: SchedulerOutput | None = None
@@ -242,20 +239,6 @@ class GuidedRunnerV1(GPUModelRunner):
         """
         generators, dropped = self.input_batch.generators, self.discard_request_mask.np
         return {row: generators.pop(row) for row in list(generators) if dropped[row]}
-
-
-def refuse_trimmed_drafts(config: VllmConfig) -> None:
-    """Raise CompatibilityError for `ngram_gpu`.
-
-    V1 trims such drafts in a copy of the step that has no guidance. So the groups would be sampled
-    without their followers.
-    """
-    speculation = config.speculative_config
-    if speculation is not None and speculation.method == "ngram_gpu":
-        raise CompatibilityError(
-            "The method ngram_gpu cannot be guided on vLLM's V1 model runner: use ngram, or"
-            " Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)."
-        )
 
 
 class GuidedCPURunnerV1(GuidedRunnerV1, CPUModelRunner):

@@ -1,0 +1,177 @@
+"""Fetches images, audio and video for vLLM, without opening the server's own network to clients.
+
+vLLM fetches any address that a client names, from wherever the replica can reach. Here an address
+must be `data:`, or `http(s):` of a public host. The check is made on the address that the socket
+connects to, for each redirect, so neither a name that resolves to a private address nor one that
+changes its address gets through. `allowed_media_domains` in the engine's arguments names the only
+hosts to fetch from, which may then be private; `allowed_local_media_path` allows `file:` addresses.
+
+Importing this module imports vllm, so only a replica does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+from typing import Any
+from urllib.parse import urljoin
+
+import aiohttp
+import vllm.envs as envs
+from typing_extensions import override
+from urllib3.util import parse_url
+from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media.connector import (
+    MEDIA_CONNECTOR_REGISTRY,
+    MediaConnector,
+    global_thread_pool,
+)
+
+from cfg_core.errors import RequestError
+from deployments.requests.media import address_of, is_public
+
+NAME = "cfg_serve"
+LIMITS = {
+    "VLLM_MEDIA_CONNECTOR": NAME,
+    "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "20",
+    "VLLM_MAX_IMAGE_PIXELS": str(50_000_000),
+}
+"""Environment variables of vLLM that a replica sets, unless the operator did."""
+
+MAX_REDIRECTS = 3
+AT_ONCE = 8
+"""Downloads of one replica at the same time."""
+
+_ERRORS = (ValueError, TypeError, NotImplementedError, OSError, RuntimeError)
+"""What vLLM and Pillow raise for media that they cannot read."""
+
+
+def set_limits() -> None:
+    """Let vLLM fetch media by the rules of this module. Called before the engine starts."""
+    for name, value in LIMITS.items():
+        os.environ.setdefault(name, value)
+
+
+@MEDIA_CONNECTOR_REGISTRY.register(NAME)
+class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry returns Any
+    """vLLM's MediaConnector, with rules about addresses. Raises VLLMValidationError: 400."""
+
+    _slots: asyncio.Semaphore | None = None
+
+    @override
+    def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
+        """Load what is in the address itself. vLLM's servers fetch with load_from_url_async."""
+        if self._kind(url) == "http":
+            raise refused("this server does not fetch here: send a data: address.")
+        return self._decoded(partial(self._local, url, media_io))
+
+    @override
+    async def load_from_url_async(
+        self, url: str, media_io: Any, *, fetch_timeout: int | None = None
+    ) -> Any:
+        """Fetch and decode. `fetch_timeout` is in seconds, for all redirects together."""
+        loop = asyncio.get_running_loop()
+        load = partial(self._local, url, media_io)
+        if self._kind(url) == "http":
+            data = await self._fetched(url, media_io.get_max_bytes(), fetch_timeout)
+            load = partial(media_io.load_bytes, data)
+        return await loop.run_in_executor(global_thread_pool, self._decoded, load)
+
+    def _kind(self, url: str) -> str:
+        try:
+            return address_of(url, self.allowed_media_domains)
+        except RequestError as error:
+            raise VLLMValidationError(error.message, parameter=error.param) from None
+
+    def _local(self, url: str, media_io: Any) -> Any:
+        """What a data: or file: address has."""
+        if self._kind(url) == "data":
+            return self._load_data_url(url, media_io)
+        if self.allowed_local_media_path is None:
+            raise refused("file: addresses are not allowed here: send a data: address.")
+        try:
+            return self._load_file_url(parse_url(url), media_io)
+        except (OSError, ValueError):
+            raise refused("there is no such file for clients of this server.") from None
+
+    def _decoded(self, load: Any) -> Any:
+        try:
+            return load()
+        except VLLMValidationError:
+            raise
+        except _ERRORS as error:
+            raise refused(f"{error or type(error).__name__}.") from error
+
+    async def _fetched(self, url: str, max_bytes: int | None, timeout_s: int | None) -> bytes:
+        limit = envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB * 2**20
+        limit = min(limit or 2**62, max_bytes or 2**62)
+        if CheckedConnector._slots is None:
+            CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
+        try:
+            async with asyncio.timeout(timeout_s), CheckedConnector._slots, self._session() as http:
+                return await self._followed(http, url, limit)
+        except PrivateAddressError:
+            raise refused("its host has a private address: send a data: address.") from None
+        except TimeoutError:
+            raise refused(f"its host did not send it within {timeout_s} seconds.") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(getattr(error, "os_error", None), PrivateAddressError):
+                raise refused("its host has a private address: send a data: address.") from None
+            if isinstance(error, VLLMValidationError):
+                raise
+            raise refused(f"it cannot be fetched ({type(error).__name__}).") from None
+
+    def _session(self) -> aiohttp.ClientSession:
+        """A client without proxies, cookies and reuse: each connection is checked."""
+        factory = None if self.allowed_media_domains else public_socket
+        connector = aiohttp.TCPConnector(socket_factory=factory, force_close=True)
+        return aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        )
+
+    async def _followed(self, http: aiohttp.ClientSession, url: str, limit: int) -> bytes:
+        for _ in range(1 + MAX_REDIRECTS):
+            if self._kind(url) != "http":
+                raise refused("its host redirects to something that is no http: address.")
+            async with http.get(url, allow_redirects=False) as answer:
+                if answer.status in (301, 302, 303, 307, 308):
+                    url = urljoin(url, answer.headers.get("Location", ""))
+                    continue
+                if answer.status != 200:
+                    raise refused(f"its host answered with status {answer.status}.")
+                return await _body(answer, limit)
+        raise refused(f"its host redirects more than {MAX_REDIRECTS} times.")
+
+
+class PrivateAddressError(OSError):
+    """A connection to an address that is not one of the public internet."""
+
+
+def public_socket(address: Any) -> socket.socket:
+    """A socket for an address that is about to be connected to.
+
+    address: an entry of `getaddrinfo`. Raises PrivateAddressError.
+    """
+    family, kind, protocol, _, target = address
+    if not is_public(target[0]):
+        raise PrivateAddressError(f"{target[0]} is not a public address")
+    return socket.socket(family, kind, protocol)
+
+
+async def _body(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    pieces, size = [], 0
+    async for piece in answer.content.iter_chunked(64 * 1024):
+        size += len(piece)
+        if size > limit:
+            raise refused(f"it has more than {limit} bytes.")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def refused(sentence: str) -> VLLMValidationError:
+    """The error for an image, audio or video, which a client gets with status 400."""
+    return VLLMValidationError(
+        f"An image, audio or video cannot be used: {sentence}", parameter="messages"
+    )

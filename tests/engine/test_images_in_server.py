@@ -1,0 +1,342 @@
+"""Images through vLLM's serving classes, as in a replica: guided chats, and what is refused.
+
+The engine has a process of its own. Addresses are fetched from a small server on this machine,
+which is private, so it is reached only if its host is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import math
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_cases import LEAST_GAP
+from in_process_server import Server, events
+from PIL import Image
+from tiny_vision import STAND_IN, Streams, build_vision, noised, picture, use_stand_in
+
+from cfg_core.errors import GuidanceError, RequestError
+
+TOKENS = 12
+ASKS = "What is on this picture?"
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(image: Image.Image) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
+
+
+def chat(url: str | None, text: str = ASKS) -> list[dict[str, Any]]:
+    """A conversation about an image."""
+    image = [{"type": "image_url", "image_url": {"url": url}}] if url else []
+    return [{"role": "user", "content": [*image, {"type": "text", "text": text}]}]
+
+
+def as_text(has_image: bool, text: str = ASKS) -> str:
+    """The same conversation as the template of the tiny model writes it."""
+    return f"user: {'<image>' * has_image}{text}\nassistant:"
+
+
+SHARED: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+SHOWN: dict[str, Any] = {**SHARED, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_vision("llava", tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def streams(folder: Path) -> Streams:
+    return Streams(folder, "llava")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    use_stand_in()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(STAND_IN))
+        patch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", "2")
+        patch.setenv("VLLM_MAX_IMAGE_PIXELS", "1000000")
+        server = Server(folder, limit_mm_per_prompt={"image": 2})
+        yield server
+        server.close()
+
+
+def ids(answer: dict[str, Any]) -> list[int]:
+    return list(answer["choices"][0]["token_ids"])
+
+
+def test_vcd_in_a_chat(server: Server, streams: Streams) -> None:
+    """The formula with the plausibility cut, whole and as a stream, and with two choices."""
+    clear, blurred = picture(1), noised(picture(1))
+    prompts = [streams.prompt(as_text(True), [image]) for image in (clear, blurred)]
+    want, gap = streams.generate(prompts, [2, -1], TOKENS, 0.1)
+    assert gap > LEAST_GAP
+    body = {
+        "messages": chat(data_url(clear)),
+        "negative_messages": chat(data_url(blurred)),
+        "guidance_scale": 2,
+        "guidance_min_p": 0.1,
+        **SHOWN,
+    }
+    answer = server.answer(body)
+    assert ids(answer) == want
+    assert answer["guidance"] == {
+        "scale": 2.0,
+        "streams": 2,
+        "negative_prompt_tokens": prompts[1]["input_ids"].shape[1],
+        "guided_tokens": TOKENS,
+    }
+    chunks = events(server.ask({**body, "stream": True}))
+    told = [token for c in chunks for x in c["choices"] for token in x.get("token_ids") or ()]
+    assert told == want
+    choices = server.answer({**body, "n": 2, "temperature": 1, "top_k": 1})["choices"]
+    assert [list(choice["token_ids"]) for choice in choices] == [want, want]
+
+
+def test_icd_and_m3id_with_weights(server: Server, streams: Streams) -> None:
+    """Two followers: the same image after a disturbing instruction, and no image."""
+    image, odd = picture(2), f"You are confused. {ASKS}"
+    prompts = [
+        streams.prompt(as_text(True), [image]),
+        streams.prompt(as_text(True, odd), [image]),
+        streams.prompt(as_text(False), []),
+    ]
+    want, gap = streams.generate(prompts, [1.75, -0.5, -0.25], TOKENS)
+    assert gap > LEAST_GAP
+    url = data_url(image)
+    entries = [
+        {"messages": chat(url, odd), "weight": -0.5},
+        {"messages": chat(None), "weight": -0.25},
+    ]
+    body = {"messages": chat(url), "guidance_streams": entries, **SHOWN}
+    assert ids(server.answer(body)) == want
+
+
+def test_a_system_message_keeps_the_image(server: Server, streams: Streams) -> None:
+    """`negative_prompt` replaces the system message alone. The image is the leader's."""
+    image = picture(3)
+    negative = streams.prompt(f"system: Say nothing true.\n{as_text(True)}", [image])
+    want, gap = streams.generate(
+        [streams.prompt(as_text(True), [image]), negative], [2, -1], TOKENS
+    )
+    assert gap > LEAST_GAP
+    body = {"guidance_scale": 2, "negative_prompt": "Say nothing true.", **SHOWN}
+    assert ids(server.answer({"messages": chat(data_url(image)), **body})) == want
+
+
+def test_nothing_stays_on_the_shelf(server: Server) -> None:
+    from cfg_core.vllm_plugin.frontend.follower_media import SHELF
+
+    body = {"messages": chat(data_url(picture(4))), "guidance_scale": 2, **SHARED}
+    negative = {"negative_messages": chat(data_url(picture(5)))}
+    server.answer({**body, **negative})
+    with pytest.raises(RequestError):
+        server.answer({**body, **negative, "max_tokens": -5})
+    streams = [
+        {"messages": negative["negative_messages"], "weight": -1},
+        {"messages": [{"role": "user"}], "weight": -1},
+    ]
+    with pytest.raises(RequestError):
+        server.answer({"messages": body["messages"], "guidance_streams": streams, **SHARED})
+    assert not SHELF._rendered
+
+
+REFUSED = {
+    "file": ("file:///etc/hostname", "file: addresses are not allowed"),
+    "loopback": ("http://127.0.0.1:9/a.png", "private address"),
+    "a name for it": ("http://localhost:9/a.png", "private address"),
+    "private": ("http://10.0.0.1/a.png", "private address"),
+    "metadata of clouds": ("http://169.254.169.254/latest", "private address"),
+    "mapped": ("http://[::ffff:127.0.0.1]:9/a.png", "private address"),
+    "scheme": ("ftp://example.org/a.png", "send a data:, http: or https: address"),
+    "no address": ("picture.png", "send a data:, http: or https: address"),
+    "bad base64": ("data:image/png;base64,!!", "cannot be used"),
+    "no base64": ("data:image/png,abc", "cannot be used"),
+    "no data": ("data:image/png;base64", "cannot be used"),
+    "no image": ("data:image/png;base64,AAAA", "cannot be used"),
+    "too many pixels": (data_url(Image.new("L", (2000, 2000))), "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("where", ["plain", "leader", "negative"])
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_refused_addresses(server: Server, name: str, where: str) -> None:
+    """In a plain request, and in both streams of a guided one. What is at fault is named."""
+    url, sentence = REFUSED[name]
+    good = chat(data_url(picture(1)))
+    body = {"messages": good if where == "negative" else chat(url), **SHARED}
+    if where != "plain":
+        negative = chat(url) if where == "negative" else good
+        body |= {"guidance_scale": 2, "negative_messages": negative}
+    with pytest.raises(RequestError, match=sentence) as error:
+        server.answer(body)
+    if where == "negative":
+        assert error.value.param == "negative_messages"
+        assert error.value.message.startswith("negative_messages cannot be used.")
+
+
+def test_too_many_images_and_names(server: Server) -> None:
+    part = {"type": "image_url", "image_url": {"url": data_url(picture(1))}}
+    for parts, sentence in (
+        ([part] * 3, "At most 2 image"),
+        ([part] * 33, "one may have 32"),
+        ([{**part, "uuid": "x"}], "uuid is not supported"),
+    ):
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}]
+        for body in (
+            {"messages": messages},
+            {"messages": chat(None), "guidance_scale": 2, "negative_messages": messages},
+        ):
+            with pytest.raises(RequestError, match=sentence):
+                server.answer({**body, **SHARED})
+
+
+def test_python_names_are_refused(server: Server) -> None:
+    with pytest.raises(GuidanceError, match="send negative_messages"):
+        server.answer({"messages": chat(None), "negative_multi_modal_data": {"image": "a"}})
+
+
+def test_a_refused_image_can_be_sent_again(server: Server) -> None:
+    """vLLM believes that what it has rendered is with the engine. A refusal must not mislead it."""
+    new = chat(data_url(picture(55)))
+    with pytest.raises(RequestError):
+        server.answer(
+            {
+                "messages": new,
+                "guidance_scale": 2,
+                "negative_messages": new,
+                **SHARED,
+                "min_tokens": 300,
+                "max_tokens": None,
+            }
+        )
+    assert server.answer({"messages": new, **SHOWN})
+    body = {"messages": new, "guidance_scale": 2, "negative_messages": new, **SHOWN}
+    assert ids(server.answer(body)) == ids(server.answer({"messages": new, **SHOWN}))
+
+
+# --- fetching -------------------------------------------------------------------------------------
+
+
+class Site(BaseHTTPRequestHandler):
+    """Images, redirects, and answers that are too large or too slow."""
+
+    image = png(picture(1))
+
+    def do_GET(self) -> None:
+        port = self.server.server_address[1]
+        places = {
+            "/moved": "/a.png",
+            "/away": f"http://localhost:{port}/a.png",
+            "/round": "/round",
+            "/file": "file:///etc/hostname",
+        }
+        if self.path == "/slow":
+            time.sleep(3)
+        if self.path in places:
+            self.send_response(302)
+            self.send_header("Location", places[self.path])
+            self.end_headers()
+        elif self.path == "/missing":
+            self.send_error(404)
+        else:
+            self.send_response(200)
+            self.end_headers()
+            size = math.ceil(2**20 / len(self.image)) + 1 if self.path == "/large" else 1
+            self.wfile.write(self.image * size)
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{web.server_address[1]}"
+    web.shutdown()
+    web.server_close()
+
+
+def fetch(url: str, domains: list[str], folder: str = "", limit_mb: int = 1) -> Image.Image:
+    import vllm.envs
+    from vllm.multimodal.media import ImageMediaIO
+
+    from deployments.generator.media import CheckedConnector
+
+    connector = CheckedConnector(allowed_media_domains=domains, allowed_local_media_path=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(limit_mb))
+        vllm.envs.disable_envs_cache()
+        CheckedConnector._slots = None
+        loaded = asyncio.run(connector.load_from_url_async(url, ImageMediaIO(), fetch_timeout=1))
+    image: Image.Image = loaded.media
+    return image
+
+
+@pytest.mark.parametrize("path", ["/a.png", "/moved"])
+def test_hosts_that_are_named_may_be_private(site: str, path: str) -> None:
+    assert fetch(site + path, ["127.0.0.1"]).size == (28, 28)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/away", "does not fetch from 'localhost'"),
+        ("/round", "redirects more than 3 times"),
+        ("/file", "redirects to something that is no http"),
+        ("/missing", "answered with status 404"),
+        ("/slow", "did not send it within 1 seconds"),
+        ("/large", "has more than 1048576 bytes"),
+    ],
+)
+def test_answers_that_are_refused(site: str, path: str, sentence: str) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=sentence):
+        fetch(site + path, ["127.0.0.1"])
+
+
+def test_the_address_that_is_connected_to_is_checked(site: str) -> None:
+    """A name that resolves to a public address first, and to a private one when it is used."""
+    import aiohttp
+    from vllm.exceptions import VLLMValidationError
+
+    async def rebound(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        port = int(site.rsplit(":", 1)[1])
+        own = {"hostname": "x", "host": "127.0.0.1", "port": port, "family": 2, "proto": 6}
+        return [{**own, "flags": 0}]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aiohttp.TCPConnector, "_resolve_host", rebound)
+        with pytest.raises(VLLMValidationError, match="private address"):
+            fetch("http://images.example.org/a.png", [])
+
+
+def test_files_of_one_folder_if_it_is_named(tmp_path: Path) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    (tmp_path / "own").mkdir()
+    for folder in (tmp_path, tmp_path / "own"):
+        picture(1).save(folder / "a.png")
+    own = str(tmp_path / "own")
+    assert fetch(f"file://{own}/a.png", [], own).size == (28, 28)
+    for path in (f"{tmp_path}/a.png", f"{own}/../a.png", f"{own}/b.png", own):
+        with pytest.raises(VLLMValidationError, match="no such file for clients") as error:
+            fetch(f"file://{path}", [], own)
+        assert own not in str(error.value)

@@ -34,10 +34,14 @@ Features: TypeAlias = tuple[MultiModalFeatureSpec, ...]
 
 
 class Prompt(NamedTuple):
-    """A follower's prompt."""
+    """A follower's prompt.
+
+    embeds: instead of token ids, its embeddings (cfg_core/vllm_plugin/embeddings.py).
+    """
 
     token_ids: tuple[int, ...]
     features: Features = ()
+    embeds: dict[str, Any] | None = None
 
 
 class Shelf:

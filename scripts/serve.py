@@ -42,7 +42,7 @@ START_TIMEOUT_S = 1800.0  # the first download of a large model is slow; the log
 PR_SET_CHILD_SUBREAPER = 36
 FAILED = re.compile(
     r"DEPLOY_FAILED|Deploying app\S* .*failed|Exception in Replica\(.* the replica will be stopped"
-    r"|ServeController.* in _reconcile_build_app_task$",  # options of a deployment that is not there
+    r"|ServeController.* in _reconcile_build_app_task$",  # options of a deployment that is missing
     re.M,
 )
 UNPLACED = re.compile(r"No available node types can fulfill resource requests? (\{[^}\n]*\})")

@@ -59,8 +59,8 @@ class FollowerParams:
             raise GuidanceError(f"{at} has {' and '.join(given)}: send only one of them.", at)
         if not given and self.lora is None and self.multi_modal_data is None:
             raise GuidanceError(
-                f"{at} has neither prompt, messages, token_ids, prompt_embeds, images nor lora, so it would be the"
-                " conditional stream once more: give one of them.",
+                f"{at} has neither prompt, messages, token_ids, prompt_embeds, images nor lora, so"
+                " it would be the conditional stream once more: give one of them.",
                 at,
             )
         if self.prompt is not None:

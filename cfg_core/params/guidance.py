@@ -229,9 +229,7 @@ class GuidanceParams:
             ids, embeds = self.negative_prompt_token_ids, self.negative_embeds
             if ids is None and embeds is None:
                 return ()
-            found = (
-                FollowerParams(weight=self.weights[1], token_ids=ids, prompt_embeds=embeds),
-            )
+            found = (FollowerParams(weight=self.weights[1], token_ids=ids, prompt_embeds=embeds),)
         return found if all(follower.num_tokens for follower in found) else ()
 
     @classmethod

@@ -16,8 +16,8 @@ from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import FollowerParams, GuidanceParams, is_guided
 from cfg_core.pool import Lengths
 from cfg_core.timeline import Timeline
-from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 from cfg_core.vllm_plugin import embeddings
+from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 from cfg_core.vllm_plugin.core import media
 from cfg_core.vllm_plugin.core.scoring import can_be_scored
 
@@ -168,15 +168,7 @@ def _prompt(params: FollowerParams, output: list[int]) -> dict[str, Any]:
     """A follower's own prompt and the output so far, as arguments of Request."""
     if params.prompt_embeds is None:
         return {"prompt_token_ids": [*(params.token_ids or ()), *output]}
-    embeds, are_tokens = embeddings.with_tokens(
-        embeddings.unpacked(params.prompt_embeds), len(output)
-    )
-    ids = None if are_tokens is None else [0] * params.num_tokens + output
-    return {
-        "prompt_token_ids": ids,
-        "prompt_embeds": embeds,
-        "prompt_is_token_ids": are_tokens,
-    }
+    return embeddings.request_fields(params.prompt_embeds, output)
 
 
 def _adapter(leader: Request, params: FollowerParams) -> LoRARequest | None:

@@ -89,6 +89,12 @@ def resolve(
         _check_adapters(processor, request, followers)
         resolved = replace(params, streams=followers)
         fields = tuple(follower.where for follower in followers)
+    embeds = [request.prompt_embeds, *(own.embeds for own in prompts)]
+    if params.score_tokens and any(value is not None for value in embeds):
+        raise GuidanceError(
+            f"{SCORE_TOKENS} needs prompts of text or token ids, not prompt embeddings.",
+            SCORE_TOKENS,
+        )
     for own, field in zip(prompts, fields, strict=True):
         ends = Prompt((*own.token_ids, *leader.scored), own.features)
         follower_media.check_end(processor, ends, field)
@@ -101,12 +107,18 @@ def _check_media(processor: InputProcessor, leader: _Leader, params: GuidancePar
     request = leader.request
     given = [(params.negative_media, NEGATIVE_MEDIA)]
     given += [(f.multi_modal_data, f"{f.where}.multi_modal_data") for f in params.streams or ()]
-    asked = [param for media, param in given if media is not None]
+    asked = [param for media, param in given if media is not None and not _is_embeds(media)]
     if request.mm_features or asked:
         follower_media.check_engine(processor, next(iter(asked), SCALE))
     follower_media.check_scored(request, len(leader.scored), SCORE_TOKENS)
     own = Prompt(tuple(request.prompt_token_ids or ()), tuple(request.mm_features or ()))
     follower_media.check_end(processor, own, "prompt")
+
+
+def _is_embeds(media: object) -> bool:
+    """Whether this is the name of a rendered prompt of embeddings."""
+    rendered = follower_media.SHELF.get(media) if isinstance(media, str) else None
+    return rendered is not None and rendered["type"] == "embeds"
 
 
 def _resolved(
@@ -136,7 +148,14 @@ def _resolved(
         tokens = _tokenize(processor, follower.prompt, f"{where}.prompt")
         own = Prompt(tuple(tokens) or _last(leader, f"{where}.prompt"))
     elif leader.request.prompt_embeds is not None:
-        own = Prompt((), (), _embeds_of(leader, where))
+        request = leader.request
+        own = Prompt(
+            (),
+            (),
+            embeddings.packed(
+                request.prompt_embeds, request.prompt_token_ids, request.prompt_is_token_ids
+            ),
+        )
     else:
         shown = follower_media.of_leader(processor, leader.request, len(leader.context), adapter)
         own = Prompt(tuple(leader.context), shown)
@@ -158,7 +177,8 @@ def _with_scores(own: Prompt, leader: _Leader) -> tuple[int, ...] | None:
 
 def _last(leader: _Leader, param: str) -> tuple[int, ...]:
     """The prompt's last token, which stands for a negative that is not given or has no token."""
-    if leader.request.prompt_embeds is not None:
+    are_tokens = leader.request.prompt_is_token_ids or [leader.request.prompt_embeds is None]
+    if not are_tokens[-1]:
         raise GuidanceError(
             "a prompt of embeddings has no last token to be its negative: give a negative of at"
             " least one token, or embeddings.",
@@ -167,23 +187,8 @@ def _last(leader: _Leader, param: str) -> tuple[int, ...]:
     return tuple(leader.context[-1:])
 
 
-def _embeds_of(leader: _Leader, where: str) -> dict[str, Any]:
-    """The leader's embeddings, for a follower with the same prompt."""
-    if leader.request.prompt_is_token_ids is not None:
-        raise GuidanceError(
-            f"{where} has no prompt of its own, and the conditional prompt is of tokens and"
-            " embeddings: give one.",
-            where,
-        )
-    return embeddings.packed(leader.request.prompt_embeds)
-
-
-def _with_embeds(
-    processor: InputProcessor, leader: _Leader, value: object, param: str
-) -> Prompt:
+def _with_embeds(processor: InputProcessor, leader: _Leader, value: object, param: str) -> Prompt:
     """The prompt of a follower with embeddings of its own."""
-    if leader.scored:
-        raise GuidanceError(f"{SCORE_TOKENS} needs prompts of tokens: leave {param} out.", param)
     model = processor.vllm_config.model_config
     return Prompt((), (), embeddings.packed(embeddings.read(model, value, param)))
 

@@ -155,6 +155,26 @@ def check_media(value: object, param: str) -> object:
     return value
 
 
+def check_embeds(value: object, param: str) -> object:
+    """Return `value` if it can be embeddings of a prompt, or raise GuidanceError.
+
+    It is a tensor [T, hidden size], over HTTP a text (torch.save in base64, as vLLM's
+    `prompt_embeds`), and between processes an object of bytes (cfg_core/vllm_plugin/embeddings.py).
+    """
+    if isinstance(value, str):
+        if value:
+            return value
+        raise GuidanceError(f"{param} is empty: send a tensor in base64, or leave it out.", param)
+    shape = value.get("shape") if isinstance(value, Mapping) else getattr(value, "shape", None)
+    if shape is None or len(shape) != 2 or not all(shape):
+        raise GuidanceError(
+            f"{param} must be a tensor of shape [tokens, hidden size], not"
+            f" {type(value).__name__ if shape is None else list(shape)}.",
+            param,
+        )
+    return value
+
+
 def check_flag(value: Any, param: str) -> bool:
     """Return `value` if it is a boolean, or raise GuidanceError."""
     if not isinstance(value, bool):

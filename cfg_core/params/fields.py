@@ -17,6 +17,7 @@ SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
 NEGATIVE_IDS = "negative_prompt_token_ids"
 NEGATIVE_MEDIA = "negative_multi_modal_data"
+NEGATIVE_EMBEDS = "negative_prompt_embeds"
 STREAMS = "guidance_streams"
 SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
@@ -28,6 +29,7 @@ FIELDS = (
     NEGATIVE_TEXT,
     NEGATIVE_IDS,
     NEGATIVE_MEDIA,
+    NEGATIVE_EMBEDS,
     STREAMS,
     SCHEDULE,
     START,

@@ -8,6 +8,7 @@ from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params.checks import (
+    check_embeds,
     check_media,
     check_negative_text,
     check_scale,
@@ -16,8 +17,8 @@ from cfg_core.params.checks import (
 )
 from cfg_core.params.fields import STREAMS
 
-KEYS = ("prompt", "messages", "token_ids", "multi_modal_data", "weight", "lora")
-PROMPTS = KEYS[:3]
+KEYS = ("prompt", "messages", "token_ids", "prompt_embeds", "multi_modal_data", "weight", "lora")
+PROMPTS = KEYS[:4]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class FollowerParams:
         conversation, `prompt` is the system message of a copy of the conversation, and `messages`
         is a whole conversation. Without any, the stream begins with the leader's prompt, images,
         audio and video included.
+    prompt_embeds: instead of these, the embeddings of its prompt: a tensor [tokens, hidden size].
+        Over HTTP it is a text, as vLLM's `prompt_embeds`.
     multi_modal_data: the images, audio and video of its prompt, as in vLLM's prompts: an object of
         lists by modality. Without a prompt of its own, they take the places of the leader's.
         Offline only; over HTTP they are parts of `messages`.
@@ -42,6 +45,7 @@ class FollowerParams:
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Any, ...] | None = None
+    prompt_embeds: Any = field(default=None, compare=False, repr=False)
     multi_modal_data: Any = None
     lora: Any = None
     where: str = field(default=STREAMS, compare=False, repr=False)
@@ -55,8 +59,8 @@ class FollowerParams:
             raise GuidanceError(f"{at} has {' and '.join(given)}: send only one of them.", at)
         if not given and self.lora is None and self.multi_modal_data is None:
             raise GuidanceError(
-                f"{at} has neither prompt, messages, token_ids, images nor lora, so it would be the"
-                " conditional stream once more: give one of them.",
+                f"{at} has neither prompt, messages, token_ids, prompt_embeds, images nor lora, so"
+                " it would be the conditional stream once more: give one of them.",
                 at,
             )
         if self.prompt is not None:
@@ -67,8 +71,18 @@ class FollowerParams:
             object.__setattr__(self, "token_ids", ids)
         if self.messages is not None:
             object.__setattr__(self, "messages", _messages(self.messages, f"{at}.messages"))
+        if self.prompt_embeds is not None:
+            check_embeds(self.prompt_embeds, f"{at}.prompt_embeds")
         if self.multi_modal_data is not None:
             check_media(self.multi_modal_data, f"{at}.multi_modal_data")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its prompt, once admission has resolved it; 0 before."""
+        if self.prompt_embeds is not None:
+            shape = self.prompt_embeds.get("shape") if isinstance(self.prompt_embeds, dict) else ()
+            return int(shape[0]) if shape else 0
+        return len(self.token_ids or ())
 
     @classmethod
     def of(cls, entry: object, where: str) -> FollowerParams:
@@ -102,6 +116,8 @@ class FollowerParams:
             entry["token_ids"] = list(self.token_ids)
         if self.messages is not None:
             entry["messages"] = list(self.messages)
+        if self.prompt_embeds is not None:
+            entry["prompt_embeds"] = self.prompt_embeds
         if self.multi_modal_data is not None:
             entry["multi_modal_data"] = self.multi_modal_data
         if self.lora is not None:

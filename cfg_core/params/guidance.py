@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params.checks import (
     check_count,
+    check_embeds,
     check_flag,
     check_media,
     check_negative_text,
@@ -21,6 +22,7 @@ from cfg_core.params.fields import (
     END,
     FILTER_TOP_K,
     MIN_P,
+    NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
     NEGATIVE_MEDIA,
     NEGATIVE_TEXT,
@@ -40,6 +42,7 @@ _BY_FIELD = {
     NEGATIVE_TEXT: "negative_prompt",
     NEGATIVE_IDS: "negative_prompt_token_ids",
     NEGATIVE_MEDIA: "negative_media",
+    NEGATIVE_EMBEDS: "negative_embeds",
     STREAMS: "streams",
     SCHEDULE: "schedule",
     START: "start",
@@ -75,6 +78,7 @@ class GuidanceParams:
     negative_media: the images, audio and video of the negative, as `multi_modal_data` of
         FollowerParams. Without a text of its own, the negative is the prompt with these in the
         places of its own.
+    negative_embeds: the negative as embeddings, as `prompt_embeds` of FollowerParams.
     streams: instead of a scale and a negative, any number of followers with weights. The leader's
         weight is 1 minus their sum.
     schedule: instead of the scale, (first output token, scale) in ascending order from 0. Each
@@ -98,6 +102,7 @@ class GuidanceParams:
     negative_prompt: str | None = None
     negative_prompt_token_ids: tuple[int, ...] | None = None
     negative_media: Any = None
+    negative_embeds: Any = field(default=None, compare=False, repr=False)
     streams: tuple[FollowerParams, ...] | None = None
     schedule: tuple[tuple[int, float], ...] | None = None
     start: int = 0
@@ -110,10 +115,11 @@ class GuidanceParams:
 
     def __post_init__(self) -> None:
         self._set("scale", check_scale(self.scale))
-        if self.negative_prompt is not None and self.negative_prompt_token_ids is not None:
+        own = (NEGATIVE_TEXT, NEGATIVE_IDS, NEGATIVE_EMBEDS)
+        given = [name for name in own if getattr(self, _BY_FIELD[name]) is not None]
+        if len(given) > 1:
             raise GuidanceError(
-                f"{NEGATIVE_TEXT} and {NEGATIVE_IDS} are both given: send only one of them.",
-                NEGATIVE_IDS,
+                f"{given[0]} and {given[1]} are both given: send only one of them.", given[1]
             )
         if self.negative_prompt is not None:
             check_negative_text(self.negative_prompt)
@@ -122,6 +128,8 @@ class GuidanceParams:
             self._set("negative_prompt_token_ids", ids)
         if self.negative_media is not None:
             check_media(self.negative_media, NEGATIVE_MEDIA)
+        if self.negative_embeds is not None:
+            check_embeds(self.negative_embeds, NEGATIVE_EMBEDS)
         if self.streams is not None:
             self._set("streams", check_followers(self.streams))
         if self.schedule is not None:
@@ -177,12 +185,12 @@ class GuidanceParams:
         if self.enabled:
             return
         defaults = type(self).__dataclass_fields__
-        for field in _NEED_GUIDANCE:
-            if getattr(self, _BY_FIELD[field]) != defaults[_BY_FIELD[field]].default:
+        for name in _NEED_GUIDANCE:
+            if getattr(self, _BY_FIELD[name]) != defaults[_BY_FIELD[name]].default:
                 raise GuidanceError(
-                    f"{SCALE} is 1 (off), so there is one stream only: leave {field} out, or"
+                    f"{SCALE} is 1 (off), so there is one stream only: leave {name} out, or"
                     f" set {SCALE}.",
-                    field,
+                    name,
                 )
 
     @property
@@ -198,8 +206,8 @@ class GuidanceParams:
     @property
     def has_negative(self) -> bool:
         """Whether the request has its own negative, so that the prompt's last token is not used."""
-        given = (self.negative_prompt, self.negative_prompt_token_ids, self.negative_media)
-        return any(value is not None for value in given)
+        own = (NEGATIVE_TEXT, NEGATIVE_IDS, NEGATIVE_MEDIA, NEGATIVE_EMBEDS)
+        return any(getattr(self, _BY_FIELD[name]) is not None for name in own)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -218,11 +226,11 @@ class GuidanceParams:
         """The followers, once admission has made token ids of all prompts; empty before."""
         found = self.streams
         if found is None:
-            ids = self.negative_prompt_token_ids
-            if ids is None:
+            ids, embeds = self.negative_prompt_token_ids, self.negative_embeds
+            if ids is None and embeds is None:
                 return ()
-            found = (FollowerParams(weight=self.weights[1], token_ids=ids),)
-        return found if all(follower.token_ids for follower in found) else ()
+            found = (FollowerParams(weight=self.weights[1], token_ids=ids, prompt_embeds=embeds),)
+        return found if all(follower.num_tokens for follower in found) else ()
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None) -> GuidanceParams | None:
@@ -245,10 +253,10 @@ class GuidanceParams:
         """
         out: dict[str, Any] = {}
         defaults = type(self).__dataclass_fields__
-        for field, name in _BY_FIELD.items():
+        for request_field, name in _BY_FIELD.items():
             value = getattr(self, name)
-            if value != defaults[name].default:
-                out[field] = list(value) if isinstance(value, tuple) else value
+            if value is not None and value != defaults[name].default:
+                out[request_field] = list(value) if isinstance(value, tuple) else value
         if self.streams is not None:
             out[STREAMS] = [follower.to_entry() for follower in self.streams]
         elif self.schedule is not None:

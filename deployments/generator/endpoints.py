@@ -181,7 +181,7 @@ async def rendered(endpoint: Endpoint, state: State, request: Any) -> Any:
 async def render(
     endpoint: Endpoint, state: State, body: dict[str, Any], conversation: str
 ) -> Mapping[str, Any]:
-    """The prompt of a body as vLLM's renderer makes it: token ids, and images, audio and video.
+    """The prompt of a body as vLLM's renderer makes it: token ids, media, or embeddings.
 
     vLLM's cache of processed media is left alone, because what it holds it believes to be with the
     engine. Raises RequestError if the body cannot be rendered, and GuidanceError if it has what a
@@ -203,7 +203,7 @@ async def render(
         (prompt, *_) = checked(await renderer.render_chat(request, skip_mm_cache=True))[1]
     else:
         (prompt, *_) = checked(await renderer.render_completion(request, skip_mm_cache=True))
-    if prompt["type"] not in ("token", "multimodal"):
-        raise GuidanceError("the negative stream must be text, images, audio or video.")
+    if prompt["type"] not in ("token", "multimodal", "embeds"):
+        raise GuidanceError("the negative stream must not have an encoder's prompt.")
     found: Mapping[str, Any] = prompt
     return found

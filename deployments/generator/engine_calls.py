@@ -24,6 +24,7 @@ from typing import Any
 
 from vllm.exceptions import GenerationError
 from vllm.outputs import CompletionOutput
+from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -33,7 +34,7 @@ from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
 from deployments.generator.chunks import Chunks
 from deployments.generator.engine_errors import client_error, own_error
 from deployments.generator.stream_spans import ChoiceSpans, Traced
-from deployments.requests.extra_args import follower_prompts
+from deployments.requests.extra_args import follower_lengths
 from deployments.requests.usage import Meter
 
 
@@ -86,9 +87,9 @@ class _Entry:
 
     def __post_init__(self) -> None:
         params = self.request.sampling_params
-        followers = follower_prompts(params.extra_args if params is not None else None)
+        followers = follower_lengths(params.extra_args if params is not None else None)
         self.streams = 1 + len(followers)
-        self.negative_tokens = sum(map(len, followers))
+        self.negative_tokens = sum(followers)
 
 
 _run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
@@ -222,7 +223,10 @@ class EngineCalls:
         if prompt not in run.prompts and not run.searches_beams:
             run.prompts.add(prompt)
             run.meter.prompt_tokens += (
-                len(entry.request.prompt_token_ids or ()) + entry.negative_tokens
+                length_from_prompt_token_ids_or_embeds(
+                    entry.request.prompt_token_ids, entry.request.prompt_embeds
+                )
+                + entry.negative_tokens
             )
 
     def _prompt_of(self, request_id: str) -> str:

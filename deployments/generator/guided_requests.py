@@ -21,14 +21,15 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, SCORE_TOKENS, FollowerParams
+from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
 from deployments.messages import GenerateCall
-from deployments.requests.endpoints import Endpoint
+from deployments.requests.endpoints import Endpoint, conversation_of
 from deployments.requests.extra_args import adapter_of, as_xargs
 from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
-from deployments.requests.media import check_media
+from deployments.requests.media import check_media, media_parts
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 
 NO_TOKENS = (
@@ -78,6 +79,7 @@ class GuidedRequests:
         """As `make`; notes in `shelved` what it puts on the shelf."""
         body = dict(call.body)
         check_media(call.endpoint, body)
+        _check_embeds(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
         request: Any = parse(endpoints.SERVED[call.endpoint].request, body)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
@@ -110,6 +112,7 @@ class GuidedRequests:
                 negative_prompt=None,
                 negative_prompt_token_ids=negative,
                 negative_media=media,
+                negative_embeds=None,
             )
         )
         if call.endpoint == "completion":
@@ -121,7 +124,7 @@ class GuidedRequests:
     async def _negative(
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance, shelved: list[str]
     ) -> tuple[tuple[int, ...] | None, str | None]:
-        """The negative stream's prompt as token ids, and where its images are.
+        """The negative stream's prompt as token ids, and where its images or embeddings are.
 
         None for a prompt if the request has none of its own, and for images if it has none. An
         empty text has none of its own if the tokenizer puts no special tokens around a text.
@@ -133,9 +136,12 @@ class GuidedRequests:
             return self._special_tokens(body), None
         if field == NEGATIVE_IDS:
             return self._checked(guidance.params.negative_prompt_token_ids or (), field), None
-        rendered = await self._rendered(
-            endpoint, body, lambda: negative_body(endpoint, body, guidance), field
-        )
+        if guidance.params.negative_embeds is not None:
+            rendered = self._embedded(guidance.params.negative_embeds, field)
+        else:
+            rendered = await self._rendered(
+                endpoint, body, lambda: negative_body(endpoint, body, guidance), field
+            )
         return self._shelved(rendered, field, shelved)
 
     async def _follower(
@@ -153,6 +159,11 @@ class GuidedRequests:
         ids, media = follower.token_ids, None
         if ids is not None:
             ids = self._checked(ids, f"{where}.token_ids")
+        elif follower.prompt_embeds is not None:
+            field = f"{where}.prompt_embeds"
+            ids, media = self._shelved(
+                self._embedded(follower.prompt_embeds, field), field, shelved
+            )
         elif text == "" and endpoint == "completion":
             ids = self._special_tokens(body)
             if ids is None:
@@ -178,6 +189,7 @@ class GuidedRequests:
             prompt=None,
             messages=None,
             token_ids=ids,
+            prompt_embeds=None,
             multi_modal_data=media,
             lora=lora,
         )
@@ -205,18 +217,30 @@ class GuidedRequests:
         try:
             own = made()
             check_media(endpoint, own)
+            _check_embeds(endpoint, own)
             return await endpoints.render(endpoint, self._state, own, conversation)
         except (RequestError, VLLMValidationError) as error:
             # A fault of the request itself is not the negative's: this raises its own error.
             await endpoints.render(endpoint, self._state, body, conversation)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
 
+    def _embedded(self, text: str, field: str) -> Mapping[str, Any]:
+        """A prompt of embeddings, as vLLM's renderer returns one."""
+        embeds = embeddings.read(self._engine.model_config, text, field)
+        return {"type": "embeds", "prompt_embeds": embeds}
+
     def _shelved(
         self, rendered: Mapping[str, Any], field: str, shelved: list[str]
     ) -> tuple[tuple[int, ...], str | None]:
-        """The token ids of a rendered prompt, and its name on the shelf if it has images."""
-        ids = self._bounded(rendered["prompt_token_ids"], field)
-        if rendered["type"] != "multimodal":
+        """The token ids of a rendered prompt, and its name on the shelf if it has more than these.
+
+        The places of embeddings have the token 0, which nothing reads.
+        """
+        if rendered["type"] == "embeds":
+            ids = self._bounded([0] * len(rendered["prompt_embeds"]), field)
+        else:
+            ids = self._bounded(rendered["prompt_token_ids"], field)
+        if rendered["type"] == "token":
             return ids, None
         shelved.append(SHELF.put(rendered))
         return ids, shelved[-1]
@@ -234,6 +258,19 @@ class GuidedRequests:
         tokenizer = self._engine.renderer.get_tokenizer()
         ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
         return tuple(ids) or None
+
+
+def _check_embeds(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    """Raise GuidanceError if embeddings in a body grow when they are loaded."""
+    if endpoint == "completion":
+        given = body.get("prompt_embeds")
+        texts = given if isinstance(given, list) else [given]
+    else:
+        parts = media_parts(conversation_of(endpoint, body))
+        texts = [part.get("data") for part in parts if part.get("type") == "prompt_embeds"]
+    for text in texts:
+        if isinstance(text, str):
+            embeddings.check_file(text, "prompt_embeds")
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:

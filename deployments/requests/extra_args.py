@@ -6,11 +6,11 @@ The replica writes it there, and the engine's admission resolves it. Imports nei
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import NEGATIVE_IDS, SCHEDULE, STREAMS, GuidanceParams, is_guided
+from cfg_core.params import SCHEDULE, STREAMS, GuidanceParams, is_guided
 
 
 def as_xargs(params: GuidanceParams) -> dict[str, Any]:
@@ -53,15 +53,13 @@ def adapter_of(
     )
 
 
-def follower_prompts(extra_args: Mapping[str, Any] | None) -> list[Sequence[int]]:
-    """The followers' prompts of a request that was admitted; none if it is not guided.
+def follower_lengths(extra_args: Mapping[str, Any] | None) -> list[int]:
+    """The lengths of the followers' prompts in a request that was admitted; none if not guided.
 
     Admission (cfg_core/vllm_plugin/frontend/) leaves guidance only where it has an effect, with the
-    token ids of each follower.
+    token ids or the embeddings of each follower.
     """
     if extra_args is None or not is_guided(extra_args):
         return []
-    entries = extra_args.get(STREAMS)
-    if entries is None:
-        return [extra_args[NEGATIVE_IDS]]
-    return [entry["token_ids"] for entry in entries]
+    params = GuidanceParams.from_fields(extra_args)
+    return [] if params is None else [follower.num_tokens for follower in params.followers]

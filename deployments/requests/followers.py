@@ -38,12 +38,32 @@ def check_followers(followers: Iterable[FollowerParams], endpoint: Endpoint) -> 
                 " image parts.",
                 where,
             )
+        if follower.prompt_embeds is not None:
+            embeds = f"{where}.prompt_embeds"
+            check_embeds(follower.prompt_embeds, embeds, f"{where}.messages", endpoint)
         lora = follower.lora
         if lora is not None and lora is not False and not isinstance(lora, str):
             raise GuidanceError(
                 f"{where}.lora must be the name of an adapter, or false for the base model.",
                 f"{where}.lora",
             )
+
+
+def check_embeds(value: object, field: str, conversation: str, endpoint: Endpoint) -> None:
+    """Raise GuidanceError for embeddings that are no text, or that are sent to a chat endpoint.
+
+    conversation: the field that can have them there, as parts of messages.
+    """
+    if SHAPES[endpoint].messages is not None:
+        raise GuidanceError(
+            f"{field} is for /v1/completions: send {conversation} with parts of the type"
+            " prompt_embeds here.",
+            field,
+        )
+    if not isinstance(value, str):
+        raise GuidanceError(
+            f"{field} must be a string: the base64 of what torch.save wrote of a tensor.", field
+        )
 
 
 def check_number(streams: int, most_followers: int) -> None:

@@ -17,6 +17,7 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.params import (
     FIELDS,
+    NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
     OFFLINE_FIELDS,
@@ -32,7 +33,7 @@ from cfg_core.params import (
 )
 from deployments.requests.body import MAX_FIELDS, json_type
 from deployments.requests.endpoints import SHAPES, Endpoint
-from deployments.requests.followers import check_followers, refuse_text
+from deployments.requests.followers import check_embeds, check_followers, refuse_text
 
 NEGATIVE_MESSAGES = "negative_messages"
 HTTP_FIELDS = tuple(name for name in FIELDS if name not in OFFLINE_FIELDS)
@@ -106,6 +107,8 @@ class Guidance:
             return NEGATIVE_MESSAGES
         if self.params.negative_prompt is not None:
             return NEGATIVE_TEXT
+        if self.params.negative_embeds is not None:
+            return NEGATIVE_EMBEDS
         return NEGATIVE_IDS if self.params.negative_prompt_token_ids is not None else None
 
     @property
@@ -142,6 +145,8 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
         _check_negative_messages(messages, params)
     if params is None:
         return None
+    if params.negative_embeds is not None:
+        check_embeds(params.negative_embeds, NEGATIVE_EMBEDS, NEGATIVE_MESSAGES, endpoint)
     check_followers(params.streams or (), endpoint)
     _check_scores(params, endpoint, body)
     guidance = Guidance(params=params, negative_messages=messages)
@@ -204,7 +209,7 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
             name,
         )
     if params.has_negative:
-        other = NEGATIVE_TEXT if params.negative_prompt is not None else NEGATIVE_IDS
+        other = Guidance(params=params).negative_field
         raise GuidanceError(f"{name} and {other} are both given: send only one of them.", name)
 
 
@@ -300,8 +305,4 @@ def _refuse_unguidable(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
         raise GuidanceError(
             "Completions with suffix cannot be guided: leave out suffix, or the guidance fields.",
             "suffix",
-        )
-    if body.get("prompt_embeds") is not None:
-        raise GuidanceError(
-            "prompt_embeds cannot be guided: send prompt as text or token ids.", "prompt_embeds"
         )

@@ -22,7 +22,10 @@ take fewer: `limit_mm_per_prompt`.
 """
 
 MEDIA_TOKENS = 512
-"""Estimated tokens of an image, audio or video. LLaVA-1.5 has 576 for an image."""
+"""Estimated tokens of an image, audio or video, and of a prompt of embeddings.
+
+LLaVA-1.5 has 576 for an image.
+"""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")

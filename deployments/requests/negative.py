@@ -22,7 +22,7 @@ def negative_body(
 
     Everything but the prompt or the messages stays, so that vLLM renders the negative exactly as it
     renders the conditional prompt (template options, tools, special tokens). But
-    `kv_transfer_params` is left out, because it can hold token ids of the conditional prompt.
+    `kv_transfer_params` and `prompt_embeds` are left out, because they hold the conditional prompt.
     Raises RequestError if the body's messages are no list.
 
     guidance: its negative must be text or messages, not token ids.
@@ -40,6 +40,7 @@ def follower_body(
         return with_conversation(endpoint, body, list(messages))
     assert text is not None, "token ids need no rendering"
     if endpoint == "completion":
+        body.pop("prompt_embeds", None)
         return {**body, "prompt": text}
     return with_system(endpoint, body, text)
 

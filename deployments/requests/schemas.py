@@ -36,6 +36,9 @@ GUIDANCE: dict[str, Schema] = {
         **TEXT,
     ),
     "negative_prompt_token_ids": _field("The negative stream as token ids.", **IDS),
+    "negative_prompt_embeds": _field(
+        "Completions: the negative stream as embeddings, in base64 as vLLM's prompt_embeds.", **TEXT
+    ),
     "negative_messages": _field(
         "The whole negative conversation, with its own images and audio.",
         type="array",
@@ -61,6 +64,10 @@ GUIDANCE: dict[str, Schema] = {
                     items={"type": "object"},
                 ),
                 "token_ids": _field("The stream as token ids.", **IDS),
+                "prompt_embeds": _field(
+                    "Completions: the stream as embeddings, in base64 as vLLM's prompt_embeds.",
+                    **TEXT,
+                ),
                 "lora": _field(
                     "The name of an adapter; false is the base model.", oneOf=[TEXT, FLAG]
                 ),

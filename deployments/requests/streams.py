@@ -97,7 +97,7 @@ def num_tokens(content: Any) -> int:
 
 def _conditionals(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Stream]:
     if endpoint == "completion":
-        return [Stream.of(_prompt(prompt)) for prompt in _prompts(body)]
+        return [*_embedded(body), *(Stream.of(_prompt(prompt)) for prompt in _prompts(body))]
     if endpoint == "scoring":
         return [_scored(body.get("query"), item) for item in _list(body.get("items"))]
     if endpoint == "batch":
@@ -128,6 +128,8 @@ def _list(value: object) -> list[Any]:
 def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -> Stream:
     if (ids := guidance.params.negative_prompt_token_ids) is not None:
         return Stream.of(_token_ids(ids))
+    if guidance.params.negative_embeds is not None:
+        return Stream("", MEDIA_TOKENS)
     if guidance.negative_field is None:
         return Stream((), 1)
     try:
@@ -140,6 +142,8 @@ def _own(endpoint: Endpoint, body: Mapping[str, Any], entry: FollowerParams) -> 
     """The prompt of an entry of `guidance_streams`; None if it begins with the leader's."""
     if entry.token_ids is not None:
         return Stream.of(_token_ids(entry.token_ids))
+    if entry.prompt_embeds is not None:
+        return Stream("", MEDIA_TOKENS)
     if entry.prompt is None and entry.messages is None:
         return None
     try:
@@ -149,8 +153,16 @@ def _own(endpoint: Endpoint, body: Mapping[str, Any], entry: FollowerParams) -> 
         return Stream.of("")
 
 
+def _embedded(body: Mapping[str, Any]) -> list[Stream]:
+    """The prompts that are embeddings. How many tokens they have, only the engine knows."""
+    given = body.get("prompt_embeds")
+    return [] if given is None else [Stream("", MEDIA_TOKENS) for _ in _list(given)]
+
+
 def _prompts(body: Mapping[str, Any]) -> list[Any]:
     prompt = body.get("prompt")
+    if prompt is None and body.get("prompt_embeds") is not None:
+        return []
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return prompt
     return [prompt]

@@ -6,7 +6,7 @@ import pytest
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import FollowerParams, GuidanceParams
-from deployments.requests.extra_args import adapter_of, as_xargs, follower_prompts
+from deployments.requests.extra_args import adapter_of, as_xargs, follower_lengths
 from deployments.requests.usage import Meter
 
 PAIR = GuidanceParams(scale=2.0, negative_prompt_token_ids=(1, 2))
@@ -77,7 +77,7 @@ def test_an_unknown_adapter_is_refused(adapters, known):
     ],
 )
 def test_the_followers_of_an_admitted_request(extra, lengths):
-    assert [len(prompt) for prompt in follower_prompts(extra)] == lengths
+    assert follower_lengths(extra) == lengths
 
 
 def test_only_guided_tokens_count_for_all_streams():

@@ -95,6 +95,11 @@ def test_a_chain_has_a_limit_and_the_tokens_have_none():
 # --- streams of a request -------------------------------------------------------------------------
 
 
+def test_each_prompt_of_embeddings_counts():
+    body = {"prompt_embeds": ["AA", "BB"], "prompt": ["a", "b", "c"]}
+    assert len(streams_of("completion", body, None)) == 5
+
+
 @pytest.mark.parametrize(
     ("body", "streams"),
     [
@@ -112,6 +117,11 @@ def test_a_chain_has_a_limit_and_the_tokens_have_none():
         ({"prompt": [-1]}, [()]),
         ({"prompt": 7}, [()]),
         ({}, [()]),
+        ({"prompt_embeds": "AAAA"}, [""]),
+        ({"prompt_embeds": ["AA", "BB"], "prompt": "a"}, [""]),
+        ({"prompt_embeds": "AA", "guidance_scale": 2, "negative_prompt": "n"}, ["", "n"]),
+        ({"prompt": "a", "guidance_scale": 2, "negative_prompt_embeds": "AA"}, ["a", ""]),
+        ({"prompt": "a", "guidance_streams": [{"weight": 1, "prompt_embeds": "A"}]}, ["a", ""]),
     ],
 )
 def test_streams_of_completions(body, streams):

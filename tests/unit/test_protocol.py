@@ -405,10 +405,28 @@ REFUSED = [
     ),
     ("completion", {"guidance_scale": 2, "suffix": "z"}, "suffix", "cannot be guided"),
     (
+        "chat",
+        {"guidance_scale": 2, "negative_prompt_embeds": "AAAA"},
+        "negative_prompt_embeds",
+        "send negative_messages with parts of the type prompt_embeds",
+    ),
+    (
+        "chat",
+        {"guidance_streams": [{"weight": 1, "prompt_embeds": "AAAA"}]},
+        "guidance_streams[0].prompt_embeds",
+        "send guidance_streams[0].messages with parts",
+    ),
+    (
         "completion",
-        {"guidance_scale": 2, "prompt_embeds": "z"},
-        "prompt_embeds",
-        "cannot be guided",
+        {"guidance_scale": 2, "negative_prompt_embeds": {"shape": [1, 2]}},
+        "negative_prompt_embeds",
+        "must be a string",
+    ),
+    (
+        "completion",
+        {"guidance_scale": 2, "negative_prompt_embeds": [[1.0]]},
+        "negative_prompt_embeds",
+        "must be a tensor of shape",
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
@@ -15,6 +16,7 @@ from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import FollowerParams, GuidanceParams, is_guided
 from cfg_core.pool import Lengths
 from cfg_core.timeline import Timeline
+from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 from cfg_core.vllm_plugin.core import media
 from cfg_core.vllm_plugin.core.scoring import can_be_scored
@@ -71,7 +73,7 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan | N
             return None
     elif asks_for_prompt_logprobs(leader.sampling_params):
         return None
-    prompts = tuple(len(follower.token_ids or ()) for follower in followers)
+    prompts = tuple(follower.num_tokens for follower in followers)
     lengths = Lengths(leader.num_prompt_tokens, prompts, params.end)
     leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
     if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
@@ -123,7 +125,7 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
     """
     output = list(leader.output_token_ids)
     followers = [
-        _follower(leader, name, [*(params.token_ids or ()), *output], params, shown)
+        _follower(leader, name, output, params, shown)
         for name, params, shown in zip(
             plan.group.followers, plan.followers, plan.media, strict=True
         )
@@ -137,13 +139,13 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
 def _follower(
     leader: Request,
     request_id: str,
-    prompt: list[int],
+    output: list[int],
     params: FollowerParams,
     shown: list[MultiModalFeatureSpec],
 ) -> Request:
     return Request(
         request_id=request_id,
-        prompt_token_ids=prompt,
+        **_prompt(params, output),
         # Greedy sampling is the cheapest, and the leader's token replaces the sample anyway.
         sampling_params=SamplingParams(
             temperature=0.0,
@@ -160,6 +162,13 @@ def _follower(
         priority=leader.priority,
         block_hasher=leader._block_hasher,
     )
+
+
+def _prompt(params: FollowerParams, output: list[int]) -> dict[str, Any]:
+    """A follower's own prompt and the output so far, as arguments of Request."""
+    if params.prompt_embeds is None:
+        return {"prompt_token_ids": [*(params.token_ids or ()), *output]}
+    return embeddings.request_fields(params.prompt_embeds, output)
 
 
 def _adapter(leader: Request, params: FollowerParams) -> LoRARequest | None:

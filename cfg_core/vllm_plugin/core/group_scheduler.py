@@ -297,7 +297,7 @@ class GroupScheduler(Scheduler):
             output = list(leader.output_token_ids)
             before = output[: self._timelines.opened_at.get(group.leader, 0)]
             for follower in followers:
-                prompt = list(follower.prompt_token_ids)
+                prompt = list(follower.prompt_token_ids or ())
                 assert prompt[len(prompt) - len(before) :] == before, group
                 assert [*before, *follower.output_token_ids] == output, group
         self._speculation.check_integrity()

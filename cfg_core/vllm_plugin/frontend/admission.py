@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine.input_processor import InputProcessor
 
 from cfg_core.errors import GuidanceError, RequestError
@@ -127,8 +128,9 @@ def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object 
         )
     capacity.check_streams(processor.vllm_config, len(params.weights))
     resolved, fields, media = resolve(processor, request, params, prompt)
-    prompts = tuple(len(follower.token_ids or ()) for follower in resolved.followers)
-    lengths = Lengths(len(request.prompt_token_ids), prompts, params.end)
+    prompts = tuple(follower.num_tokens for follower in resolved.followers)
+    own = length_from_prompt_token_ids_or_embeds(request.prompt_token_ids, request.prompt_embeds)
+    lengths = Lengths(own, prompts, params.end)
     sampling.max_tokens = capacity.max_tokens(processor.vllm_config, lengths, sampling, fields)
     sampling.extra_args = {**rest, **resolved.to_extra_args()}
     if any(media):
@@ -210,10 +212,6 @@ def _check_engine(config: VllmConfig, param: str) -> None:
 
 def _check_request(request: EngineCoreRequest) -> None:
     """Refuse what guidance cannot do exactly."""
-    if request.prompt_token_ids is None or request.prompt_embeds is not None:
-        raise GuidanceError(
-            "guidance needs a prompt of text or token ids, not prompt embeddings.", SCALE
-        )
     if request.resumable:
         raise GuidanceError("guidance does not support streaming-input sessions.", SCALE)
     if FOLLOWER_SUFFIX in request.request_id:

@@ -23,7 +23,7 @@ from vllm.multimodal.utils import argsort_mm_positions
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from cfg_core.errors import GuidanceError
-from cfg_core.vllm_plugin import config
+from cfg_core.vllm_plugin import config, embeddings
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -34,10 +34,14 @@ Features: TypeAlias = tuple[MultiModalFeatureSpec, ...]
 
 
 class Prompt(NamedTuple):
-    """A follower's prompt."""
+    """A follower's prompt.
+
+    embeds: instead of token ids, its embeddings (cfg_core/vllm_plugin/embeddings.py).
+    """
 
     token_ids: tuple[int, ...]
     features: Features = ()
+    embeds: dict[str, Any] | None = None
 
 
 class Shelf:
@@ -116,6 +120,9 @@ def read(
     processor: InputProcessor, rendered: Mapping[str, Any], lora: LoRARequest | None, param: str
 ) -> Prompt:
     """A rendered prompt as the prompt of a follower with this adapter. Raises GuidanceError."""
+    if rendered["type"] == "embeds":
+        ids, are_tokens = rendered.get("prompt_token_ids"), rendered.get("is_token_ids")
+        return Prompt((), (), embeddings.packed(rendered["prompt_embeds"], ids, are_tokens))
     ids = tuple(rendered["prompt_token_ids"])
     if rendered["type"] != "multimodal":
         return Prompt(ids)

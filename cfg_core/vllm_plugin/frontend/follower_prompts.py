@@ -12,6 +12,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import (
+    NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
     NEGATIVE_MEDIA,
     NEGATIVE_TEXT,
@@ -22,6 +23,7 @@ from cfg_core.params import (
     GuidanceParams,
     check_token_ids,
 )
+from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_media import Features, Prompt
 
@@ -58,13 +60,13 @@ class _Leader(NamedTuple):
 def resolve(
     processor: InputProcessor, request: EngineCoreRequest, params: GuidanceParams, prompt: object
 ) -> Resolved:
-    """The same guidance with all prompts as token ids.
+    """The same guidance with all prompts as token ids, or as packed embeddings.
 
     A follower's own prompt is followed by the scored tokens. Raises GuidanceError.
 
     prompt: what the caller gave to vLLM, or what vLLM's renderer made of it.
     """
-    ids = request.prompt_token_ids
+    ids = request.prompt_token_ids or []
     context = ids[: len(ids) - (params.score_tokens or 0)]
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
     leader = _Leader(request, context, ids[len(context) :], text)
@@ -74,8 +76,9 @@ def resolve(
         resolved = replace(
             params,
             negative_prompt=None,
-            negative_prompt_token_ids=(*negative.token_ids, *leader.scored),
+            negative_prompt_token_ids=_with_scores(negative, leader),
             negative_media=None,
+            negative_embeds=negative.embeds,
         )
         fields: tuple[str, ...] = (NEGATIVE_IDS,)
         prompts = [negative]
@@ -86,6 +89,12 @@ def resolve(
         _check_adapters(processor, request, followers)
         resolved = replace(params, streams=followers)
         fields = tuple(follower.where for follower in followers)
+    embeds = [request.prompt_embeds, *(own.embeds for own in prompts)]
+    if params.score_tokens and any(value is not None for value in embeds):
+        raise GuidanceError(
+            f"{SCORE_TOKENS} needs prompts of text or token ids, not prompt embeddings.",
+            SCORE_TOKENS,
+        )
     for own, field in zip(prompts, fields, strict=True):
         ends = Prompt((*own.token_ids, *leader.scored), own.features)
         follower_media.check_end(processor, ends, field)
@@ -98,12 +107,18 @@ def _check_media(processor: InputProcessor, leader: _Leader, params: GuidancePar
     request = leader.request
     given = [(params.negative_media, NEGATIVE_MEDIA)]
     given += [(f.multi_modal_data, f"{f.where}.multi_modal_data") for f in params.streams or ()]
-    asked = [param for media, param in given if media is not None]
+    asked = [param for media, param in given if media is not None and not _is_embeds(media)]
     if request.mm_features or asked:
         follower_media.check_engine(processor, next(iter(asked), SCALE))
     follower_media.check_scored(request, len(leader.scored), SCORE_TOKENS)
-    own = Prompt(tuple(request.prompt_token_ids), tuple(request.mm_features or ()))
+    own = Prompt(tuple(request.prompt_token_ids or ()), tuple(request.mm_features or ()))
     follower_media.check_end(processor, own, "prompt")
+
+
+def _is_embeds(media: object) -> bool:
+    """Whether this is the name of a rendered prompt of embeddings."""
+    rendered = follower_media.SHELF.get(media) if isinstance(media, str) else None
+    return rendered is not None and rendered["type"] == "embeds"
 
 
 def _resolved(
@@ -121,7 +136,9 @@ def _resolved(
     if ids is not None:
         vocab_size = processor.vllm_config.model_config.get_vocab_size()
         ids = check_token_ids(ids, vocab_size, f"{where}.token_ids")
-    if follower.multi_modal_data is not None:
+    if follower.prompt_embeds is not None:
+        own = _with_embeds(processor, leader, follower.prompt_embeds, f"{where}.prompt_embeds")
+    elif follower.multi_modal_data is not None:
         own = _with_media(
             processor, leader, (follower.prompt, ids, follower.multi_modal_data), adapter, where
         )
@@ -129,7 +146,16 @@ def _resolved(
         own = Prompt(ids)
     elif follower.prompt is not None:
         tokens = _tokenize(processor, follower.prompt, f"{where}.prompt")
-        own = Prompt(tuple(tokens or leader.context[-1:]))
+        own = Prompt(tuple(tokens) or _last(leader, f"{where}.prompt"))
+    elif leader.request.prompt_embeds is not None:
+        request = leader.request
+        own = Prompt(
+            (),
+            (),
+            embeddings.packed(
+                request.prompt_embeds, request.prompt_token_ids, request.prompt_is_token_ids
+            ),
+        )
     else:
         shown = follower_media.of_leader(processor, leader.request, len(leader.context), adapter)
         own = Prompt(tuple(leader.context), shown)
@@ -137,10 +163,34 @@ def _resolved(
         follower,
         prompt=None,
         multi_modal_data=None,
-        token_ids=(*own.token_ids, *leader.scored),
+        token_ids=_with_scores(own, leader),
+        prompt_embeds=own.embeds,
         lora=lora,
     )
     return resolved, own
+
+
+def _with_scores(own: Prompt, leader: _Leader) -> tuple[int, ...] | None:
+    """A follower's token ids, those that are scored included; None for embeddings."""
+    return None if own.embeds is not None else (*own.token_ids, *leader.scored)
+
+
+def _last(leader: _Leader, param: str) -> tuple[int, ...]:
+    """The prompt's last token, which stands for a negative that is not given or has no token."""
+    are_tokens = leader.request.prompt_is_token_ids or [leader.request.prompt_embeds is None]
+    if not are_tokens[-1]:
+        raise GuidanceError(
+            "a prompt of embeddings has no last token to be its negative: give a negative of at"
+            " least one token, or embeddings.",
+            param,
+        )
+    return tuple(leader.context[-1:])
+
+
+def _with_embeds(processor: InputProcessor, leader: _Leader, value: object, param: str) -> Prompt:
+    """The prompt of a follower with embeddings of its own."""
+    model = processor.vllm_config.model_config
+    return Prompt((), (), embeddings.packed(embeddings.read(model, value, param)))
 
 
 def _with_media(
@@ -219,7 +269,9 @@ def _negative(processor: InputProcessor, leader: _Leader, params: GuidanceParams
     By default, and for a text without tokens, it is the prompt's last token, as in the paper and in
     transformers.
     """
-    last, ids = tuple(leader.context[-1:]), params.negative_prompt_token_ids
+    ids = params.negative_prompt_token_ids
+    if params.negative_embeds is not None:
+        return _with_embeds(processor, leader, params.negative_embeds, NEGATIVE_EMBEDS)
     if ids is not None:
         vocab_size = processor.vllm_config.model_config.get_vocab_size()
         ids = check_token_ids(ids, vocab_size)
@@ -230,9 +282,9 @@ def _negative(processor: InputProcessor, leader: _Leader, params: GuidanceParams
     if ids is not None:
         return Prompt(ids)
     if params.negative_prompt is None:
-        return Prompt(last)
+        return Prompt(_last(leader, NEGATIVE_TEXT))
     tokens = _tokenize(processor, params.negative_prompt, NEGATIVE_TEXT)
-    return Prompt(tuple(tokens) or last)
+    return Prompt(tuple(tokens) or _last(leader, NEGATIVE_TEXT))
 
 
 def _tokenize(processor: InputProcessor, text: str, param: str) -> list[int]:

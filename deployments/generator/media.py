@@ -30,6 +30,7 @@ from vllm.multimodal.media.connector import (
     MediaConnector,
     global_thread_pool,
 )
+from yarl import URL
 
 from cfg_core.errors import RequestError
 from deployments.generator.engine_calls import Run
@@ -149,18 +150,28 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
             raise refused(f"it cannot be fetched ({type(error).__name__}).") from None
 
     def _session(self) -> aiohttp.ClientSession:
-        """A client without proxies, cookies and reuse: each connection is checked."""
+        """A client without proxies, cookies and reuse: each connection is checked.
+
+        It does not decompress, because the limit is for what arrives.
+        """
         factory = None if self.allowed_media_domains else public_socket
         connector = aiohttp.TCPConnector(socket_factory=factory, force_close=True)
         return aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
         )
 
     async def _followed(self, http: aiohttp.ClientSession, url: str, limit: int) -> bytes:
         for _ in range(1 + MAX_REDIRECTS):
             if self._kind(url) != "http":
                 raise refused("its host redirects to something that is no http: address.")
-            async with http.get(url, allow_redirects=False) as answer:
+            target = URL(url)
+            if self.allowed_media_domains and target.host not in self.allowed_media_domains:
+                raise refused("its host is read in two ways: send a data: address.")
+            async with http.get(target, allow_redirects=False) as answer:
                 if answer.status in (301, 302, 303, 307, 308):
                     url = urljoin(url, answer.headers.get("Location", ""))
                     continue

@@ -142,13 +142,15 @@ class Engine:
         return got
 
     def assert_idle(self) -> None:
-        """No request of any kind, every block free, every group gone."""
+        """No request of any kind, every block and every image free, every group gone."""
         scheduler = self.scheduler
         assert not scheduler.requests
         assert not scheduler.running
         assert not scheduler.waiting
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # one is vLLM's null block
+        encoder = scheduler.encoder_cache_manager
+        assert encoder.num_freeable_slots == encoder.cache_size  # no image is held for a stream
         if self.guided:
             stats = self.stats()
             left = {

@@ -12,6 +12,7 @@ import io
 import math
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -255,6 +256,7 @@ class Site(BaseHTTPRequestHandler):
             "/round": "/round",
             "/file": "file:///etc/hostname",
         }
+        compressed = zlib.compress(bytes(2**26)) if self.path == "/bomb" else None
         if self.path == "/slow":
             time.sleep(3)
         if self.path in places:
@@ -265,7 +267,12 @@ class Site(BaseHTTPRequestHandler):
             self.send_error(404)
         else:
             self.send_response(200)
+            if compressed is not None:
+                self.send_header("Content-Encoding", "deflate")
             self.end_headers()
+            if compressed is not None:
+                self.wfile.write(compressed)
+                return
             size = math.ceil(2**20 / len(self.image)) + 1 if self.path == "/large" else 1
             self.wfile.write(self.image * size)
 
@@ -310,6 +317,7 @@ def test_hosts_that_are_named_may_be_private(site: str, path: str) -> None:
         ("/round", "redirects more than 3 times"),
         ("/file", "redirects to something that is no http"),
         ("/missing", "answered with status 404"),
+        ("/bomb", "cannot identify image file"),
         ("/slow", "did not send it within 1 seconds"),
         ("/large", "has more than 1048576 bytes"),
     ],

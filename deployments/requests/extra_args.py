@@ -6,11 +6,18 @@ The replica writes it there, and the engine's admission resolves it. Imports nei
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import SCHEDULE, STREAMS, GuidanceParams, is_guided
+from cfg_core.params import (
+    NEGATIVE_EMBEDS,
+    NEGATIVE_IDS,
+    SCHEDULE,
+    STREAMS,
+    GuidanceParams,
+    is_guided,
+)
 
 
 def as_xargs(params: GuidanceParams) -> dict[str, Any]:
@@ -61,5 +68,14 @@ def follower_lengths(extra_args: Mapping[str, Any] | None) -> list[int]:
     """
     if extra_args is None or not is_guided(extra_args):
         return []
-    params = GuidanceParams.from_fields(extra_args)
-    return [] if params is None else [follower.num_tokens for follower in params.followers]
+    entries = extra_args.get(STREAMS)
+    if entries is None:
+        return [_length(extra_args.get(NEGATIVE_IDS), extra_args.get(NEGATIVE_EMBEDS))]
+    return [_length(entry.get("token_ids"), entry.get("prompt_embeds")) for entry in entries]
+
+
+def _length(token_ids: Sequence[int] | None, embeds: Mapping[str, Any] | None) -> int:
+    """The length of a prompt that is token ids, or embeddings as admission leaves them."""
+    if embeds is not None:
+        return int(embeds["shape"][0])
+    return len(token_ids or ())

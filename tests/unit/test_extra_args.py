@@ -74,6 +74,8 @@ def test_an_unknown_adapter_is_refused(adapters, known):
         (PAIR.to_extra_args(), [2]),
         (SCHEDULE.to_extra_args(), [3]),
         (STREAMS.to_extra_args(), [2, 1]),
+        ({"guidance_scale": 2, "negative_prompt_embeds": {"shape": [7, 64]}}, [7]),
+        ({"guidance_streams": [{"weight": 1, "prompt_embeds": {"shape": [5, 64]}}]}, [5]),
     ],
 )
 def test_the_followers_of_an_admitted_request(extra, lengths):

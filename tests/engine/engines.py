@@ -295,7 +295,7 @@ def inspect_in_process(folder: Path) -> None:
     """
     from vllm import ModelRegistry
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     architecture = config["architectures"][0]
     lazy = ModelRegistry.models[architecture]
     ModelRegistry.register_model(architecture, lazy.load_model_cls())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 from engines import ROOMY, Engine, differences, guided, plain, tokens
 from oracle import CASES, PROMPTS, Oracle
 
-from cfg_core.errors import CompatibilityError
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.vllm_plugin.worker import v1
 from cfg_core.vllm_plugin.worker.head import has_soft_cap, is_affine
@@ -56,13 +54,6 @@ def test_a_soft_cap_is_found_though_small_weights_hide_it() -> None:
     assert not has_soft_cap(model)
     model[1].soft_cap = 30.0
     assert has_soft_cap(model)
-
-
-def test_trimmed_drafts_are_refused_on_v1() -> None:
-    config: Any = SimpleNamespace(speculative_config=SimpleNamespace(method="ngram_gpu"))
-    with pytest.raises(CompatibilityError, match="use ngram"):
-        v1.refuse_trimmed_drafts(config)
-    v1.refuse_trimmed_drafts(SimpleNamespace(speculative_config=None))  # type: ignore[arg-type]
 
 
 def test_the_whole_batch_is_updated_before_it_is_compacted(

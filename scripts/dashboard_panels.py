@@ -229,10 +229,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Joint steps and solo rows",
                 "Per second. A solo row is work that was thrown away because a partner did not take"
-                " part: it should stay far below the joint steps.",
+                " part: it should stay far below the joint steps. Streams with a recurrent"
+                " state are then computed again.",
                 (
                     Query(told("joint_steps"), "joint steps"),
                     Query(told("solo_rows"), "solo rows"),
+                    Query(told("recomputed_streams"), "streams computed again"),
                 ),
             ),
             Panel(

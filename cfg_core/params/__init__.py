@@ -23,7 +23,7 @@ from cfg_core.params.fields import (
     looks_like_guidance,
     unknown_field,
 )
-from cfg_core.params.follower import FollowerParams
+from cfg_core.params.follower import FollowerParams, prompt_length
 from cfg_core.params.guidance import GuidanceParams, is_guided
 
 __all__ = [
@@ -52,5 +52,6 @@ __all__ = [
     "check_token_ids",
     "is_guided",
     "looks_like_guidance",
+    "prompt_length",
     "unknown_field",
 ]

@@ -166,10 +166,11 @@ def check_embeds(value: object, param: str) -> object:
             return value
         raise GuidanceError(f"{param} is empty: send a tensor in base64, or leave it out.", param)
     shape = value.get("shape") if isinstance(value, Mapping) else getattr(value, "shape", None)
-    if shape is None or len(shape) != 2 or not all(shape):
+    sizes = list(shape) if isinstance(shape, list | tuple) else None  # torch.Size is a tuple
+    if sizes is None or len(sizes) != 2 or not all(sizes):
         raise GuidanceError(
             f"{param} must be a tensor of shape [tokens, hidden size], not"
-            f" {type(value).__name__ if shape is None else list(shape)}.",
+            f" {type(value).__name__ if sizes is None else sizes}.",
             param,
         )
     return value

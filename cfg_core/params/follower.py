@@ -21,6 +21,16 @@ KEYS = ("prompt", "messages", "token_ids", "prompt_embeds", "multi_modal_data", 
 PROMPTS = KEYS[:4]
 
 
+def prompt_length(token_ids: Sequence[int] | None, embeds: Any) -> int:
+    """The tokens of a prompt that is token ids, or embeddings as admission leaves them.
+
+    0 for embeddings that admission has not read yet.
+    """
+    if embeds is None:
+        return len(token_ids or ())
+    return int(embeds["shape"][0]) if isinstance(embeds, Mapping) else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class FollowerParams:
     """A follower: what it begins with, and the weight of its log-probabilities.
@@ -79,10 +89,7 @@ class FollowerParams:
     @property
     def num_tokens(self) -> int:
         """Tokens of its prompt, once admission has resolved it; 0 before."""
-        if self.prompt_embeds is not None:
-            shape = self.prompt_embeds.get("shape") if isinstance(self.prompt_embeds, dict) else ()
-            return int(shape[0]) if shape else 0
-        return len(self.token_ids or ())
+        return prompt_length(self.token_ids, self.prompt_embeds)
 
     @classmethod
     def of(cls, entry: object, where: str) -> FollowerParams:

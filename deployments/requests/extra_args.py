@@ -6,7 +6,7 @@ The replica writes it there, and the engine's admission resolves it. Imports nei
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfg_core.errors import GuidanceError
@@ -17,6 +17,7 @@ from cfg_core.params import (
     STREAMS,
     GuidanceParams,
     is_guided,
+    prompt_length,
 )
 
 
@@ -70,12 +71,5 @@ def follower_lengths(extra_args: Mapping[str, Any] | None) -> list[int]:
         return []
     entries = extra_args.get(STREAMS)
     if entries is None:
-        return [_length(extra_args.get(NEGATIVE_IDS), extra_args.get(NEGATIVE_EMBEDS))]
-    return [_length(entry.get("token_ids"), entry.get("prompt_embeds")) for entry in entries]
-
-
-def _length(token_ids: Sequence[int] | None, embeds: Mapping[str, Any] | None) -> int:
-    """The length of a prompt that is token ids, or embeddings as admission leaves them."""
-    if embeds is not None:
-        return int(embeds["shape"][0])
-    return len(token_ids or ())
+        return [prompt_length(extra_args.get(NEGATIVE_IDS), extra_args.get(NEGATIVE_EMBEDS))]
+    return [prompt_length(entry.get("token_ids"), entry.get("prompt_embeds")) for entry in entries]

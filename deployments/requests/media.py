@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import urlsplit
+
+from yarl import URL
 
 from cfg_core.errors import RequestError
 from deployments.requests.endpoints import Endpoint, conversation_of
@@ -71,9 +72,8 @@ def address_of(url: str, domains: Sequence[str]) -> Literal["data", "file", "htt
         return "data"
     shown = repr(url[:80])
     try:
-        parts = urlsplit(url)
-        scheme, host = parts.scheme.lower(), parts.hostname
-        parts.port  # noqa: B018  raises if it is no number
+        parts = URL(url)
+        scheme, host = parts.scheme, parts.host
     except ValueError:
         raise _refused(f"{shown} is not an address.") from None
     if scheme == "file":

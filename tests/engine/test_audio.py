@@ -85,12 +85,8 @@ def texts(
     model: AudioStreams, streams: list[tuple[str, list[Any]]], weights: list[float]
 ) -> list[int]:
     prompts = [model.prompt(text, sounds) for text, sounds in streams]
-    output: list[int] = []
-    for _ in range(NEW_TOKENS):
-        rows = [model.log_probs(prompt, output) for prompt in prompts]
-        best = sum(w * row for w, row in zip(weights, rows, strict=True)).topk(2)  # type: ignore[union-attr]
-        assert best.values[0] - best.values[1] > LEAST_GAP
-        output.append(int(best.indices[0]))
+    output, gap = model.generate(prompts, weights, NEW_TOKENS)
+    assert gap > LEAST_GAP
     return output
 
 

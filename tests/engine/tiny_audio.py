@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import DECODER, HIDDEN, SPECIAL_IDS, VOCAB_SIZE, make_tokenizer
-from tiny_vision import draw
+from tiny_vision import Streams, draw
 from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioEncoderConfig,
@@ -21,6 +21,7 @@ from transformers import (
     Qwen2Config,
     WhisperFeatureExtractor,
 )
+from typing_extensions import override
 
 PLACE = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 """How a prompt shows where its sound is."""
@@ -75,21 +76,16 @@ def sound(seed: int, seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.sum(tones, axis=0, dtype=np.float64).astype(np.float32) / 3
 
 
-class AudioStreams:
+class AudioStreams(Streams):
     """What transformers says of a prompt with sounds, as a function of the tokens after it."""
 
     def __init__(self) -> None:
         self.model, self.processor = audio()
 
-    def prompt(self, text: str, sounds: list[Any]) -> dict[str, torch.Tensor]:
-        given = {"audio": sounds, "sampling_rate": RATE} if sounds else {}
+    @override
+    def prompt(
+        self, text: str, images: list[Any], is_chat: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Inputs of the model. images: here they are sounds."""
+        given = {"audio": images, "sampling_rate": RATE} if images else {}
         return dict(self.processor(text=text, return_tensors="pt", **given))
-
-    @torch.inference_mode()
-    def log_probs(self, prompt: dict[str, torch.Tensor], output: list[int]) -> torch.Tensor:
-        """Log-probabilities of the next token, in float32."""
-        more = torch.tensor([output], dtype=torch.long)
-        ids = torch.cat([prompt["input_ids"], more], 1)
-        inputs = {**prompt, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        logits = self.model(**inputs, use_cache=False).logits[0, -1]
-        return torch.log_softmax(logits.float(), -1)

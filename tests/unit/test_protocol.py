@@ -424,6 +424,18 @@ REFUSED = [
     ),
     (
         "completion",
+        {"guidance_scale": 2, "negative_prompt_embeds": {"shape": 5}},
+        "negative_prompt_embeds",
+        "must be a tensor of shape",
+    ),
+    (
+        "completion",
+        {"guidance_streams": [{"weight": 1, "prompt_embeds": {"shape": "ab"}}]},
+        "guidance_streams[0].prompt_embeds",
+        "must be a tensor of shape",
+    ),
+    (
+        "completion",
         {"guidance_scale": 2, "negative_prompt_embeds": [[1.0]]},
         "negative_prompt_embeds",
         "must be a tensor of shape",

@@ -29,6 +29,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import REQUEST_FAULT, CfgServeError
+from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
 from deployments.generator.chunks import Chunks
@@ -36,6 +37,15 @@ from deployments.generator.engine_errors import client_error, own_error
 from deployments.generator.stream_spans import ChoiceSpans, Traced
 from deployments.requests.extra_args import follower_lengths
 from deployments.requests.usage import Meter
+
+MEDIA_LOST = (
+    "The engine does not have an image, audio or video of the request any more: send the request"
+    " again."
+)
+"""The reason if vLLM has sent the hash of an item alone, and the engine has dropped the item.
+
+After this, vLLM sends it whole.
+"""
 
 
 class Run:
@@ -57,10 +67,9 @@ class Run:
         self.searches_beams = False
         self.failure: Exception | None = None  # what its outputs ended with, if they failed
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether any part of the request has been in the engine."""
-        return bool(self.prompts) or self.searches_beams
+    def has_begun(self, prompts: int = 1) -> bool:
+        """Whether so many of the request's prompts have been in the engine."""
+        return len(self.prompts) >= prompts or self.searches_beams
 
     def own_failure(self) -> CfgServeError | None:
         """The failure as an error of cfg_core.errors; None if nothing failed."""
@@ -104,6 +113,7 @@ class EngineCalls:
         self._states = engine.output_processor.request_states
         self._entries: dict[str, _Entry] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._input_processor = engine.input_processor
         self._generate = engine.generate
         self._admit = engine.add_request
         self._add = engine.engine_core.add_request_async
@@ -201,6 +211,9 @@ class EngineCalls:
             return
         entry = self._entries[request.request_id] = _Entry(request, run)
         if run.waiting or not run.has_room(entry.streams):
+            if self._prompt_of(request.request_id) not in run.prompts:
+                # Until it is sent, the engine has no images of it, and other requests send them.
+                forget(self._input_processor, request)
             run.waiting.append(entry)
             return
         try:
@@ -262,6 +275,8 @@ class EngineCalls:
         for entry, output, _ in known:
             if entry is not None and entry.spans is not None:
                 entry.spans.note(follower_events(output))
+            if output.mm_cache_miss_hashes:
+                output.stop_reason = MEDIA_LOST
         result = self._process(outputs, timestamp, *args, **kwargs)
         self._progress.processed(timestamp)
         for entry, output, guided in known:

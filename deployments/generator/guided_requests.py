@@ -25,11 +25,11 @@ from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
+from deployments.generator.media_in_bodies import check_body
 from deployments.messages import GenerateCall
-from deployments.requests.endpoints import Endpoint, conversation_of
+from deployments.requests.endpoints import Endpoint
 from deployments.requests.extra_args import adapter_of, as_xargs
 from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
-from deployments.requests.media import check_media, media_parts
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 
 NO_TOKENS = (
@@ -78,8 +78,7 @@ class GuidedRequests:
     async def _make(self, call: GenerateCall, shelved: list[str]) -> Made:
         """As `make`; notes in `shelved` what it puts on the shelf."""
         body = dict(call.body)
-        check_media(call.endpoint, body)
-        _check_embeds(call.endpoint, body)
+        check_body(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
         request: Any = parse(endpoints.SERVED[call.endpoint].request, body)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
@@ -105,13 +104,13 @@ class GuidedRequests:
             ]
             request.vllm_xargs = xargs | as_xargs(replace(params, streams=tuple(followers)))
             return Made(request, sum(len(follower.token_ids or ()) for follower in followers))
-        negative, media = await self._negative(call.endpoint, body, guidance, shelved)
+        negative, shelf = await self._negative(call.endpoint, body, guidance, shelved)
         request.vllm_xargs = xargs | as_xargs(
             replace(
                 params,
                 negative_prompt=None,
                 negative_prompt_token_ids=negative,
-                negative_media=media,
+                negative_media=shelf,
                 negative_embeds=None,
             )
         )
@@ -156,12 +155,12 @@ class GuidedRequests:
         One without a prompt of its own stays without: admission gives it each leader's prompt.
         """
         where, text, messages = follower.where, follower.prompt, follower.messages
-        ids, media = follower.token_ids, None
+        ids, shelf = follower.token_ids, None
         if ids is not None:
             ids = self._checked(ids, f"{where}.token_ids")
         elif follower.prompt_embeds is not None:
             field = f"{where}.prompt_embeds"
-            ids, media = self._shelved(
+            ids, shelf = self._shelved(
                 self._embedded(follower.prompt_embeds, field), field, shelved
             )
         elif text == "" and endpoint == "completion":
@@ -181,7 +180,7 @@ class GuidedRequests:
                 field,
                 conversation,
             )
-            ids, media = self._shelved(rendered, field, shelved)
+            ids, shelf = self._shelved(rendered, field, shelved)
         models = self._state.openai_serving_models
         lora = adapter_of(follower.lora, where, models.lora_requests, models.is_base_model)
         return replace(
@@ -190,7 +189,7 @@ class GuidedRequests:
             messages=None,
             token_ids=ids,
             prompt_embeds=None,
-            multi_modal_data=media,
+            multi_modal_data=shelf,
             lora=lora,
         )
 
@@ -216,8 +215,7 @@ class GuidedRequests:
         """
         try:
             own = made()
-            check_media(endpoint, own)
-            _check_embeds(endpoint, own)
+            check_body(endpoint, own)
             return await endpoints.render(endpoint, self._state, own, conversation)
         except (RequestError, VLLMValidationError) as error:
             # A fault of the request itself is not the negative's: this raises its own error.
@@ -258,19 +256,6 @@ class GuidedRequests:
         tokenizer = self._engine.renderer.get_tokenizer()
         ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
         return tuple(ids) or None
-
-
-def _check_embeds(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    """Raise GuidanceError if embeddings in a body grow when they are loaded."""
-    if endpoint == "completion":
-        given = body.get("prompt_embeds")
-        texts = given if isinstance(given, list) else [given]
-    else:
-        parts = media_parts(conversation_of(endpoint, body))
-        texts = [part.get("data") for part in parts if part.get("type") == "prompt_embeds"]
-    for text in texts:
-        if isinstance(text, str):
-            embeddings.check_file(text, "prompt_embeds")
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:

@@ -14,28 +14,32 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
 import aiohttp
+import pybase64
 import vllm.envs as envs
+from PIL import UnidentifiedImageError
 from typing_extensions import override
 from urllib3.util import parse_url
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.image import open_image
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO
 from vllm.multimodal.media.connector import (
     MEDIA_CONNECTOR_REGISTRY,
     MediaConnector,
     global_thread_pool,
 )
 
-from cfg_core.errors import RequestError
-from deployments.generator.engine_calls import Run
-from deployments.messages import GenerateCall
-from deployments.requests.endpoints import conversation_of
-from deployments.requests.media import address_of, is_public, media_parts
+from cfg_core.errors import CfgServeError, OverloadedError, RequestError
+from deployments.generator.media_memory import MediaShare, current_share, owner_of
+from deployments.requests.media import address_of, is_public
 
 NAME = "cfg_serve"
 LIMITS = {
@@ -46,37 +50,20 @@ LIMITS = {
 """Environment variables of vLLM that a replica sets, unless the operator did."""
 
 MAX_REDIRECTS = 3
-AT_ONCE = 8
+AT_ONCE = 32
 """Downloads of one replica at the same time."""
 
-_ERRORS = (ValueError, TypeError, NotImplementedError, OSError, RuntimeError)
-"""What vLLM and Pillow raise for media that they cannot read."""
+MAX_WAIT_S = 20.0
+"""Seconds that a download waits for others."""
+
+UNKNOWN_BYTES = 256 * 2**20
+"""Bytes that are reserved for a video while it is decoded."""
 
 
 def set_limits() -> None:
     """Let vLLM fetch media by the rules of this module. Called before the engine starts."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
-
-
-_clearing: set[asyncio.Task[None]] = set()
-
-
-@contextmanager
-def sent_again(renderer: Any, call: GenerateCall, run: Run) -> Iterator[None]:
-    """Let vLLM send media again if the request that had them never reaches the engine.
-
-    vLLM believes that what it has rendered is with the engine, and sends only its hash for the next
-    request that has it. That request would fail if this one was refused, or if its client left.
-    Everything is forgotten, because nobody knows here which items were this request's.
-    """
-    try:
-        yield
-    finally:
-        if not run.has_begun and any(media_parts(conversation_of(call.endpoint, call.body))):
-            task = asyncio.ensure_future(renderer.clear_mm_cache_async())
-            _clearing.add(task)
-            task.add_done_callback(_clearing.discard)
 
 
 @MEDIA_CONNECTOR_REGISTRY.register(NAME)
@@ -90,19 +77,23 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         """Load what is in the address itself. vLLM's servers fetch with load_from_url_async."""
         if self._kind(url) == "http":
             raise refused("this server does not fetch here: send a data: address.")
-        return self._decoded(partial(self._local, url, media_io))
+        return _decoded(partial(self._local, url, Counted(media_io, current_share())))
 
     @override
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> Any:
         """Fetch and decode. `fetch_timeout` is in seconds, for all redirects together."""
-        loop = asyncio.get_running_loop()
-        load = partial(self._local, url, media_io)
-        if self._kind(url) == "http":
+        share = current_share()
+        counted = Counted(media_io, share)
+        if self._kind(url) != "http":
+            return await _in_thread(partial(self._local, url, counted))
+        if CheckedConnector._slots is None:
+            CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
+        async with _turn(share.downloads), _turn(CheckedConnector._slots):
+            share.check_open()
             data = await self._fetched(url, media_io.get_max_bytes(), fetch_timeout)
-            load = partial(media_io.load_bytes, data)
-        return await loop.run_in_executor(global_thread_pool, self._decoded, load)
+            return await _in_thread(partial(counted.load_bytes, data))
 
     def _kind(self, url: str) -> str:
         try:
@@ -118,34 +109,24 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
             raise refused("file: addresses are not allowed here: send a data: address.")
         try:
             return self._load_file_url(parse_url(url), media_io)
+        except CfgServeError:
+            raise
         except (OSError, ValueError):
             raise refused("there is no such file for clients of this server.") from None
-
-    def _decoded(self, load: Any) -> Any:
-        try:
-            return load()
-        except VLLMValidationError:
-            raise
-        except _ERRORS as error:
-            raise refused(f"{error or type(error).__name__}.") from error
 
     async def _fetched(self, url: str, max_bytes: int | None, timeout_s: int | None) -> bytes:
         limit = envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB * 2**20
         limit = min(limit or 2**62, max_bytes or 2**62)
-        if CheckedConnector._slots is None:
-            CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
         try:
-            async with asyncio.timeout(timeout_s), CheckedConnector._slots, self._session() as http:
+            async with asyncio.timeout(timeout_s), self._session() as http:
                 return await self._followed(http, url, limit)
-        except PrivateAddressError:
-            raise refused("its host has a private address: send a data: address.") from None
+        except VLLMValidationError:
+            raise
         except TimeoutError:
             raise refused(f"its host did not send it within {timeout_s} seconds.") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            if isinstance(getattr(error, "os_error", None), PrivateAddressError):
+            if isinstance(getattr(error, "os_error", error), PrivateAddressError):
                 raise refused("its host has a private address: send a data: address.") from None
-            if isinstance(error, VLLMValidationError):
-                raise
             raise refused(f"it cannot be fetched ({type(error).__name__}).") from None
 
     def _session(self) -> aiohttp.ClientSession:
@@ -175,6 +156,80 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
                     raise refused(f"its host answered with status {answer.status}.")
                 return await _body(answer, limit)
         raise refused(f"its host redirects more than {MAX_REDIRECTS} times.")
+
+
+class Counted:
+    """A MediaIO of vLLM that decodes what has room in the memory for it."""
+
+    def __init__(self, media_io: Any, share: MediaShare) -> None:
+        self._media_io = media_io
+        self._share = share
+
+    def load_bytes(self, data: bytes) -> Any:
+        return self._load(partial(self._media_io.load_bytes, data), data)
+
+    def load_base64(self, media_type: str, data: str) -> Any:
+        if isinstance(self._media_io, ImageMediaIO):
+            return self.load_bytes(pybase64.b64decode(data, validate=True))
+        return self._load(partial(self._media_io.load_base64, media_type, data))
+
+    def load_file(self, path: Path) -> Any:
+        if isinstance(self._media_io, ImageMediaIO):
+            return self.load_bytes(path.read_bytes())
+        return self._load(partial(self._media_io.load_file, path))
+
+    def _load(self, load: Callable[[], Any], data: bytes = b"") -> Any:
+        if isinstance(self._media_io, ImageMediaIO):
+            expected = image_bytes(open_image(BytesIO(data)))
+        elif isinstance(self._media_io, AudioMediaIO):
+            expected = envs.VLLM_MAX_AUDIO_DECODE_BYTES
+        else:
+            expected = UNKNOWN_BYTES
+        return self._share.load(expected, load, _size_of)
+
+
+def image_bytes(image: Any) -> int:
+    """Bytes of a Pillow image when it is decoded: Pillow has four for a pixel of RGB."""
+    return int(image.width * image.height * 4)
+
+
+def _size_of(loaded: Any) -> int:
+    owner = owner_of(loaded)
+    return int(owner.nbytes) if hasattr(owner, "nbytes") else image_bytes(owner)
+
+
+async def _in_thread(load: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(global_thread_pool, _decoded, load)
+
+
+def _decoded(load: Callable[[], Any]) -> Any:
+    """What `load` returns. Raises VLLMValidationError: what cannot be decoded, the client sent."""
+    try:
+        return load()
+    except (VLLMValidationError, CfgServeError, ImportError, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        raise refused("it is no image of a known format.") from error
+    except Exception as error:  # Pillow's readers raise what they like
+        raise refused(f"{str(error).rstrip('.') or type(error).__name__}.") from error
+
+
+@asynccontextmanager
+async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Wait for a slot, and hold it. Raises OverloadedError after MAX_WAIT_S seconds."""
+    try:
+        async with asyncio.timeout(MAX_WAIT_S):
+            await slots.acquire()
+    except TimeoutError:
+        raise OverloadedError(
+            "The server is fetching as many images, audio and video as it can: send the request"
+            " again later, or send data: addresses.",
+            reason="media",
+        ) from None
+    try:
+        yield
+    finally:
+        slots.release()
 
 
 class PrivateAddressError(OSError):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,11 +45,13 @@ from deployments.generator.engine_errors import checked, own_errors, parse, read
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
+from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.generator.stream_spans import Traced
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.report import guidance_report
+from deployments.requests.streams import num_prompts
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
 
@@ -180,7 +182,13 @@ class VllmServer:
         """
         run = Run(meter, self._share, traced_of(call, span))
         call = replace(call, headers=self._headers(call.headers, span))
-        with own_errors(), media.sent_again(self._engine.renderer, call, run):
+        prompts = num_prompts(call.endpoint, call.body)
+        with (
+            own_errors(),
+            reading_media(
+                self._engine.renderer, call.endpoint, call.body, lambda: run.has_begun(prompts)
+            ),
+        ):
             with reading(), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
@@ -220,7 +228,7 @@ class VllmServer:
             context = HttpContext(call.headers)
             return await endpoints.create(call.endpoint, self._state, request, context)
         except Exception:
-            if run.has_begun:
+            if run.has_begun():
                 raise
             with reading():
                 raise
@@ -243,7 +251,8 @@ class VllmServer:
                 TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest, body
             )
             create = self._state.serving_tokenization.create_tokenize
-            return await _json_of(checked(await create(request, HttpContext(headers))))
+            with self._reading_media("chat", body):
+                return await _json_of(checked(await create(request, HttpContext(headers))))
 
     async def count_tokens(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """The answer of /v1/messages/count_tokens, as JSON text."""
@@ -251,7 +260,8 @@ class VllmServer:
             check_text(json.dumps(body), "messages", self._max_text_chars)
             request = parse(AnthropicCountTokensRequest, body)
             count = self._state.anthropic_serving_messages.count_tokens
-            answer = checked(await count(request, HttpContext(headers)))
+            with self._reading_media("messages", body):
+                answer = checked(await count(request, HttpContext(headers)))
             return await _json_of(answer, {"exclude_none": True})
 
     async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str:
@@ -259,10 +269,18 @@ class VllmServer:
         with reading():
             check_text(json.dumps(body), "prompt", self._max_text_chars)
             request = parse(endpoints.SERVED[endpoint].request, body)
-            made = await endpoints.rendered(endpoint, self._state, request)
+            with self._reading_media(endpoint, body):
+                made = await endpoints.rendered(endpoint, self._state, request)
             if isinstance(made, list):
                 return f"[{','.join([one.model_dump_json() for one in made])}]"
             return str(made.model_dump_json())
+
+    @contextmanager
+    def _reading_media(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Iterator[None]:
+        """While open, vLLM may read the media of a body that is not for the engine."""
+        check_body(endpoint, body)
+        with reading_media(self._engine.renderer, endpoint, body):
+            yield
 
     async def load_adapter(self, body: dict[str, Any]) -> str:
         """Load an adapter; returns vLLM's sentence."""

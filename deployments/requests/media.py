@@ -7,13 +7,13 @@ Pure. Imports neither vllm nor ray. The addresses themselves are checked where t
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from yarl import URL
 
 from cfg_core.errors import RequestError
-from deployments.requests.endpoints import Endpoint, conversation_of
+from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
 
 MAX_MEDIA = 32
 """Maximum number of images, audio and video in one conversation.
@@ -28,39 +28,91 @@ MEDIA_TOKENS = 512
 LLaVA-1.5 has 576 for an image.
 """
 
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
+"""Types of parts of messages that are text, in the APIs of chats and of responses."""
+
+MEDIA_PARTS = (
+    *("image_url", "input_image", "audio_url", "input_audio", "video_url"),
+    *("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
+    "image",  # of the Messages API
+)
+"""Types of parts that become images, audio, video or embeddings."""
+
+_ADDRESSES = ("image_url", "audio_url", "video_url")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""The IPv6 addresses of hosts of the public internet (RFC 4291)."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def media_parts(messages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """The parts of messages that are no text. Malformed messages have none."""
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type", "text") not in _TEXT_PARTS:
-                yield part
+def parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """All parts of messages, with those of tools' answers. Malformed messages have none.
+
+    messages: a conversation, or a batch of conversations.
+    """
+    for chat in messages:
+        for message in chat if isinstance(chat, list) else [chat]:
+            for field in ("content", "output") if isinstance(message, Mapping) else ():
+                for part in _objects(message.get(field)):
+                    yield part
+                    yield from _objects(part.get("content"))  # a tool_result of the Messages API
+
+
+def media_parts(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """The parts of messages that are images, audio, video or embeddings."""
+    return (part for part in parts_of(messages) if part.get("type") in MEDIA_PARTS)
 
 
 def check_media(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    """Raise RequestError for images, audio and video that no request may have."""
-    field = "input" if endpoint == "responses" else "messages"
-    parts = list(media_parts(conversation_of(endpoint, body)))
-    if len(parts) > MAX_MEDIA:
+    """Raise RequestError for parts of messages that no request may have."""
+    field = str(SHAPES[endpoint].messages)
+    messages = conversation_of(endpoint, body)
+    number = sum(1 for _ in media_parts(messages))
+    if number > MAX_MEDIA:
         raise RequestError(
-            f"The conversation has {len(parts)} images, audio and video, and one may have"
+            f"The conversation has {number} images, audio and video, and one may have"
             f" {MAX_MEDIA}: send fewer.",
             field,
         )
-    for part in parts:
-        inner = part.get(str(part.get("type")))
-        if part.get("uuid") or (isinstance(inner, Mapping) and inner.get("uuid")):
-            # vLLM would keep the item under this name, for the requests of all clients.
-            raise RequestError(
-                "uuid is not supported: leave it out. Equal images are known by their content.",
-                field,
-            )
+    if endpoint == "messages":
+        return  # vLLM makes other parts of these, with nothing in them that is refused here
+    for part in parts_of(messages):
+        _check_part(part, field)
+
+
+def _check_part(part: Mapping[str, Any], field: str) -> None:
+    """Raise RequestError for a part that vLLM would read in another way than this module."""
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise RequestError(
+            f"A part of {field} has no type: send a text with type 'text', and an image with type"
+            " 'image_url'.",
+            field,
+        )
+    if kind == "image_pil":
+        # vLLM gives it to transformers, which would open it as a file, or fetch it from any host.
+        raise RequestError("type 'image_pil' is for Python: send 'image_url' over HTTP.", field)
+    inner = part.get(kind)
+    names = [part.get("uuid"), inner.get("uuid") if isinstance(inner, Mapping) else None]
+    if names != [None, None]:
+        # vLLM would keep the item under this name, for the requests of all clients.
+        raise RequestError(
+            "uuid is not supported: leave it out. Equal images are known by their content.", field
+        )
+    url = inner.get("url") if isinstance(inner, Mapping) else None
+    if kind in _ADDRESSES and not (isinstance(url, str) and url):
+        raise RequestError(
+            f"A part of {field} with type {kind!r} has no address: send it as"
+            f' "{kind}": {{"url": ...}}.',
+            field,
+        )
+
+
+def _objects(content: object) -> Iterator[Mapping[str, Any]]:
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, Mapping):
+            yield part
 
 
 def address_of(url: str, domains: Sequence[str]) -> Literal["data", "file", "http"]:
@@ -92,14 +144,18 @@ def is_public(host: str) -> bool:
 
 
 def _carried(address: Address) -> Iterator[Address]:
-    yield address if (mapped := getattr(address, "ipv4_mapped", None)) is None else mapped
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.sixtofour is not None:
-            yield address.sixtofour
-        if address.teredo is not None:
-            yield from address.teredo
-        if address in _NAT64:
-            yield ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    """The addresses that one leads to: itself, or the IPv4 addresses in it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        yield address
+    elif address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+    elif address in _NAT64:
+        yield ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    elif address.sixtofour is not None:
+        yield address.sixtofour
+    else:
+        yield address if address in _UNICAST else ipaddress.IPv6Address("::")
+        yield from address.teredo or ()
 
 
 def _refused(sentence: str) -> RequestError:

@@ -216,7 +216,7 @@ def _content(content: object) -> str:
 def _mark(part: Mapping[str, Any]) -> str:
     """A few characters of an image, audio or video, which may have megabytes."""
     kind = part.get("type")
-    inner = part.get(str(kind))
+    inner = part.get("source", part.get(str(kind)))  # the Messages API has a source
     texts = inner.values() if isinstance(inner, Mapping) else [inner]
     ends = (f"{len(text)}{text[-32:]}" for text in texts if isinstance(text, str))
     return f"\0{kind}\0{''.join(ends)}\0"

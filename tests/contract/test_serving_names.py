@@ -177,3 +177,12 @@ def test_chunks_are_written_as_sse_reads_them(output):
     assert sse.may_be_last(chunk.model_dump_json(exclude_unset=True))
     chunk.choices = []
     assert sse.may_be_last(chunk.model_dump_json(exclude_unset=True))
+
+
+def test_all_types_of_parts_are_known():
+    """deployments/requests/media.py checks each type that vLLM's parser of chats reads."""
+    from vllm.renderers.chat_utils import MM_PARSER_MAP
+
+    from deployments.requests.media import MEDIA_PARTS, TEXT_PARTS
+
+    assert set(MM_PARSER_MAP) - {*TEXT_PARTS, *MEDIA_PARTS} == {"image_pil"}

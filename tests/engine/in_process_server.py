@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from engines import forget_settings
 
 from deployments.messages import GenerateCall
+from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import group_request
 from deployments.requests.guidance import read_guidance
 from deployments.requests.usage import Meter
@@ -61,8 +62,10 @@ class Server:
         meter: Meter | None = None,
         tenant: str | None = None,
         on_text: Callable[[str], None] = lambda text: None,
+        endpoint: Endpoint | None = None,
     ) -> list[str]:
-        endpoint: Any = "chat" if "messages" in body else "completion"
+        """The texts of an answer. endpoint: default: that of the body's prompt or messages."""
+        endpoint = endpoint or ("chat" if "messages" in body else "completion")
         guidance = read_guidance(body, endpoint)
         call = GenerateCall(
             endpoint=endpoint,

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import gc
 import io
+import json
 import math
+import random
 import threading
 import time
 import zlib
@@ -24,7 +28,13 @@ from in_process_server import Server, events
 from PIL import Image
 from tiny_vision import STAND_IN, Streams, build_vision, noised, picture, use_stand_in
 
-from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.errors import (
+    CapacityError,
+    CfgServeError,
+    GuidanceError,
+    OverloadedError,
+    RequestError,
+)
 
 TOKENS = 12
 ASKS = "What is on this picture?"
@@ -171,6 +181,8 @@ REFUSED = {
     "no data": ("data:image/png;base64", "cannot be used"),
     "no image": ("data:image/png;base64,AAAA", "cannot be used"),
     "too many pixels": (data_url(Image.new("L", (2000, 2000))), "cannot be used"),
+    "site-local": ("http://[fec0::1]/a.png", "private address"),
+    "IPv4 in IPv6": ("http://[::7f00:1]/a.png", "private address"),
 }
 
 
@@ -238,6 +250,150 @@ def test_a_refused_image_can_be_sent_again(server: Server, name: str, stream: bo
         server.answer({"messages": new, "stream": stream, **refused})
     want = ids(server.answer({"messages": new, **SHOWN}))
     assert ids(server.answer({"messages": new, **guidance, **SHOWN})) == want
+
+
+READ_ONLY: dict[str, Any] = {
+    "tokenize": lambda vllm, model, chat: vllm.tokenize({"messages": chat}, {}),
+    "render": lambda vllm, model, chat: vllm.render("chat", {"model": model, "messages": chat}),
+    "count_tokens": lambda vllm, model, chat: vllm.count_tokens(
+        {"model": model, "messages": as_anthropic(chat)}, {}
+    ),
+}
+
+
+def as_anthropic(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation for the Messages API."""
+    (message,) = messages
+    image, text = message["content"]
+    data = image["image_url"]["url"].split(",")[1]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return [{"role": "user", "content": [{"type": "image", "source": source}, text]}]
+
+
+@pytest.mark.parametrize("name", list(READ_ONLY))
+def test_what_is_only_read_leaves_the_image_to_the_next(
+    server: Server, folder: Path, name: str
+) -> None:
+    """The engine never sees it. vLLM must not believe that it has."""
+    image = data_url(picture(80 + list(READ_ONLY).index(name)))
+    server.run(READ_ONLY[name](server.vllm, folder.name, chat(image)))
+    want = ids(server.answer({"messages": chat(image), **SHOWN}))
+    assert ids(server.answer({"messages": chat(image), **SHOWN})) == want
+
+
+@pytest.mark.parametrize("name", ["tokenize", "render"])
+def test_what_is_only_read_has_the_same_rules(server: Server, folder: Path, name: str) -> None:
+    message = chat(data_url(picture(1)))[0]
+    message["content"][0]["uuid"] = "x"
+    with pytest.raises(RequestError, match="uuid is not supported"):
+        server.run(READ_ONLY[name](server.vllm, folder.name, [message]))
+
+
+def test_an_image_that_the_engine_has_lost(server: Server) -> None:
+    """vLLM sends a hash alone. The next try sends the image."""
+    new = chat(data_url(picture(95)))
+    server.run(server.vllm._state.online_renderer.render_chat(parsed({"messages": new})))
+    with pytest.raises(CfgServeError, match="does not have an image"):
+        server.answer({"messages": new, **SHARED})
+    assert ids(server.answer({"messages": new, **SHOWN}))
+    server.assert_idle()
+
+
+def parsed(body: dict[str, Any]) -> Any:
+    from deployments.generator.endpoints import SERVED
+
+    return SERVED["chat"].request.model_validate(body)
+
+
+def test_images_of_a_batch_that_waits(server: Server) -> None:
+    """While a chat of a batch waits for its share, others may send its image."""
+    chats = [chat(data_url(picture(number))) for number in range(200, 204)]
+    long = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+
+    async def together() -> tuple[list[str], list[str]]:
+        first = asyncio.ensure_future(server.texts({"messages": chats, **long}, endpoint="batch"))
+        for _ in range(5000):
+            if len(server.vllm._calls._entries) == len(chats):
+                break
+            await asyncio.sleep(0.001)
+        alone = await server.texts({"messages": chats[3], **SHOWN})
+        assert not first.done()
+        return await first, alone
+
+    with server.share(1):
+        whole, alone = server.run(together())
+    assert len(json.loads("".join(whole))["choices"]) == 4
+    assert ids(json.loads("".join(alone))) == ids(server.answer({"messages": chats[3], **SHOWN}))
+    server.assert_idle()
+
+
+def test_a_request_that_decodes_too_much(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may be a large image. The limits of one request, and of all together."""
+    from deployments.generator import media_memory
+
+    large = chat(data_url(Image.new("L", (900, 900))))
+    body = {"messages": large, **SHARED}
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            media_memory.MediaShare.__init__, "__defaults__", (media_memory.REPLICA, 1000)
+        )
+        with pytest.raises(CapacityError, match="when they are decoded") as error:
+            server.answer(body)
+        assert error.value.param == "messages"
+        with pytest.raises(GuidanceError, match="negative_messages cannot be used"):
+            server.answer({"messages": chat(None), "negative_messages": large, "guidance_scale": 2})
+    with monkeypatch.context() as patch:
+        none = media_memory.Budget(0)
+        patch.setattr(media_memory.MediaShare.__init__, "__defaults__", (none, 2**30))
+        for stream in (False, True):
+            with pytest.raises(OverloadedError, match="send the request again later"):
+                server.answer({**body, "stream": stream})
+    for _ in range(3):
+        server.answer(body)
+    gc.collect()
+    assert media_memory.REPLICA.take(media_memory.REPLICA_BYTES)
+    media_memory.REPLICA.give(media_memory.REPLICA_BYTES)
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "JPEG2000")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_files_are_the_clients_fault(name: str) -> None:
+    """Pillow's readers raise errors of many kinds."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.multimodal.media import ImageMediaIO
+
+    from deployments.generator.media import CheckedConnector
+
+    file = io.BytesIO()
+    picture(1).save(file, name)
+    rng = random.Random(name)
+    connector = CheckedConnector()
+    for _ in range(300):
+        data = bytearray(file.getvalue())
+        for _ in range(rng.randint(1, 8)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.choice([0, 1, 1, 4])] = rng.randbytes(rng.choice([0, 1, 4]))
+        url = f"data:image/png;base64,{base64.b64encode(bytes(data)).decode()}"
+        with contextlib.suppress(VLLMValidationError, CapacityError):
+            connector.load_from_url(url, ImageMediaIO())
+
+
+def test_a_header_of_a_huge_image_is_refused() -> None:
+    from vllm.exceptions import VLLMValidationError
+    from vllm.multimodal.media import ImageMediaIO
+
+    from deployments.generator.media import CheckedConnector
+
+    data = bytearray(png(picture(1)))
+    data[16:24] = (60_000).to_bytes(4, "big") * 2  # width and height
+    data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
+    url = f"data:image/png;base64,{base64.b64encode(bytes(data)).decode()}"
+    with pytest.raises(VLLMValidationError, match="decompression bomb"):
+        CheckedConnector().load_from_url(url, ImageMediaIO())
 
 
 # --- fetching -------------------------------------------------------------------------------------
@@ -317,7 +473,7 @@ def test_hosts_that_are_named_may_be_private(site: str, path: str) -> None:
         ("/round", "redirects more than 3 times"),
         ("/file", "redirects to something that is no http"),
         ("/missing", "answered with status 404"),
-        ("/bomb", "cannot identify image file"),
+        ("/bomb", "no image of a known format"),
         ("/slow", "did not send it within 1 seconds"),
         ("/large", "has more than 1048576 bytes"),
     ],

@@ -52,6 +52,58 @@ def test_the_number_is_bounded() -> None:
     check_media("completion", {"prompt": "x"})
 
 
+def test_a_batch_is_bounded_as_one_request() -> None:
+    chats = [body(IMAGE)["messages"]] * (MAX_MEDIA + 1)
+    check_media("batch", {"messages": chats[1:]})
+    with pytest.raises(RequestError, match=f"one may have {MAX_MEDIA}"):
+        check_media("batch", {"messages": chats})
+    with pytest.raises(RequestError, match="uuid is not supported"):
+        check_media("batch", {"messages": [body({**IMAGE, "uuid": "a"})["messages"]]})
+
+
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+
+
+def test_tools_are_no_media_and_their_answers_may_have_some() -> None:
+    """In the Messages API, calls of tools and their answers are parts, too."""
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {"uuid": "b", "image_pil": 1}}
+    answer = {"type": "tool_result", "tool_use_id": "a", "content": "nothing"}
+    check_media("messages", body(*[call, answer] * MAX_MEDIA))
+    seen = {**answer, "content": [PNG]}
+    assert list(media_parts(body(call, answer, seen, PNG)["messages"])) == [PNG, PNG]
+    with pytest.raises(RequestError, match=f"one may have {MAX_MEDIA}"):
+        check_media("messages", body(*[seen] * (MAX_MEDIA + 1)))
+    told = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}
+    assert list(media_parts([told])) == [{"type": "input_image"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ({"image_url": {"url": "data:,"}}, "has no type"),
+        ({"type": None, "image_url": {"url": "data:,"}}, "has no type"),
+        ({"type": ["image_url"], "image_url": {"url": "data:,"}}, "has no type"),
+        ({"type": "text", "uuid": "a", "image_url": {"url": "data:,"}}, "uuid is not supported"),
+        ({"type": "image_url", "uuid": 0, "image_url": {"url": "data:,"}}, "uuid is not supported"),
+        ({"type": "image_pil", "image_pil": "/etc/passwd"}, "'image_pil' is for Python"),
+        ({"type": "image_url", "image_url": "data:,"}, 'send it as "image_url": {"url"'),
+        ({"type": "image_url", "image_url": {"url": ""}}, 'send it as "image_url": {"url"'),
+        ({"type": "video_url"}, 'send it as "video_url": {"url"'),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "batch", "responses"])
+def test_parts_that_could_be_read_in_two_ways(
+    endpoint: Any, part: dict[str, Any], sentence: str
+) -> None:
+    """vLLM guesses the type of some, and gives a text of `image_pil` to whoever opens files."""
+    messages = body(part)["messages"]
+    field = "input" if endpoint == "responses" else "messages"
+    sent = {field: [messages] if endpoint == "batch" else messages}
+    with pytest.raises(RequestError, match=sentence) as error:
+        check_media(endpoint, sent)
+    assert error.value.param == field
+
+
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
@@ -93,7 +145,7 @@ def test_only_these_hosts_if_some_are_named() -> None:
         *("169.254.169.254", "100.64.0.1", "224.0.0.1", "255.255.255.255", "192.0.2.1"),
         *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "2001:db8::1"),
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1"),
-        "64:ff9b::a9fe:a9fe",
+        *("64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "fec0::1", "::7f00:1", "::ffff:0:7f00:1"),
     ],
 )
 def test_private_addresses(host: str) -> None:

@@ -12,10 +12,12 @@ Importing this module imports vllm, so only a replica does it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -41,13 +43,19 @@ from cfg_core.errors import CfgServeError, OverloadedError, RequestError
 from deployments.generator.media_memory import MediaShare, current_share, owner_of
 from deployments.requests.media import address_of, is_public
 
+logger = logging.getLogger("ray.serve")
+
 NAME = "cfg_serve"
 LIMITS = {
     "VLLM_MEDIA_CONNECTOR": NAME,
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "20",
     "VLLM_MAX_IMAGE_PIXELS": str(50_000_000),
+    "VLLM_MAX_AUDIO_DECODE_BYTES": str(128 * 2**20),
 }
 """Environment variables of vLLM that a replica sets, unless the operator did."""
+
+_OBJECT = re.compile(r" ?<\S+ object at 0x\w+>")
+"""How Python shows the file that is read. It tells the client nothing."""
 
 MAX_REDIRECTS = 3
 AT_ONCE = 32
@@ -87,13 +95,13 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         share = current_share()
         counted = Counted(media_io, share)
         if self._kind(url) != "http":
-            return await _in_thread(partial(self._local, url, counted))
+            return await _in_thread(partial(self._local, url, counted), media_io, share)
         if CheckedConnector._slots is None:
             CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
         async with _turn(share.downloads), _turn(CheckedConnector._slots):
             share.check_open()
             data = await self._fetched(url, media_io.get_max_bytes(), fetch_timeout)
-            return await _in_thread(partial(counted.load_bytes, data))
+            return await _in_thread(partial(counted.load_bytes, data), media_io, share)
 
     def _kind(self, url: str) -> str:
         try:
@@ -164,28 +172,37 @@ class Counted:
     def __init__(self, media_io: Any, share: MediaShare) -> None:
         self._media_io = media_io
         self._share = share
+        self._is_image = isinstance(media_io, ImageMediaIO)
 
     def load_bytes(self, data: bytes) -> Any:
-        return self._load(partial(self._media_io.load_bytes, data), data)
+        frames = [data] if self._is_image else []
+        return self._load(partial(self._media_io.load_bytes, data), frames)
 
     def load_base64(self, media_type: str, data: str) -> Any:
-        if isinstance(self._media_io, ImageMediaIO):
-            return self.load_bytes(pybase64.b64decode(data, validate=True))
-        return self._load(partial(self._media_io.load_base64, media_type, data))
+        load = partial(self._media_io.load_base64, media_type, data)
+        if self._is_image:
+            return self._load(load, [_from_base64(data)])
+        if media_type.lower() == "video/jpeg":  # images with commas between them
+            most = self._media_io.num_frames
+            return self._load(
+                load, map(_from_base64, data.split(",")[: most if most > 0 else None])
+            )
+        return self._load(load, [])
 
     def load_file(self, path: Path) -> Any:
-        if isinstance(self._media_io, ImageMediaIO):
-            return self.load_bytes(path.read_bytes())
-        return self._load(partial(self._media_io.load_file, path))
+        load = partial(self._media_io.load_file, path)
+        return self._load(load, [path.read_bytes()] if self._is_image else [])
 
-    def _load(self, load: Callable[[], Any], data: bytes = b"") -> Any:
-        if isinstance(self._media_io, ImageMediaIO):
-            expected = image_bytes(open_image(BytesIO(data)))
-        elif isinstance(self._media_io, AudioMediaIO):
+    def _load(self, load: Callable[[], Any], images: Iterable[bytes]) -> Any:
+        """images: the files in it, if they are known. Only their headers are read."""
+        expected = sum(image_bytes(open_image(BytesIO(image))) for image in images)
+        if isinstance(self._media_io, AudioMediaIO):
             expected = envs.VLLM_MAX_AUDIO_DECODE_BYTES
-        else:
-            expected = UNKNOWN_BYTES
-        return self._share.load(expected, load, _size_of)
+        return self._share.load(expected or UNKNOWN_BYTES, load, _size_of)
+
+
+def _from_base64(text: str) -> bytes:
+    return pybase64.b64decode(text, validate=True)
 
 
 def image_bytes(image: Any) -> int:
@@ -198,20 +215,30 @@ def _size_of(loaded: Any) -> int:
     return int(owner.nbytes) if hasattr(owner, "nbytes") else image_bytes(owner)
 
 
-async def _in_thread(load: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(global_thread_pool, _decoded, load)
+async def _in_thread(load: Callable[[], Any], media_io: Any, share: MediaShare) -> Any:
+    """Decode in a thread of vLLM's pool; audio and video of a request one after the other.
+
+    Nobody knows their size before. So each takes much memory while it is decoded.
+    """
+    async with nullcontext() if isinstance(media_io, ImageMediaIO) else share.unknown:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(global_thread_pool, _decoded, load)
 
 
 def _decoded(load: Callable[[], Any]) -> Any:
     """What `load` returns. Raises VLLMValidationError: what cannot be decoded, the client sent."""
     try:
         return load()
-    except (VLLMValidationError, CfgServeError, ImportError, MemoryError):
+    except (VLLMValidationError, CfgServeError, MemoryError):
         raise
+    except ImportError as error:
+        logger.warning("An image, audio or video was refused: %s", error)
+        raise refused("this server has no package that decodes it.") from error
     except UnidentifiedImageError as error:
         raise refused("it is no image of a known format.") from error
     except Exception as error:  # Pillow's readers raise what they like
-        raise refused(f"{str(error).rstrip('.') or type(error).__name__}.") from error
+        reason = _OBJECT.sub("", str(error)).rstrip(". ")
+        raise refused(f"{reason or type(error).__name__}.") from error
 
 
 @asynccontextmanager

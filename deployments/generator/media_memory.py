@@ -57,13 +57,17 @@ REPLICA = Budget(REPLICA_BYTES)
 
 
 class MediaShare:
-    """What one request may have at a time: bytes of decoded media, and downloads."""
+    """What one request may have at a time: bytes of decoded media, and downloads.
+
+    unknown: held while something is decoded whose size is not known before.
+    """
 
     def __init__(self, replica: Budget = REPLICA, limit: int = REQUEST_BYTES) -> None:
         self._limit = limit
         self._own = Budget(limit)
         self._replica = replica
         self.downloads = asyncio.Semaphore(REQUEST_DOWNLOADS)
+        self.unknown = asyncio.Lock()
         self.is_open = True
 
     def check_open(self) -> None:
@@ -135,6 +139,8 @@ def one_request() -> Iterator[None]:
         yield
     finally:
         share.is_open = False
+        if _share.get() is share:  # a generator may be closed in another task
+            _share.set(None)
 
 
 def current_share() -> MediaShare:

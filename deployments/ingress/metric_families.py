@@ -67,6 +67,7 @@ REFUSALS = {
     "serve_queue": "Serve's own, while a replica is missing",
     "encoder_queue": "of an encoder",
     "grammars": "trials of grammars",
+    "media": "images, audio and video of a replica, while they are fetched and decoded",
     "engine": "anything else",
 }
 """The reasons of OverloadedError (cfg_core/errors.py)."""

@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from image_cases import LEAST_GAP
 from in_process_server import Server, events
@@ -394,6 +395,41 @@ def test_a_header_of_a_huge_image_is_refused() -> None:
     url = f"data:image/png;base64,{base64.b64encode(bytes(data)).decode()}"
     with pytest.raises(VLLMValidationError, match="decompression bomb"):
         CheckedConnector().load_from_url(url, ImageMediaIO())
+
+
+def test_frames_of_a_video_count_together() -> None:
+    from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
+
+    from deployments.generator import media_memory
+    from deployments.generator.media import CheckedConnector
+
+    frame = data_url(Image.new("L", (5000, 5000))).split(",")[1]
+    video = VideoMediaIO(ImageMediaIO(), num_frames=20)
+    url = f"data:video/jpeg;base64,{','.join([frame] * 30)}"
+    with media_memory.one_request(), pytest.raises(CapacityError, match="when they are decoded"):
+        CheckedConnector().load_from_url(url, video)
+
+
+def test_many_sounds_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes much memory until its size is known. No server of ours needs to be large."""
+    from vllm.multimodal.media import AudioMediaIO
+
+    from deployments.generator import media_memory
+    from deployments.generator.media import CheckedConnector
+
+    def load_bytes(self: AudioMediaIO, data: bytes) -> tuple[np.ndarray, float]:
+        time.sleep(0.01)
+        return np.zeros(1000, np.float32), 16000.0
+
+    async def all_of_them() -> list[Any]:
+        connector = CheckedConnector()
+        urls = [f"data:audio/wav;base64,{base64.b64encode(bytes([i])).decode()}" for i in range(16)]
+        with media_memory.one_request():
+            loads = (connector.load_from_url_async(url, AudioMediaIO()) for url in urls)
+            return list(await asyncio.gather(*loads))
+
+    monkeypatch.setattr(AudioMediaIO, "load_bytes", load_bytes)
+    assert len(asyncio.run(all_of_them())) == 16
 
 
 # --- fetching -------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ def made_by(exporter, outputs, *, followers=1, ends_at=None, aborted=False, keep
     engine = SimpleNamespace(
         output_processor=SimpleNamespace(request_states=states, process_outputs=process),
         engine_core=SimpleNamespace(add_request_async=nothing, abort_requests_async=nothing),
+        input_processor=None,
         generate=nothing,
         add_request=nothing,
     )

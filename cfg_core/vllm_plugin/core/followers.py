@@ -11,6 +11,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
+from cfg_core.errors import GuidanceError
 from cfg_core.groups import Cuts, Group, Scored, follower_id
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import FollowerParams, GuidanceParams, is_guided
@@ -55,31 +56,43 @@ Fits = Callable[[int, Sequence[int]], bool]
 pool together, and the slots of a step."""
 
 
-def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan | None:
-    """The group of a guided request; None if it can never run.
+def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
+    """The group of a guided request.
 
     The leader's `max_tokens` is cut so that the longest stream ends within `max_model_len`. All
     streams then end together, or the followers at the end of the window.
+
+    Raises GuidanceError if it can never run. Admission (in the frontend) refuses all of these but
+    one: it knows no exact numbers of blocks where a stream takes blocks of several kinds.
     """
-    try:
-        params = GuidanceParams.from_fields(leader.sampling_params.extra_args)
-    except ValueError:
-        return None
-    followers = params.followers if params is not None else ()
-    if params is None or not followers:
-        return None
+    params = _params_of(leader)
+    followers = params.followers
     if params.score_tokens is not None:
         if not can_be_scored(leader, followers, params.score_tokens):
-            return None
+            raise GuidanceError("its streams do not all end with the tokens to score.")
     elif asks_for_prompt_logprobs(leader.sampling_params):
-        return None
+        raise GuidanceError("it asks for log-probabilities of its whole prompt.")
     prompts = tuple(follower.num_tokens for follower in followers)
     lengths = Lengths(leader.num_prompt_tokens, prompts, params.end)
     leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
     if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
-        return None
+        raise GuidanceError(
+            f"its {1 + len(followers)} streams with {leader.max_tokens} more tokens each can never"
+            " fit this engine's KV memory: ask for fewer tokens or streams, shorten the prompts, or"
+            " give the engine more KV memory."
+        )
     shown = tuple(media.of_follower(leader, i) for i in range(len(followers)))
     return GroupPlan(group_of(leader, params), followers, shown)
+
+
+def _params_of(leader: Request) -> GuidanceParams:
+    try:
+        params = GuidanceParams.from_fields(leader.sampling_params.extra_args)
+    except ValueError as error:
+        raise GuidanceError(str(error)) from None
+    if params is None or not params.followers:
+        raise GuidanceError("it has no negative stream.")
+    return params
 
 
 def group_of(leader: Request, params: GuidanceParams) -> Group:

@@ -19,6 +19,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from cfg_core.errors import REQUEST_FAULT, GuidanceError
 from cfg_core.groups import Group, GroupTable
 from cfg_core.vllm_plugin import config, patches, versions, wire
 from cfg_core.vllm_plugin.core import (
@@ -58,6 +59,7 @@ class GroupScheduler(Scheduler):
             logger.warning("%s", config.refusal(self._cannot_guide))
         grammar_manager.adopt(self.structured_output_manager, config.grammar_limits_of(ours))
         self._groups = GroupTable()
+        self._refused: dict[str, str] = {}  # why, until the next step tells it
         manager, limit = self.kv_cache_manager, self.max_model_len
         self._roles = KVRoles(manager, self.requests, limit, self.num_lookahead_tokens)
         self._split = split_pool(
@@ -99,11 +101,10 @@ class GroupScheduler(Scheduler):
         if not asks_for_guidance(request) or request.request_id in self.requests:
             super().add_request(request)
             return
-        plan = None
-        if self._cannot_guide is None:
-            plan = plan_group(request, self.max_model_len, self._fits)
-        if plan is None or self._ends_in_media(request, plan):
-            self._fail(request)
+        try:
+            plan = self._plan(request)
+        except GuidanceError as error:
+            self._fail(request, f"{REQUEST_FAULT}{error.message}")
             return
         if plan.group.scored is not None:
             scoring.hide_from_vllm(request)
@@ -114,6 +115,15 @@ class GroupScheduler(Scheduler):
             self._timelines.add(plan)
         if timeline is None or timeline.guides(0):
             self._begin(plan)
+
+    def _plan(self, leader: Request) -> GroupPlan:
+        """The group of a guided request. Raises GuidanceError if it can never run."""
+        if self._cannot_guide is not None:
+            raise GuidanceError(config.refusal(self._cannot_guide))
+        plan = plan_group(leader, self.max_model_len, self._fits)
+        if self._ends_in_media(leader, plan):
+            raise GuidanceError("the prompt of one of its streams ends with an image.")
+        return plan
 
     def _ends_in_media(self, leader: Request, plan: GroupPlan) -> bool:
         """Whether a stream's prompt ends with an image, which could make two streams wait for each
@@ -160,12 +170,9 @@ class GroupScheduler(Scheduler):
         self._timelines.close(plan.group.leader)
         super().finish_requests(plan.group.followers, RequestStatus.FINISHED_ABORTED)
 
-    def _fail(self, request: Request) -> None:
-        """Finish a request with an error in the next step, without ever scheduling it.
-
-        Admission (in the frontend) refuses such requests with a message. This method is for
-        frontends without our admission.
-        """
+    def _fail(self, request: Request, reason: str) -> None:
+        """Finish a request with an error in the next step, without ever scheduling it."""
+        self._refused[request.request_id] = reason
         request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         request.structured_output_request = None
         super().add_request(request)
@@ -210,7 +217,8 @@ class GroupScheduler(Scheduler):
         uncompiled = grammar_manager.uncompiled(self.requests, self.grammar_compile_error_reqs)
         outputs = self._update_groups(scheduler_output, model_runner_output)
         unmatched = grammar_manager.take_failures(self.structured_output_manager)
-        outcome.tell_reasons({**uncompiled, **unmatched, **failures}, outputs)
+        outcome.tell_reasons({**uncompiled, **unmatched, **failures, **self._refused}, outputs)
+        self._refused.clear()
         self._pace.sent(outputs)
         return outputs
 

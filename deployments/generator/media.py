@@ -12,38 +12,25 @@ Importing this module imports vllm, so only a replica does it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
 import aiohttp
-import pybase64
 import vllm.envs as envs
-from PIL import UnidentifiedImageError
 from typing_extensions import override
 from urllib3.util import parse_url
 from vllm.exceptions import VLLMValidationError
-from vllm.multimodal.image import open_image
-from vllm.multimodal.media import AudioMediaIO, ImageMediaIO
-from vllm.multimodal.media.connector import (
-    MEDIA_CONNECTOR_REGISTRY,
-    MediaConnector,
-    global_thread_pool,
-)
+from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from cfg_core.errors import CfgServeError, OverloadedError, RequestError
-from deployments.generator.media_memory import MediaShare, current_share, owner_of
+from deployments.generator.media_decoding import Counted, decoded, in_thread, refused
+from deployments.generator.media_memory import current_share
 from deployments.requests.media import address_of, is_public
-
-logger = logging.getLogger("ray.serve")
 
 NAME = "cfg_serve"
 LIMITS = {
@@ -54,18 +41,12 @@ LIMITS = {
 }
 """Environment variables of vLLM that a replica sets, unless the operator did."""
 
-_OBJECT = re.compile(r" ?<\S+ object at 0x\w+>")
-"""How Python shows the file that is read. It tells the client nothing."""
-
 MAX_REDIRECTS = 3
 AT_ONCE = 32
 """Downloads of one replica at the same time."""
 
 MAX_WAIT_S = 20.0
 """Seconds that a download waits for others."""
-
-UNKNOWN_BYTES = 256 * 2**20
-"""Bytes that are reserved for a video while it is decoded."""
 
 
 def set_limits() -> None:
@@ -85,7 +66,7 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         """Load what is in the address itself. vLLM's servers fetch with load_from_url_async."""
         if self._kind(url) == "http":
             raise refused("this server does not fetch here: send a data: address.")
-        return _decoded(partial(self._local, url, Counted(media_io, current_share())))
+        return decoded(partial(self._local, url, Counted(media_io, current_share())))
 
     @override
     async def load_from_url_async(
@@ -95,13 +76,13 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         share = current_share()
         counted = Counted(media_io, share)
         if self._kind(url) != "http":
-            return await _in_thread(partial(self._local, url, counted), media_io, share)
+            return await in_thread(partial(self._local, url, counted), counted)
         if CheckedConnector._slots is None:
             CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
-        async with _turn(share.downloads), _turn(CheckedConnector._slots):
+        async with share.downloads, _turn(CheckedConnector._slots):
             share.check_open()
             data = await self._fetched(url, media_io.get_max_bytes(), fetch_timeout)
-            return await _in_thread(partial(counted.load_bytes, data), media_io, share)
+            return await in_thread(partial(counted.load_bytes, data), counted)
 
     def _kind(self, url: str) -> str:
         try:
@@ -166,81 +147,6 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         raise refused(f"its host redirects more than {MAX_REDIRECTS} times.")
 
 
-class Counted:
-    """A MediaIO of vLLM that decodes what has room in the memory for it."""
-
-    def __init__(self, media_io: Any, share: MediaShare) -> None:
-        self._media_io = media_io
-        self._share = share
-        self._is_image = isinstance(media_io, ImageMediaIO)
-
-    def load_bytes(self, data: bytes) -> Any:
-        frames = [data] if self._is_image else []
-        return self._load(partial(self._media_io.load_bytes, data), frames)
-
-    def load_base64(self, media_type: str, data: str) -> Any:
-        load = partial(self._media_io.load_base64, media_type, data)
-        if self._is_image:
-            return self._load(load, [_from_base64(data)])
-        if media_type.lower() == "video/jpeg":  # images with commas between them
-            most = self._media_io.num_frames
-            return self._load(
-                load, map(_from_base64, data.split(",")[: most if most > 0 else None])
-            )
-        return self._load(load, [])
-
-    def load_file(self, path: Path) -> Any:
-        load = partial(self._media_io.load_file, path)
-        return self._load(load, [path.read_bytes()] if self._is_image else [])
-
-    def _load(self, load: Callable[[], Any], images: Iterable[bytes]) -> Any:
-        """images: the files in it, if they are known. Only their headers are read."""
-        expected = sum(image_bytes(open_image(BytesIO(image))) for image in images)
-        if isinstance(self._media_io, AudioMediaIO):
-            expected = envs.VLLM_MAX_AUDIO_DECODE_BYTES
-        return self._share.load(expected or UNKNOWN_BYTES, load, _size_of)
-
-
-def _from_base64(text: str) -> bytes:
-    return pybase64.b64decode(text, validate=True)
-
-
-def image_bytes(image: Any) -> int:
-    """Bytes of a Pillow image when it is decoded: Pillow has four for a pixel of RGB."""
-    return int(image.width * image.height * 4)
-
-
-def _size_of(loaded: Any) -> int:
-    owner = owner_of(loaded)
-    return int(owner.nbytes) if hasattr(owner, "nbytes") else image_bytes(owner)
-
-
-async def _in_thread(load: Callable[[], Any], media_io: Any, share: MediaShare) -> Any:
-    """Decode in a thread of vLLM's pool; audio and video of a request one after the other.
-
-    Nobody knows their size before. So each takes much memory while it is decoded.
-    """
-    async with nullcontext() if isinstance(media_io, ImageMediaIO) else share.unknown:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(global_thread_pool, _decoded, load)
-
-
-def _decoded(load: Callable[[], Any]) -> Any:
-    """What `load` returns. Raises VLLMValidationError: what cannot be decoded, the client sent."""
-    try:
-        return load()
-    except (VLLMValidationError, CfgServeError, MemoryError):
-        raise
-    except ImportError as error:
-        logger.warning("An image, audio or video was refused: %s", error)
-        raise refused("this server has no package that decodes it.") from error
-    except UnidentifiedImageError as error:
-        raise refused("it is no image of a known format.") from error
-    except Exception as error:  # Pillow's readers raise what they like
-        reason = _OBJECT.sub("", str(error)).rstrip(". ")
-        raise refused(f"{reason or type(error).__name__}.") from error
-
-
 @asynccontextmanager
 async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
     """Wait for a slot, and hold it. Raises OverloadedError after MAX_WAIT_S seconds."""
@@ -282,10 +188,3 @@ async def _body(answer: aiohttp.ClientResponse, limit: int) -> bytes:
             raise refused(f"it has more than {limit} bytes.")
         pieces.append(piece)
     return b"".join(pieces)
-
-
-def refused(sentence: str) -> VLLMValidationError:
-    """The error for an image, audio or video, which a client gets with status 400."""
-    return VLLMValidationError(
-        f"An image, audio or video cannot be used: {sentence}", parameter="messages"
-    )

@@ -114,10 +114,18 @@ def compressed() -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
+def of_a_later_format() -> str:
+    """A file that says that it needs a later reader of zip files."""
+    data = bytearray(base64.b64decode(text_of(torch.zeros(3, 64))))
+    data[data.index(b"PK\x01\x02") + 6] = 99
+    return base64.b64encode(data).decode()
+
+
 REFUSED: dict[str, tuple[Callable[[], str], str]] = {
     "no base64": (lambda: "!!", "must be the base64"),
     "no file of torch": (lambda: "AAAA", "must be the base64"),
     "compressed": (compressed, "is compressed"),
+    "a later format": (of_a_later_format, "must be the base64"),
     "another width": (lambda: text_of(torch.zeros(3, 5)), "hidden_size 5 does not match"),
     "too long": (lambda: text_of(torch.zeros(300, 64)), "the context is 256"),
     "no tensor": (lambda: text_of_object({"a": 1}), "cannot be read|of shape"),

@@ -106,6 +106,11 @@ def client_error(error: Exception) -> VLLMClientError | None:
         return error
     if isinstance(error, VLLMServerError) or not isinstance(error, WRONG_SHAPE):
         return None
+    if str(error).startswith("Failed to apply "):  # a model's processor; it shows the whole prompt
+        reason = error.__cause__ or "its processor fails"
+        return VLLMValidationError(
+            f"This model cannot read the images, audio or video of the request: {reason}"
+        )
     where = traceback.extract_tb(error.__traceback__)[-1:]
     logger.warning(
         "refused with 400: %s: %s, raised at %s", type(error).__name__, error, *where or ("?",)

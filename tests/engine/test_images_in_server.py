@@ -356,6 +356,22 @@ def test_a_request_that_decodes_too_much(server: Server, monkeypatch: pytest.Mon
     media_memory.REPLICA.give(media_memory.REPLICA_BYTES)
 
 
+def test_an_image_that_the_processor_refuses(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM shows the whole prompt. The client gets the reason alone."""
+    from transformers import CLIPImageProcessorPil
+
+    def preprocess(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("absolute aspect ratio must be smaller than 200")
+
+    monkeypatch.setattr(CLIPImageProcessorPil, "preprocess", preprocess)
+    sentence = "cannot read the images, audio or video of the request: absolute aspect ratio"
+    with pytest.raises(RequestError, match=sentence) as error:
+        server.answer({"messages": chat(data_url(picture(96))), **SHARED})
+    assert "PIL" not in str(error.value)
+
+
 # --- decoding -------------------------------------------------------------------------------------
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "JPEG2000")

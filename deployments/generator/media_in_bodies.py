@@ -45,13 +45,15 @@ def reading_media(
     renderer: Any,
     endpoint: Endpoint,
     body: Mapping[str, Any],
-    is_sent: Callable[[], bool] = lambda: False,
+    is_sent: Callable[[int], bool] = lambda conversations: False,
 ) -> Iterator[None]:
     """While open, vLLM may read the media of this body, within the memory of one request.
 
-    is_sent: asked at the end: whether the engine has them.
+    is_sent: asked at the end: whether the engine has so many conversations of the request.
     """
-    with one_request(), sent_again(renderer, conversation_of(endpoint, body), is_sent):
+    messages = conversation_of(endpoint, body)
+    conversations = len(messages) if endpoint == "batch" else 1
+    with one_request(), sent_again(renderer, messages, lambda: is_sent(conversations)):
         yield
 
 

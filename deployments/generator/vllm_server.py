@@ -51,7 +51,6 @@ from deployments.generator.stream_spans import Traced
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.report import guidance_report
-from deployments.requests.streams import num_prompts
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
 
@@ -182,13 +181,8 @@ class VllmServer:
         """
         run = Run(meter, self._share, traced_of(call, span))
         call = replace(call, headers=self._headers(call.headers, span))
-        prompts = num_prompts(call.endpoint, call.body)
-        with (
-            own_errors(),
-            reading_media(
-                self._engine.renderer, call.endpoint, call.body, lambda: run.has_begun(prompts)
-            ),
-        ):
+        renderer = self._engine.renderer
+        with own_errors(), reading_media(renderer, call.endpoint, call.body, run.has_begun):
             with reading(), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)

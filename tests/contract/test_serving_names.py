@@ -181,8 +181,9 @@ def test_chunks_are_written_as_sse_reads_them(output):
 
 def test_all_types_of_parts_are_known():
     """deployments/requests/media.py checks each type that vLLM's parser of chats reads."""
-    from vllm.renderers.chat_utils import MM_PARSER_MAP
+    from vllm.renderers import chat_utils
 
     from deployments.requests.media import MEDIA_PARTS, TEXT_PARTS
 
-    assert set(MM_PARSER_MAP) - {*TEXT_PARTS, *MEDIA_PARTS} == {"image_pil"}
+    module = chat_utils if hasattr(chat_utils, "MM_PARSER_MAP") else chat_utils.chat_message  # 0.33
+    assert set(module.MM_PARSER_MAP) - {*TEXT_PARTS, *MEDIA_PARTS} == {"image_pil"}

@@ -13,6 +13,7 @@ import gc
 import io
 import json
 import math
+import os
 import random
 import threading
 import time
@@ -80,7 +81,7 @@ def streams(folder: Path) -> Streams:
 def server(folder: Path) -> Iterator[Server]:
     use_stand_in()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(STAND_IN))
+        patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
         patch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", "2")
         patch.setenv("VLLM_MAX_IMAGE_PIXELS", "1000000")
         server = Server(folder, limit_mm_per_prompt={"image": 2})

@@ -106,7 +106,7 @@ def let_constructor_be_left_out(ours: Any) -> None:
     from cfg_core.vllm_plugin.core.timelines import Timelines
     from cfg_core.vllm_plugin.pace import Pace
 
-    ours._groups, ours._pace = GroupTable(), Pace(None)
+    ours._groups, ours._pace, ours._refused = GroupTable(), Pace(None), {}
     ours._timelines = Timelines(ours._groups, {}, 0)
 
 

@@ -78,7 +78,7 @@ def check_file(text: str, param: str) -> None:
     try:
         data = pybase64.b64decode(text.encode(), validate=True)
         sizes = [entry.file_size for entry in zipfile.ZipFile(BytesIO(data)).infolist()]
-    except (ValueError, NotImplementedError, zipfile.BadZipFile):
+    except (ValueError, zipfile.BadZipFile, NotImplementedError):  # the last: a later zip format
         raise GuidanceError(
             f"{param} must be the base64 of what torch.save wrote of a tensor.", param
         ) from None

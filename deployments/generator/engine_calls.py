@@ -29,6 +29,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import REQUEST_FAULT, CfgServeError
+from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
@@ -276,7 +277,7 @@ class EngineCalls:
             if entry is not None and entry.spans is not None:
                 entry.spans.note(follower_events(output))
             if output.mm_cache_miss_hashes:
-                output.stop_reason = MEDIA_LOST
+                versions.chosen().tell_reason(output, MEDIA_LOST)
         result = self._process(outputs, timestamp, *args, **kwargs)
         self._progress.processed(timestamp)
         for entry, output, guided in known:

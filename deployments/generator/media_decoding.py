@@ -44,23 +44,23 @@ class Counted:
         self.is_image = isinstance(media_io, ImageMediaIO)
 
     def load_bytes(self, data: bytes) -> Any:
-        frames = [data] if self.is_image else []
-        return self._load(partial(self._media_io.load_bytes, data), frames)
+        load = partial(self._media_io.load_bytes, data)
+        return self._load(load, [data] if self.is_image else [])
 
     def load_base64(self, media_type: str, data: str) -> Any:
-        load = partial(self._media_io.load_base64, media_type, data)
         if self.is_image:
-            return self._load(load, [_from_base64(data)])
+            return self.load_bytes(_from_base64(data))
+        frames: list[str] = []
         if media_type.lower() == "video/jpeg":  # images with commas between them
             most = self._media_io.num_frames
-            return self._load(
-                load, map(_from_base64, data.split(",")[: most if most > 0 else None])
-            )
-        return self._load(load, [])
+            frames = data.split(",")[: most if most > 0 else None]
+        load = partial(self._media_io.load_base64, media_type, data)
+        return self._load(load, map(_from_base64, frames))
 
     def load_file(self, path: Path) -> Any:
-        load = partial(self._media_io.load_file, path)
-        return self._load(load, [path.read_bytes()] if self.is_image else [])
+        if self.is_image:
+            return self.load_bytes(path.read_bytes())
+        return self._load(partial(self._media_io.load_file, path), [])
 
     def _load(self, load: Callable[[], Any], images: Iterable[bytes]) -> Any:
         """images: the files in it, if they are known. Only their headers are read."""

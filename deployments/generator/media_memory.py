@@ -44,9 +44,10 @@ class Budget:
         with self._lock:
             while self._returned:
                 self._used -= self._returned.popleft()
-            fits = self._used + size <= self._limit
-            self._used += size * fits
-            return fits
+            if self._used + size > self._limit:
+                return False
+            self._used += size
+            return True
 
     def give(self, size: int) -> None:
         """Give bytes back. It takes no lock, because the garbage collector may call it."""

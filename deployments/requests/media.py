@@ -56,7 +56,8 @@ def parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
             for field in ("content", "output") if isinstance(message, Mapping) else ():
                 for part in _objects(message.get(field)):
                     yield part
-                    yield from _objects(part.get("content"))  # a tool_result of the Messages API
+                    if part.get("type") == "tool_result":  # of the Messages API
+                        yield from _objects(part.get("content"))
 
 
 def media_parts(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:

@@ -414,7 +414,7 @@ def test_a_header_of_a_huge_image_is_refused() -> None:
         CheckedConnector().load_from_url(url, ImageMediaIO())
 
 
-def test_frames_of_a_video_count_together() -> None:
+def test_frames_of_a_video_count_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 
     from deployments.generator import media_memory
@@ -422,6 +422,7 @@ def test_frames_of_a_video_count_together() -> None:
 
     frame = data_url(Image.new("L", (5000, 5000))).split(",")[1]
     video = VideoMediaIO(ImageMediaIO(), num_frames=20)
+    monkeypatch.setattr(VideoMediaIO, "load_base64", lambda *args: pytest.fail("it was decoded"))
     url = f"data:video/jpeg;base64,{','.join([frame] * 30)}"
     with media_memory.one_request(), pytest.raises(CapacityError, match="when they are decoded"):
         CheckedConnector().load_from_url(url, video)
@@ -456,6 +457,17 @@ class Site(BaseHTTPRequestHandler):
     """Images, redirects, and answers that are too large or too slow."""
 
     image = png(picture(1))
+    open = most = 0
+    lock = threading.Lock()
+
+    def take_turn(self) -> None:
+        """Wait a little, and note how many wait at the same time."""
+        with Site.lock:
+            Site.open += 1
+            Site.most = max(Site.most, Site.open)
+        time.sleep(0.1)
+        with Site.lock:
+            Site.open -= 1
 
     def do_GET(self) -> None:
         port = self.server.server_address[1]
@@ -468,6 +480,8 @@ class Site(BaseHTTPRequestHandler):
         compressed = zlib.compress(bytes(2**26)) if self.path == "/bomb" else None
         if self.path == "/slow":
             time.sleep(3)
+        if self.path == "/turn":
+            self.take_turn()
         if self.path in places:
             self.send_response(302)
             self.send_header("Location", places[self.path])
@@ -517,6 +531,46 @@ def fetch(url: str, domains: list[str], folder: str = "", limit_mb: int = 1) -> 
 @pytest.mark.parametrize("path", ["/a.png", "/moved"])
 def test_hosts_that_are_named_may_be_private(site: str, path: str) -> None:
     assert fetch(site + path, ["127.0.0.1"]).size == (28, 28)
+
+
+def fetch_all(site: str, number: int, slots: int) -> list[Any]:
+    """Fetch so many images for one request. slots: downloads of the replica at a time."""
+    from vllm.multimodal.media import ImageMediaIO
+
+    from deployments.generator import media_memory
+    from deployments.generator.media import CheckedConnector
+
+    async def together() -> list[Any]:
+        connector = CheckedConnector(allowed_media_domains=["127.0.0.1"])
+        CheckedConnector._slots = asyncio.Semaphore(slots)
+        urls = [f"{site}/turn" for _ in range(number)]
+        loads = [
+            connector.load_from_url_async(url, ImageMediaIO(), fetch_timeout=5) for url in urls
+        ]
+        with media_memory.one_request():
+            tasks = [asyncio.create_task(load) for load in loads]
+            return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    return asyncio.run(together())
+
+
+def test_downloads_of_a_request_take_turns(site: str) -> None:
+    """Those of one client must leave slots to the others."""
+    Site.most = 0
+    loaded = fetch_all(site, 12, 32)
+    assert [item.media.size for item in loaded] == [(28, 28)] * 12
+    assert 1 < Site.most <= 4
+
+
+def test_too_many_downloads_are_an_overload(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for ever for a slot of the replica."""
+    from deployments.generator import media
+
+    monkeypatch.setattr(media, "MAX_WAIT_S", 0.02)
+    loaded = fetch_all(site, 2, 1)
+    refused = [item for item in loaded if isinstance(item, OverloadedError)]
+    assert len(refused) == 1
+    assert refused[0].reason == "media"
 
 
 @pytest.mark.parametrize(

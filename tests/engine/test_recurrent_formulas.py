@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 LENGTH = 12
 ROUNDS = 2
 FEW_BLOCKS = {"mamba2": 18, "falcon_h1": 28, "granite_hybrid": 28}
-"""Few enough that groups are preempted, and enough for the one of eight streams."""
+"""The group of eight streams takes most of them, so others wait for it."""
 
 
 @pytest.fixture(scope="module", params=[model.__name__ for model in tiny_models.RECURRENT])

@@ -107,7 +107,7 @@ class GrammarArgs(YamlArgs):
         gt=0,
         description=(
             "Seconds of wall-clock time that validating and compiling one grammar may take. A"
-            " request whose grammar takes longer gets 400."
+            " request whose grammar takes longer, because the machine is busy, gets 429."
         ),
     )
     memory_mb: int = Field(

@@ -6,8 +6,10 @@ Tested are the verdicts, the deadline, fairness, and that nothing is left behind
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -88,15 +90,19 @@ def params_of(fields: dict[str, Any], **options: Any) -> Any:
     return SamplingParams(structured_outputs=StructuredOutputsParams(**fields), **options)
 
 
-def slow(i: int = 0) -> dict[str, Any]:
-    """A grammar that takes more than ten seconds to compile. Each `i` gives another one."""
+def slow_schema(i: int = 0) -> dict[str, Any]:
+    """A schema that xgrammar compiles in more than ten seconds. Each `i` gives another one."""
     pattern = "^([a-z]{1,50}){1,50}$"
     return {
-        "json": {
-            "type": "object",
-            "properties": {f"p{i}_{k}": {"type": "string", "pattern": pattern} for k in range(150)},
-        }
+        "type": "object",
+        "properties": {f"p{i}_{k}": {"type": "string", "pattern": pattern} for k in range(150)},
     }
+
+
+def slow(i: int = 0) -> dict[str, Any]:
+    """A grammar that takes more than ten seconds to compile, and that only xgrammar can have."""
+    schema = {"type": "json_schema", "json_schema": slow_schema(i), "any_order": True}
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": schema})}
 
 
 def forks() -> int:
@@ -140,9 +146,15 @@ async def test_an_accepted_grammar_is_as_vllms_own_validation_leaves_it(
     stock._validate_structured_outputs(
         config.model_config, config.structured_outputs_config, config.tokenizer
     )
-    assert params.structured_outputs == stock.structured_outputs
+    assert plain(params.structured_outputs) == plain(stock.structured_outputs)
     assert params.structured_outputs._backend == stock.structured_outputs._backend == backend
     assert params.structured_outputs._backend_was_auto == stock.structured_outputs._backend_was_auto
+
+
+def plain(outputs: Any) -> dict[str, Any]:
+    """The fields of StructuredOutputsParams, with the schema parsed."""
+    fields = dataclasses.asdict(outputs)
+    return fields | ({"json": json.loads(fields["json"])} if isinstance(outputs.json, str) else {})
 
 
 def sandbox_config(sandbox: Any) -> Any:
@@ -172,7 +184,7 @@ REFUSED = [
     ({"regex": "(?=a)b"}, "cannot be used"),
     ({"grammar": "root ::= nope"}, "cannot be used"),
     ({"json": {"enum": []}}, "cannot be used"),
-    ({"regex": "(((a{0,1000}){0,1000}){0,1000}){0,1000}"}, "too slow|too long"),
+    ({"regex": "(((a{0,1000}){0,1000}){0,1000}){0,1000}"}, "too slow|too long|too complex"),
     (slow(), "too long to compile"),
     ({"choice": ["x"] * 100_000}, "100000 entries"),
 ]
@@ -191,6 +203,131 @@ async def test_grammars_that_cannot_be_served_are_refused_with_the_reason(
     with pytest.raises(RequestError, match=words):
         await sandbox.check(params_of(fields))
     assert time.monotonic() - started < 0.1  # remembered
+
+
+COSTLY = {
+    "properties with patterns": slow_schema(),
+    "long texts": {
+        "type": "object",
+        "properties": {f"t{i}": {"type": "string", "maxLength": 3000 + i} for i in range(60)},
+    },
+    "2,000 properties": {
+        "type": "object",
+        "properties": {f"p{i}": {"type": "string", "maxLength": 900 + i} for i in range(2000)},
+    },
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.parametrize("kind", ["schema", "tool"])
+async def test_what_costs_xgrammar_too_much_gets_to_llguidance(
+    sandbox: Any, name: str, kind: str
+) -> None:
+    """The schema, and a tool with it. In vLLM alone, each takes seconds or minutes."""
+    fields = (
+        {"json": COSTLY[name]} if kind == "schema" else {"structural_tag": tag_of(COSTLY[name])}
+    )
+    params, started = params_of(fields), time.monotonic()
+    await sandbox.check(params)
+    assert time.monotonic() - started < LIMITS.wall_s
+    outputs = params.structured_outputs
+    assert (outputs._backend, outputs._backend_was_auto) == ("guidance", True)
+    assert outputs.structural_tag is None
+    assert '"additionalProperties": false' in (outputs.json or outputs.grammar)
+
+
+def tag_of(schema: dict[str, Any], name: str = "f") -> str:
+    """The structural tag that vLLM makes of a tool."""
+    content = {"type": "json_schema", "json_schema": schema}
+    begin = f'<tool_call>{{"name": "{name}", "arguments": '
+    tag = {"type": "tag", "begin": begin, "content": content, "end": "}</tool_call>"}
+    tools = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag]}
+    return json.dumps({"type": "structural_tag", "format": tools})
+
+
+async def test_the_order_of_keys_makes_no_second_trial(sandbox: Any) -> None:
+    tried = len(sandbox._verdicts._kept)
+    schema = {"type": "object", "required": ["b"], "properties": {"b": {"type": "string"}, "a": {}}}
+    turned = {key: schema[key] for key in reversed(schema)}
+    outputs = []
+    for order in (schema, turned):
+        params = params_of({"structural_tag": tag_of(order)})
+        await sandbox.check(params)
+        outputs.append(params.structured_outputs.structural_tag)
+    assert len(sandbox._verdicts._kept) == tried + 1
+    assert outputs[0] == outputs[1]  # so the engine core compiles it once, too
+    assert outputs[0].index('"b"') < outputs[0].index('"a"')  # answers have them in this order
+
+
+async def test_a_busy_machine_refuses_nothing_for_good(
+    model_folder: Callable[[str], Path],
+) -> None:
+    """A trial that its deadline ends says nothing about the grammar: 429, and not remembered."""
+    from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
+
+    limits = GrammarLimits(wall_s=0.3, cpu_s=5)
+    sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=limits)
+    await sandbox.start()
+    with pytest.raises(OverloadedError, match="busy"):
+        await sandbox.check(params_of(slow(300)))
+    assert not sandbox._verdicts._kept
+    sandbox.close()
+
+
+async def test_refusals_that_depend_on_the_machine_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cfg_core.vllm_plugin.frontend import grammar_sandbox
+
+    monkeypatch.setattr(grammar_sandbox, "COSTLY_S", 0.05)
+    verdicts = grammar_sandbox.Verdicts(most=2)
+    verdicts.keep(b"costly", {"refused": "slow", "costly": True})
+    verdicts.keep(b"invalid", {"refused": "invalid", "costly": False})
+    assert verdicts.get(b"costly") is not None
+    await asyncio.sleep(0.1)
+    assert verdicts.get(b"costly") is None
+    assert verdicts.get(b"invalid") is not None
+    verdicts.keep(b"third", {})
+    assert verdicts.get(b"costly") is None
+    assert len(verdicts._kept) == 2
+
+
+INVALID = [
+    {"regex": "("},
+    {"regex": "a{2,1}"},
+    {"json": {"type": "any"}},
+    {"json": {"$ref": "#/nowhere"}},
+    {"json": {"type": "integer", "minimum": 5, "maximum": 1}},
+    {"json": {"type": "string", "pattern": r"\bfoo\b"}},
+    {"grammar": "root ::= ("},
+    {"grammar": "start: nothing\n"},
+    {"structural_tag": tag_of({"type": "any"})},
+    {"structural_tag": tag_of({"type": "string", "pattern": r"\bfoo\b"})},
+    {"structural_tag": '{"type": "structural_tag", "format": {"type": "nope"}}'},
+    {"structural_tag": '{"structures": 3}'},
+]
+
+
+@pytest.mark.parametrize("fields", INVALID, ids=repr)
+async def test_no_internals_of_a_compiler_reach_a_client(sandbox: Any, fields: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        await sandbox.check(params_of(fields))
+    said = str(refusal.value)
+    assert not re.search(
+        r"\.(cc|rs|py|h):\d|/project|Check failed|triggers|\d\d:\d\d:\d\d|\(\d+\):", said
+    )
+    assert said.endswith(".") or len(said.split()) > 6
+
+
+async def test_what_xgrammar_reads_and_cannot_compile_is_served(sandbox: Any) -> None:
+    """A fault of xgrammar: vLLM's validation passes it, and its engine core fails."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "^[a-z]{1,255}$"}},
+    }
+    params = params_of({"json": schema})
+    await sandbox.check(params)
+    assert params.structured_outputs._backend == "guidance"
 
 
 async def test_a_reason_does_not_repeat_the_pattern(sandbox: Any) -> None:

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from cfg_core.errors import REQUEST_FAULT
 from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.vllm_plugin.config import check_overrides
-from cfg_core.vllm_plugin.grammar_backends import Backends
+from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR, Backends, error_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -53,17 +54,10 @@ class GrammarManager(StructuredOutputManager):
     def grammar_init(self, request: Request) -> None:
         """Begin to compile a request's grammar.
 
-        As in vLLM, `backend` is the first compiler that was used.
+        The compiler is made by the thread that compiles, because that reads the whole vocabulary.
         """
         wanted = request.structured_output_request
         if wanted is None:
-            return
-        try:
-            backend = self._backends.get(wanted.params._backend)
-            if self.backend is None:
-                self.backend = backend
-        except Exception as error:
-            wanted.grammar = _failure(error)
             return
         if self._use_async_grammar_compilation:
             wanted.grammar = self.executor.submit(self._create_grammar, request)
@@ -75,7 +69,7 @@ class GrammarManager(StructuredOutputManager):
 
     @override
     def _create_grammar(self, request: Request) -> Any:
-        """Compile a request's grammar.
+        """Compile a request's grammar. As in vLLM, `backend` is the first compiler that was used.
 
         Raises CompilationError without the compiler's text, which may quote what the client sent.
         """
@@ -87,9 +81,9 @@ class GrammarManager(StructuredOutputManager):
             else None
         )
         try:
-            return self._backends.get(wanted.params._backend).compile_grammar(
-                kind, spec, stop_token_ids=stops
-            )
+            backend = self._backends.get(wanted.params._backend)
+            self.backend = self.backend or backend
+            return backend.compile_grammar(kind, spec, stop_token_ids=stops)
         except Exception as error:
             logger.warning(
                 "request %s: its grammar failed to compile (%s)",
@@ -159,6 +153,12 @@ class GrammarManager(StructuredOutputManager):
                 " it unambiguous, or nest fewer repetitions."
             )
             return False
+        if error_of(grammar):
+            self._failed[request.request_id] = (
+                f"{REQUEST_FAULT}its grammar became too complex for its compiler here. Make it"
+                " unambiguous, or nest fewer repetitions."
+            )
+            return False
         if not accepted:
             self._failed[request.request_id] = (
                 f"{REQUEST_FAULT}its grammar and its other options (such as allowed_token_ids,"
@@ -179,11 +179,6 @@ class CompilationError(Exception):
 
 def _failure(error: Exception) -> Future[Any]:
     future: Future[Any] = Future()
-    if not isinstance(error, CompilationError):
-        error = CompilationError(
-            f"{REQUEST_FAULT}the compiler of its grammar could not be loaded"
-            f" ({type(error).__name__})."
-        )
     future.set_exception(error)
     return future
 
@@ -201,8 +196,21 @@ def adopt(manager: Any, limits: GrammarLimits) -> None:
     manager._most_ms, manager._failed = SLACK * limits.mask_ms, {}
     manager.executor.shutdown(wait=False)
     manager.executor = ThreadPoolExecutor(max(MIN_THREADS, (os.cpu_count() or 1) // 2), "grammars")
+    if limits.at_start:
+        manager.executor.submit(_load, manager._backends, manager.vllm_config)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _load(backends: Backends, config: Any) -> None:
+    """Make the compilers that `auto` chooses, so that no request waits for it.
+
+    A compiler that cannot have this tokenizer fails again, with a reason, when a request wants it.
+    """
+    chosen = config.structured_outputs_config.backend
+    for name in (XGRAMMAR, GUIDANCE) if chosen == "auto" else (chosen,):
+        with suppress(Exception):
+            backends.get(name)
 
 
 def uncompiled(requests: Mapping[str, Request], ended: Iterable[str]) -> dict[str, str]:

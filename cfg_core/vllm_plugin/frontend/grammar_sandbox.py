@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from vllm.sampling_params import SamplingParams
 
 from cfg_core.errors import OverloadedError, RequestError
+from cfg_core.grammars import schemas
 from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, GrammarBounds
 from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.grammars.places import FairPlaces
 from cfg_core.vllm_plugin.config import grammar_bounds_of, grammar_limits_of
 from cfg_core.vllm_plugin.frontend.helper_process import HelperGoneError, HelperProcess
+from cfg_core.vllm_plugin.grammar_backends import GUIDANCE
 from cfg_core.vllm_plugin.grammar_helper import frames
 from cfg_core.vllm_plugin.grammar_helper.settings import settings_of
 
@@ -36,6 +39,19 @@ TRIED = "_cfg_serve_tried"
 """Attribute of a StructuredOutputsParams that has passed its trial.
 
 It is not a field, so a copy that changes something loses it.
+"""
+
+FIRST_CPU_S = 1.0
+"""Seconds of CPU time that the compiler of vLLM's choice has, if another one may be taken.
+
+Most schemas and tools take it less than 0.1 s. One `maxLength` of 400 takes 2 s with 49,152 tokens,
+and 12 s with 262,144; llguidance compiles it in 2 ms.
+"""
+
+COSTLY_S = 60.0
+"""Seconds for which a refusal for CPU time, memory or slow masks is remembered.
+
+The next trial may end otherwise, for example on a machine that is less busy.
 """
 
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
@@ -56,7 +72,8 @@ class GrammarSandbox:
         self._limits: GrammarLimits = limits or grammar_limits_of(config)
         self._settings = settings_of(config)
         self._places = FairPlaces(self._limits.places, self._limits.max_waiting)
-        self._verdicts: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+        self._verdicts = Verdicts(self._limits.remembered)
+        self._may_choose = config.structured_outputs_config.backend == "auto"
         self._process: HelperProcess | None = None
 
     def begin(self) -> None:
@@ -79,64 +96,105 @@ class GrammarSandbox:
 
         If it passes, `params.structured_outputs` becomes what vLLM's validation would make of it.
         Raises RequestError with the reason if it does not pass, and OverloadedError if there is no
-        place or no helper. Cancelling the call ends the trial.
+        place, no helper or no time. Cancelling the call ends the trial.
 
         tenant: who sent the request. Places for trials are shared fairly between tenants.
         """
         outputs = params.structured_outputs
         if outputs is None or outputs.all_constraints_none() or is_tried(outputs):
             return
-        fields = fields_of(outputs)
-        self._bounds.check_outputs(fields)
+        self._bounds.check_outputs(fields_of(outputs))
+        fields = canonical_fields(fields_of(outputs))
         verdict = await self._verdict(fields, params.allowed_token_ids, tenant)
         if "refused" in verdict:
             raise RequestError(verdict["refused"], STRUCTURED_OUTPUTS)
-        _adopt(outputs, verdict)
+        _adopt(outputs, fields, verdict)
 
     async def _verdict(
         self, fields: dict[str, Any], allowed: list[int] | None, tenant: str
     ) -> dict[str, Any]:
         request = {"outputs": fields, "allowed": allowed, "mask_ms": self._limits.mask_ms}
         try:
-            payload = json.dumps(request).encode()
+            key = hashlib.sha256(json.dumps(request).encode()).digest()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(
                 f"{STRUCTURED_OUTPUTS} is not valid JSON: {error}.", STRUCTURED_OUTPUTS
             ) from None
-        key = hashlib.sha256(payload).digest()
-        if (verdict := self._remembered(key)) is not None:
+        if (verdict := self._verdicts.get(key)) is not None:
             return verdict
         async with self._places.hold(tenant):
-            verdict = self._remembered(key)  # another request may have tried the same one meanwhile
+            # Another request may have tried the same one meanwhile.
+            verdict = self._verdicts.get(key)
             if verdict is None:
-                verdict = await self._try(payload)
-                self._remember(key, verdict)
+                verdict = await self._tried(request)
+                self._verdicts.keep(key, verdict)
         return verdict
 
-    async def _try(self, payload: bytes) -> dict[str, Any]:
-        """The verdict. If the helper is lost, a new one tries once more."""
+    async def _tried(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The verdict on a grammar that was not tried before.
+
+        Under `auto`, a grammar that costs the compiler of vLLM's choice more than FIRST_CPU_S goes
+        to llguidance, which computes masks only when they are needed. If llguidance cannot express
+        it, the first compiler gets as much time as the limits allow.
+        """
+        if not self._may_choose:
+            return await self._try(request, None, self._limits.cpu_s)
+        patience = min(FIRST_CPU_S, self._limits.cpu_s)
+        first = await self._try(request, None, patience)
+        if not first.get("costly"):
+            return first
+        second = await self._try(request, GUIDANCE, patience)
+        if "refused" not in second or second["costly"]:
+            return second
+        if not first.get("out_of_cpu"):
+            return first
+        return await self._try(request, None, self._limits.cpu_s)
+
+    async def _try(
+        self, request: Mapping[str, Any], compiler: str | None, cpu_s: float
+    ) -> dict[str, Any]:
+        """The verdict of one trial. If the helper is lost, a new one tries once more.
+
+        compiler: None for the one that vLLM chooses.
+        """
+        payload = json.dumps({**request, "compiler": compiler, "cpu_s": cpu_s}).encode()
         for _ in range(2):
             try:
                 kind, answer = await (await self._ready()).ask(payload)
             except HelperGoneError as error:
                 logger.warning("the process that checks grammars was lost: %s", error)
                 continue
-            return (
-                json.loads(answer) if kind == frames.VERDICT else {"refused": self._killed(answer)}
-            )
+            if kind == frames.VERDICT:
+                verdict: dict[str, Any] = json.loads(answer)
+                return verdict
+            if answer != frames.GONE:
+                return self._killed(answer, cpu_s)
         raise OverloadedError(_GONE, 5.0, "grammars")
 
-    def _killed(self, answer: bytes) -> str:
+    def _killed(self, answer: bytes, cpu_s: float) -> dict[str, Any]:
+        """The verdict on a grammar whose trial was ended.
+
+        Raises OverloadedError if it did not get the CPU time that it may have: that says nothing
+        about the grammar.
+        """
         if answer == frames.OUT_OF_TIME:
-            return (
-                f"The grammar takes too long to compile: more than {self._limits.cpu_s:g} s of CPU"
-                f" time, or {self._limits.wall_s:g} s of wall-clock time. Make it smaller, or nest"
-                " fewer repetitions."
+            raise OverloadedError(
+                f"The grammar was not compiled within {self._limits.wall_s:g} s, because this"
+                " server is busy: send the request again later.",
+                5.0,
+                "grammars",
             )
-        return (
-            "The grammar cannot be compiled: its compiler ran out of memory or stack. Make it"
-            " smaller or flatter."
-        )
+        if answer == frames.OUT_OF_CPU:
+            sentence = (
+                f"The grammar takes too long to compile: more than {cpu_s:g} s of CPU"
+                " time. Make it smaller, or nest fewer repetitions."
+            )
+        else:
+            sentence = (
+                "The grammar cannot be compiled: its compiler ran out of memory or stack. Make it"
+                " smaller or flatter."
+            )
+        return {"refused": sentence, "costly": True, "out_of_cpu": answer == frames.OUT_OF_CPU}
 
     async def _ready(self) -> HelperProcess:
         """The helper. It is started if there is none."""
@@ -146,15 +204,27 @@ class GrammarSandbox:
         await process.ready()
         return process
 
-    def _remembered(self, key: bytes) -> dict[str, Any] | None:
-        if key in self._verdicts:
-            self._verdicts.move_to_end(key)
-        return self._verdicts.get(key)
 
-    def _remember(self, key: bytes, verdict: dict[str, Any]) -> None:
-        self._verdicts[key] = verdict
-        while len(self._verdicts) > self._limits.remembered:
-            self._verdicts.popitem(last=False)
+class Verdicts:
+    """The verdicts on the last grammars. Those that depend on the machine are kept for a minute."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[bytes, tuple[dict[str, Any], float]] = OrderedDict()
+
+    def get(self, key: bytes) -> dict[str, Any] | None:
+        verdict, until = self._kept.get(key, (None, 0.0))
+        if verdict is None or until < time.monotonic():
+            return None
+        self._kept.move_to_end(key)
+        return verdict
+
+    def keep(self, key: bytes, verdict: dict[str, Any]) -> None:
+        costly = verdict.get("costly", False)
+        self._kept[key] = verdict, time.monotonic() + COSTLY_S if costly else float("inf")
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
 
 
 def is_tried(outputs: StructuredOutputsParams | None) -> bool:
@@ -172,9 +242,32 @@ def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
     }
 
 
-def _adopt(outputs: StructuredOutputsParams, verdict: Mapping[str, Any]) -> None:
-    """Set the fields of `outputs` to what validation in the helper made of them."""
-    for name, value in verdict["changed"].items():
+def canonical_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` with schemas as text, in one order of keywords, so that equal ones are tried once.
+
+    What is no JSON is left to the compiler, which says what is wrong with it.
+    """
+    try:
+        return {
+            **fields,
+            **{kind: _text(write, fields[kind]) for kind, write in _CANONICAL if kind in fields},
+        }
+    except (ValueError, TypeError, RecursionError):
+        return dict(fields)
+
+
+_CANONICAL = (("json", schemas.canonical), ("structural_tag", schemas.canonical_tag))
+
+
+def _text(canonical: Callable[[Any], Any], value: Any) -> str:
+    return json.dumps(canonical(json.loads(value) if isinstance(value, str) else value))
+
+
+def _adopt(
+    outputs: StructuredOutputsParams, tried: Mapping[str, Any], verdict: Mapping[str, Any]
+) -> None:
+    """Set the fields of `outputs` to what was tried, and what validation made of it."""
+    for name, value in {**tried, **verdict["changed"]}.items():
         setattr(outputs, name, value)
     outputs._backend, outputs._backend_was_auto = verdict["backend"], verdict["was_auto"]
     setattr(outputs, TRIED, True)

@@ -150,7 +150,7 @@ class HelperProcess:
 
 
 def _first_frame(settings: Mapping[str, Any], limits: GrammarLimits) -> bytes:
-    ours = {"cpu_s": limits.cpu_s, "wall_s": limits.wall_s, "memory_bytes": limits.memory_mb << 20}
+    ours = {"wall_s": limits.wall_s, "memory_bytes": limits.memory_mb << 20}
     payload = pickle.dumps((os.getpid(), settings, ours))
     return struct.pack("!I", len(payload)) + payload
 

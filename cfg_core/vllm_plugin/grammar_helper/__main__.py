@@ -25,8 +25,10 @@ from cfg_core.vllm_plugin.grammar_helper.frames import (
     CANCEL,
     DIED,
     FAILED,
+    GONE,
     HEADER,
     KILLED,
+    OUT_OF_CPU,
     OUT_OF_TIME,
     READY,
     TRY,
@@ -93,8 +95,7 @@ class Helper:
         if code == 0:
             self._reply(VERDICT, fork.id, fork.data)
         else:
-            late = code in (-signal.SIGPROF, -signal.SIGXCPU)
-            self._reply(KILLED, fork.id, OUT_OF_TIME if late else DIED)
+            self._reply(KILLED, fork.id, _why(code))
 
     def _end_late(self) -> None:
         now = time.monotonic()
@@ -114,6 +115,13 @@ class Helper:
     def _reply(self, kind: bytes, trial_id: int, payload: bytes = b"") -> None:
         self._replies.write(frame(kind, trial_id, payload))
         self._replies.flush()
+
+
+def _why(code: int) -> bytes:
+    """Why a fork ended with this code, before its deadline."""
+    if code in (-signal.SIGPROF, -signal.SIGXCPU):
+        return OUT_OF_CPU
+    return GONE if code in (-signal.SIGKILL, -signal.SIGTERM) else DIED
 
 
 def main() -> None:

@@ -32,7 +32,10 @@ class Fork:
     """A forked process: it reads one request, writes one verdict, and ends."""
 
     def __init__(self, trial: Any, limits: dict[str, Any]) -> None:
-        """limits: `cpu_s`, `wall_s`, and `memory_bytes` beyond what the process has already."""
+        """limits: `wall_s`, and `memory_bytes` beyond what the process has already.
+
+        The limit of CPU time, `cpu_s`, comes with the request.
+        """
         request_end, self._request = os.pipe()
         self.verdict, verdict_end = os.pipe()
         self.id, self.deadline, self.data, self._wall_s = 0, float("inf"), b"", limits["wall_s"]
@@ -80,8 +83,9 @@ def _serve_one(trial: Any, limits: dict[str, Any], request_end: int, verdict_end
         with os.fdopen(request_end, "rb") as stream:
             payload = stream.read()
         if payload:
-            _limit(limits)
-            verdict = json.dumps(trial.run(json.loads(payload))).encode()
+            request = json.loads(payload)
+            _limit(request["cpu_s"], limits["memory_bytes"])
+            verdict = json.dumps(trial.run(request)).encode()
             with os.fdopen(verdict_end, "wb") as stream:
                 stream.write(verdict)
             code = 0
@@ -89,14 +93,13 @@ def _serve_one(trial: Any, limits: dict[str, Any], request_end: int, verdict_end
         os._exit(code)
 
 
-def _limit(limits: dict[str, Any]) -> None:
-    used = time.process_time()
-    seconds = int(used + limits["cpu_s"]) + 1
+def _limit(cpu_s: float, memory_bytes: int) -> None:
+    seconds = int(time.process_time() + cpu_s) + 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     # The timer is exact, the limit is in whole seconds. Both end the process.
-    signal.setitimer(signal.ITIMER_PROF, limits["cpu_s"])
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + limits["memory_bytes"],) * 2)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + memory_bytes,) * 2)
     resource.setrlimit(
         resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1])
     )

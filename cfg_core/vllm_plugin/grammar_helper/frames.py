@@ -15,8 +15,9 @@ HEADER = struct.Struct("!IcQ")
 TRY, CANCEL = b"T", b"C"
 READY, VERDICT, KILLED, FAILED = b"Y", b"V", b"K", b"F"
 
-OUT_OF_TIME, DIED = b"time", b"died"
-"""The two payloads of KILLED."""
+OUT_OF_CPU, OUT_OF_TIME, DIED, GONE = b"cpu", b"time", b"died", b"gone"
+"""The payloads of KILLED: by its limit of CPU time, by its deadline, by itself (out of memory or
+stack), and by somebody else, for example by a system that is out of memory."""
 
 
 def frame(kind: bytes, trial: int = 0, payload: bytes = b"") -> bytes:

@@ -7,14 +7,15 @@ stop that code, and it may end the process.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
-import re
 import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -22,23 +23,27 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from cfg_core.grammars.bounds import KINDS
-from cfg_core.vllm_plugin.grammar_backends import Backends
+from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, Backends, error_of
+from cfg_core.vllm_plugin.grammar_helper.for_guidance import (
+    NotExpressibleError,
+    added_tokens,
+    fields_for_guidance,
+)
+from cfg_core.vllm_plugin.grammar_helper.reasons import reason_of
 
 STEPS = 32
 """Maximum number of tokens for which masks are timed."""
 
-_WORD = 32
-_MOST_READ = 1000
-_REASON_CHARS = 300
-QUOTED_CHARS = 16
-"""Shortest run of the client's characters that is removed from a message.
-
-Shorter runs may be common words.
-"""
-
 
 class RefusedTrial(Exception):
-    """The grammar cannot be served; the message is a sentence for the client."""
+    """The grammar cannot be served; the message is a sentence for the client.
+
+    costly: whether it was refused for its cost, so that another compiler may do better.
+    """
+
+    def __init__(self, sentence: str, costly: bool = False) -> None:
+        super().__init__(sentence)
+        self.costly = costly
 
 
 class Trial:
@@ -56,6 +61,8 @@ class Trial:
         )
         self._tokenizer = cached_tokenizer_from_config(self._config.model_config)
         self._backends = Backends(self._config, self._tokenizer)
+        self._eos = self._tokenizer.eos_token_id
+        self._added = added_tokens(self._tokenizer)
 
     def warm_up(self) -> None:
         """Compile two small grammars with the compilers that `auto` chooses.
@@ -63,25 +70,25 @@ class Trial:
         After that, the forks need not load these compilers.
         """
         for outputs in ({"choice": ["a", "b"]}, {"json": {"type": "number", "multipleOf": 2}}):
-            self.run({"outputs": outputs, "allowed": None, "mask_ms": 1e9})
+            self.run({"outputs": outputs, "allowed": None, "mask_ms": 1e9, "compiler": None})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict on a grammar.
 
         It is what vLLM's validation made of the grammar, with the costs; or `refused` with a
-        sentence for the client.
+        sentence for the client, and `costly`.
 
         request: `outputs`, the fields of StructuredOutputsParams; `allowed`, allowed_token_ids or
-            None; `mask_ms`, the most CPU milliseconds that one mask may take.
+            None; `mask_ms`, the most CPU milliseconds that one mask may take; `compiler`, None for
+            the one that vLLM chooses, or GUIDANCE.
         """
         started = time.process_time()
         try:
-            outputs = self._validated(request["outputs"])
-            grammar = self._compiled(outputs)
+            outputs, grammar = self._made(request["outputs"], request["compiler"])
             compiled = time.process_time()
             slowest = self._walk(grammar, outputs._backend, request["allowed"], request["mask_ms"])
         except RefusedTrial as refusal:
-            return {"refused": str(refusal)}
+            return {"refused": str(refusal), "costly": refusal.costly}
         changed = {
             k: getattr(outputs, k)
             for k in KINDS
@@ -95,17 +102,48 @@ class Trial:
             "mask_ms": slowest,
         }
 
-    def _validated(self, fields: Mapping[str, Any]) -> StructuredOutputsParams:
+    def _made(
+        self, fields: Mapping[str, Any], compiler: str | None
+    ) -> tuple[StructuredOutputsParams, Any]:
+        """The validated fields, and the grammar compiled from them. Raises RefusedTrial.
+
+        Under `auto`, what xgrammar refuses gets to llguidance. vLLM does so for some schemas, but
+        not for structural tags, and not for what xgrammar reads and then cannot compile.
+        """
+        if compiler == GUIDANCE:
+            outputs = self._for_guidance(fields)
+            return outputs, self._compiled(outputs)
+        config = self._config.structured_outputs_config
+        try:
+            outputs = self._validated(fields, config)
+            return outputs, self._compiled(outputs)
+        except RefusedTrial:
+            if config.backend != "auto":
+                raise
+            return self._made(fields, GUIDANCE)
+
+    def _for_guidance(self, fields: Mapping[str, Any]) -> StructuredOutputsParams:
+        """The validated fields for llguidance, which must allow what xgrammar would have allowed.
+
+        Raises RefusedTrial.
+        """
+        try:
+            ours = fields_for_guidance(fields, self._added)
+        except NotExpressibleError as error:
+            raise RefusedTrial(f"The grammar cannot be used. {error}") from None
+        config = dataclasses.replace(self._config.structured_outputs_config, backend=GUIDANCE)
+        outputs = self._validated(ours, config)
+        outputs._backend_was_auto = True
+        return outputs
+
+    def _validated(self, fields: Mapping[str, Any], config: Any) -> StructuredOutputsParams:
         """Validate as vLLM's frontend does.
 
         This chooses the compiler, and turns a choice into a grammar. Raises RefusedTrial.
         """
         try:
             params = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
-            config = self._config
-            params._validate_structured_outputs(
-                config.model_config, config.structured_outputs_config, self._tokenizer
-            )
+            params._validate_structured_outputs(self._config.model_config, config, self._tokenizer)
         except (
             VLLMValidationError,
             ValueError,
@@ -119,14 +157,19 @@ class Trial:
 
     def _compiled(self, outputs: StructuredOutputsParams) -> Any:
         """Compile as vLLM's engine core does. Raises RefusedTrial."""
+        fields = {kind: getattr(outputs, kind) for kind in KINDS}
         try:
             kind, spec = get_structured_output_key(outputs)
-            return self._backends.get(outputs._backend).compile_grammar(kind, spec)
+            grammar = self._backends.get(outputs._backend).compile_grammar(kind, spec)
         except Exception as error:
-            fields = {kind: getattr(outputs, kind) for kind in KINDS}
             raise RefusedTrial(
                 f"The grammar cannot be compiled. {reason_of(error, fields)}"
             ) from None
+        if said := error_of(grammar):
+            raise RefusedTrial(
+                f"The grammar cannot be compiled. {reason_of(ValueError(said), fields)}"
+            )
+        return grammar
 
     def _walk(self, grammar: Any, backend: str, allowed: list[int] | None, most_ms: float) -> float:
         """Take up to STEPS random steps through the grammar, and time the mask of each.
@@ -141,77 +184,52 @@ class Trial:
             started = time.process_time()
             grammar.fill_bitmask(mask, 0)
             slowest = max(slowest, 1000 * (time.process_time() - started))
-            if slowest > most_ms:
-                raise RefusedTrial(
-                    f"The grammar is too slow: at step {step + 1}, finding the allowed tokens took"
-                    f" {slowest:.0f} ms, and all requests wait for it. At most {most_ms:.0f} ms are"
-                    " allowed: simplify it."
-                )
-            tokens = _allowed_by(mask[0])
+            _check_mask(grammar, step, slowest, most_ms)
+            tokens = allowed_by(mask[0])
             if step == 0:
                 _check_first(tokens, allowed)
-            onward = [token for token in tokens if token != self._tokenizer.eos_token_id]
+            onward = tokens[tokens != self._eos]
             if (
-                not onward
-                or not grammar.accept_tokens("trial", [chance.choice(onward)])
+                not len(onward)
+                or not grammar.accept_tokens("trial", [int(onward[chance.randrange(len(onward))])])
                 or grammar.is_terminated()
             ):
                 break
         return slowest
 
 
-def _check_first(tokens: list[int], allowed: list[int] | None) -> None:
-    if not tokens:
+def _check_mask(grammar: Any, step: int, slowest: float, most_ms: float) -> None:
+    if slowest > most_ms:
+        raise RefusedTrial(
+            f"The grammar is too slow: at step {step + 1}, finding the allowed tokens took"
+            f" {slowest:.0f} ms, and all requests wait for it. At most {most_ms:.0f} ms are"
+            " allowed: simplify it.",
+            costly=True,
+        )
+    if error_of(grammar):
+        raise RefusedTrial(
+            f"The grammar is too complex: its compiler gave up at step {step + 1}. Simplify it, or"
+            " nest fewer repetitions.",
+            costly=True,
+        )
+
+
+def _check_first(tokens: np.ndarray, allowed: list[int] | None) -> None:
+    if not len(tokens):
         raise RefusedTrial(
             "The grammar allows no token of this model at the start: no text can match it."
         )
-    if allowed is not None and not set(tokens).intersection(allowed):
+    if allowed is not None and not np.isin(allowed, tokens).any():
         raise RefusedTrial(
             "The grammar allows none of allowed_token_ids at the start: leave one of the two out,"
             " or allow its tokens."
         )
 
 
-def _allowed_by(mask: torch.Tensor) -> list[int]:
+def allowed_by(mask: torch.Tensor) -> np.ndarray:
     """The token ids whose bits are set in a row of vLLM's mask: one int32 per 32 tokens."""
-    bits = (mask.unsqueeze(1) >> torch.arange(_WORD, dtype=torch.int32)) & 1
-    ids: list[int] = bits.flatten().nonzero().flatten().tolist()
-    return ids
-
-
-def reason_of(error: Exception, fields: Mapping[str, Any]) -> str:
-    """The compiler's message in one line, without the text that the client sent."""
-    said = " ".join(str(error.args[0] if error.args else error).split()) or type(error).__name__
-    return without(said[:_MOST_READ], _source(fields))[:_REASON_CHARS].rstrip()
-
-
-def _source(fields: Mapping[str, Any]) -> str:
-    """The client's own text in `fields`, in one line."""
-    return " ".join(
-        " ".join(
-            v if isinstance(v, str) else repr(v) for v in fields.values() if v is not None
-        ).split()
-    )
-
-
-def without(said: str, source: str) -> str:
-    """Return `said` with "..." for every long run of characters that also stands in `source`.
-
-    A run is long if it has at least QUOTED_CHARS characters.
-    """
-    ends = [
-        i + QUOTED_CHARS
-        for i in range(len(said))
-        if len(said[i : i + QUOTED_CHARS]) == QUOTED_CHARS
-    ]
-    quoted = {
-        i
-        for end in ends
-        if said[end - QUOTED_CHARS : end] in source
-        for i in range(end - QUOTED_CHARS, end)
-    }
-    kept = "".join("\0" if i in quoted else char for i, char in enumerate(said))
-    return re.sub("\0+", "...", kept)
+    words = mask.numpy().astype("<i4", copy=False)
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
 
 
 class _Model(SimpleNamespace):

@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT HAPROXY MODEL_CACHE
 CHAT_MODEL := models/SmolLM2-135M-Instruct
 
-SERVED := tests/serve tests/chat tests/docs tests/examples
+SERVED := tests/serve tests/chat tests/docs tests/examples tests/real_size
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test beside drift check docs bench lock clean
@@ -63,5 +63,5 @@ lock: setup  ## compile requirements/*.in into the pinned lists
 
 clean:  ## remove .venv, every cache, and the chat model but for what is in MODEL_CACHE
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -rf $(CHAT_MODEL) models/.SmolLM2-*  # of a link, only the link
+	rm -rf $(CHAT_MODEL) models/.SmolLM2-* models/.real-size  # of a link, only the link
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

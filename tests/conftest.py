@@ -32,7 +32,7 @@ settings.load_profile("cfg-serve")
 
 FOLDERS = (
     *("unit", "simulation", "contract", "encoders", "digits", "engine"),
-    *("serve", "chat", "docs", "examples", "gpu"),
+    *("serve", "chat", "docs", "examples", "real_size", "gpu"),
 )
 HERE = Path(__file__).parent
 sys.path.append(str(HERE / "serve"))  # serve_process and browser

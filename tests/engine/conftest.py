@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from engines import ENVIRONMENT, forget_settings
+from engines import of_these_tests
 from oracle import MIN_MARGIN, Oracle
 from tiny_models import build
 
@@ -18,19 +17,8 @@ ModelFolder = Callable[[str], Path]
 
 @pytest.fixture(scope="package", autouse=True)
 def environment() -> Iterator[None]:
-    """vLLM's settings, for this folder's tests only.
-
-    One thread is used, because the models are too small for more.
-    """
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
-    set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
+    with of_these_tests():
         yield
-    forget_settings()
-    torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by a no-op
-    set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import torch
 from oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, Case, Oracle
 
 if TYPE_CHECKING:
@@ -213,6 +215,21 @@ class Engine:
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         gc.collect()
+
+
+@contextmanager
+def of_these_tests() -> Iterator[None]:
+    """While open, vLLM has ENVIRONMENT and one thread, because the models are too small for more.
+
+    A folder of tests with engines opens it for its own tests only.
+    """
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    set_num_threads(1)
+    with patch.dict(os.environ, ENVIRONMENT):
+        yield
+    forget_settings()
+    torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by a no-op
+    set_num_threads(num_threads)
 
 
 def of_this_process() -> dict[str, Any]:

@@ -6,8 +6,9 @@ A chunk is the hash of a piece of a prompt and of all that comes before it (requ
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from itertools import count
 from typing import TypeAlias
 
@@ -79,8 +80,7 @@ class PrefixIndex:
 
     def matched(self, replica: Replica, chain: Sequence[bytes]) -> int:
         """How many chunks from the start of `chain` the replica holds."""
-        held = self._held.get(replica, OrderedDict())
-        return next((i for i, chunk in enumerate(chain) if chunk not in held), len(chain))
+        return _num_first_in(self._held.get(replica, {}), chain)
 
     def holders(self, chain: Sequence[bytes]) -> Iterator[set[Replica]]:
         """The replicas that hold the first n chunks of `chain`, from n = all down to n = 1.
@@ -128,8 +128,7 @@ class PrefixIndex:
 
         One more stream takes no KV for them.
         """
-        users = self._users.get(replica, Counter())
-        return next((i for i, chunk in enumerate(chain) if chunk not in users), len(chain))
+        return _num_first_in(self._users.get(replica, {}), chain)
 
     def _no_longer_held(self, replica: Replica, chunk: bytes) -> None:
         if chunk in self._holders:  # it is not if the chunk is a stream's own
@@ -174,3 +173,10 @@ class PrefixIndex:
         assert all(chunk.startswith(b"own ") for chunk, _ in held_now - held_by)
         assert all(self._holders.values())
         assert all(num > 0 for users in self._users.values() for num in users.values())
+
+
+def _num_first_in(known: Container[bytes], chain: Sequence[bytes]) -> int:
+    """How many chunks from the start of `chain` are in `known`, which has no chunk without its
+    parent. So the last of them can be searched for.
+    """
+    return bisect_left(range(len(chain)), True, key=lambda place: chain[place] not in known)

@@ -417,6 +417,31 @@ def test_a_replica_that_is_unknown_or_forgotten_holds_nothing():
     )
 
 
+def test_of_a_long_prompt_few_chunks_are_looked_up():
+    """A prompt of 100,000 tokens has 3,125, and each request is compared on up to 32 replicas."""
+
+    class Chain(tuple):
+        looked_up = 0
+
+        def __iter__(self):
+            for chunk in super().__iter__():
+                Chain.looked_up += 1
+                yield chunk
+
+        def __getitem__(self, place):
+            Chain.looked_up += 1
+            return super().__getitem__(place)
+
+    chunks = [b"chunk %d" % i for i in range(3125)]
+    index = PrefixIndex(default_capacity=2000)
+    index.add("a", chunks, 0.0)
+    index.hold("a", chunks[:700])
+    for found, expected in ((index.matched, 2000), (index.in_use, 700)):
+        Chain.looked_up = 0
+        assert found("a", Chain(chunks)) == expected
+        assert Chain.looked_up <= 12
+
+
 def test_chunks_are_in_use_until_the_last_stream_ends():
     index = PrefixIndex()
     short, long = (Prefix.of("x" * CHUNK * n).chain for n in (2, 5))

@@ -68,6 +68,11 @@ class CutRows(NamedTuple):
     filter_top_k: torch.Tensor
     largest: tuple[int, int]
 
+    def part(self, part: slice) -> CutRows:
+        """Some of the rows."""
+        tensors = (field[part] for field in self[:4])
+        return CutRows(*tensors, self.largest)
+
 
 def cut(leader_CV: torch.Tensor, guided_CV: torch.Tensor, cuts: CutRows) -> torch.Tensor:
     """Return the rows that are sampled, [c, vocabulary] float32 (see `cfg_core.groups.Cuts`).

@@ -21,8 +21,10 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
+from cfg_core.groups import Cuts
 from cfg_core.vllm_plugin.wire import JointRow
-from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, staging
+from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, scoring, staging
+from cfg_core.vllm_plugin.worker import rows as rows_module
 from cfg_core.vllm_plugin.worker.head import merge
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
 from cfg_core.vllm_plugin.worker.staging import Stager
@@ -299,3 +301,52 @@ def test_v2_samples_all_rows_where_rows_have_more_than_a_sample(
 ) -> None:
     changed = replace(batch_v2(DEVICE), **batch)
     assert not compact_v2.can_compact(changed, staged(Stager(), joint), sampler(**sampling))
+
+
+CPU = torch.device("cpu")
+IN_PIECES = (
+    JointRow(("a+", "a-"), (1.5, -0.5), logprobs=3, needs_rows=True, cuts=Cuts(top_k=7)),
+    JointRow(("b+", "b-"), (3.0, -2.0), logprobs=2, needs_rows=True, cuts=Cuts(min_p=0.1)),
+)
+
+
+def computed(logits: torch.Tensor) -> list[torch.Tensor]:
+    """Everything that is computed of rows of the vocabulary for the groups of IN_PIECES."""
+    rows = staged(Stager(), IN_PIECES, device=CPU)
+    out, kept = blended(logits.clone(), rows)
+    assert kept is not None
+    tensors = LogprobsTensors(torch.zeros(5, 1), torch.zeros(5, 1), torch.zeros(5))
+    wide = widen(tensors, kept, torch.tensor([4, 9]), torch.tensor([0, 3]), 3)
+    scores = scoring.gather(out, torch.arange(len(out)), 2)
+    return [out, kept.divergence, wide.logprob_token_ids, wide.logprobs, *scores]
+
+
+def test_rows_in_pieces_are_those_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(5, VOCABULARY)
+    at_once = computed(logits)
+    monkeypatch.setattr(rows_module, "PIECE_BYTES", 1)
+    for got, want in zip(computed(logits), at_once, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_no_piece_is_so_large_that_its_memory_is_mapped_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a vocabulary of 262,144, eight rows are computed at once at most."""
+    sizes = []
+
+    def recording(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(first: torch.Tensor, *more: Any) -> torch.Tensor:
+            sizes.append(4 * first.numel())
+            return function(first, *more)
+
+        return call
+
+    for name in ("blend", "cut", "divergence"):
+        monkeypatch.setattr(rows_module, name, recording(getattr(rows_module, name)))
+    names = [f"{i}{sign}" for i in range(20) for sign in "+-"]
+    joint = tuple(replace(IN_PIECES[0], streams=(f"{i}+", f"{i}-")) for i in range(20))
+    rows = staged(Stager(), joint, device=CPU, names=names, first_row=np.arange(41))
+    blended(torch.randn(40, 262_144), rows)
+    assert len(sizes) >= 3
+    assert max(sizes) <= 8 << 20

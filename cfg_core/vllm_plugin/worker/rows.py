@@ -17,6 +17,7 @@ The runners differ in where the logits are. V1 computes them in `execute_model` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,23 @@ from cfg_core.vllm_plugin.worker.head import Merged
 
 LEAST_LOGIT = -1e30
 """Smaller logits are raised to this in `sum_for_leaders`, so that no weight makes infinity."""
+
+PIECE_BYTES = 8 << 20
+"""About so large is a float32 tensor of rows of the vocabulary that is computed on a CPU.
+
+glibc asks the system for tensors of 32 MiB and more anew each time, and clearing their pages takes
+longer than computing them: 32 rows of a vocabulary of 262,144 took 3.4 times as long at once as in
+pieces.
+"""
+
+
+def pieces(rows: int, values: int, device: torch.device) -> Iterator[slice]:
+    """Cut rows into those that are computed at once: on a GPU, all of them.
+
+    values: how many numbers the computation reads for each row.
+    """
+    size = max(1, PIECE_BYTES // (4 * values)) if device.type == "cpu" else max(1, rows)
+    return (slice(first, min(rows, first + size)) for first in range(0, max(1, rows), size))
 
 
 class Late(NamedTuple):
@@ -109,20 +127,26 @@ def blended(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Kept | None
         blend_late(logits, late, out)
     if asked is None or streams is None:
         return out, None
-    return out, Kept(streams, divergence(out[asked[0]], streams[0]))
+    parts = [
+        divergence(out[asked[0, part]], streams[0, part])
+        for part in pieces(asked.shape[1], out.shape[-1], out.device)
+    ]
+    return out, Kept(streams, torch.cat(parts))
 
 
 def blend_late(logits: torch.Tensor, late: Late, out: torch.Tensor) -> None:
     """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same."""
-    leaders, cuts = late.of_logits[0], late.cuts
+    leaders, cuts, vocabulary = late.of_logits[0], late.cuts, logits.shape[-1]
     own = None if cuts is None else logits[leaders[cuts.rows]]
     if blend_kernel.is_usable(logits.device):
         blend_kernel.blend_rows(logits, late.of_logits, late.weights, out)
     else:
-        out[leaders] = blend(logits[late.of_logits], late.weights)
+        for part in pieces(len(leaders), len(late.of_logits) * vocabulary, logits.device):
+            out[leaders[part]] = blend(logits[late.of_logits[:, part]], late.weights[:, part])
     if cuts is not None and own is not None:
         places = leaders[cuts.rows]
-        out[places] = cut(own, out[places], cuts)
+        for part in pieces(len(places), vocabulary, logits.device):
+            out[places[part]] = cut(own[part], out[places[part]], cuts.part(part))
 
 
 class Asked(NamedTuple):
@@ -158,18 +182,31 @@ def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor, to
     rows: [n], the rows of vLLM's tensors that get them. The other rows get 0.
     top: how many most likely tokens of each stream are added.
     """
-    streams = kept.streams
     tokens = tokens.long().clamp(min=0)  # rejected tokens are -1
-    shown = tokens.expand(len(streams), -1).unsqueeze(-1)
-    if top:
-        shown = torch.cat([shown, streams.topk(top).indices], -1)  # [streams, n, 1 + top]
-    values = streams.gather(-1, shown) - streams.logsumexp(-1, keepdim=True)
+    found = [
+        _shown(kept.streams[:, part], tokens[part], top)
+        for part in pieces(len(tokens), kept.streams[:, :1].numel(), kept.streams.device)
+    ]
+    shown, values = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
     ids = torch.cat([tokens.unsqueeze(1), shown.transpose(0, 1).flatten(1)], 1)
     added = torch.cat([kept.divergence.unsqueeze(1), values.transpose(0, 1).flatten(1)], 1)
     return tensors._replace(
         logprob_token_ids=_joined(tensors.logprob_token_ids, ids, rows),
         logprobs=_joined(tensors.logprobs, added, rows),
     )
+
+
+def _shown(
+    streams: torch.Tensor, tokens: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens [n] and each stream's most likely ones, and their log-probabilities there.
+
+    streams: [streams, n, vocabulary] float32, logits. Both results are [streams, n, 1 + top].
+    """
+    shown = tokens.expand(len(streams), -1).unsqueeze(-1)
+    if top:
+        shown = torch.cat([shown, streams.topk(top).indices], -1)
+    return shown, streams.gather(-1, shown) - streams.logsumexp(-1, keepdim=True)
 
 
 def _joined(own: torch.Tensor, added: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

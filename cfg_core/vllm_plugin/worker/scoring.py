@@ -23,7 +23,7 @@ from vllm.v1.outputs import LogprobsTensors
 from cfg_core.groups import Cuts
 from cfg_core.vllm_plugin.wire import JointRow, ScoredRead, Scoring, StepGuidance
 from cfg_core.vllm_plugin.worker.head import Head, Merged, merge
-from cfg_core.vllm_plugin.worker.rows import Late, blend_late
+from cfg_core.vllm_plugin.worker.rows import Late, blend_late, pieces
 from cfg_core.vllm_plugin.worker.staging import may_merge, stage_cuts, to_device
 
 MOST_ROWS = 256
@@ -260,6 +260,14 @@ def gather(guided: torch.Tensor, tokens: torch.Tensor, top: int) -> Sequence[tor
     tokens: [n] int64, the scored tokens. They come first.
     top: -1 for the whole vocabulary.
     """
+    found = [
+        _gather(guided[part], tokens[part], top)
+        for part in pieces(len(tokens), guided.shape[-1], guided.device)
+    ]
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def _gather(guided: torch.Tensor, tokens: torch.Tensor, top: int) -> Sequence[torch.Tensor]:
     log_probs = guided.float().log_softmax(-1)
     own = log_probs.gather(-1, tokens.unsqueeze(-1))
     values, ids = log_probs.topk(log_probs.shape[-1] if top == -1 else top)

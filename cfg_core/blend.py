@@ -70,8 +70,12 @@ class CutRows(NamedTuple):
 
     def part(self, part: slice) -> CutRows:
         """Some of the rows."""
-        tensors = (field[part] for field in self[:4])
-        return CutRows(*tensors, self.largest)
+        return self._replace(
+            rows=self.rows[part],
+            top_k=self.top_k[part],
+            min_p=self.min_p[part],
+            filter_top_k=self.filter_top_k[part],
+        )
 
 
 def cut(leader_CV: torch.Tensor, guided_CV: torch.Tensor, cuts: CutRows) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the tests at real size share: an engine, a configuration, the reference, and comparisons."""
+"""What the tests at real size share: an engine, the reference, and comparisons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from serve_process import REPOSITORY, Json, shipped_config
+from serve_process import REPOSITORY
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -52,16 +52,6 @@ def started(model_path: Path) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
-
-
-def config_of(model_path: Path) -> Json:
-    """configs/cfg.yaml with this model."""
-    config = shipped_config("cfg")
-    args = config["applications"][0]["args"]
-    del args["fallback"]
-    args |= {"model": str(model_path), "served_model_name": MODEL}
-    args["engine"] |= {"max_model_len": POSITIONS, "dtype": "float32"}
-    return config
 
 
 class Reference:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from at_real_size import Reference, config_of, started
+from at_real_size import MODEL, Reference, started
 from engines import Engine, of_these_tests
-from real_size import LARGEST_VOCABULARY, real_size_model
-from serve_process import ServeProcess
+from real_size import LARGEST_VOCABULARY, POSITIONS, real_size_model
+from serve_process import ServeProcess, config_with_model
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -49,7 +49,8 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="package")
 def server(model_path: Path) -> Iterator[ServeProcess]:
-    with ServeProcess(config_of(model_path)) as process:
+    config = config_with_model(model_path, MODEL, max_model_len=POSITIONS)
+    with ServeProcess(config) as process:
         yield process
 
 

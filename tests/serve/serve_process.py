@@ -208,3 +208,13 @@ def shipped_config(name: str = "stories") -> Json:
     """Return configs/NAME.yaml. Tests use the small model, unless they are about another file."""
     config: Json = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
     return config
+
+
+def config_with_model(folder: Path, name: str, **engine: Any) -> Json:
+    """Return configs/cfg.yaml with the model in `folder`, served as `name`, in float32."""
+    config = shipped_config("cfg")
+    args = config["applications"][0]["args"]
+    del args["fallback"]
+    args |= {"model": str(folder), "served_model_name": name}
+    args["engine"] |= {"dtype": "float32", **engine}
+    return config

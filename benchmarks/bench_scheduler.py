@@ -46,12 +46,12 @@ class Subject:
         options: dict[str, Any] = {
             "max_model_len": 512,
             "max_num_seqs": streams,
-            "max_num_batched_tokens": 32_768,
+            "max_num_batched_tokens": PROMPT * max(512, streams),  # all prompts in one step
         }
         config = make_config(folder, **options)
         if not guided:
             config.scheduler_config.scheduler_cls = None
-        simulation = Simulation(config, BLOCKS, way)
+        simulation = Simulation(config, BLOCKS * max(1, streams // 512), way)
         self.scheduler, self.rows = simulation.scheduler, streams
         for i in range(streams // 2 if groups else streams):
             prompt = [4 + (i + k) % 250 for k in range(PROMPT)]

@@ -163,7 +163,7 @@ class Bench:
         self._args, self._model = args, model
         self._random = random.Random(0)
         longest = max(args.prompt, *args.negatives) + args.tokens
-        self._engine = LLM(
+        self._llm = LLM(
             str(model),
             dtype=args.dtype,
             max_model_len=max(256, longest),
@@ -171,7 +171,8 @@ class Bench:
             max_num_batched_tokens=4096,
             **engine_options(args),
             **guided_engine_args(),
-        ).llm_engine
+        )
+        self._engine = self._llm.llm_engine
         self._vocabulary = self._engine.model_config.get_vocab_size()
         self._requests = 0
         self._peer: Any = None

@@ -58,7 +58,7 @@ class RealSize(Bench):
             yield {"tokens": length, **compared(self.answer_ms, prompt, negative, turns)}
 
     def answer_ms(self, prompt: list[int], negative: list[int] | None, tokens: int) -> float:
-        """From adding a request to its end, in ms. None: it is plain."""
+        """Ms of `LLM.generate`. None: a plain request."""
         from vllm import SamplingParams
 
         fields = {"guidance_scale": SCALE, "negative_prompt_token_ids": negative}
@@ -69,9 +69,7 @@ class RealSize(Bench):
             extra_args=fields if negative else None,
         )
         start = time.perf_counter()
-        self._send(prompt, params)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        self._llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         return 1000 * (time.perf_counter() - start)
 
 

@@ -53,10 +53,16 @@ class Progress:
 
     def __init__(self, path: Path) -> None:
         self._shared = _mapped(path)
+        self._newest = 0.0
 
     def processed(self, timestamp: float) -> None:
-        """Report that the outputs of this timestamp, and all before them, have been processed."""
-        _STAMP.pack_into(self._shared, 0, timestamp)
+        """Report that the outputs of this timestamp, and all before them, have been processed.
+
+        Outputs of several engine processes may come out of order. What was reported is never taken
+        back: an engine whose newest outputs seemed to be missing again would wait for ever.
+        """
+        self._newest = max(self._newest, timestamp)
+        _STAMP.pack_into(self._shared, 0, self._newest)
 
 
 class Pace:

@@ -15,11 +15,27 @@ from typing import Any
 from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys
 
+_ONE_RANK = (
+    "each replica has one engine of one rank; set `num_replicas` of ModelReplica under"
+    " `deployments` for more, and `tensor_parallel_size` with `enable_expert_parallel` for a model"
+    " of experts"
+)
+
 RESERVED_ENGINE_KEYS = {
     "model": "name it one level up, as `model`",
     "served_model_name": "name it one level up, as `served_model_name`",
     "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
     "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
+    "data_parallel_size": _ONE_RANK,
+    "data_parallel_size_local": _ONE_RANK,
+    "data_parallel_rank": _ONE_RANK,
+    "data_parallel_start_rank": _ONE_RANK,
+    "data_parallel_address": _ONE_RANK,
+    "data_parallel_rpc_port": _ONE_RANK,
+    "data_parallel_backend": _ONE_RANK,
+    "data_parallel_hybrid_lb": _ONE_RANK,
+    "data_parallel_external_lb": _ONE_RANK,
+    "data_parallel_multi_port_external_lb": _ONE_RANK,
 }
 """Engine options that the application sets itself, each with what the user should do instead."""
 

@@ -47,6 +47,19 @@ def test_held_until_the_old_outputs_are_processed(sides):
     assert not scheduler.holds()
 
 
+def test_outputs_of_two_engines_come_out_of_order(tmp_path):
+    path = tmp_path / "pace"
+    new_file(path)
+    first, second, frontend = Pace(path), Pace(path), Progress(path)
+    long_ago = time.monotonic() - 1
+    first.sent(outputs(long_ago + 0.1))
+    second.sent(outputs(long_ago))
+    frontend.processed(long_ago + 0.1)
+    frontend.processed(long_ago)  # the last that the second one sends: it has become idle
+    assert not first.holds()
+    assert not second.holds()
+
+
 def test_steps_without_outputs_are_not_waited_for(sides):
     scheduler, _ = sides
     scheduler.sent(outputs(time.monotonic() - 1, num=0))

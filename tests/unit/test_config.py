@@ -82,6 +82,10 @@ def test_args_are_frozen():
             {"model": "m", "engine": {"worker_cls": "x"}},
             "`worker_cls` in `engine` is set by the application",
         ),
+        (
+            {"model": "m", "engine": {"data_parallel_size": 2}},
+            "each replica has one engine of one rank; set `num_replicas` of ModelReplica under",
+        ),
         ({"model": "m", "engine": {"model": "x"}}, "name it one level up, as `model`"),
         ({"model": "m", "kv_split": "odd"}, "'elastic' or 'even'"),
         ({"model": "m", "ready_timeout_s": 0}, "greater than 0"),

@@ -70,8 +70,10 @@ class GroupScheduler(Scheduler):
         self._pace = Pace.of(ours)
         self._is_traced = config.is_traced(ours)
         cost = config.draft_cost_of(ours)
-        alone = self.parallel_config.data_parallel_size == 1
-        self._speculation = Speculation(self._groups, self.num_spec_tokens, cost, may_rest=alone)
+        self._steps_alone = self.parallel_config.data_parallel_size == 1
+        self._speculation = Speculation(
+            self._groups, self.num_spec_tokens, cost, may_rest=self._steps_alone
+        )
         self._timelines = Timelines(self._groups, self.requests, self.num_spec_tokens)
         names = (
             "groups_admitted",

@@ -289,11 +289,14 @@ class GuidedScheduler(GroupScheduler):
         """Decide how many drafts each group gets next.
 
         If only groups are in the step, the drafter makes no more drafts than the largest of these
-        numbers.
+        numbers. The ranks of data parallelism that share experts must draft equally often, so there
+        the drafter makes all of them, and the groups leave some unused.
         """
         leaders = [group.leader for group in self._scheduled_groups(scheduler_output)]
         most = self._speculation.plan(leaders)
-        if all(stream in self._groups for stream in scheduler_output.num_scheduled_tokens):
+        if self._steps_alone and all(
+            stream in self._groups for stream in scheduler_output.num_scheduled_tokens
+        ):
             drafts = scheduler_output.num_spec_tokens_to_schedule
             scheduler_output.num_spec_tokens_to_schedule = min(drafts, most)
 

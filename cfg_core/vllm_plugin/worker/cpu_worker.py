@@ -10,8 +10,12 @@ from collections.abc import Callable
 
 import torch
 from typing_extensions import override
+from vllm.config import VllmConfig
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from cfg_core.errors import CompatibilityError
 from cfg_core.vllm_plugin import patches
 from cfg_core.vllm_plugin.config import cannot_guide
 from cfg_core.vllm_plugin.processor_registry import registry_of
@@ -30,7 +34,9 @@ class GuidedCPUWorker(CPUWorker):
 
         vLLM's method makes the runner itself, and there is no hook to choose its class. An engine
         that cannot guide keeps vLLM's own.
+        Raises CompatibilityError if this vLLM cannot spread the model's experts.
         """
+        check_experts(self.vllm_config)
         patches.apply("worker (CPU)")
         super().init_device()
         if cannot_guide(self.vllm_config) is not None:
@@ -46,6 +52,28 @@ class GuidedCPUWorker(CPUWorker):
         if processors is not None:
             processors.close()
         super().shutdown()
+
+
+def check_experts(config: VllmConfig) -> None:
+    """Refuse experts that are spread over processes, which vLLM's CPU build cannot do.
+
+    With data parallelism it dies at its first step, because its processes cannot exchange batches
+    of different sizes. With expert parallelism its kernel takes the number of an expert for its
+    place in this process, and reads other memory. Raises CompatibilityError.
+    """
+    if not config.model_config.is_moe or not _cannot_exchange_batches():
+        return
+    parallel = config.parallel_config
+    spreads = parallel.enable_expert_parallel and parallel.world_size > 1
+    if spreads or parallel.data_parallel_size > 1:
+        raise CompatibilityError(
+            "vLLM's CPU build cannot spread a model's experts over processes: use"
+            " tensor_parallel_size without enable_expert_parallel and data_parallel_size, or a GPU."
+        )
+
+
+def _cannot_exchange_batches() -> bool:
+    return CpuCommunicator.all_gatherv is DeviceCommunicatorBase.all_gatherv
 
 
 def make_expand_batch_to_tokens(_stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -1,0 +1,156 @@
+"""Guided tokens at a large vocabulary and with long prompts, against the reference.
+
+    python tools/gpu/equality_at_size.py [--vocabulary 151936] [--prompt 32768] [--dtype bfloat16]
+
+As in tests/gpu/test_equality_gpu.py, the model of transformers reads the engine's tokens, with both
+streams, in float32. The guided score of each chosen token must be within rounding of the best one.
+Prompts and negatives are long in turn. The engine runs as it comes: on a GPU that is Model Runner
+V2 with CUDA graphs and async scheduling. Prints a line of JSON, and fails if a token is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_model import ROOT, model_of_ids
+
+sys.path.append(str(ROOT / "benchmarks"))
+from card import card, vllm_version
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the engine cannot be forked
+SCALES = (1.5, 3.0, -1.0, 1.0)
+FIRST_ID = 4
+ROUNDING = {"bfloat16": 0.15, "float32": 0.02}
+"""The largest allowed error of a log-probability, as in tests/gpu."""
+SHORT = 16
+"""A stream is long, or this part of it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    prompt: list[int]
+    negative: list[int]
+    scale: float
+
+
+def requests(vocabulary: int, longest: int) -> list[Asked]:
+    """Each scale with a long prompt, a long negative, and both."""
+    rng = random.Random(0)
+
+    def ids(length: int) -> list[int]:
+        return [rng.randrange(FIRST_ID, vocabulary) for _ in range(length)]
+
+    sizes = ((longest, longest // SHORT), (longest // SHORT, longest), (longest, longest))
+    pairs = [(ids(prompt), ids(negative)) for prompt, negative in sizes]
+    return [Asked(prompt, negative, scale) for scale in SCALES for prompt, negative in pairs]
+
+
+def generate(folder: Path, asked: list[Asked], args: argparse.Namespace) -> dict[str, Any]:
+    """The tokens of each request, and which engine made them."""
+    from vllm import LLM, SamplingParams
+
+    from cfg_core.vllm_plugin import guided_engine_args
+
+    cuda = torch.cuda.device_count() > 0
+    sizes = {"kv_cache_memory_bytes": (8 << 30) if cuda else (512 << 20)}
+    more: dict[str, Any] = {"gpu_memory_utilization": 0.4} if cuda else {"enforce_eager": True}
+    llm = LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        dtype=args.dtype,
+        max_model_len=args.prompt + 2 * args.new_tokens,
+        max_num_seqs=32,
+        **{**sizes, **more},
+        **guided_engine_args(),
+    )
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=args.new_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={
+                "guidance_scale": one.scale,
+                "negative_prompt_token_ids": one.negative,
+            },
+        )
+        for one in asked
+    ]
+    began = time.monotonic()
+    prompts: Any = [{"prompt_token_ids": one.prompt} for one in asked]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    took = time.monotonic() - began
+    config = llm.llm_engine.vllm_config
+    llm.llm_engine.engine_core.shutdown()
+    return {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "v2": config.use_v2_model_runner,
+        "async": config.scheduler_config.async_scheduling,
+        "graphs": str(config.compilation_config.cudagraph_mode),
+        "generate_s": round(took, 2),
+    }
+
+
+@torch.inference_mode()
+def regrets(folder: Path, asked: list[Asked], tokens: list[list[int]], dtype: str) -> list[float]:
+    """For each request, how far its worst token is below the best score, in rounding errors."""
+    from transformers import LlamaForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rounded = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model: Any = rounded.float().eval().to(device)
+    found = []
+    for one, chosen in zip(asked, tokens, strict=True):
+        rows = []
+        for start in (one.prompt, one.negative):
+            ids = torch.tensor([[*start, *chosen[:-1]]], device=device)
+            states = model.model(ids).last_hidden_state[0, len(start) - 1 :]
+            rows.append(torch.log_softmax(model.lm_head(states), dim=-1))
+        scores = rows[1] + one.scale * (rows[0] - rows[1])
+        ours = scores.gather(-1, torch.tensor(chosen, device=device)[:, None])[:, 0]
+        bound = 2 * ROUNDING[dtype] * (abs(one.scale) + abs(1 - one.scale))
+        found.append(float((scores.max(-1).values - ours).max()) / bound)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--prompt", type=int, default=32_768, help="tokens of a long stream")
+    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--dtype", choices=ROUNDING, default="bfloat16")
+    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
+    args = parser.parse_args()
+    asked = requests(args.vocabulary, args.prompt)
+    with tempfile.TemporaryDirectory() as name:
+        folder = model_of_ids(Path(name), args.vocabulary)
+        made = generate(folder, asked, args)
+        found = regrets(folder, asked, made.pop("tokens"), args.dtype)
+    wrong = [place for place, regret in enumerate(found) if not regret <= 1]
+    figures = {
+        "headline": f"{len(asked) - len(wrong)} of {len(asked)} texts right, worst token"
+        f" {max(found):.2f} of the allowed error",
+        "card": {**card(), "vllm": vllm_version()},
+        **{name: value for name, value in vars(args).items() if name != "out"},
+        **made,
+        "regrets": [round(regret, 3) for regret in found],
+        "wrong": wrong,
+    }
+    print(json.dumps(figures))
+    if args.out:
+        args.out.write_text(json.dumps(figures) + "\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -357,6 +357,14 @@ def table_row(row: dict[str, Any], bound_s: float) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def headline(rows: list[dict[str, Any]]) -> str:
+    """The tokens per second of the guided requests, as a part of those of plain ones."""
+    parts = (
+        f"B={row['batch']} {row['of_plain']:.2f}, {row['parity']:.2f} of half of 2B" for row in rows
+    )
+    return f"of plain(B): {'; '.join(parts)}"
+
+
 HEADER = """\
 | sampling | B | negative | plain(B), ms | guided(B), ms | plain(2B), ms | bound, ms \
 | parity (range) | of CPU time | tokens/s, of plain(B) | peers: ms, times slower |
@@ -418,7 +426,8 @@ def measure_steps(args: argparse.Namespace, model: Path) -> None:
         rows.append({**row, "bound_ms": 1000 * bound_s})
         print(table_row(row, bound_s), flush=True)
     options = {key: value for key, value in vars(args).items() if key != "out"}
-    result = json.dumps({"benchmark": "decode", "card": described, **options, "rows": rows})
+    told = {"benchmark": "decode", "headline": headline(rows), "card": described}
+    result = json.dumps({**told, **options, "rows": rows})
     print(result)
     if args.out:
         args.out.write_text(result + "\n")

@@ -48,7 +48,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/patches",
     ),
     "Tune": ("docs/tune", "docs/instructions", "docs/speed", "docs/speculation"),
-    "Deploy and operate": ("deploy/README", "docs/operations", "docs/versions"),
+    "Deploy and operate": ("deploy/README", "docs/operations", "docs/versions", "docs/gpu"),
     "Project": (
         "README",
         "ARCHITECTURE",

@@ -1,7 +1,7 @@
 """A process of test_ranks.py: an engine of several ranks answers the oracle's cases.
 
-It needs a process of its own, because vLLM starts the ranks from it. It reads a folder and a JSON
-object of engine options, and writes one line of JSON.
+It needs a process of its own, because vLLM starts the ranks from it. It reads a folder, a JSON
+object of engine options and the length of the texts, and writes one line of JSON.
 
 Requests come in four waves, between which all ranks are idle: all cases and prompts at once, two
 guided requests that one rank answers alone, a request whose client leaves, and all prompts again.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import BLOCK_SIZE, guided, plain
+from engines import BLOCK_SIZE, guided, of_this_process, plain
 from oracle import CASES, PROMPTS
 
 EVERY = 7
@@ -25,7 +25,8 @@ EVERY = 7
 ALONE = CASES[:2]
 LEFT_TOKENS = 150
 """The tokens that the client who leaves has asked for."""
-WAIT_S = 60
+WAIT_S = 120
+"""Model Runner V2 takes long on a CPU."""
 IDLE = ("running", "waiting", "groups", "leader_blocks", "follower_blocks")
 
 ENVIRONMENT = {
@@ -92,23 +93,25 @@ class Client:
                 await asyncio.sleep(0.05)
 
 
-async def main(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+async def main(folder: Path, options: dict[str, Any], new_tokens: int) -> dict[str, Any]:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from cfg_core.vllm_plugin import guided_engine_args
 
     plugin = guided_engine_args(draft_cost=options.pop("draft_cost", None))
-    arguments = AsyncEngineArgs(model=str(folder), **{**BASICS, **options}, **plugin)
+    given = {**BASICS, **of_this_process(), **options}
+    arguments = AsyncEngineArgs(model=str(folder), **given, **plugin)
     engine = AsyncLLM.from_engine_args(arguments)
     try:
         client = Client(engine)
         parallel = engine.vllm_config.parallel_config
-        prompts = [(prompt, plain()) for prompt in PROMPTS]
-        cases = [(case.prompt, guided(case)) for case in CASES[::EVERY]]
+        length = {"max_tokens": new_tokens}
+        prompts = [(prompt, plain(**length)) for prompt in PROMPTS]
+        cases = [(case.prompt, guided(case, **length)) for case in CASES[::EVERY]]
         first = await client.answers([*cases, *prompts])
         await client.idle()
-        alone = [(case.prompt, guided(case)) for case in ALONE]
+        alone = [(case.prompt, guided(case, **length)) for case in ALONE]
         one = 0 if parallel.data_parallel_size > 1 else None
         by_one = [*await client.answers(alone[:1], one), *await client.answers(alone[1:], one)]
         left = plain(max_tokens=LEFT_TOKENS, extra_args=cases[0][1].extra_args)
@@ -119,6 +122,8 @@ async def main(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         return {
             "ranks": parallel.data_parallel_size,
             "experts_are_spread": parallel.enable_expert_parallel,
+            "v2": engine.vllm_config.use_v2_model_runner,
+            "async": engine.vllm_config.scheduler_config.async_scheduling,
             "guided": first[: len(cases)],
             "plain": first[len(cases) :],
             "alone": by_one,
@@ -135,5 +140,5 @@ if __name__ == "__main__":
         os.environ.setdefault(name, value)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints to stdout
-    result = asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2])))
+    result = asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))
     print(json.dumps(result), file=out, flush=True)

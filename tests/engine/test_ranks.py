@@ -17,7 +17,7 @@ from typing import Any
 
 import paths
 import pytest
-from oracle import CASES, MIN_MARGIN, Oracle
+from oracle import CASES, MIN_MARGIN, NEW_TOKENS, Oracle
 from ranks_program import ALONE, EVERY, IDLE
 
 pytestmark = pytest.mark.slow
@@ -49,27 +49,35 @@ DRAFTS = {"method": "draft_model", "num_speculative_tokens": 3}
 """The draft model is the model itself."""
 
 
-def run(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    places = [str(paths.SUPPORT / "experts_cpu"), *filter(None, given)]
+def run(
+    folder: Path,
+    options: dict[str, Any],
+    environment: dict[str, str] | None = None,
+    new_tokens: int = NEW_TOKENS,
+) -> subprocess.CompletedProcess[str]:
+    given = environment or dict(os.environ)
+    places = [str(paths.SUPPORT / "experts_cpu"), *filter(None, [given.get("PYTHONPATH")])]
     return subprocess.run(
-        [sys.executable, "ranks_program.py", str(folder), json.dumps(options)],
+        [sys.executable, "ranks_program.py", str(folder), json.dumps(options), str(new_tokens)],
         cwd=HERE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        env={**given, "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
 
 
-def check(report: dict[str, Any], oracle: Oracle, options: dict[str, Any]) -> None:
+def check(
+    report: dict[str, Any], oracle: Oracle, options: dict[str, Any], new_tokens: int = NEW_TOKENS
+) -> None:
     """Assert that the report has the oracle's tokens, and that nothing is left on any rank."""
     ranks = options.get("data_parallel_size", 1)
     assert report["ranks"] == ranks == len(report["stats"])
     assert report["experts_are_spread"] == options.get("enable_expert_parallel", False)
-    assert report["guided"] == oracle.guided[::EVERY]
-    assert report["alone"] == oracle.guided[: len(ALONE)]
-    assert report["plain"] == report["again"] == oracle.plain
+    guided = [text[:new_tokens] for text in oracle.guided]
+    assert report["guided"] == guided[::EVERY]
+    assert report["alone"] == guided[: len(ALONE)]
+    assert report["plain"] == report["again"] == [text[:new_tokens] for text in oracle.plain]
     assert report["in_flight"] == 0
     for stats in report["stats"]:
         assert stats["groups_admitted"] > 0  # vLLM sent groups to every rank
@@ -104,6 +112,19 @@ def test_ranks_that_share_experts_draft_equally_often(model_folder, oracle_of):
     done = run(folder, options)
     assert done.returncode == 0, paths.cause(done.stderr)
     check(json.loads(done.stdout), oracle_of("qwen3_moe"), options)
+
+
+def test_the_path_of_gpus(model_folder, oracle_of):
+    """Model Runner V2 with async scheduling, in Triton's interpreter."""
+    (path,) = [path for path in paths.PATHS if path.name == "V2 async TP1"]
+    options = {"data_parallel_size": 2, "enable_expert_parallel": True, **MENDED}
+    environment = paths.environment(path)
+    done = run(model_folder("qwen3_moe"), options, environment, path.new_tokens)
+    assert done.returncode == 0, paths.cause(done.stderr)
+    report = json.loads(done.stdout)
+    assert report["v2"]
+    assert report["async"]
+    check(report, oracle_of("qwen3_moe"), options, path.new_tokens)
 
 
 @pytest.mark.parametrize("options", [TWO_PROCESSES, {"data_parallel_size": 2}], ids=["EP", "DP"])

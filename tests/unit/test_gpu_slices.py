@@ -150,10 +150,12 @@ def test_a_rehearsal_has_a_command_of_its_own(make, start):
 
 
 def test_counts_of_pytest_are_figures(runners, make, start):
-    passed = make("passed", "print('1 failed in an earlier line')\nprint('== 12 passed in 3s ==')")
+    told = "print('1 failed in an earlier line')\nprint('sync: worst 0.4, preempted 3')\n"
+    passed = make("passed", f"{told}print('== 12 passed in 3s ==')")
     skipped = make("skipped", "print('13 skipped in 0.05s')")
     results = start().run([passed, skipped], 60)
-    assert [made.figures for made in results] == [{"passed": 12}, {"skipped": 13}]
+    figures = {"passed": 12, "worst": {"sync": "0.4, preempted 3"}}
+    assert [made.figures for made in results] == [figures, {"skipped": 13}]
     assert [made.status for made in results] == [runners.DONE, runners.CANNOT]
 
 
@@ -171,14 +173,17 @@ def test_the_table_of_results(runners, make, start):
 
 def test_the_command_line(tmp_path):
     command = [sys.executable, str(TOOLS / "run.py")]
-    told = subprocess.run(
-        [*command, "list", "--out", str(tmp_path)], capture_output=True, text=True, check=True
-    )
+
+    def run(*options):
+        # without a PATH there is no nvidia-smi, so no GPU
+        return subprocess.run(
+            [*command, *options], capture_output=True, text=True, check=True, env={"PATH": ""}
+        )
+
+    told = run("list", "--out", str(tmp_path))
     assert "| tokens-at-size | 240 | gpu | to run |" in told.stdout
     options = ["--only", "two-gpus", "--out", str(tmp_path), "--bundle", str(tmp_path / "back")]
-    done = subprocess.run(
-        [*command, "run", "--rehearse", *options], capture_output=True, text=True, check=True
-    )
+    done = run("run", "--rehearse", *options)
     assert "two-gpus: cannot run here" in done.stdout
     with tarfile.open(tmp_path / "back" / "figures.tar.gz") as archive:
         assert f"{tmp_path.name}/two-gpus.json" in archive.getnames()

@@ -31,6 +31,8 @@ KILL_S = 15
 """Seconds between asking a slice to end, and killing it."""
 MOST_TEXT = 1_000_000
 COUNTS = re.compile(r"\b(\d+) (passed|failed|skipped|errors?)\b")
+WORST = re.compile(r"^([\w-]+): worst (.+)$", re.MULTILINE)
+"""What tests/gpu/test_equality_gpu.py prints for each engine."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ def limited(
 
 
 def _figures(path: Path, text: str) -> dict[str, Any]:
-    """The JSON object of the file, or the counts in pytest's last line; empty if there is none."""
+    """The JSON object of the file, or what pytest tells: counts, and the worst token of each test.
+
+    Empty if there is neither.
+    """
     if path.exists():
         try:
             found = json.loads(path.read_text("utf-8"))
@@ -153,7 +158,8 @@ def _figures(path: Path, text: str) -> dict[str, Any]:
             return found
     lines = [line for line in text.splitlines() if COUNTS.search(line)]
     counts = COUNTS.findall(lines[-1]) if lines else ()
-    return {name: int(count) for count, name in counts}
+    worst = dict(WORST.findall(text))
+    return {name: int(count) for count, name in counts} | ({"worst": worst} if worst else {})
 
 
 def _verdict(status: int | None, figures: dict[str, Any]) -> tuple[str, str]:
@@ -174,8 +180,9 @@ def table(results: Sequence[Result | None], slices: Sequence[Slice]) -> str:
         if result is None:
             rows.append(f"| {one.name} | not run yet | | {one.what} |")
             continue
-        short = result.figures.get("headline") or _short(result.figures) or result.why
-        rows.append(f"| {one.name} | {result.status} | {result.seconds:.0f} | {short} |")
+        short = result.figures.get("headline") or _short(result.figures)
+        told = "; ".join(filter(None, [short, result.why]))
+        rows.append(f"| {one.name} | {result.status} | {result.seconds:.0f} | {told} |")
     return "\n".join(rows)
 
 

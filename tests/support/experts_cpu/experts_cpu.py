@@ -9,15 +9,21 @@ it makes the worker.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    from mrv2_cpu import WorkerExtension as _Base  # in the folder next to this one
+else:
+    _Base = object
 
-class WorkerExtension:
-    """Adds nothing to the worker."""
+
+class WorkerExtension(_Base):
+    """What Model Runner V2 needs on a CPU, if the worker uses it."""
 
 
 def all_gatherv(self: Any, given: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:

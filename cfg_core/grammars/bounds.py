@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cfg_core.errors import RequestError
@@ -99,7 +99,14 @@ class GrammarBounds:
         )
         self._grammar(f"{where}.grammar", outputs.get("grammar"))
         self._json(f"{where}.json", outputs.get("json"))
-        self._json(f"{where}.structural_tag", outputs.get("structural_tag"))
+        # vLLM writes each tool twice for some models, which differ in white space.
+        twice = replace(
+            self,
+            schema_chars=2 * self.schema_chars,
+            schema_nodes=2 * self.schema_nodes,
+            properties=2 * self.properties,
+        )
+        twice._json(f"{where}.structural_tag", outputs.get("structural_tag"))
 
     def _choice(self, field: str, choice: object) -> None:
         if not isinstance(choice, list):

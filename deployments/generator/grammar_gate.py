@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
+from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,16 +33,22 @@ _tenant: ContextVar[str] = ContextVar("cfg_serve_grammar_tenant", default="")
 
 
 class GrammarGate:
-    """Wraps `add_request` of one AsyncLLM in place."""
+    """Wraps `add_request` of one AsyncLLM in place, by `guard`."""
 
-    def __init__(self, engine: AsyncLLM) -> None:
-        self._sandbox = GrammarSandbox(engine.vllm_config)
+    def __init__(self, config: VllmConfig) -> None:
+        """The process that compiles grammars begins to load, beside the engine."""
+        self._sandbox = GrammarSandbox(config)
+        self._sandbox.begin()
+
+    async def guard(self, engine: AsyncLLM) -> None:
+        """Try the grammars of all requests of `engine` from now on.
+
+        Returns when they can be tried, so that the first one does not wait for seconds. A process
+        that cannot be loaded is loaded again for the first grammar.
+        """
         self._admit = engine.add_request
         engine.add_request = self.add_request
-
-    def begin(self) -> None:
-        """Start to load the process that compiles grammars."""
-        self._sandbox.begin()
+        await self._sandbox.loaded()
 
     async def read_body(self, body: Mapping[str, Any], tenant: str) -> None:
         """Try the grammars of `body` that vLLM would read while it parses the body.

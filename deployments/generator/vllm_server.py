@@ -80,6 +80,7 @@ class VllmServer:
         calls: EngineCalls,
         share: int,
         max_text_chars: int,
+        grammars: GrammarGate,
     ) -> None:
         self._engine = engine
         self._state = state
@@ -87,8 +88,7 @@ class VllmServer:
         self._share = share
         self._max_text_chars = max_text_chars
         self._requests = GuidedRequests(engine, state)
-        self._grammars = GrammarGate(engine)
-        self._grammars.begin()
+        self._grammars = grammars
 
     @classmethod
     async def start(
@@ -122,6 +122,8 @@ class VllmServer:
             config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             if placement_group is not None:
                 config.parallel_config.placement_group = placement_group
+            grammars = GrammarGate(config)
+            await asyncio.sleep(0.1)  # it starts its process; the engine holds this loop for long
             engine = AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
@@ -138,7 +140,8 @@ class VllmServer:
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             calls.watch_beams(serving)
         share = share_of(config.scheduler_config.max_num_seqs, streams_at_once)
-        return cls(engine, state, calls, share, max_text_chars)
+        await grammars.guard(engine)
+        return cls(engine, state, calls, share, max_text_chars, grammars)
 
     @property
     def errored(self) -> bool:

@@ -7,13 +7,14 @@ grammar again on the event loop, so it is skipped for a marked one (patches.py).
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import hashlib
 import json
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import SamplingParams
@@ -48,6 +49,12 @@ Most schemas and tools take it less than 0.1 s. One `maxLength` of 400 takes 2 s
 and 12 s with 262,144; llguidance compiles it in 2 ms.
 """
 
+TEXTS = 64
+"""Number of schemas and structural tags whose canonical form is remembered."""
+
+LARGE_TEXT = 50_000
+"""Schemas of more characters are read in a thread. 50,000 take a few milliseconds."""
+
 COSTLY_S = 60.0
 """Seconds for which a refusal for CPU time, memory or slow masks is remembered.
 
@@ -72,6 +79,7 @@ class GrammarSandbox:
         self._limits: GrammarLimits = limits or grammar_limits_of(config)
         self._settings = settings_of(config)
         self._places = FairPlaces(self._limits.places, self._limits.max_waiting)
+        self._texts: dict[tuple[str, str], str] = {}
         self._verdicts = Verdicts(self._limits.remembered)
         self._may_choose = config.structured_outputs_config.backend == "auto"
         self._process: HelperProcess | None = None
@@ -80,6 +88,14 @@ class GrammarSandbox:
         """Start to load the helper, if the limits say `at_start`. Returns at once."""
         if self._limits.at_start:
             self._process = HelperProcess(self._settings, self._limits)
+
+    async def loaded(self) -> None:
+        """Return when the helper that `begin` started can be asked, or has failed to load."""
+        if self._process is not None:
+            try:
+                await self._process.ready()
+            except HelperGoneError as error:
+                logger.warning("the process that checks grammars did not start: %s", error)
 
     async def start(self) -> None:
         """Load the helper now. Raises HelperGoneError if it cannot be loaded."""
@@ -103,23 +119,37 @@ class GrammarSandbox:
         outputs = params.structured_outputs
         if outputs is None or outputs.all_constraints_none() or is_tried(outputs):
             return
-        self._bounds.check_outputs(fields_of(outputs))
-        fields = canonical_fields(fields_of(outputs))
+        fields = await self._read(fields_of(outputs))
         verdict = await self._verdict(fields, params.allowed_token_ids, tenant)
         if "refused" in verdict:
             raise RequestError(verdict["refused"], STRUCTURED_OUTPUTS)
         _adopt(outputs, fields, verdict)
 
+    async def _read(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """`fields` with schemas as text in one order of keywords: equal ones are tried once.
+
+        Raises RequestError if they are larger than the bounds. Large ones are read in a thread. The
+        last ones are remembered, because agents send the same tools with each request.
+        """
+        kind = next((kind for kind in _CANONICAL if fields.get(kind) is not None), None)
+        if kind is None:
+            self._bounds.check_outputs(fields)
+            return fields
+        text = fields[kind] if isinstance(fields[kind], str) else _json_of(fields[kind])
+        canonical = self._texts.get((kind, text))
+        if canonical is None:
+            read = partial(_bounded_text, self._bounds, kind, text)
+            canonical = await asyncio.to_thread(read) if len(text) > LARGE_TEXT else read()
+            self._texts[kind, text] = canonical
+            if len(self._texts) > TEXTS:
+                del self._texts[next(iter(self._texts))]
+        return {**fields, kind: canonical}
+
     async def _verdict(
         self, fields: dict[str, Any], allowed: list[int] | None, tenant: str
     ) -> dict[str, Any]:
         request = {"outputs": fields, "allowed": allowed, "mask_ms": self._limits.mask_ms}
-        try:
-            key = hashlib.sha256(json.dumps(request).encode()).digest()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(
-                f"{STRUCTURED_OUTPUTS} is not valid JSON: {error}.", STRUCTURED_OUTPUTS
-            ) from None
+        key = hashlib.sha256(_json_of(request).encode()).digest()
         if (verdict := self._verdicts.get(key)) is not None:
             return verdict
         async with self._places.hold(tenant):
@@ -242,25 +272,32 @@ def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
     }
 
 
-def canonical_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` with schemas as text, in one order of keywords, so that equal ones are tried once.
+def _bounded_text(bounds: GrammarBounds, kind: str, text: str) -> str:
+    bounds.check_outputs({kind: text})
+    return canonical_text(kind, text)
+
+
+def canonical_text(kind: str, text: str) -> str:
+    """A schema or a structural tag with its keywords in one order.
 
     What is no JSON is left to the compiler, which says what is wrong with it.
     """
     try:
-        return {
-            **fields,
-            **{kind: _text(write, fields[kind]) for kind, write in _CANONICAL if kind in fields},
-        }
-    except (ValueError, TypeError, RecursionError):
-        return dict(fields)
+        return json.dumps(_CANONICAL[kind](json.loads(text)))
+    except (ValueError, RecursionError):
+        return text
 
 
-_CANONICAL = (("json", schemas.canonical), ("structural_tag", schemas.canonical_tag))
+_CANONICAL = {"json": schemas.canonical, "structural_tag": schemas.canonical_tag}
 
 
-def _text(canonical: Callable[[Any], Any], value: Any) -> str:
-    return json.dumps(canonical(json.loads(value) if isinstance(value, str) else value))
+def _json_of(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{STRUCTURED_OUTPUTS} is not valid JSON: {error}.", STRUCTURED_OUTPUTS
+        ) from None
 
 
 def _adopt(
@@ -279,7 +316,7 @@ def validate_structured_outputs(stock: Callable[..., None]) -> Callable[..., Non
     It skips the validation of grammars that have passed their trial.
     """
 
-    @functools.wraps(stock)
+    @wraps(stock)
     def validate(self: SamplingParams, *args: Any, **kwargs: Any) -> None:
         if not is_tried(self.structured_outputs):
             stock(self, *args, **kwargs)

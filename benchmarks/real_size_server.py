@@ -156,7 +156,7 @@ GRAMMARS: dict[str, Json] = {
     "tools, auto, 1": tools(1),
     "tools, auto, 60": tools(60),
     "tools, auto, 128": tools(128),
-    "tools, required, 128": {**tools(128, 7), "tool_choice": "required"},
+    "tools, required, 128": {**tools(128), "tool_choice": "required"},
 }
 
 

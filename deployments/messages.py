@@ -29,8 +29,8 @@ from deployments.requests.usage import Usage
 class GenerateCall:
     """One request for generated text, with its whole group.
 
-    body: the client's JSON body, with its guidance fields but without `timeout` and `priority`.
-    guidance: these fields, read and checked; None if there are none.
+    body: the client's JSON body, without `timeout`, `priority` and the guidance fields.
+    guidance: the guidance fields, read and checked; None if there are none.
     group: what the placement policy needs to know.
     headers: those of the client's headers that vLLM reads.
     client: the tenant or the address that sent the request. Fair sharing goes by it.

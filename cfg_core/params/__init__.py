@@ -23,8 +23,15 @@ from cfg_core.params.fields import (
     looks_like_guidance,
     unknown_field,
 )
-from cfg_core.params.follower import FollowerParams, prompt_length
-from cfg_core.params.guidance import GuidanceParams, is_guided
+from cfg_core.params.follower import FollowerParams
+from cfg_core.params.guidance import GuidanceParams
+from cfg_core.params.resolved import (
+    RESOLVED,
+    ResolvedFollower,
+    ResolvedGuidance,
+    is_unresolved,
+)
+from cfg_core.params.token_ids import TokenIds
 
 __all__ = [
     "AMBIGUOUS",
@@ -37,6 +44,7 @@ __all__ = [
     "NEGATIVE_MEDIA",
     "NEGATIVE_TEXT",
     "OFFLINE_FIELDS",
+    "RESOLVED",
     "SCALE",
     "SCHEDULE",
     "SCORE_TOKENS",
@@ -47,11 +55,13 @@ __all__ = [
     "TOP_K",
     "FollowerParams",
     "GuidanceParams",
+    "ResolvedFollower",
+    "ResolvedGuidance",
+    "TokenIds",
     "check_negative_text",
     "check_scale",
     "check_token_ids",
-    "is_guided",
+    "is_unresolved",
     "looks_like_guidance",
-    "prompt_length",
     "unknown_field",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params.fields import MIN_P, NEGATIVE_IDS, NEGATIVE_TEXT, SCALE, SCHEDULE
+from cfg_core.params.token_ids import MOST, TokenIds
 
 LATEST = 2**31
 """Token positions and counts are below this number. No context is as long."""
@@ -103,8 +104,8 @@ def check_token_ids(
     param: str = NEGATIVE_IDS,
     if_empty: str = "leave the field out to let the negative stream start at the prompt's last"
     " token",
-) -> tuple[int, ...]:
-    """Return `value` as a tuple of token ids, or raise GuidanceError.
+) -> TokenIds:
+    """Return `value` as TokenIds, or raise GuidanceError. TokenIds were checked before.
 
     vocab_size: if given, each id must be in [0, vocab_size).
     param: the field that the error names.
@@ -116,18 +117,25 @@ def check_token_ids(
         )
     if not value:
         raise GuidanceError(f"{param} is empty: {if_empty}.", param)
-    limit = math.inf if vocab_size is None else vocab_size
-    for i, token in enumerate(value):
+    ids = value if isinstance(value, TokenIds) else TokenIds.checked(value)
+    if ids is None or (vocab_size is not None and max(ids) >= vocab_size):
+        raise _bad_token(value, vocab_size, param)
+    return ids
+
+
+def _bad_token(ids: Sequence[object], vocab_size: int | None, param: str) -> GuidanceError:
+    """The error for the first of the ids that cannot be used; one of them cannot."""
+    limit = MOST if vocab_size is None else min(vocab_size, MOST)
+    for i, token in enumerate(ids):
         if type(token) is not int:
-            raise GuidanceError(
-                f"{param}[{i}] must be an integer, not {type(token).__name__}.", param
-            )
-        if not 0 <= token < limit:
-            bound = "at least 0" if vocab_size is None else f"in [0, {vocab_size})"
-            raise GuidanceError(
-                f"{param}[{i}] is {token}: token ids of this model are {bound}.", param
-            )
-    return tuple(value)
+            reason = f"must be an integer, not {type(token).__name__}"
+        elif token < 0 or token >= limit:
+            bound = f"in [0, {limit})" if token >= 0 or vocab_size is not None else "at least 0"
+            reason = f"is {token}: token ids of this model are {bound}"
+        else:
+            continue
+        return GuidanceError(f"{param}[{i}] {reason}.", param)
+    raise AssertionError("unreachable: one of the ids cannot be used")
 
 
 def check_media(value: object, param: str) -> object:

@@ -21,16 +21,6 @@ KEYS = ("prompt", "messages", "token_ids", "prompt_embeds", "multi_modal_data", 
 PROMPTS = KEYS[:4]
 
 
-def prompt_length(token_ids: Sequence[int] | None, embeds: Any) -> int:
-    """The tokens of a prompt that is token ids, or embeddings as admission leaves them.
-
-    0 for embeddings that admission has not read yet.
-    """
-    if embeds is None:
-        return len(token_ids or ())
-    return int(embeds["shape"][0]) if isinstance(embeds, Mapping) else 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class FollowerParams:
     """A follower: what it begins with, and the weight of its log-probabilities.
@@ -53,7 +43,7 @@ class FollowerParams:
 
     weight: float
     prompt: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: Sequence[int] | None = None
     messages: tuple[Any, ...] | None = None
     prompt_embeds: Any = field(default=None, compare=False, repr=False)
     multi_modal_data: Any = None
@@ -85,11 +75,6 @@ class FollowerParams:
             check_embeds(self.prompt_embeds, f"{at}.prompt_embeds")
         if self.multi_modal_data is not None:
             check_media(self.multi_modal_data, f"{at}.multi_modal_data")
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of its prompt, once admission has resolved it; 0 before."""
-        return prompt_length(self.token_ids, self.prompt_embeds)
 
     @classmethod
     def of(cls, entry: object, where: str) -> FollowerParams:

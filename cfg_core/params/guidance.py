@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from cfg_core.params.fields import (
     given_fields,
 )
 from cfg_core.params.follower import FollowerParams, check_followers
+from cfg_core.params.token_ids import TokenIds
 
 _BY_FIELD = {
     SCALE: "scale",
@@ -100,7 +101,7 @@ class GuidanceParams:
 
     scale: float = 1.0
     negative_prompt: str | None = None
-    negative_prompt_token_ids: tuple[int, ...] | None = None
+    negative_prompt_token_ids: Sequence[int] | None = None
     negative_media: Any = None
     negative_embeds: Any = field(default=None, compare=False, repr=False)
     streams: tuple[FollowerParams, ...] | None = None
@@ -221,17 +222,6 @@ class GuidanceParams:
         scale = self.schedule[0][1] if self.schedule else self.scale
         return (scale, 1.0 - scale)
 
-    @property
-    def followers(self) -> tuple[FollowerParams, ...]:
-        """The followers, once admission has made token ids of all prompts; empty before."""
-        found = self.streams
-        if found is None:
-            ids, embeds = self.negative_prompt_token_ids, self.negative_embeds
-            if ids is None and embeds is None:
-                return ()
-            found = (FollowerParams(weight=self.weights[1], token_ids=ids, prompt_embeds=embeds),)
-        return found if all(follower.num_tokens for follower in found) else ()
-
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None) -> GuidanceParams | None:
         """Read the guidance fields of a request body or of `SamplingParams.extra_args`.
@@ -256,7 +246,7 @@ class GuidanceParams:
         for request_field, name in _BY_FIELD.items():
             value = getattr(self, name)
             if value is not None and value != defaults[name].default:
-                out[request_field] = list(value) if isinstance(value, tuple) else value
+                out[request_field] = value.tolist() if isinstance(value, TokenIds) else value
         if self.streams is not None:
             out[STREAMS] = [follower.to_entry() for follower in self.streams]
         elif self.schedule is not None:
@@ -264,14 +254,3 @@ class GuidanceParams:
         else:
             out[SCALE] = self.scale
         return out
-
-
-def is_guided(extra_args: Mapping[str, Any] | None) -> bool:
-    """Whether `extra_args` that were resolved at admission ask for guidance."""
-    if not extra_args:
-        return False
-    return (
-        extra_args.get(SCALE, 1) != 1
-        or extra_args.get(STREAMS) is not None
-        or extra_args.get(SCHEDULE) is not None
-    )

@@ -90,14 +90,15 @@ PATCHES = (
     ),
     Patch(
         target="vllm.v1.engine.core:EngineCore.preprocess_add_request",
-        by=f"{_CORE}.media:preprocess_add_request",
+        by=f"{_CORE}.arrivals:preprocess_add_request",
         process="engine core",
         reason=(
             "Images, audio and video of followers come behind the leader's. They are taken away "
-            "before vLLM makes the leader, and given to the followers."
+            "before vLLM makes the leader, and given to the followers. Followers' prompts are "
+            "made and hashed here, where vLLM makes and hashes the leader's."
         ),
         upstream="a request has one prompt",
-        test="tests/engine/test_images.py",
+        test="tests/simulation/test_arrivals.py",
     ),
     Patch(
         target="vllm.v1.engine.core:EngineCore.guidance_stats",

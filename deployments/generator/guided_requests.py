@@ -1,7 +1,7 @@
 """Turns a call into the request object of vLLM's serving classes, with the guidance in it.
 
-The guidance travels in the request's extra arguments (`vllm_xargs`), in the form of
-`GuidanceParams.to_extra_args`. The negative is rendered here, exactly as vLLM renders a prompt.
+The guidance waits on the Shelf until admission takes it. Its name there travels in the request's
+extra arguments (`vllm_xargs`). The negative is rendered here, exactly as vLLM renders a prompt.
 
 Importing this module imports vllm, so only a replica does it.
 """
@@ -20,15 +20,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, SCORE_TOKENS, FollowerParams
+from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, SCORE_TOKENS, FollowerParams, TokenIds
 from cfg_core.vllm_plugin import embeddings
-from cfg_core.vllm_plugin.frontend.follower_media import SHELF
+from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
+from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import own_error, parse
 from deployments.generator.media_in_bodies import check_body
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.extra_args import adapter_of, as_xargs
+from deployments.requests.extra_args import adapter_of
 from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 
@@ -102,27 +103,29 @@ class GuidedRequests:
             followers = [
                 await self._follower(call.endpoint, body, s, shelved) for s in params.streams
             ]
-            request.vllm_xargs = xargs | as_xargs(replace(params, streams=tuple(followers)))
-            return Made(request, sum(len(follower.token_ids or ()) for follower in followers))
-        negative, shelf = await self._negative(call.endpoint, body, guidance, shelved)
-        request.vllm_xargs = xargs | as_xargs(
-            replace(
+            params, note = replace(params, streams=tuple(followers)), None
+            lengths = [len(follower.token_ids or ()) for follower in followers]
+        else:
+            negative, media = await self._negative(call.endpoint, body, guidance, shelved)
+            params = replace(
                 params,
                 negative_prompt=None,
                 negative_prompt_token_ids=negative,
-                negative_media=shelf,
+                negative_media=media,
                 negative_embeds=None,
             )
-        )
-        if call.endpoint == "completion":
-            note = NO_TOKENS if negative is None and guidance.negative_field else None
-        else:
-            note = empty_negative_note(call.endpoint, body, guidance)
-        return Made(request, len(negative or [0]), note)
+            lengths = [len(negative or [0])]
+            if call.endpoint == "completion":
+                note = NO_TOKENS if negative is None and guidance.negative_field else None
+            else:
+                note = empty_negative_note(call.endpoint, body, guidance)
+        shelved.append(SHELF.put(params))
+        request.vllm_xargs = xargs | {SHELVED: shelved[-1]}
+        return Made(request, sum(lengths), note)
 
     async def _negative(
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance, shelved: list[str]
-    ) -> tuple[tuple[int, ...] | None, str | None]:
+    ) -> tuple[TokenIds | None, str | None]:
         """The negative stream's prompt as token ids, and where its images or embeddings are.
 
         None for a prompt if the request has none of its own, and for images if it has none. An
@@ -134,7 +137,8 @@ class GuidedRequests:
         if endpoint == "completion" and guidance.params.negative_prompt == "":
             return self._special_tokens(body), None
         if field == NEGATIVE_IDS:
-            return self._checked(guidance.params.negative_prompt_token_ids or (), field), None
+            ids = TokenIds.of(guidance.params.negative_prompt_token_ids or ())
+            return self._checked(ids, field), None
         if guidance.params.negative_embeds is not None:
             rendered = self._embedded(guidance.params.negative_embeds, field)
         else:
@@ -155,9 +159,10 @@ class GuidedRequests:
         One without a prompt of its own stays without: admission gives it each leader's prompt.
         """
         where, text, messages = follower.where, follower.prompt, follower.messages
-        ids, shelf = follower.token_ids, None
-        if ids is not None:
-            ids = self._checked(ids, f"{where}.token_ids")
+        ids: TokenIds | None = None
+        shelf = None
+        if follower.token_ids is not None:
+            ids = self._checked(TokenIds.of(follower.token_ids), f"{where}.token_ids")
         elif follower.prompt_embeds is not None:
             field = f"{where}.prompt_embeds"
             ids, shelf = self._shelved(
@@ -193,10 +198,10 @@ class GuidedRequests:
             lora=lora,
         )
 
-    def _checked(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
+    def _checked(self, ids: TokenIds, field: str) -> TokenIds:
         """A follower's token ids, if this model has them all and their number fits."""
         try:
-            self._engine.renderer.validate_token_ids(list(ids))
+            self._engine.renderer.validate_token_ids([largest(ids)])
         except (RequestError, VLLMValidationError) as error:
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
         return self._bounded(ids, field)
@@ -229,33 +234,33 @@ class GuidedRequests:
 
     def _shelved(
         self, rendered: Mapping[str, Any], field: str, shelved: list[str]
-    ) -> tuple[tuple[int, ...], str | None]:
+    ) -> tuple[TokenIds, str | None]:
         """The token ids of a rendered prompt, and its name on the shelf if it has more than these.
 
         The places of embeddings have the token 0, which nothing reads.
         """
         if rendered["type"] == "embeds":
-            ids = self._bounded([0] * len(rendered["prompt_embeds"]), field)
+            ids = self._bounded(TokenIds(bytes(4 * len(rendered["prompt_embeds"]))), field)
         else:
-            ids = self._bounded(rendered["prompt_token_ids"], field)
+            ids = self._bounded(TokenIds.of(rendered["prompt_token_ids"]), field)
         if rendered["type"] == "token":
             return ids, None
         shelved.append(SHELF.put(rendered))
         return ids, shelved[-1]
 
-    def _bounded(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
+    def _bounded(self, ids: TokenIds, field: str) -> TokenIds:
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token
         if not 0 < len(ids) <= limit:
             raise GuidanceError(
                 f"{field} has {len(ids)} tokens: this model takes 1 to {limit}.", field
             )
-        return tuple(ids)
+        return ids
 
-    def _special_tokens(self, body: dict[str, Any]) -> tuple[int, ...] | None:
+    def _special_tokens(self, body: dict[str, Any]) -> TokenIds | None:
         """The tokens of an empty text, which vLLM refuses to render; None if there are none."""
         tokenizer = self._engine.renderer.get_tokenizer()
         ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
-        return tuple(ids) or None
+        return TokenIds.of(ids) if ids else None
 
 
 def own_salt(salt: str | None, tenant: str | None) -> str | None:

@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from cfg_core.errors import UnknownModelError
+from cfg_core.params import looks_like_guidance
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GenerateJob, GeneratorClient
 from deployments.calls.queue_entries import Share
@@ -32,8 +33,9 @@ from deployments.requests.demand import (
 )
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.followers import check_number
-from deployments.requests.group import group_request
+from deployments.requests.group import GroupRequest, group_request
 from deployments.requests.guidance import Guidance, models_of, read_guidance
+from deployments.requests.streams import streams_of
 from deployments.requests.terms import PRIORITY, SOONEST, take_terms
 
 SESSION_HEADER = "x-session-id"
@@ -41,11 +43,15 @@ SESSION_HEADER = "x-session-id"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request for generated text, read and checked without an engine."""
+    """A request for generated text, read and checked without an engine.
+
+    body: without its guidance fields, which are in `guidance`.
+    """
 
     body: dict[str, Any]
     guidance: Guidance | None
     demand: Demand
+    group: GroupRequest
 
 
 class GenerateRoutes:
@@ -98,7 +104,10 @@ class GenerateRoutes:
 
     async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
         """Check what can be checked without an engine, and let the generator answer."""
-        asked = await self._bodies.read_as(request, partial(self._read, endpoint))
+        read = partial(
+            self._read, endpoint, self._owner_of(request), request.headers.get(SESSION_HEADER)
+        )
+        asked = await self._bodies.read_as(request, read)
         name = asked.body.get("model")
         if self._generator is None or name in self._encoders:
             raise await self._encoders.no_generation(name)
@@ -108,17 +117,33 @@ class GenerateRoutes:
         except UnknownModelError:
             raise self._encoders.unknown(str(name)) from None
 
-    def _read(self, endpoint: Endpoint, body: dict[str, Any]) -> Asked:
-        """Read and check what depends on the body alone; may run in a thread."""
+    def _owner_of(self, request: Request) -> str | None:
+        """The tenant whose KV cache no other tenant may reuse; None if prefixes are shared."""
+        tenant = tenant_of(request)
+        return None if tenant is ANONYMOUS or self._args.share_prefixes else tenant.name
+
+    def _read(
+        self, endpoint: Endpoint, owner: str | None, session: str | None, body: dict[str, Any]
+    ) -> Asked:
+        """Read a request and check what needs no engine; may run in a thread.
+
+        Whatever takes time in proportion to the length of the prompts is done here.
+        """
         self._args.grammars.bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None:
             check_number(guidance.streams, self._args.followers_per_request)
         shown = guidance.streams if guidance is not None and guidance.params.logprobs else 0
-        check_answer_size(endpoint, body, self._args.limits.max_answer_bytes, shown)
-        demand = demand_of(endpoint, body, guidance)
+        groups = streams_of(endpoint, body, guidance)
+        check_answer_size(endpoint, body, groups, self._args.limits.max_answer_bytes, shown)
+        demand = demand_of(endpoint, body, guidance, groups)
         check_streams(demand, self._args.admission.max_streams_per_request)
-        return Asked(body=body, guidance=guidance, demand=demand)
+        return Asked(
+            body={name: value for name, value in body.items() if not looks_like_guidance(name)},
+            guidance=guidance,
+            demand=demand,
+            group=group_request(endpoint, body, groups, tenant=owner, session=session),
+        )
 
     def _job(
         self, endpoint: Endpoint, asked: Asked, request: Request, generator: GeneratorClient
@@ -136,21 +161,14 @@ class GenerateRoutes:
         )
         if not self._args.engine_orders_by_priority:
             body.pop(PRIORITY, None)
-        own_kv = tenant is not ANONYMOUS and not self._args.share_prefixes
         call = GenerateCall(
             endpoint=endpoint,
             body=body,
             guidance=asked.guidance,
-            group=group_request(
-                endpoint,
-                body,
-                asked.guidance,
-                tenant=tenant.name if own_kv else None,
-                session=request.headers.get(SESSION_HEADER),
-            ),
+            group=asked.group,
             headers=forwarded_headers(request, body),
             client=client_of(request),
-            tenant=tenant.name if own_kv else None,
+            tenant=self._owner_of(request),
         )
         return GenerateJob(
             call=call,

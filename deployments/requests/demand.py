@@ -10,7 +10,7 @@ from cfg_core.errors import RequestError
 from deployments.requests.body import json_type
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.guidance import Guidance
-from deployments.requests.streams import num_prompts, streams_of
+from deployments.requests.streams import Groups
 
 USUAL_OUTPUT_TOKENS = 256
 """Estimate of a choice's output tokens if the request sets no limit.
@@ -43,15 +43,18 @@ class Demand:
     tokens: int
 
 
-def demand_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Demand:
+def demand_of(
+    endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None, groups: Groups
+) -> Demand:
     """The demand of a request, with the body read as the engine will read it.
 
     Raises RequestError for a count that is no integer. vLLM itself would accept "40", 40.0 and
     true as numbers.
+
+    groups: its streams.
     """
     choices = max(1, read_count(body, "n") or 1)
     output = output_tokens(endpoint, body)
-    groups = streams_of(endpoint, body, guidance)
     streams = choices * sum(map(len, groups))
     prompts = sum(stream.num_tokens for group in groups for stream in group)
     leaders = choices * len(groups)
@@ -112,22 +115,27 @@ def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: i
 
 
 def check_answer_size(
-    endpoint: Endpoint, body: Mapping[str, Any], most_bytes: int, shown_streams: int = 0
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    groups: Groups,
+    most_bytes: int,
+    shown_streams: int = 0,
 ) -> None:
     """Raise RequestError if an answer that is not streamed would be larger than `most_bytes`.
 
     The size is estimated, so that the check comes before the answer is computed.
 
+    groups: the request's streams.
     shown_streams: the number of streams that `guidance_logprobs` shows.
     """
     if body.get("stream"):
         return
-    choices = max(1, read_count(body, "n") or 1) * num_prompts(endpoint, body)
+    choices = max(1, read_count(body, "n") or 1) * len(groups)
     logprobs = _logprobs(endpoint, body)
     is_asked = logprobs > 0 or shown_streams > 0
     entries = (1 + max(0, logprobs)) * (1 + shown_streams) if is_asked else 0
     size = choices * output_tokens(endpoint, body) * (TOKEN_BYTES + entries * LOGPROB_BYTES)
-    size += max(1, read_count(body, "n") or 1) * _prompt_logprob_bytes(endpoint, body)
+    size += max(1, read_count(body, "n") or 1) * _prompt_logprob_bytes(endpoint, body, groups)
     if size > most_bytes:
         raise RequestError(
             f"The answer would have about {size // 2**20} MiB, and one that is not streamed may"
@@ -137,7 +145,7 @@ def check_answer_size(
         )
 
 
-def _prompt_logprob_bytes(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+def _prompt_logprob_bytes(endpoint: Endpoint, body: Mapping[str, Any], groups: Groups) -> int:
     """Estimated bytes of the log-probabilities of all prompts, if the body asks for them.
 
     With `echo`, vLLM writes them twice.
@@ -148,7 +156,7 @@ def _prompt_logprob_bytes(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
         logprobs = _logprobs(endpoint, body)
     if logprobs is None:
         return 0
-    tokens = sum(group[0].num_tokens for group in streams_of(endpoint, body, None))
+    tokens = sum(group[0].num_tokens for group in groups)
     return tokens * (1 + max(0, logprobs)) * LOGPROB_BYTES * (2 if echoed else 1)
 
 

@@ -1,37 +1,15 @@
-"""Guidance in the extra arguments of vLLM's sampling parameters, where it reaches the engine.
+"""What a replica writes into requests to its engine, and reads of those that were admitted.
 
-The replica writes it there, and the engine's admission resolves it. Imports neither vllm nor ray.
+Imports neither vllm nor ray.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import (
-    NEGATIVE_EMBEDS,
-    NEGATIVE_IDS,
-    SCHEDULE,
-    STREAMS,
-    GuidanceParams,
-    is_guided,
-    prompt_length,
-)
-
-
-def as_xargs(params: GuidanceParams) -> dict[str, Any]:
-    """Guidance as entries of `vllm_xargs`.
-
-    vLLM validates these again for some endpoints, and they may hold no objects and no nested lists
-    then, so such values are sent as text.
-    """
-    extra = params.to_extra_args()
-    for name in (STREAMS, SCHEDULE):
-        if name in extra:
-            extra[name] = json.dumps(extra[name])
-    return extra
+from cfg_core.params import ResolvedGuidance
 
 
 def adapter_of(
@@ -62,14 +40,6 @@ def adapter_of(
 
 
 def follower_lengths(extra_args: Mapping[str, Any] | None) -> list[int]:
-    """The lengths of the followers' prompts in a request that was admitted; none if not guided.
-
-    Admission (cfg_core/vllm_plugin/frontend/) leaves guidance only where it has an effect, with the
-    token ids or the embeddings of each follower.
-    """
-    if extra_args is None or not is_guided(extra_args):
-        return []
-    entries = extra_args.get(STREAMS)
-    if entries is None:
-        return [prompt_length(extra_args.get(NEGATIVE_IDS), extra_args.get(NEGATIVE_EMBEDS))]
-    return [prompt_length(entry.get("token_ids"), entry.get("prompt_embeds")) for entry in entries]
+    """The lengths of the followers' prompts in a request that was admitted; none if not guided."""
+    guidance = ResolvedGuidance.from_extra_args(extra_args)
+    return [] if guidance is None else [one.num_tokens for one in guidance.followers]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.requests.endpoints import SHAPES, Endpoint
-from deployments.requests.guidance import Guidance
 from deployments.requests.prefixes import Prefix
-from deployments.requests.streams import streams_of
+from deployments.requests.streams import Groups
 
 MAX_COPIES = 256
 """Maximum number of groups that are counted for one request.
@@ -62,17 +61,19 @@ class GroupRequest:
 def group_request(
     endpoint: Endpoint,
     body: Mapping[str, Any],
-    guidance: Guidance | None,
+    groups: Groups,
     *,
     tenant: str | None = None,
     session: str | None = None,
 ) -> GroupRequest:
     """The GroupRequest of a request; the first prompt of a list stands for all.
 
+    It hashes the prompts, which takes milliseconds if they are long.
+
+    groups: its streams.
     tenant: the tenant whose KV cache no other tenant may reuse; None if prefixes are shared.
     Never raises.
     """
-    groups = streams_of(endpoint, body, guidance)
     # Neither two adapters nor two cache salts share KV.
     salt, model = f"{body.get('cache_salt')} {tenant}", body.get("model")
     longest = next(filter(None, map(body.get, SHAPES[endpoint].max_tokens)), None)

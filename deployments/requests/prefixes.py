@@ -8,7 +8,6 @@ process and every run, decisions can be replayed, and clients cannot make chunks
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
@@ -46,8 +45,7 @@ class Prefix:
             data = prompt.encode("utf-8", "surrogatepass")
             width, num_tokens = CHUNK_TOKENS * BYTES_PER_TOKEN, ceil(len(data) / BYTES_PER_TOKEN)
         else:
-            ids = array("q", prompt)
-            data, width, num_tokens = ids.tobytes(), CHUNK_TOKENS * ids.itemsize, len(ids)
+            data, width, num_tokens = prompt.packed, CHUNK_TOKENS * 4, len(prompt)
         return cls(_chain(data, width, f"{type(prompt).__name__} {salt}"), num_tokens)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import countOf
 from typing import Any, TypeAlias
 
 from cfg_core.errors import CfgServeError
-from cfg_core.params import FollowerParams
+from cfg_core.params import FollowerParams, TokenIds
 from deployments.requests.endpoints import Endpoint, conversation_of
 from deployments.requests.guidance import Guidance
 from deployments.requests.media import MEDIA_TOKENS, media_parts
@@ -21,8 +22,13 @@ from deployments.requests.negative import follower_body, negative_body
 BYTES_PER_TOKEN = 4
 """Estimated bytes of UTF-8 text per token: about 4 for English, 3 to 4 for Chinese, 3 for code."""
 
-Prompt: TypeAlias = str | tuple[int, ...]
+Prompt: TypeAlias = str | TokenIds
 """Text, or token ids."""
+
+Groups: TypeAlias = "list[tuple[Stream, ...]]"
+"""The streams of each prompt of a request (`streams_of`)."""
+
+NO_TOKENS = TokenIds(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,10 @@ class Stream:
         return cls(prompt, num_tokens(prompt) if isinstance(prompt, str) else len(prompt))
 
 
-def streams_of(
-    endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None
-) -> list[tuple[Stream, ...]]:
+def streams_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance | None) -> Groups:
     """The streams of each prompt of a request: the conditional one and, if guided, the followers.
+
+    It reads all texts and all token ids, so it is called once for each request.
 
     A conversation has one prompt, a completion may have a list of prompts. A negative that is not
     given starts at the prompt's last token: its stream has one token, and no prefix to share. A
@@ -78,16 +84,13 @@ def _followed(stream: Stream, scored: int) -> Stream:
     return replace(stream, num_tokens=stream.num_tokens + scored)
 
 
-def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
-    """The number of prompts of a request."""
-    return len(_conditionals(endpoint, body))
-
-
 def num_tokens(content: Any) -> int:
     """Estimated tokens of a text, of token ids, or of all text in nested lists and objects."""
     if isinstance(content, str):
         return math.ceil(len(content.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)
     if isinstance(content, list):
+        if countOf(map(type, content), int) == len(content):
+            return len(content)
         return sum(1 if isinstance(item, int) else num_tokens(item) for item in content)
     if isinstance(content, Mapping):
         nested = (value for value in content.values() if isinstance(value, str | list | Mapping))
@@ -117,7 +120,7 @@ def _scored(query: object, item: object) -> Stream:
     """The prompt of one item that is scored: the query and the item, as text or as token ids."""
     if isinstance(query, str) and isinstance(item, str):
         return Stream.of(query + item)
-    return Stream.of((*_token_ids(query), *_token_ids(item)))
+    return Stream.of(_token_ids(query) + _token_ids(item))
 
 
 def _list(value: object) -> list[Any]:
@@ -131,7 +134,7 @@ def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -
     if guidance.params.negative_embeds is not None:
         return Stream("", MEDIA_TOKENS)
     if guidance.negative_field is None:
-        return Stream((), 1)
+        return Stream(NO_TOKENS, 1)
     try:
         return _conditionals(endpoint, negative_body(endpoint, body, guidance))[0]
     except CfgServeError:  # `messages` is no list
@@ -172,10 +175,11 @@ def _prompt(value: object) -> Prompt:
     return value if isinstance(value, str) else _token_ids(value)
 
 
-def _token_ids(ids: object) -> tuple[int, ...]:
-    if not isinstance(ids, list | tuple) or not all(type(i) is int and 0 <= i < 2**32 for i in ids):
-        return ()
-    return tuple(ids)
+def _token_ids(ids: object) -> TokenIds:
+    if isinstance(ids, TokenIds):
+        return ids
+    packed = TokenIds.checked(ids) if isinstance(ids, list | tuple) else None
+    return NO_TOKENS if packed is None else packed
 
 
 def _conversation(endpoint: Endpoint, body: Mapping[str, Any]) -> str:

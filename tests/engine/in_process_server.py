@@ -19,6 +19,7 @@ from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import group_request
 from deployments.requests.guidance import read_guidance
+from deployments.requests.streams import streams_of
 from deployments.requests.usage import Meter
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class Server:
             endpoint=endpoint,
             body=body,
             guidance=guidance,
-            group=group_request(endpoint, body, guidance),
+            group=group_request(endpoint, body, streams_of(endpoint, body, guidance)),
             headers={},
             tenant=tenant,
         )

@@ -166,7 +166,7 @@ def test_nothing_stays_on_the_shelf(server: Server) -> None:
     ]
     with pytest.raises(RequestError):
         server.answer({"messages": body["messages"], "guidance_streams": streams, **SHARED})
-    assert not SHELF._rendered
+    assert not SHELF._kept
 
 
 REFUSED = {

@@ -51,6 +51,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.groups import FOLLOWER_SUFFIX
+from cfg_core.params import GuidanceParams, ResolvedFollower, ResolvedGuidance, TokenIds
 from cfg_core.pool import EVEN
 from cfg_core.vllm_plugin import config, guided_engine_args
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
@@ -498,6 +499,18 @@ class FakeRunner:
             )
 
 
+def admitted(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The extra arguments of a request as admission leaves them; all prompts must be token ids."""
+    params = GuidanceParams.from_fields(fields)
+    if params is None or not params.enabled:
+        return None
+    prompts = [params.negative_prompt_token_ids]
+    if params.streams is not None:
+        prompts = [stream.token_ids for stream in params.streams]
+    followers = tuple(ResolvedFollower(token_ids=TokenIds.of(ids or ())) for ids in prompts)
+    return ResolvedGuidance.of(params, followers).to_extra_args()
+
+
 class Simulation:
     """An engine core in miniature: `add`, `abort`, `step`, `run`, with every invariant checked on
     each step."""
@@ -600,7 +613,7 @@ class Simulation:
         params = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
-            extra_args=extra,
+            extra_args=admitted(extra),
             stop_token_ids=list(stop),
             prompt_logprobs=prompt_logprobs,
         )

@@ -16,7 +16,15 @@ from vllm.v1.request import Request
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import patches, wire
 from cfg_core.vllm_plugin.core.followers import make_followers, plan_group
-from tests.simulation.sim import V1, EnginePath, FakeRunner, Simulation, make_config, model_token
+from tests.simulation.sim import (
+    V1,
+    EnginePath,
+    FakeRunner,
+    Simulation,
+    admitted,
+    make_config,
+    model_token,
+)
 
 attach = wire.attach
 
@@ -76,7 +84,7 @@ def test_both_streams_of_a_group_have_the_salt(model_folder):
     init_none_hash(hash_fn)
 
     def follower(salt):
-        extra = {"guidance_scale": 2.0, "negative_prompt_token_ids": [7] * 40}
+        extra = admitted({"guidance_scale": 2.0, "negative_prompt_token_ids": [7] * 40})
         leader = Request(
             request_id="r",
             prompt_token_ids=[5] * 40,

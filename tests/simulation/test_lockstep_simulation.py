@@ -140,10 +140,10 @@ def _changed_rows(guidance, change):
 
 def _without_output(leader, group_plan, *args):
     made = make_followers(leader, group_plan, *args)
-    for follower, params in zip(made, group_plan.followers, strict=True):
-        del follower._all_token_ids[len(params.token_ids) :]
-        del follower.prompt_token_ids[len(params.token_ids) :]
-        follower.num_prompt_tokens = len(params.token_ids)
+    for follower, prompt in zip(made, group_plan.prompts, strict=True):
+        del follower._all_token_ids[len(prompt.token_ids) :]
+        del follower.prompt_token_ids[len(prompt.token_ids) :]
+        follower.num_prompt_tokens = len(prompt.token_ids)
     return made
 
 

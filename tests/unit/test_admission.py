@@ -17,6 +17,7 @@ from deployments.requests.demand import (
     demand_of,
 )
 from deployments.requests.guidance import Guidance, read_guidance
+from deployments.requests.streams import streams_of
 
 
 class Clock:
@@ -32,6 +33,15 @@ def queue(capacity=4, max_streams=100, max_tokens=100_000, clock=None):
 
 def demand(streams=1, tokens=10):
     return Demand(streams=streams, tokens=tokens)
+
+
+def asked(endpoint, body, guidance):
+    return demand_of(endpoint, body, guidance, streams_of(endpoint, body, guidance))
+
+
+def check_answer(endpoint, body, most_bytes, **options):
+    groups = streams_of(endpoint, body, None)
+    check_answer_size(endpoint, body, groups, most_bytes, **options)
 
 
 class Caller:
@@ -371,7 +381,7 @@ COMPLETION, CHAT = "completion", "chat"
     ],
 )
 def test_what_a_request_asks_for(endpoint, body, guidance, streams, tokens):
-    assert demand_of(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens)
+    assert asked(endpoint, body, guidance) == Demand(streams=streams, tokens=tokens)
 
 
 @pytest.mark.parametrize("value", ["40", 40.0, True, [40], {}])
@@ -390,7 +400,7 @@ def test_counts_are_integers(endpoint, name, value):
     A queue that did not would count such a request as one stream.
     """
     with pytest.raises(RequestError, match=f"{name} is .*: send an integer"):
-        demand_of(endpoint, {"prompt": "x", name: value}, None)
+        asked(endpoint, {"prompt": "x", name: value}, None)
 
 
 def test_one_request_has_a_bound():
@@ -401,25 +411,25 @@ def test_one_request_has_a_bound():
 
 def test_an_answer_that_is_not_streamed_has_a_bound():
     body = {"prompt": "x", "n": 40, "max_tokens": 400, "logprobs": 20}
-    check_answer_size(COMPLETION, body, 64 * 2**20)
+    check_answer(COMPLETION, body, 64 * 2**20)
     with pytest.raises(RequestError, match="set stream to true"):
-        check_answer_size(COMPLETION, body, 2**20)
-    check_answer_size(COMPLETION, body | {"stream": True}, 2**20)
+        check_answer(COMPLETION, body, 2**20)
+    check_answer(COMPLETION, body | {"stream": True}, 2**20)
     chat = {"messages": [], "n": 40, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
     with pytest.raises(RequestError, match="set stream to true"):
-        check_answer_size(CHAT, chat, 2**20)
+        check_answer(CHAT, chat, 2**20)
     for endpoint, name in ((COMPLETION, "logprobs"), (CHAT, "top_logprobs")):
         with pytest.raises(RequestError, match=f"{name} is a string: send an integer"):
-            check_answer_size(endpoint, {"prompt": "x", name: "20"}, 2**20)
-        check_answer_size(endpoint, {"prompt": "x", name: True}, 2**20)
+            check_answer(endpoint, {"prompt": "x", name: "20"}, 2**20)
+        check_answer(endpoint, {"prompt": "x", name: True}, 2**20)
 
 
 def test_the_streams_own_logprobs_count_for_the_size_of_an_answer():
     body = {"prompt": "x", "n": 5, "max_tokens": 400, "logprobs": 20}
     limit = 5 * 400 * 21 * 100 * 4
-    check_answer_size(COMPLETION, body, limit, shown_streams=2)
+    check_answer(COMPLETION, body, limit, shown_streams=2)
     with pytest.raises(RequestError, match="set stream to true"):
-        check_answer_size(COMPLETION, body, limit, shown_streams=4)
+        check_answer(COMPLETION, body, limit, shown_streams=4)
 
 
 @pytest.mark.parametrize(
@@ -428,18 +438,18 @@ def test_the_streams_own_logprobs_count_for_the_size_of_an_answer():
 )
 def test_logprobs_of_the_prompt_count_for_the_size_of_an_answer(asked):
     body = {"prompt": [5] * 9_000, "max_tokens": 0, "n": 8}
-    check_answer_size("completion", body, 2**20)
+    check_answer("completion", body, 2**20)
     with pytest.raises(RequestError, match="MiB"):
-        check_answer_size("completion", body | asked, 2**20)
+        check_answer("completion", body | asked, 2**20)
 
 
 def test_scored_tokens_follow_each_negative():
     fields = {"guidance_scale": 2, "guidance_score_tokens": 30, "echo": True, "logprobs": 0}
     body = {"prompt": [5] * 100, "max_tokens": 0, **fields}
-    last = demand_of("completion", body, read_guidance(body, "completion"))
+    last = asked("completion", body, read_guidance(body, "completion"))
     assert last.tokens == 100 + 1 + 30
     body |= {"negative_prompt_token_ids": [7] * 20}
-    own = demand_of("completion", body, read_guidance(body, "completion"))
+    own = asked("completion", body, read_guidance(body, "completion"))
     assert own.tokens == 100 + 20 + 30
 
 

@@ -5,39 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import FollowerParams, GuidanceParams
-from deployments.requests.extra_args import adapter_of, as_xargs, follower_lengths
+from cfg_core.params import ResolvedFollower, ResolvedGuidance, TokenIds
+from deployments.requests.extra_args import adapter_of, follower_lengths
 from deployments.requests.usage import Meter
 
-PAIR = GuidanceParams(scale=2.0, negative_prompt_token_ids=(1, 2))
-SCHEDULE = GuidanceParams(schedule=((0, 3.0), (8, 1.0)), negative_prompt_token_ids=(1, 2, 3))
-STREAMS = GuidanceParams(
-    streams=(
-        FollowerParams(weight=-0.5, token_ids=(1, 2), lora=["b", 2, "/b"]),
-        FollowerParams(weight=1.5, token_ids=(3,), lora=False),
-    ),
-    start=2,
-    end=9,
-    top_k=5,
-    min_p=0.25,
-    filter_top_k=3,
-    logprobs=True,
+PAIR = ResolvedGuidance(
+    weights=(2.0, -1.0), followers=(ResolvedFollower(token_ids=TokenIds.of((1, 2))),)
 )
-LEADERS_PROMPT = GuidanceParams(streams=(FollowerParams(weight=-1, lora=False),))
-ALL = [PAIR, SCHEDULE, STREAMS, LEADERS_PROMPT]
-
-
-@pytest.mark.parametrize("params", ALL)
-def test_guidance_survives_the_way_to_the_engine(params):
-    assert GuidanceParams.from_fields(as_xargs(params)) == params
-
-
-@pytest.mark.parametrize("params", ALL)
-def test_xargs_are_what_vllm_takes(params):
-    """Text, numbers, and flat lists of them."""
-    for value in as_xargs(params).values():
-        for item in value if isinstance(value, list) else [value]:
-            assert isinstance(item, str | int | float)
+STREAMS = ResolvedGuidance(
+    weights=(0.0, -0.5, 1.5),
+    followers=(
+        ResolvedFollower(token_ids=TokenIds.of((1, 2)), lora=["b", 2, "/b"]),
+        ResolvedFollower(embeds={"shape": [5, 64], "dtype": "float32", "data": b""}, lora=False),
+    ),
+)
 
 
 ADAPTERS = {
@@ -71,11 +52,9 @@ def test_an_unknown_adapter_is_refused(adapters, known):
         (None, []),
         ({}, []),
         ({"logits_processors": []}, []),
+        ({"guidance_scale": 1}, []),
         (PAIR.to_extra_args(), [2]),
-        (SCHEDULE.to_extra_args(), [3]),
-        (STREAMS.to_extra_args(), [2, 1]),
-        ({"guidance_scale": 2, "negative_prompt_embeds": {"shape": [7, 64]}}, [7]),
-        ({"guidance_streams": [{"weight": 1, "prompt_embeds": {"shape": [5, 64]}}]}, [5]),
+        (STREAMS.to_extra_args(), [2, 5]),
     ],
 )
 def test_the_followers_of_an_admitted_request(extra, lengths):

@@ -32,7 +32,7 @@ from cfg_core.params import (
 
 SCALES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**60), 2**60))
 REAL_SCALES = SCALES.filter(lambda s: float(s) != 1.0)
-TOKEN_IDS = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
+TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20)
 TEXTS = st.text()
 
 

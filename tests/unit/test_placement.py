@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from deployments.requests.group import MAX_COPIES, GroupRequest, group_request
 from deployments.requests.guidance import read_guidance
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
+from deployments.requests.streams import streams_of
 from deployments.routing import shared
 from deployments.routing.loads import (
     MAX_REPORT_AGE_S,
@@ -72,6 +73,11 @@ def load(**fields):
 # --- requests -------------------------------------------------------------------------------------
 
 
+def asked(body, **options):
+    groups = streams_of("completion", body, read_guidance(body, "completion"))
+    return group_request("completion", body, groups, **options)
+
+
 def test_a_guided_request_is_a_group_of_two_streams():
     body = {
         "prompt": "p" * 400,
@@ -80,7 +86,7 @@ def test_a_guided_request_is_a_group_of_two_streams():
         "max_tokens": 20,
         "n": 3,
     }
-    request = group_request("completion", body, read_guidance(body, "completion"), session="s")
+    request = asked(body, session="s")
     assert (request.tokens, request.streams, request.copies, request.session) == (110, 6, 3, "s")
     assert request.blocks(16) == 3 * (math.ceil(120 / 16) + math.ceil(30 / 16))
 
@@ -96,7 +102,7 @@ def test_a_request_with_several_followers_is_a_group_of_all_streams():
         "max_tokens": 20,
         "n": 2,
     }
-    request = group_request("completion", body, read_guidance(body, "completion"))
+    request = asked(body)
     assert (request.tokens, request.streams, request.copies) == (100 + 10 + 50 + 100, 8, 2)
     lengths = (120, 30, 70, 120)
     assert request.blocks(16) == 2 * sum(math.ceil(length / 16) for length in lengths)
@@ -119,7 +125,7 @@ def test_a_request_with_several_followers_is_a_group_of_all_streams():
     ],
 )
 def test_copies_and_output_tokens_of_a_request(body, copies, output_tokens):
-    request = group_request("completion", body, None)
+    request = asked(body)
     assert (request.copies, request.output_tokens, request.session) == (copies, output_tokens, None)
 
 

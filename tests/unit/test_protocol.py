@@ -28,6 +28,7 @@ from deployments.requests.followers import check_number
 from deployments.requests.guidance import read_guidance
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
 from deployments.requests.report import guidance_report
+from deployments.requests.streams import streams_of
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -654,7 +655,8 @@ def test_negative_messages_are_the_whole_conversation(endpoint, field, system):
 )
 def test_the_demand_of_a_conversation_counts_its_system_message(endpoint, body, tokens):
     assert output_tokens(endpoint, body) == tokens
-    demand = demand_of(endpoint, body, read_guidance({"guidance_scale": 2}, endpoint))
+    guidance = read_guidance({"guidance_scale": 2}, endpoint)
+    demand = demand_of(endpoint, body, guidance, streams_of(endpoint, body, guidance))
     assert demand.streams == 2
     assert demand.tokens >= 200 + 2 * tokens
 

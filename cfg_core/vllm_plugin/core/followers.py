@@ -1,32 +1,115 @@
-"""The followers of a group, as vLLM requests."""
+"""The followers of a group, as vLLM requests.
+
+A guided request is made ready when it arrives, in the thread that vLLM makes requests in: its
+guidance is read, and each follower's prompt becomes a list with block hashes. What the scheduler
+does later, between two steps, depends on the number of streams alone.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from cfg_core.errors import GuidanceError
 from cfg_core.groups import Cuts, Group, Scored, follower_id
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
-from cfg_core.params import FollowerParams, GuidanceParams, is_guided
+from cfg_core.params import RESOLVED, ResolvedFollower, ResolvedGuidance, is_unresolved
 from cfg_core.pool import Lengths
 from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 from cfg_core.vllm_plugin.core import media
+from cfg_core.vllm_plugin.core.prompt_hashes import PromptHashes
 from cfg_core.vllm_plugin.core.scoring import can_be_scored
+
+_READY = "cfg_serve_ready"
+_HASHES = PromptHashes()
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerPrompt:
+    """What a follower begins with.
+
+    token_ids: a list that nobody changes; None for embeddings.
+    block_hashes: those of its whole blocks, as vLLM computes them.
+    media: its images, audio and video.
+    """
+
+    own: ResolvedFollower
+    token_ids: list[int] | None
+    block_hashes: list[BlockHash]
+    media: list[MultiModalFeatureSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The guidance of a request that has arrived, and its followers' prompts."""
+
+    guidance: ResolvedGuidance
+    prompts: tuple[FollowerPrompt, ...]
+
+
+def make_ready(leader: Request) -> Ready | None:
+    """Read the guidance of a request, and keep what is made of it with the request.
+
+    The guidance leaves the request's sampling parameters, which vLLM sends to each worker. Other
+    choices of the same client may share them, so they are copied. None if it is not guided. A
+    second call returns the same.
+    """
+    ready: Ready | None = getattr(leader, _READY, None)
+    sampling = leader.sampling_params
+    if ready is not None or sampling is None:
+        return ready
+    guidance = ResolvedGuidance.from_extra_args(sampling.extra_args)
+    if guidance is None:
+        return None
+    leader.sampling_params = sampling = copy.copy(sampling)
+    rest = {name: value for name, value in sampling.extra_args.items() if name != RESOLVED}
+    sampling.extra_args = rest or None
+    ready = Ready(guidance, tuple(_prompts(leader, guidance)))
+    setattr(leader, _READY, ready)
+    return ready
+
+
+def _prompts(leader: Request, guidance: ResolvedGuidance) -> list[FollowerPrompt]:
+    made = []
+    for i, own in enumerate(guidance.followers):
+        ids = None if own.token_ids is None else own.token_ids.tolist()
+        prompt = FollowerPrompt(own, ids, [], media.of_follower(leader, i))
+        made.append(replace(prompt, block_hashes=_hashes(leader, prompt)))
+    return made
+
+
+def _hashes(leader: Request, prompt: FollowerPrompt) -> list[BlockHash]:
+    """The block hashes of a follower's prompt, which many requests may share."""
+
+    def computed() -> list[BlockHash]:
+        follower = _request(leader, "", prompt, [])
+        follower.update_block_hashes()
+        hashes: list[BlockHash] = follower.block_hashes
+        return hashes
+
+    ids, adapter = prompt.own.token_ids, _adapter(leader, prompt.own)
+    if ids is None or prompt.media or leader._block_hasher is None:
+        return computed()
+    lora = adapter and (adapter.lora_name, adapter.lora_path)
+    return _HASHES.of(ids.packed, (leader._block_hasher, lora, leader.cache_salt), computed)
 
 
 def asks_for_guidance(request: Request) -> bool:
-    """Whether a request asks for guidance: followers, or a scale other than 1."""
+    """Whether a request asks for guidance."""
+    if make_ready(request) is not None:
+        return True
     params = request.sampling_params
-    return params is not None and is_guided(params.extra_args)
+    return params is not None and is_unresolved(params.extra_args)
 
 
 def reads_values(sampling: SamplingParams) -> bool:
@@ -41,14 +124,10 @@ def reads_values(sampling: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A group, and what its followers begin with, each with a prompt as token ids.
-
-    media: the images, audio and video of each follower's prompt.
-    """
+    """A group, and what its followers begin with."""
 
     group: Group
-    followers: tuple[FollowerParams, ...]
-    media: tuple[list[MultiModalFeatureSpec], ...]
+    prompts: tuple[FollowerPrompt, ...]
 
 
 Fits = Callable[[int, Sequence[int]], bool]
@@ -65,15 +144,18 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
     Raises GuidanceError if it can never run. Admission (in the frontend) refuses all of these but
     one: it knows no exact numbers of blocks where a stream takes blocks of several kinds.
     """
-    params = _params_of(leader)
-    followers = params.followers
-    if params.score_tokens is not None:
-        if not can_be_scored(leader, followers, params.score_tokens):
+    ready = make_ready(leader)
+    if ready is None:
+        raise GuidanceError("its guidance was not resolved by the frontend of a guided engine.")
+    guidance = ready.guidance
+    if guidance.score_tokens is not None:
+        prompts = [prompt.token_ids or [] for prompt in ready.prompts]
+        if not can_be_scored(leader, prompts, guidance.score_tokens):
             raise GuidanceError("its streams do not all end with the tokens to score.")
     elif asks_for_prompt_logprobs(leader.sampling_params):
         raise GuidanceError("it asks for log-probabilities of its whole prompt.")
-    prompts = tuple(follower.num_tokens for follower in followers)
-    lengths = Lengths(leader.num_prompt_tokens, prompts, params.end)
+    followers = tuple(follower.num_tokens for follower in guidance.followers)
+    lengths = Lengths(leader.num_prompt_tokens, followers, guidance.end)
     leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
     if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
         raise GuidanceError(
@@ -81,21 +163,10 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
             " fit this engine's KV memory: ask for fewer tokens or streams, shorten the prompts, or"
             " give the engine more KV memory."
         )
-    shown = tuple(media.of_follower(leader, i) for i in range(len(followers)))
-    return GroupPlan(group_of(leader, params), followers, shown)
+    return GroupPlan(group_of(leader, guidance), ready.prompts)
 
 
-def _params_of(leader: Request) -> GuidanceParams:
-    try:
-        params = GuidanceParams.from_fields(leader.sampling_params.extra_args)
-    except ValueError as error:
-        raise GuidanceError(str(error)) from None
-    if params is None or not params.followers:
-        raise GuidanceError("it has no negative stream.")
-    return params
-
-
-def group_of(leader: Request, params: GuidanceParams) -> Group:
+def group_of(leader: Request, params: ResolvedGuidance) -> Group:
     """The group as the scheduler keeps it."""
     cuts = Cuts(params.top_k, params.min_p, params.filter_top_k)
     is_cut = cuts != Cuts()
@@ -112,14 +183,14 @@ def group_of(leader: Request, params: GuidanceParams) -> Group:
     )
 
 
-def scored_of(leader: Request, params: GuidanceParams) -> Scored | None:
+def scored_of(leader: Request, params: ResolvedGuidance) -> Scored | None:
     """The end of the prompt that is scored; None if no token is."""
     if params.score_tokens is None:
         return None
     return Scored(params.score_tokens, leader.sampling_params.prompt_logprobs)
 
 
-def timeline_of(params: GuidanceParams) -> Timeline | None:
+def timeline_of(params: ResolvedGuidance) -> Timeline | None:
     """When the weights change and end; None if they never do."""
     if params.schedule is None and params.start == 0 and params.end is None:
         return None
@@ -138,10 +209,8 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
     """
     output = list(leader.output_token_ids)
     followers = [
-        _follower(leader, name, output, params, shown)
-        for name, params, shown in zip(
-            plan.group.followers, plan.followers, plan.media, strict=True
-        )
+        _follower(leader, name, prompt, output)
+        for name, prompt in zip(plan.group.followers, plan.prompts, strict=True)
     ]
     if not is_traced:
         for follower in followers:
@@ -149,16 +218,19 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
     return followers
 
 
-def _follower(
-    leader: Request,
-    request_id: str,
-    output: list[int],
-    params: FollowerParams,
-    shown: list[MultiModalFeatureSpec],
-) -> Request:
-    return Request(
-        request_id=request_id,
-        **_prompt(params, output),
+def _follower(leader: Request, name: str, prompt: FollowerPrompt, output: list[int]) -> Request:
+    """A follower with the hashes of its prompt; only blocks with output are hashed here."""
+    follower = _request(leader, name, prompt, output)
+    follower.block_hashes = list(prompt.block_hashes)
+    follower.update_block_hashes()
+    return follower
+
+
+def _request(leader: Request, name: str, prompt: FollowerPrompt, output: list[int]) -> Request:
+    """A follower without block hashes."""
+    request = Request(
+        request_id=name,
+        **_tokens(prompt, output),
         # Greedy sampling is the cheapest, and the leader's token replaces the sample anyway.
         sampling_params=SamplingParams(
             temperature=0.0,
@@ -167,25 +239,27 @@ def _follower(
             max_tokens=leader.max_tokens - leader.num_output_tokens,
         ),
         pooling_params=None,
-        mm_features=list(shown),
+        mm_features=list(prompt.media),
         client_index=leader.client_index,
         arrival_time=leader.arrival_time,
-        lora_request=_adapter(leader, params),
+        lora_request=_adapter(leader, prompt.own),
         cache_salt=leader.cache_salt,
         priority=leader.priority,
-        block_hasher=leader._block_hasher,
     )
+    request._block_hasher = leader._block_hasher
+    return request
 
 
-def _prompt(params: FollowerParams, output: list[int]) -> dict[str, Any]:
+def _tokens(prompt: FollowerPrompt, output: list[int]) -> dict[str, Any]:
     """A follower's own prompt and the output so far, as arguments of Request."""
-    if params.prompt_embeds is None:
-        return {"prompt_token_ids": [*(params.token_ids or ()), *output]}
-    return embeddings.request_fields(params.prompt_embeds, output)
+    if prompt.token_ids is not None:
+        return {"prompt_token_ids": [*prompt.token_ids, *output]}
+    assert prompt.own.embeds is not None
+    return embeddings.request_fields(prompt.own.embeds, output)
 
 
-def _adapter(leader: Request, params: FollowerParams) -> LoRARequest | None:
+def _adapter(leader: Request, follower: ResolvedFollower) -> LoRARequest | None:
     """The follower's adapter. Between processes it is sent as the list of its fields."""
-    if params.lora is None:
+    if follower.lora is None:
         return leader.lora_request
-    return LoRARequest(*params.lora) if params.lora else None
+    return LoRARequest(*follower.lora) if follower.lora else None

@@ -130,10 +130,9 @@ class GroupScheduler(Scheduler):
     def _ends_in_media(self, leader: Request, plan: GroupPlan) -> bool:
         """Whether a stream's prompt ends with an image, which could make two streams wait for each
         other (config.ends_in_media)."""
-        lengths = (len(follower.token_ids or ()) for follower in plan.followers)
         prompts = [
             (leader.mm_features, leader.num_prompt_tokens),
-            *zip(plan.media, lengths, strict=True),
+            *((prompt.media, len(prompt.token_ids or ())) for prompt in plan.prompts),
         ]
         return any(config.ends_in_media(self.vllm_config, *prompt) for prompt in prompts)
 

@@ -1,16 +1,15 @@
 """Images, audio and video of followers in the engine core, and what the encoder has room for.
 
-`preprocess_add_request` replaces `EngineCore.preprocess_add_request` (patches.py). It takes the
-media of followers out of a request before vLLM makes its Request object, so that hashes, lengths
-and the encoder of the leader never see them. The Request has them as an attribute.
+The media of followers are taken out of a request before vLLM makes its Request object
+(arrivals.py), so that hashes, lengths and the encoder of the leader never see them. The Request has
+them as an attribute.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,27 +20,25 @@ from cfg_core.vllm_plugin import wire
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.engine.core import EngineCore
 
 _MEDIA = "cfg_serve_follower_media"
 
 
-def preprocess_add_request(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces `EngineCore.preprocess_add_request`, which makes a Request."""
-
-    @functools.wraps(stock)
-    def preprocess_add_request(
-        self: EngineCore, request: EngineCoreRequest, *args: Any, **kwargs: Any
-    ) -> Any:
-        own, followers = wire.media_of(request.mm_features or ())
-        if not followers:
-            return stock(self, request, *args, **kwargs)
+def take(request: EngineCoreRequest) -> dict[int, list[MultiModalFeatureSpec]]:
+    """Remove the media of followers from a request, and return them by the follower's number."""
+    own, followers = wire.media_of(request.mm_features or ())
+    if followers:
         request.mm_features = own or None
-        made = stock(self, request, *args, **kwargs)
-        setattr(made[0], _MEDIA, _with_data(made[0].mm_features, followers))
-        return made
+    return followers
 
-    return preprocess_add_request
+
+def give(leader: Request, followers: Mapping[int, list[MultiModalFeatureSpec]]) -> None:
+    """Keep with a leader what `take` returned.
+
+    Raises RuntimeError if an item has no data. The request then fails before it is scheduled.
+    """
+    if followers:
+        setattr(leader, _MEDIA, _with_data(leader.mm_features, followers))
 
 
 def of_follower(leader: Request, index: int) -> list[MultiModalFeatureSpec]:
@@ -53,10 +50,7 @@ def of_follower(leader: Request, index: int) -> list[MultiModalFeatureSpec]:
 def _with_data(
     own: Sequence[MultiModalFeatureSpec], followers: Mapping[int, list[MultiModalFeatureSpec]]
 ) -> dict[int, list[MultiModalFeatureSpec]]:
-    """The followers' media, with the data that admission did not send twice.
-
-    Raises RuntimeError if an item has none. The request then fails before it is scheduled.
-    """
+    """The followers' media, with the data that admission did not send twice; may raise (`give`)."""
     everything = [*own, *(feature for features in followers.values() for feature in features)]
     data = {f.mm_hash: f.data for f in everything if f.data is not None}
     if any(feature.mm_hash not in data for feature in everything):

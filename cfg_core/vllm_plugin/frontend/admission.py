@@ -2,14 +2,15 @@
 
 It wraps `InputProcessor.process_inputs` (patches.py). Every entry point (LLM, AsyncLLM, vLLM's
 server) passes each request through that method. A request with any guidance field is either refused
-or resolved. A resolved request has the weights, each follower's prompt as token ids, and
-`max_tokens` cut to what all streams can hold.
+or resolved. A resolved request has a `ResolvedGuidance` in the place of these fields, and its
+`max_tokens` is cut to what all streams can hold.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
@@ -24,6 +25,7 @@ from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_g
 from cfg_core.pool import Lengths
 from cfg_core.vllm_plugin.config import cannot_guide, grammar_bounds_of, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
+from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.frontend.scored_prompts import check_scores
@@ -56,13 +58,14 @@ def process_inputs(stock: Callable[..., EngineCoreRequest]) -> Callable[..., Eng
     def process_inputs(
         self: InputProcessor, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> EngineCoreRequest:
+        rest, fields = without_guidance(params)
         try:
             check_grammar_size(self.vllm_config, params)  # before vLLM reads it
-            request = stock(self, request_id, prompt, params, *args, **kwargs)
+            request = stock(self, request_id, prompt, rest, *args, **kwargs)
         except RequestError as error:
             raise RefusedError(error) from error
         try:
-            admit(self, request, prompt)
+            admit(self, request, fields, prompt)
         except RequestError as error:
             follower_media.forget(self, request)
             raise RefusedError(error) from error
@@ -82,13 +85,34 @@ def check_grammar_size(config: VllmConfig, params: Any) -> None:
     grammar_bounds_of(config).check_outputs(fields_of(outputs))
 
 
-def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object = None) -> None:
-    """Check `request` and resolve its guidance in place. Raises RequestError.
+def without_guidance(params: Any) -> tuple[Any, dict[str, Any]]:
+    """Parameters without the guidance fields of their extra arguments, and these fields.
+
+    vLLM's own code copies extra arguments and walks through them, each token id of a negative.
+    `params` are the caller's, and do not change.
+    """
+    extra = getattr(params, "extra_args", None) or {}
+    fields = {name: value for name, value in extra.items() if looks_like_guidance(name)}
+    if not fields:
+        return params, fields
+    rest = copy.copy(params)
+    rest.extra_args = {name: extra[name] for name in extra if name not in fields} or None
+    return rest, fields
+
+
+def admit(
+    processor: InputProcessor,
+    request: EngineCoreRequest,
+    fields: Mapping[str, Any],
+    prompt: object = None,
+) -> None:
+    """Check `request` and put its resolved guidance into it. Raises RequestError.
 
     It also checks the request's logits processors, and lets a grammar end (`_let_grammar_end`).
     `request.sampling_params` is the processor's private copy, so the caller's object does not
     change.
 
+    fields: its guidance fields, which vLLM has not seen.
     prompt: what `request` was made of.
     """
     sampling: SamplingParams | None = request.sampling_params
@@ -96,29 +120,39 @@ def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object 
         return
     if sampling.structured_outputs is not None and _is_guided(processor.vllm_config):
         _let_grammar_end(processor.vllm_config, sampling)
-    if not sampling.extra_args:
+    asked = (sampling.extra_args or {}).get(LOGITS_PROCESSORS)
+    if asked is not None and _is_guided(processor.vllm_config):
+        _admit_processors(processor, request, asked)
+    if fields:
+        _guide(processor, request, fields, prompt)
+
+
+def _admit_processors(processor: InputProcessor, request: EngineCoreRequest, asked: object) -> None:
+    """Check the logits processors that a request asks for, and put them into their final form."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        raise RequestError(
+            f"{LOGITS_PROCESSORS} need a prompt of text or token ids, not prompt embeddings.",
+            LOGITS_PROCESSORS,
+        )
+    _check_engine(processor.vllm_config, LOGITS_PROCESSORS)
+    sampling, registry = request.sampling_params, _registry(processor)
+    read = registry.read(asked)
+    _check_forced(processor.vllm_config, sampling, registry.forced(read))
+    sampling.extra_args = {**sampling.extra_args, LOGITS_PROCESSORS: read}
+
+
+def _guide(
+    processor: InputProcessor, request: EngineCoreRequest, fields: Mapping[str, Any], prompt: object
+) -> None:
+    """Check the guidance fields of a request, and put what they mean into it."""
+    config, sampling = processor.vllm_config, request.sampling_params
+    params = SHELF.guidance(fields.get(SHELVED)) or GuidanceParams.from_fields(fields)
+    if params is None:
         return
-    extra: dict[str, Any] = sampling.extra_args
-    if extra.get(LOGITS_PROCESSORS) is not None and _is_guided(processor.vllm_config):
-        if request.prompt_token_ids is None or request.prompt_embeds is not None:
-            raise RequestError(
-                f"{LOGITS_PROCESSORS} need a prompt of text or token ids, not prompt embeddings.",
-                LOGITS_PROCESSORS,
-            )
-        _check_engine(processor.vllm_config, LOGITS_PROCESSORS)
-        asked = _registry(processor).read(extra[LOGITS_PROCESSORS])
-        _check_forced(processor.vllm_config, sampling, _registry(processor).forced(asked))
-        sampling.extra_args = extra = {**extra, LOGITS_PROCESSORS: asked}
-    if not any(map(looks_like_guidance, extra)):
+    check_scores(config, request, params)
+    if not params.enabled:
         return
-    params = GuidanceParams.from_fields(extra)
-    if params is not None:
-        check_scores(processor.vllm_config, request, params)
-    rest = {name: value for name, value in extra.items() if not looks_like_guidance(name)}
-    if params is None or not params.enabled:
-        sampling.extra_args = rest or None
-        return
-    _check_engine(processor.vllm_config, SCALE)
+    _check_engine(config, SCALE)
     _check_request(request)
     if params.logprobs and (sampling.logprobs is None or sampling.flat_logprobs):
         raise GuidanceError(
@@ -126,13 +160,13 @@ def admit(processor: InputProcessor, request: EngineCoreRequest, prompt: object 
             " (0 is enough; true in a chat) and leave flat_logprobs out.",
             STREAM_LOGPROBS,
         )
-    capacity.check_streams(processor.vllm_config, len(params.weights))
-    resolved, fields, media = resolve(processor, request, params, prompt)
-    prompts = tuple(follower.num_tokens for follower in resolved.followers)
+    capacity.check_streams(config, len(params.weights))
+    guidance, names, media = resolve(processor, request, params, prompt)
+    prompts = tuple(follower.num_tokens for follower in guidance.followers)
     own = length_from_prompt_token_ids_or_embeds(request.prompt_token_ids, request.prompt_embeds)
     lengths = Lengths(own, prompts, params.end)
-    sampling.max_tokens = capacity.max_tokens(processor.vllm_config, lengths, sampling, fields)
-    sampling.extra_args = {**rest, **resolved.to_extra_args()}
+    sampling.max_tokens = capacity.max_tokens(config, lengths, sampling, names)
+    sampling.extra_args = {**(sampling.extra_args or {}), **guidance.to_extra_args()}
     if any(media):
         request.mm_features = with_media(request.mm_features or (), media)
 

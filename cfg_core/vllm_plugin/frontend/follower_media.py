@@ -5,7 +5,8 @@ prompt, and with it the leader's media. vLLM renders a prompt with media into to
 placeholders, and one *feature* for each item: its processed data, its hash and its place.
 
 A server renders followers before it sends the request to the engine. It leaves what it rendered on
-the `Shelf`, and sends the name: extra arguments can hold no tensors there.
+the `Shelf`, and sends the name: extra arguments can hold no tensors there. The guidance itself goes
+the same way, because vLLM would look at each token id in it several times.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vllm.multimodal.utils import argsort_mm_positions
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from cfg_core.errors import GuidanceError
+from cfg_core.params import GuidanceParams, TokenIds
 from cfg_core.vllm_plugin import config, embeddings
 
 if TYPE_CHECKING:
@@ -33,40 +35,50 @@ Features: TypeAlias = tuple[MultiModalFeatureSpec, ...]
 """The media of one prompt, in the order of their places."""
 
 
+NO_TOKENS = TokenIds(b"")
+
+
 class Prompt(NamedTuple):
     """A follower's prompt.
 
     embeds: instead of token ids, its embeddings (cfg_core/vllm_plugin/embeddings.py).
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     features: Features = ()
     embeds: dict[str, Any] | None = None
 
 
 class Shelf:
-    """Rendered prompts that wait for the requests whose followers begin with them.
+    """What waits for the requests that a server is about to send to the engine.
 
-    A name cannot be guessed, so a client that sends one of its own finds nothing.
+    It holds the rendered prompts of followers, and the guidance of whole requests. A name cannot be
+    guessed, so a client that sends one of its own finds nothing.
     """
 
     def __init__(self) -> None:
-        self._rendered: dict[str, Mapping[str, Any]] = {}
+        self._kept: dict[str, Any] = {}
 
-    def put(self, rendered: Mapping[str, Any]) -> str:
-        """Keep what vLLM's renderer made of a prompt, and return its name."""
+    def put(self, value: Mapping[str, Any] | GuidanceParams) -> str:
+        """Keep what vLLM's renderer made of a prompt, or guidance; return its name."""
         name = secrets.token_hex(16)
-        self._rendered[name] = rendered
+        self._kept[name] = value
         return name
 
     def get(self, name: str) -> Mapping[str, Any] | None:
-        """What was kept under this name; None if there is nothing."""
-        return self._rendered.get(name)
+        """The rendered prompt of this name; None if there is none."""
+        found = self._kept.get(name)
+        return None if isinstance(found, GuidanceParams) else found
+
+    def guidance(self, name: object) -> GuidanceParams | None:
+        """The guidance of this name; None if there is none."""
+        found = self._kept.get(name) if isinstance(name, str) else None
+        return found if isinstance(found, GuidanceParams) else None
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget what was kept. Unknown names are ignored."""
         for name in names:
-            self._rendered.pop(name, None)
+            self._kept.pop(name, None)
 
     @contextmanager
     def holding(self, names: Iterable[str]) -> Iterator[None]:
@@ -79,6 +91,10 @@ class Shelf:
 
 SHELF = Shelf()
 """The shelf of this process."""
+
+SHELVED = "cfg_serve_shelved"
+"""The extra argument that names guidance on the shelf. Any other guidance field must be left out
+beside it. A caller of vLLM cannot send it: it looks like guidance, and is no field."""
 
 
 def check_engine(processor: InputProcessor, param: str) -> None:
@@ -122,8 +138,9 @@ def read(
     """A rendered prompt as the prompt of a follower with this adapter. Raises GuidanceError."""
     if rendered["type"] == "embeds":
         ids, are_tokens = rendered.get("prompt_token_ids"), rendered.get("is_token_ids")
-        return Prompt((), (), embeddings.packed(rendered["prompt_embeds"], ids, are_tokens))
-    ids = tuple(rendered["prompt_token_ids"])
+        embeds = embeddings.packed(rendered["prompt_embeds"], ids, are_tokens)
+        return Prompt(NO_TOKENS, (), embeds)
+    ids = TokenIds.of(rendered["prompt_token_ids"])
     if rendered["type"] != "multimodal":
         return Prompt(ids)
     places, hashes = rendered["mm_placeholders"], rendered["mm_hashes"]
@@ -156,9 +173,11 @@ def of_leader(
     )
 
 
-def check_end(processor: InputProcessor, prompt: Prompt, param: str) -> None:
-    """Raise GuidanceError if a stream's prompt ends with an image, audio or video."""
-    if config.ends_in_media(processor.vllm_config, prompt.features, len(prompt.token_ids)):
+def check_end(
+    processor: InputProcessor, features: Sequence[MultiModalFeatureSpec], length: int, param: str
+) -> None:
+    """Raise GuidanceError if a prompt of `length` tokens ends with an image, audio or video."""
+    if config.ends_in_media(processor.vllm_config, features, length):
         raise GuidanceError(
             "guidance needs at least one token of text after the last image, audio or video of a"
             " prompt: put the question after it.",

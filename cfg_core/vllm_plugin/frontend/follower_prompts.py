@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -21,11 +21,14 @@ from cfg_core.params import (
     STREAMS,
     FollowerParams,
     GuidanceParams,
+    ResolvedFollower,
+    ResolvedGuidance,
+    TokenIds,
     check_token_ids,
 )
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
-from cfg_core.vllm_plugin.frontend.follower_media import Features, Prompt
+from cfg_core.vllm_plugin.frontend.follower_media import NO_TOKENS, Features, Prompt
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -33,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class Resolved(NamedTuple):
-    """Guidance whose prompts are all token ids.
+    """Guidance as the engine core reads it.
 
     fields: the field that held each follower's prompt, for errors.
     media: the images, audio and video of each follower.
     """
 
-    params: GuidanceParams
+    guidance: ResolvedGuidance
     fields: tuple[str, ...]
     media: list[Features]
 
@@ -47,14 +50,23 @@ class Resolved(NamedTuple):
 class _Leader(NamedTuple):
     """What followers may take from their leader.
 
-    context: its prompt before the scored tokens.
+    scored: the last tokens of its prompt, which all streams have.
     text: its prompt as it was written; None if it is not known.
     """
 
     request: EngineCoreRequest
-    context: list[int]
-    scored: list[int]
+    scored: TokenIds
     text: str | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its prompt before the scored ones."""
+        return len(self.request.prompt_token_ids or ()) - len(self.scored)
+
+    @property
+    def context(self) -> TokenIds:
+        """Its prompt before the scored tokens."""
+        return TokenIds.of((self.request.prompt_token_ids or ())[: self.num_tokens])
 
 
 def resolve(
@@ -66,40 +78,35 @@ def resolve(
 
     prompt: what the caller gave to vLLM, or what vLLM's renderer made of it.
     """
-    ids = request.prompt_token_ids or []
-    context = ids[: len(ids) - (params.score_tokens or 0)]
+    ids, scored = request.prompt_token_ids or [], params.score_tokens or 0
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
-    leader = _Leader(request, context, ids[len(context) :], text)
+    leader = _Leader(request, TokenIds.of(ids[len(ids) - scored :]), text)
     _check_media(processor, leader, params)
     if params.streams is None:
-        negative = _negative(processor, leader, params)
-        resolved = replace(
-            params,
-            negative_prompt=None,
-            negative_prompt_token_ids=_with_scores(negative, leader),
-            negative_media=None,
-            negative_embeds=negative.embeds,
-        )
+        prompts, loras = [_negative(processor, leader, params)], [None]
         fields: tuple[str, ...] = (NEGATIVE_IDS,)
-        prompts = [negative]
     else:
-        made = [_resolved(processor, follower, leader) for follower in params.streams]
-        followers = tuple(follower for follower, _ in made)
-        prompts = [follower_prompt for _, follower_prompt in made]
-        _check_adapters(processor, request, followers)
-        resolved = replace(params, streams=followers)
-        fields = tuple(follower.where for follower in followers)
+        loras = [_fields_of(stream.lora, stream.where) for stream in params.streams]
+        prompts = [
+            _own(processor, stream, lora, leader)
+            for stream, lora in zip(params.streams, loras, strict=True)
+        ]
+        _check_adapters(processor, request, loras)
+        fields = tuple(stream.where for stream in params.streams)
     embeds = [request.prompt_embeds, *(own.embeds for own in prompts)]
-    if params.score_tokens and any(value is not None for value in embeds):
+    if scored and any(value is not None for value in embeds):
         raise GuidanceError(
             f"{SCORE_TOKENS} needs prompts of text or token ids, not prompt embeddings.",
             SCORE_TOKENS,
         )
     for own, field in zip(prompts, fields, strict=True):
-        ends = Prompt((*own.token_ids, *leader.scored), own.features)
-        follower_media.check_end(processor, ends, field)
+        follower_media.check_end(processor, own.features, len(own.token_ids) + scored, field)
     media = follower_media.without_repeats(request, [own.features for own in prompts])
-    return Resolved(resolved, fields, media)
+    followers = tuple(
+        ResolvedFollower(token_ids=_with_scores(own, leader), embeds=own.embeds, lora=lora)
+        for own, lora in zip(prompts, loras, strict=True)
+    )
+    return Resolved(ResolvedGuidance.of(params, followers), fields, media)
 
 
 def _check_media(processor: InputProcessor, leader: _Leader, params: GuidanceParams) -> None:
@@ -111,8 +118,8 @@ def _check_media(processor: InputProcessor, leader: _Leader, params: GuidancePar
     if request.mm_features or asked:
         follower_media.check_engine(processor, next(iter(asked), SCALE))
     follower_media.check_scored(request, len(leader.scored), SCORE_TOKENS)
-    own = Prompt(tuple(request.prompt_token_ids or ()), tuple(request.mm_features or ()))
-    follower_media.check_end(processor, own, "prompt")
+    length = len(request.prompt_token_ids or ())
+    follower_media.check_end(processor, request.mm_features or (), length, "prompt")
 
 
 def _is_embeds(media: object) -> bool:
@@ -121,61 +128,55 @@ def _is_embeds(media: object) -> bool:
     return rendered is not None and rendered["type"] == "embeds"
 
 
-def _resolved(
-    processor: InputProcessor, follower: FollowerParams, leader: _Leader
-) -> tuple[FollowerParams, Prompt]:
-    """The follower as the engine core reads it, and its prompt without the scored tokens."""
+def _own(processor: InputProcessor, follower: FollowerParams, lora: Any, leader: _Leader) -> Prompt:
+    """The follower's prompt, without the scored tokens.
+
+    lora: its adapter, as `_fields_of` returns it.
+    """
     where = follower.where
     if follower.messages is not None:
         raise GuidanceError(
             f"{where}.messages need a chat endpoint: send prompt or token_ids here.", where
         )
-    lora = _fields_of(follower.lora, where)
     adapter = leader.request.lora_request if lora is None else LoRARequest(*lora) if lora else None
-    ids = follower.token_ids
-    if ids is not None:
-        vocab_size = processor.vllm_config.model_config.get_vocab_size()
-        ids = check_token_ids(ids, vocab_size, f"{where}.token_ids")
+    ids = _known(processor, follower.token_ids, f"{where}.token_ids")
     if follower.prompt_embeds is not None:
-        own = _with_embeds(processor, leader, follower.prompt_embeds, f"{where}.prompt_embeds")
-    elif follower.multi_modal_data is not None:
-        own = _with_media(
-            processor, leader, (follower.prompt, ids, follower.multi_modal_data), adapter, where
-        )
-    elif ids is not None:
-        own = Prompt(ids)
-    elif follower.prompt is not None:
+        return _with_embeds(processor, follower.prompt_embeds, f"{where}.prompt_embeds")
+    if follower.multi_modal_data is not None:
+        given = (follower.prompt, ids, follower.multi_modal_data)
+        return _with_media(processor, leader, given, adapter, where)
+    if ids is not None:
+        return Prompt(ids)
+    if follower.prompt is not None:
         tokens = _tokenize(processor, follower.prompt, f"{where}.prompt")
-        own = Prompt(tuple(tokens) or _last(leader, f"{where}.prompt"))
-    elif leader.request.prompt_embeds is not None:
-        request = leader.request
-        own = Prompt(
-            (),
-            (),
-            embeddings.packed(
-                request.prompt_embeds, request.prompt_token_ids, request.prompt_is_token_ids
-            ),
-        )
-    else:
-        shown = follower_media.of_leader(processor, leader.request, len(leader.context), adapter)
-        own = Prompt(tuple(leader.context), shown)
-    resolved = replace(
-        follower,
-        prompt=None,
-        multi_modal_data=None,
-        token_ids=_with_scores(own, leader),
-        prompt_embeds=own.embeds,
-        lora=lora,
-    )
-    return resolved, own
+        return Prompt(tokens or _last(leader, f"{where}.prompt"))
+    request = leader.request
+    if request.prompt_embeds is not None:
+        known = request.prompt_token_ids, request.prompt_is_token_ids
+        return Prompt(NO_TOKENS, (), embeddings.packed(request.prompt_embeds, *known))
+    shown = follower_media.of_leader(processor, request, leader.num_tokens, adapter)
+    return Prompt(leader.context, shown)
 
 
-def _with_scores(own: Prompt, leader: _Leader) -> tuple[int, ...] | None:
+def _known(processor: InputProcessor, ids: Sequence[int] | None, param: str) -> TokenIds | None:
+    """The same ids. Raises GuidanceError if one of them is outside of the model's vocabulary."""
+    if ids is None:
+        return None
+    packed, vocab_size = TokenIds.of(ids), processor.vllm_config.model_config.get_vocab_size()
+    return packed if largest(packed) < vocab_size else check_token_ids(packed, vocab_size, param)
+
+
+def largest(ids: TokenIds) -> int:
+    """The largest of ids; 0 if there are none."""
+    return int(np.frombuffer(ids.packed, np.uint32).max(initial=0))
+
+
+def _with_scores(own: Prompt, leader: _Leader) -> TokenIds | None:
     """A follower's token ids, those that are scored included; None for embeddings."""
-    return None if own.embeds is not None else (*own.token_ids, *leader.scored)
+    return None if own.embeds is not None else own.token_ids + leader.scored
 
 
-def _last(leader: _Leader, param: str) -> tuple[int, ...]:
+def _last(leader: _Leader, param: str) -> TokenIds:
     """The prompt's last token, which stands for a negative that is not given or has no token."""
     are_tokens = leader.request.prompt_is_token_ids or [leader.request.prompt_embeds is None]
     if not are_tokens[-1]:
@@ -184,19 +185,20 @@ def _last(leader: _Leader, param: str) -> tuple[int, ...]:
             " least one token, or embeddings.",
             param,
         )
-    return tuple(leader.context[-1:])
+    ids, end = leader.request.prompt_token_ids or (), leader.num_tokens
+    return TokenIds.of(ids[max(0, end - 1) : end])
 
 
-def _with_embeds(processor: InputProcessor, leader: _Leader, value: object, param: str) -> Prompt:
+def _with_embeds(processor: InputProcessor, value: object, param: str) -> Prompt:
     """The prompt of a follower with embeddings of its own."""
     model = processor.vllm_config.model_config
-    return Prompt((), (), embeddings.packed(embeddings.read(model, value, param)))
+    return Prompt(NO_TOKENS, (), embeddings.packed(embeddings.read(model, value, param)))
 
 
 def _with_media(
     processor: InputProcessor,
     leader: _Leader,
-    given: tuple[str | None, tuple[int, ...] | None, Any],
+    given: tuple[str | None, TokenIds | None, Any],
     adapter: LoRARequest | None,
     where: str,
 ) -> Prompt:
@@ -221,7 +223,7 @@ def _with_media(
                 " known: give a prompt, too.",
                 where,
             )
-    prompt = {"prompt": text} if ids is None else {"prompt_token_ids": list(ids)}
+    prompt = {"prompt": text} if ids is None else {"prompt_token_ids": ids.tolist()}
     made = follower_media.render(processor, {**prompt, "multi_modal_data": media}, where)
     return follower_media.read(processor, made, adapter, where)
 
@@ -244,10 +246,13 @@ def _fields_of(lora: Any, where: str) -> Any:
 
 
 def _check_adapters(
-    processor: InputProcessor, request: EngineCoreRequest, followers: tuple[FollowerParams, ...]
+    processor: InputProcessor, request: EngineCoreRequest, loras: Sequence[Any]
 ) -> None:
-    """Refuse adapters that can never be in one step."""
-    asked = {follower.lora[1] for follower in followers if follower.lora}
+    """Refuse adapters that can never be in one step.
+
+    loras: those of the followers, as `_fields_of` returns them.
+    """
+    asked = {lora[1] for lora in loras if lora}
     config = processor.vllm_config.lora_config
     if asked and config is None:
         raise GuidanceError(
@@ -269,12 +274,9 @@ def _negative(processor: InputProcessor, leader: _Leader, params: GuidanceParams
     By default, and for a text without tokens, it is the prompt's last token, as in the paper and in
     transformers.
     """
-    ids = params.negative_prompt_token_ids
     if params.negative_embeds is not None:
-        return _with_embeds(processor, leader, params.negative_embeds, NEGATIVE_EMBEDS)
-    if ids is not None:
-        vocab_size = processor.vllm_config.model_config.get_vocab_size()
-        ids = check_token_ids(ids, vocab_size)
+        return _with_embeds(processor, params.negative_embeds, NEGATIVE_EMBEDS)
+    ids = _known(processor, params.negative_prompt_token_ids, NEGATIVE_IDS)
     if params.negative_media is not None:
         given = (params.negative_prompt, ids, params.negative_media)
         adapter = leader.request.lora_request
@@ -284,10 +286,10 @@ def _negative(processor: InputProcessor, leader: _Leader, params: GuidanceParams
     if params.negative_prompt is None:
         return Prompt(_last(leader, NEGATIVE_TEXT))
     tokens = _tokenize(processor, params.negative_prompt, NEGATIVE_TEXT)
-    return Prompt(tuple(tokens) or _last(leader, NEGATIVE_TEXT))
+    return Prompt(tokens or _last(leader, NEGATIVE_TEXT))
 
 
-def _tokenize(processor: InputProcessor, text: str, param: str) -> list[int]:
+def _tokenize(processor: InputProcessor, text: str, param: str) -> TokenIds:
     """Token ids of a follower's text. Special tokens follow the same rule as for a prompt.
 
     param: the field that errors name.
@@ -305,5 +307,4 @@ def _tokenize(processor: InputProcessor, text: str, param: str) -> list[int]:
         raise capacity.negative_too_long(
             f"more than {model.max_model_len}", model.max_model_len, param
         ) from error
-    ids: list[int] = rendered["prompt_token_ids"]
-    return ids
+    return TokenIds.of(rendered["prompt_token_ids"])

@@ -26,7 +26,7 @@ from vllm.v1.engine import logprobs as stock_logprobs
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from cfg_core.params import SCORE_TOKENS, STREAM_LOGPROBS, STREAMS, is_guided
+from cfg_core.params import ResolvedGuidance
 from cfg_core.vllm_plugin.wire import StreamColumns, narrowed
 
 Ranking: TypeAlias = dict[int, Logprob]
@@ -62,13 +62,13 @@ def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
     def from_new_request(cls: Any, tokenizer: Any, request: EngineCoreRequest) -> Any:
         made = make(cls, tokenizer, request)
         params = request.sampling_params
-        extra = (params.extra_args if params is not None else None) or {}
         made.stream_columns = StreamColumns()
-        if extra.get(STREAM_LOGPROBS):
-            streams = 1 + len(extra.get(STREAMS) or (None,))
-            made.stream_columns = StreamColumns(streams, max(0, params.logprobs or 0))
-        if extra.get(SCORE_TOKENS) and is_guided(extra):
-            made.prompt_logprobs = [None] * (len(request.prompt_token_ids) - extra[SCORE_TOKENS])
+        guidance = ResolvedGuidance.from_extra_args(params.extra_args if params else None)
+        if guidance is not None and guidance.logprobs:
+            top = max(0, params.logprobs or 0)
+            made.stream_columns = StreamColumns(len(guidance.weights), top)
+        if guidance is not None and guidance.score_tokens:
+            made.prompt_logprobs = [None] * (len(request.prompt_token_ids) - guidance.score_tokens)
         return made
 
     return classmethod(from_new_request)

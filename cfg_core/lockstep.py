@@ -76,12 +76,20 @@ class WaitingUnit:
     lengths: total number of tokens of each stream.
     guided: whether it is a whole group.
     media: the images, audio and video of each stream.
+    cached: how many tokens of each stream are believed to be in the prefix cache. Empty: none.
     """
 
     ids: tuple[str, ...]
     lengths: tuple[int, ...]
     guided: bool = False
     media: tuple[tuple[Item, ...], ...] = ()
+    cached: tuple[int, ...] = ()
+
+    @property
+    def to_compute(self) -> tuple[int, ...]:
+        """Tokens of each stream that are not believed to be cached."""
+        cached = self.cached or (0,) * len(self.lengths)
+        return tuple(n - hits for n, hits in zip(self.lengths, cached, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,19 +279,20 @@ def _fits(grants: Sequence[tuple[StreamState, int]], headroom: Headroom, needs: 
 def _admissible(snapshot: Snapshot, allotment: _Allotment, needs: BlockNeeds) -> set[str]:
     """Return the waiting streams that may sample in the step that admits them (rule 5).
 
-    This is a conservative estimate: it ignores prefix-cache hits, and uses the upper bound of
-    blocks. If only a part of a group samples after all, the scheduler adapter takes these samples
-    back.
+    Blocks are a conservative estimate: the upper bound, as if none of them were cached. Tokens are
+    those that are not believed to be cached. If only a part of a group samples after all, the
+    scheduler adapter takes these samples back.
     """
     budget, slots = allotment.budget, snapshot.free_slots
     free = min(snapshot.headroom.total, snapshot.headroom.leaders, snapshot.headroom.followers)
     free -= sum(needs.at_most(n) for _, n in allotment.grants)
     sampling: set[str] = set()
     for unit in snapshot.waiting:
-        budget -= sum(unit.lengths) + snapshot.drafting_slots * len(unit.lengths)
+        computed = unit.to_compute
+        budget -= sum(computed) + snapshot.drafting_slots * len(computed)
         slots -= len(unit.lengths)
         free -= sum(needs.at_most(n) for n in unit.lengths)
-        if budget < 0 or slots < 0 or free < 0 or 0 < snapshot.chunk_limit < max(unit.lengths):
+        if budget < 0 or slots < 0 or free < 0 or 0 < snapshot.chunk_limit < max(computed):
             break
         needed = list(zip(unit.media, unit.lengths, strict=False))
         if not allotment.encoder.reaches_all(needed):

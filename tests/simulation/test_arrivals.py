@@ -15,7 +15,7 @@ from cfg_core.params import RESOLVED, ResolvedGuidance
 from cfg_core.vllm_plugin.core import arrivals, followers
 from cfg_core.vllm_plugin.core.followers import make_followers, make_ready, plan_group
 from cfg_core.vllm_plugin.core.prompt_hashes import PromptHashes
-from tests.simulation.sim import admitted
+from tests.simulation.sim import Simulation, admitted, make_config
 
 BLOCK = 16
 NEGATIVE = list(range(100, 100 + 10 * BLOCK + 3))
@@ -146,3 +146,44 @@ def test_guidance_that_no_frontend_resolved_fails(hasher):
     assert followers.asks_for_guidance(leader)
     with pytest.raises(ValueError, match="not resolved"):
         plan_group(leader, 1024, lambda *lengths: True)
+
+
+def test_cached_prompts_beyond_a_steps_budget_sample_in_one_step(tmp_path):
+    """As a plain request with the same prompt. Scored tokens are computed again all the same."""
+    sim = Simulation(make_config(tmp_path), 256)
+
+    def steps(name, **options):
+        before = sim.steps
+        sim.add(name, [5] * 150, 1, scale=2.0, negative=[9] * 170, **options)
+        sim.run()
+        return sim.steps - before
+
+    assert steps("cold") >= 5
+    assert steps("cached") == 1
+    assert steps("scored", score=90) > 1
+    assert sim.scheduler.guidance_stats()["solo_rows"] == 0
+    sim.check_drained()
+
+
+def test_cached_prompts_are_found_in_a_few_looks(tmp_path, monkeypatch):
+    sim = Simulation(make_config(tmp_path, max_num_batched_tokens=200), 256)
+    for prompt in ([5] * 200, [6] * 90):
+        sim.add(f"r{prompt[0]}", prompt, 1)
+    sim.run()
+    pool, looks = sim.scheduler.kv_cache_manager.block_pool, []
+    stock = pool.get_cached_block
+    monkeypatch.setattr(pool, "get_cached_block", lambda *args: looks.append(1) or stock(*args))
+
+    def likely(prompt, **options):
+        sampling = SamplingParams(max_tokens=1, **options)
+        request = Request("x", prompt, sampling, None, block_hasher=sim.hasher)
+        looks.clear()
+        return sim.scheduler._roles.likely_hits(request)
+
+    assert likely([5] * 200) == 192
+    assert len(looks) <= 4
+    assert likely([5] * 192) == 176  # the last token is computed
+    assert likely([5] * 100 + [7] * 100) == 96
+    assert likely([6] * 200) == 80
+    assert likely([7] * 200) == likely([5]) == 0
+    assert likely([5] * 200, prompt_logprobs=1) == 0

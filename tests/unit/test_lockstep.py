@@ -154,6 +154,21 @@ def test_a_waiting_group_holds_back_when_anything_could_split_it():
     assert sampling(chunk_limit=9) == set()
 
 
+def test_a_waiting_group_whose_prompts_are_cached_samples_in_its_first_step():
+    """Long prompts that all requests share would otherwise cost each of them one step more."""
+
+    def sampling(*cached, **options):
+        waiting = [WaitingUnit(("w", "w-"), (1_000, 500), True, cached=cached)]
+        room = {"free_slots": 2, "headroom": Headroom(400, 400, 400), "budget": 40, **options}
+        return plan(snapshot(waiting=waiting, **room), Needs()).sampling
+
+    assert sampling(980, 480) == {"w", "w-"}
+    assert sampling(979, 480) == sampling(980, 0) == sampling() == set()
+    assert sampling(980, 480, chunk_limit=20) == {"w", "w-"}
+    assert sampling(980, 480, chunk_limit=19) == set()
+    assert sampling(980, 480, headroom=Headroom(90, 90, 90)) == set()  # cached blocks may be free
+
+
 def test_nothing_is_admitted_to_sample_in_a_step_that_preempts():
     needs = Needs(dict.fromkeys(("a", "a-", "b", "b-"), 16))
     step = plan(

@@ -155,6 +155,11 @@ class GroupScheduler(Scheduler):
             limits.append(scoring.most_hits(group.scored, request, self.requests[group.leader]))
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def _likely_hits(self, request: Request) -> int:
+        """Tokens of a waiting stream that are believed to be in the prefix cache."""
+        hits, most = self._roles.likely_hits(request), self._most_hits(request)
+        return hits if most is None else max(0, min(hits, most))
+
     def _begin(self, plan: GroupPlan) -> None:
         """Make the followers of a request, which have its output so far, and add them."""
         leader = self.requests[plan.group.leader]

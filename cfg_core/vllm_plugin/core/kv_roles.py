@@ -8,12 +8,13 @@ other half.
 
 from __future__ import annotations
 
+import bisect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
-from vllm.v1.core.single_type_kv_cache_manager import MambaManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.lockstep import Headroom
@@ -101,6 +102,25 @@ class KVRoles:
         if len(self._sizes) == 1 and not self._has_states:
             return self._sizes[0]
         return max(1, self._max_model_len // self.whole(self._max_model_len))
+
+    def likely_hits(self, request: Request) -> int:
+        """Tokens of a stream that are believed to be in the prefix cache, found in a few looks.
+
+        vLLM looks for each block of a prompt, in Python. Here it is believed that all blocks before
+        a cached one are cached, too. 0 if that says nothing about hits (several KV groups, windows,
+        states).
+        """
+        managers = self._manager.coordinator.single_type_managers
+        if len(managers) != 1 or type(managers[0]) is not FullAttentionManager:
+            return 0
+        if not self._manager.enable_caching or request.skip_reading_prefix_cache:
+            return 0
+        size, pool, hashes = self._sizes[0], self._manager.block_pool, request.block_hashes
+        blocks = range(min(len(hashes), (request.num_tokens - 1) // size))
+        missed = bisect.bisect_left(
+            blocks, True, key=lambda i: pool.get_cached_block(hashes[i], [0]) is None
+        )
+        return size * (missed - 1 if missed and self._manager.use_eagle else missed)
 
     def entries(self, is_follower: Callable[[str], bool]) -> list[int]:
         """Number of block-table entries: of leaders and plain requests, and of followers.

@@ -112,6 +112,7 @@ class GuidedScheduler(GroupScheduler):
             self._groups,
             self._split.headroom(),
             admits=admits,
+            likely_hits=self._likely_hits,
             held=self._timelines.held,
             joint_limit=self._states.joint_limit,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -32,18 +32,20 @@ def take_snapshot(
     headroom: Headroom,
     *,
     admits: bool,
+    likely_hits: Callable[[Request], int],
     held: Collection[str] = (),
     joint_limit: int = 0,
 ) -> Snapshot:
     """The engine before its next step.
 
     admits: whether that step may admit waiting requests.
+    likely_hits: how many tokens of a waiting stream are believed to be in the prefix cache.
     held: running streams that must compute nothing in it.
     joint_limit: see `Snapshot`.
     """
     return Snapshot(
         running=tuple(_running_units(scheduler, groups, held)),
-        waiting=tuple(_waiting_units(scheduler, groups)) if admits else (),
+        waiting=tuple(_waiting_units(scheduler, groups, likely_hits)) if admits else (),
         token_budget=config.step_budget(scheduler),
         headroom=headroom,
         chunk_limit=_chunk_limit(scheduler),
@@ -114,9 +116,15 @@ def _state(
     return StreamState(request.request_id, remaining, follower, items)
 
 
-def _waiting_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[WaitingUnit]:
-    """Units of the head of the waiting queue, up to the first request that is not ready."""
+def _waiting_units(
+    scheduler: Scheduler, groups: GroupTable, likely_hits: Callable[[Request], int]
+) -> Iterator[WaitingUnit]:
+    """Units of the head of the waiting queue, up to the first request that is not ready.
+
+    The prefix cache is looked at only for groups that no step could compute whole without it.
+    """
     front = list(itertools.islice(scheduler.waiting, WAITING_WINDOW))
+    budget = _chunk_limit(scheduler) or config.step_budget(scheduler)
     i = 0
     while i < len(front) and not is_blocked(front[i]):
         group = groups.of(front[i].request_id)
@@ -127,10 +135,13 @@ def _waiting_units(scheduler: Scheduler, groups: GroupTable) -> Iterator[Waiting
         ):
             size = len(group.streams)
         members = front[i : i + size]
+        lengths = tuple(r.num_tokens for r in members)
+        is_long = size > 1 and sum(lengths) > budget
         yield WaitingUnit(
             tuple(r.request_id for r in members),
-            tuple(r.num_tokens for r in members),
+            lengths,
             guided=size > 1,
             media=tuple(media.items_of(scheduler, r, r.num_computed_tokens) for r in members),
+            cached=tuple(map(likely_hits, members)) if is_long else (),
         )
         i += size

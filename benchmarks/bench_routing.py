@@ -32,7 +32,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 from deployments.requests.group import GroupRequest  # noqa: E402
-from deployments.requests.prefixes import CHUNK_TOKENS, Prefix  # noqa: E402
+from deployments.requests.prefixes import CHUNK_TOKENS, Prefix, tokens  # noqa: E402
 from deployments.routing.placement import Placer  # noqa: E402
 from deployments.routing.prefixes import PrefixIndex  # noqa: E402
 
@@ -172,9 +172,7 @@ class Engine:
             next((i for i, c in enumerate(chain) if not self._has(c)), len(chain))
             for chain in chains
         ]
-        tails = [
-            p.num_tokens + job.output - CHUNK_TOKENS * len(p.chain) for p in job.request.prefixes
-        ]
+        tails = [p.num_tokens + job.output - tokens(len(p.chain)) for p in job.request.prefixes]
         own = sum(-(-tail // CHUNK_TOKENS) for tail in tails)
         if self.free_chunks < own + sum(
             chunk not in self._users for chain in chains for chunk in chain
@@ -185,7 +183,7 @@ class Engine:
             for chunk in chain:
                 self._idle.pop(chunk, None)
         self._own += own
-        job.own_chunks, job.prefill = own, job.request.tokens - CHUNK_TOKENS * sum(job.hits)
+        job.own_chunks, job.prefill = own, job.request.tokens - sum(map(tokens, job.hits))
         while len(self._users) + len(self._idle) + self._own > self.capacity:
             self._idle.popitem(last=False)
         return True

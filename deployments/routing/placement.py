@@ -4,7 +4,7 @@ All streams of a group go to one engine, that of the replica with the least cost
 
     cost = prefill tokens waiting there
          + the group's own tokens
-         - sum over its chunks held there of CHUNK_TOKENS / max(1, expected uses)
+         - sum over its chunks held there of tokens in the chunk / max(1, expected uses)
          + stream_tokens * streams there
 
 The unit is one token of prefill. The division by the expected uses is for a negative prompt that
@@ -37,7 +37,7 @@ from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import CHUNK_TOKENS
+from deployments.requests.prefixes import CHUNK_TOKENS, tokens
 from deployments.routing.loads import REPORT_AGE_S, ReplicaLoad, SentLedger, Work
 from deployments.routing.others import HashRing, PrefixReuse, TrafficShare, elsewhere
 from deployments.routing.prefixes import PrefixIndex
@@ -150,8 +150,8 @@ def blocks_needed(
 
     Chunks in use, such as those of a shared negative prompt, take none.
     """
-    shared = sum(index.in_use(replica, prefix.chain) for prefix in request.prefixes)
-    return request.blocks(load.block_size) - shared * CHUNK_TOKENS // load.block_size
+    shared = sum(tokens(index.in_use(replica, prefix.chain)) for prefix in request.prefixes)
+    return request.blocks(load.block_size) - shared // load.block_size
 
 
 def lacks(request: GroupRequest, load: ReplicaLoad, num_blocks: int) -> tuple[bool, bool]:
@@ -184,7 +184,8 @@ def savings(
         held = {r: index.matched(r, prefix.chain) for r in candidates}
         longest = prefix.chain[: max(held.values(), default=0)]
         worth = (
-            CHUNK_TOKENS / max(1.0, index.expected_uses(chunk, now, sharing)) for chunk in longest
+            (tokens(i + 1) - tokens(i)) / max(1.0, index.expected_uses(chunk, now, sharing))
+            for i, chunk in enumerate(longest)
         )
         total = list(accumulate(worth, initial=0.0))  # of the first 0, 1, 2, ... chunks
         for replica, num_chunks in held.items():
@@ -306,8 +307,10 @@ class Placer:
         return Guess(
             replica,
             sum(
-                self._sent_elsewhere(chunk, now) * CHUNK_TOKENS / max(1.0, n)
-                for chunk, n in zip(chain[held:], uses[held:], strict=True)
+                self._sent_elsewhere(chain[i], now)
+                * (tokens(i + 1) - tokens(i))
+                / max(1.0, uses[i])
+                for i in range(held, len(chain))
             ),
         )
 
@@ -338,7 +341,7 @@ class Placer:
             self._reuse.seen(again / len(chain))
         self._ongoing[replica, name] = request
         for prefix in request.prefixes:
-            own = prefix.num_tokens - CHUNK_TOKENS * len(prefix.chain) + request.output_tokens // 2
+            own = prefix.num_tokens - tokens(len(prefix.chain)) + request.output_tokens // 2
             self._index.add(
                 replica, prefix.chain, now, math.ceil(request.copies * own / CHUNK_TOKENS)
             )
@@ -442,9 +445,11 @@ class Placer:
 
     def _work(self, request: GroupRequest, replica: Hashable, now: float) -> Work:
         load, _ = self._last_report(replica)
-        held = sum(self._index.matched(replica, prefix.chain) for prefix in request.prefixes)
+        held = sum(
+            tokens(self._index.matched(replica, prefix.chain)) for prefix in request.prefixes
+        )
         blocks = blocks_needed(request, replica, load, self._index)
-        return Work(request.tokens - CHUNK_TOKENS * held, blocks, request.streams, now)
+        return Work(request.tokens - held, blocks, request.streams, now)
 
     def _last_report(self, replica: Hashable) -> tuple[ReplicaLoad, float]:
         return self._reported.get(replica, (self._assumed, -math.inf))

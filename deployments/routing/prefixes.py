@@ -1,6 +1,7 @@
 """Which replica is believed to hold which chunks of prefixes, and how often each is asked for.
 
 A chunk is the hash of a piece of a prompt and of all that comes before it (requests/prefixes.py).
+Its size in units depends on its place in the prompt alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Container, Hashable, Iterator, Sequence
 from itertools import count
 from typing import TypeAlias
+
+from deployments.requests.prefixes import units, whole_chunks
 
 Replica: TypeAlias = Hashable
 
@@ -55,7 +58,7 @@ class PrefixIndex:
         """Create an empty index.
 
         window_s: how far back requests count, in seconds.
-        default_capacity: chunks that a replica can hold if its KV cache size is not known.
+        default_capacity: units that a replica can hold if its KV cache size is not known.
         """
         self.window_s = window_s
         self.lifetime_s = window_s
@@ -65,8 +68,9 @@ class PrefixIndex:
         """
         self._default_capacity = default_capacity
         self._capacity: dict[Replica, int] = {}
-        # replica -> chunk -> parent, last used
-        self._held: dict[Replica, OrderedDict[bytes, tuple[bytes, float]]] = {}
+        # replica -> chunk -> parent, last used, units
+        self._held: dict[Replica, OrderedDict[bytes, tuple[bytes, float, int]]] = {}
+        self._units: Counter[Replica] = Counter()
         # chunk -> replicas that hold it
         self._holders: defaultdict[bytes, set[Replica]] = defaultdict(set)
         # replica -> chunk -> streams that use it
@@ -74,9 +78,9 @@ class PrefixIndex:
         self._popularity = Popularity(window_s)
         self._serial = count()
 
-    def resize(self, replica: Replica, num_chunks: int) -> None:
-        """Set how many chunks a replica can hold; the next `add` evicts what is too much."""
-        self._capacity[replica] = num_chunks
+    def resize(self, replica: Replica, num_units: int) -> None:
+        """Set how many units a replica can hold; the next `add` evicts what is too much."""
+        self._capacity[replica] = num_units
 
     def matched(self, replica: Replica, chain: Sequence[bytes]) -> int:
         """How many chunks from the start of `chain` the replica holds."""
@@ -89,25 +93,27 @@ class PrefixIndex:
         """
         return (self._holders[chunk] for chunk in reversed(chain) if chunk in self._holders)
 
-    def add(
-        self, replica: Replica, chain: Sequence[bytes], now: float, own_chunks: int = 0
-    ) -> None:
+    def add(self, replica: Replica, chain: Sequence[bytes], now: float, own_units: int = 0) -> None:
         """Note that the replica computes `chain`, or has it and uses it again.
 
-        own_chunks: how much other KV the stream takes, in chunks: for its output, and for the part
-        of the prompt that fills no chunk. This KV is cached too, until evicted, but no other
+        own_units: how much other KV the stream takes: for its output, and for the part of the
+        prompt that fills no chunk. This KV is cached too, until evicted, but no other
         request can match it.
         """
         held = self._held.setdefault(replica, OrderedDict())
         capacity = self._capacity.get(replica, self._default_capacity)
-        for _ in range(min(own_chunks, capacity - len(chain))):
-            held[b"own %d" % next(self._serial)] = chain[-1] if chain else b"", now
-        for i in reversed(range(min(len(chain), capacity))):
-            held[chain[i]] = chain[i - 1] if i else b"", now
+        for _ in range(min(own_units, capacity - units(len(chain)))):
+            held[b"own %d" % next(self._serial)] = chain[-1] if chain else b"", now, 1
+            self._units[replica] += 1
+        for i in reversed(range(min(len(chain), whole_chunks(capacity)))):
+            if chain[i] not in held:
+                self._units[replica] += units(i + 1) - units(i)
+            held[chain[i]] = chain[i - 1] if i else b"", now, units(i + 1) - units(i)
             held.move_to_end(chain[i])
             self._holders[chain[i]].add(replica)
-        while len(held) > capacity:
-            chunk, (_, last_used) = held.popitem(last=False)
+        while self._units[replica] > capacity:
+            chunk, (_, last_used, size) = held.popitem(last=False)
+            self._units[replica] -= size
             self._no_longer_held(replica, chunk)
             self._learn_lifetime(now - last_used)
         self._popularity.asked(chain, now)
@@ -156,14 +162,15 @@ class PrefixIndex:
         """Forget a replica that is gone, with its cache."""
         for chunk in self._held.get(replica, ()):
             self._no_longer_held(replica, chunk)
-        for table in (self._held, self._users, self._capacity):
+        for table in (self._held, self._users, self._capacity, self._units):
             table.pop(replica, None)
 
     def check_integrity(self) -> None:
         """For tests: assert that parents are held, and are more recent than their children."""
-        for held in self._held.values():
+        for replica, held in self._held.items():
             place = {chunk: i for i, chunk in enumerate(held)}
-            for chunk, (parent, last_used) in held.items():
+            assert self._units[replica] == sum(size for _, _, size in held.values())
+            for chunk, (parent, last_used, _) in held.items():
                 if parent:
                     assert place[parent] > place[chunk]
                     assert held[parent][1] >= last_used

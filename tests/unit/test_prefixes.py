@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from cfg_core.params import FollowerParams, GuidanceParams, TokenIds
 from deployments.requests.group import group_request
 from deployments.requests.guidance import Guidance, read_guidance
-from deployments.requests.prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefix
+from deployments.requests.prefixes import (
+    CHUNK_TOKENS,
+    MAX_CHUNKS,
+    Prefix,
+    tokens,
+    units,
+    whole_chunks,
+)
 from deployments.requests.streams import streams_of
 from deployments.routing.prefixes import Popularity, PrefixIndex
 
@@ -87,9 +94,38 @@ def test_tokens_are_estimated_for_text_and_counted_for_ids(stream, num_tokens, n
 
 
 def test_a_chain_has_a_limit_and_the_tokens_have_none():
-    prefix = Prefix.of("a" * (CHUNK * (MAX_CHUNKS + 10)))
+    prefix = Prefix.of("a" * (CHUNK * (units(MAX_CHUNKS) + 100)))
     assert len(prefix.chain) == MAX_CHUNKS
-    assert prefix.num_tokens == CHUNK_TOKENS * (MAX_CHUNKS + 10)
+    assert prefix.num_tokens == CHUNK_TOKENS * (units(MAX_CHUNKS) + 100)
+
+
+def test_long_prompts_have_few_chunks():
+    """Placing a request takes microseconds for each chunk, on the event loop."""
+    rng = random.Random(1)
+    ids = TokenIds.of([rng.randrange(2**18) for _ in range(100_000)])
+    chain = Prefix.of(ids).chain
+    assert len(chain) < 350
+    assert tokens(len(chain)) <= 100_000 < tokens(len(chain) + 1)
+    for length in (31, 32, 4_095, 4_096, 4_607, 4_608, 60_000, 99_999):
+        part = Prefix.of(ids[:length]).chain
+        assert part == chain[: len(part)]
+        assert tokens(len(part)) <= length < tokens(len(part) + 1)
+        assert whole_chunks(length // CHUNK_TOKENS) == len(part)
+
+
+def test_large_chunks_count_for_what_they_hold():
+    """A replica's capacity is in tokens, however long the prompts are."""
+    rng = random.Random(2)
+    index, capacity = PrefixIndex(), 2 * units(200)
+    index.resize("a", capacity)
+    chains = [Prefix.of(rng.randbytes(CHUNK * units(200) // 2).hex()).chain for _ in range(3)]
+    for now, chain in enumerate(chains):
+        assert len(chain) == 200
+        index.add("a", chain, now, 1)
+        index.check_integrity()
+    assert index.matched("a", chains[2]) == 200
+    assert 195 < index.matched("a", chains[1]) < 200
+    assert index.matched("a", chains[0]) == 0
 
 
 # --- streams of a request -------------------------------------------------------------------------

@@ -152,15 +152,17 @@ def test_cached_prompts_beyond_a_steps_budget_sample_in_one_step(tmp_path):
     """As a plain request with the same prompt. Scored tokens are computed again all the same."""
     sim = Simulation(make_config(tmp_path), 256)
 
-    def steps(name, **options):
+    def steps(name, scale=2.0, **options):
         before = sim.steps
-        sim.add(name, [5] * 150, 1, scale=2.0, negative=[9] * 170, **options)
+        sim.add(name, [5] * 150, 1, scale=scale, negative=[9] * 170, **options)
         sim.run()
         return sim.steps - before
 
-    assert steps("cold") >= 5
-    assert steps("cached") == 1
-    assert steps("scored", score=90) > 1
+    cold = steps("cold")
+    cached = steps("cached")
+    assert cold >= cached + 4
+    assert cached == steps("plain", scale=None)
+    assert steps("scored", score=90) > cached
     assert sim.scheduler.guidance_stats()["solo_rows"] == 0
     sim.check_drained()
 

@@ -14,7 +14,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +46,24 @@ ENGINE_FLAGS = (
 def server(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The base URL of a running server, with the flags that the plugin prints."""
+    """The base URL of a running server."""
+    command = ["vllm.entrypoints.openai.api_server", "--model", str(model_folder("llama"))]
+    with running(command, tmp_path_factory.mktemp("serve") / "log.txt") as url:
+        yield url
+
+
+@contextmanager
+def running(program: Sequence[str], log: Path) -> Iterator[str]:
+    """The base URL of a server, with the flags that the plugin prints.
+
+    program: a module, and its arguments.
+    """
     flags = subprocess.run(
         [sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True
     ).stdout.split()
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
-    command += [
-        "--model",
-        str(model_folder("llama")),
-        *ENGINE_FLAGS,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    log = tmp_path_factory.mktemp("serve") / "log.txt"
+    command = [sys.executable, "-m", *program, *flags, *ENGINE_FLAGS]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     with log.open("w") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=out, env=server_environment(), start_new_session=True
@@ -205,3 +209,23 @@ def test_a_request_that_fails_in_the_engine_fails_alone(server: str, llama: Orac
         assert status == 500, body
     status, body = complete(server, prompt=list(PROMPTS[0]))
     assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])
+
+
+def test_two_ranks(model_folder: Callable[[str], Path], llama: Oracle, tmp_path: Path) -> None:
+    """vLLM's server with `--data-parallel-size 2` sends each request to one of two engines."""
+    cases = [Case(prompt, PROMPTS[place - 1], 3.0) for place, prompt in enumerate(PROMPTS[:6])]
+
+    def answer(case: Case) -> Any:
+        xargs = {"guidance_scale": 3.0, "negative_prompt_token_ids": list(case.negative)}
+        status, body = complete(url, prompt=list(case.prompt), vllm_xargs=xargs)
+        return body["choices"][0]["token_ids"] if status == 200 else body
+
+    command = ["vllm.entrypoints.openai.api_server", "--model", str(model_folder("llama"))]
+    command += ["--data-parallel-size", "2"]
+    with running(command, tmp_path / "log.txt") as url, ThreadPoolExecutor() as pool:
+        assert list(pool.map(answer, cases)) == [
+            llama.reference(case, max_new_tokens=12).token_ids for case in cases
+        ]
+        assert complete(url, prompt=list(PROMPTS[0]), vllm_xargs={"guidance_sclae": 2})[0] == 400
+        status, body = complete(url, prompt=list(PROMPTS[0]))
+        assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])

@@ -36,9 +36,9 @@ for _bracket in b"]}":
     _STEP[_bracket] = -1
 _NOT_BRACKETS = bytes(byte for byte in range(256) if not _STEP[byte])
 
-_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_INTEGER = b"0" * 19
-"""How an integer that may not fit 64 bits looks when all its digits are zeros."""
+_AS_ZEROS = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
+_PIECE_BYTES = 1 << 20
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:
@@ -65,11 +65,24 @@ def decode_body(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"The body has {len(body)} fields: send at most {MAX_FIELDS}.")
     if non_finite:
         _refuse_non_finite(body, non_finite[0])
-    if _LONG_INTEGER in raw.translate(_ZEROS):
+    if _has_long_integer(raw):
         _refuse_huge_integers(body)
-    if b"\\ud" in raw.lower():
+    if b"\\ud" in raw or b"\\uD" in raw:
         _refuse_lone_surrogates(body)
     return body
+
+
+def _has_long_integer(raw: bytes) -> bool:
+    """Whether there are 19 digits in a row.
+
+    Ten times as fast as a regular expression, which would also keep all other threads waiting until
+    it has read the whole body: a second for 100 MB.
+    """
+    overlap = len(_LONG_INTEGER) - 1
+    return any(
+        _LONG_INTEGER in raw[start : start + _PIECE_BYTES + overlap].translate(_AS_ZEROS)
+        for start in range(0, len(raw), _PIECE_BYTES)
+    )
 
 
 def _refuse_deep_nesting(raw: bytes) -> None:

@@ -1,5 +1,6 @@
 """The HTTP fields of guidance without a server: bodies, guidance, and every refusal."""
 
+import base64
 import json
 import math
 import pickle
@@ -513,6 +514,27 @@ BAD_BODIES = [
 def test_bad_bodies(raw, words):
     with pytest.raises(RequestError, match=words.replace(".", r"\.")):
         decode_body(raw)
+
+
+@pytest.mark.parametrize("at", range(2**20 - 40, 2**20 + 2))
+def test_a_huge_integer_is_found_wherever_it_is(at):
+    raw = b'{"a": "' + b"x" * (at - 14) + b'", "b": 9223372036854775808}'
+    with pytest.raises(RequestError, match="64 bits"):
+        decode_body(raw)
+
+
+def test_the_checks_of_a_large_body_take_about_as_long_as_parsing_it():
+    """They hold the interpreter, so the event loop waits, although they run in a thread."""
+    text = base64.b64encode(random.Random(0).randbytes(3 << 20)).decode()
+    raw = json.dumps({"messages": [{"role": "user", "content": [text] * 4}]}).encode()
+
+    def took(function):
+        start = time.thread_time()
+        function(raw)
+        return time.thread_time() - start
+
+    ratios = [took(decode_body) / took(json.loads) for _ in range(5)]
+    assert min(ratios) < 5, ratios
 
 
 def test_good_bodies():

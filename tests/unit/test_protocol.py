@@ -526,7 +526,8 @@ def test_a_huge_integer_is_found_wherever_it_is(at):
 def test_the_checks_of_a_large_body_take_about_as_long_as_parsing_it():
     """They hold the interpreter, so the event loop waits, although they run in a thread."""
     text = base64.b64encode(random.Random(0).randbytes(3 << 20)).decode()
-    raw = json.dumps({"messages": [{"role": "user", "content": [text] * 4}]}).encode()
+    content = [text] * 4 + [{"type": "text"}] * 100
+    raw = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
 
     def took(function):
         start = time.thread_time()

@@ -470,7 +470,7 @@ def test_of_a_long_prompt_few_chunks_are_looked_up():
     index = PrefixIndex(default_capacity=2000)
     index.add("a", chunks, 0.0)
     index.hold("a", chunks[:700])
-    for found, expected in ((index.matched, 2000), (index.in_use, 700)):
+    for found, expected in ((index.matched, whole_chunks(2000)), (index.in_use, 700)):
         Chain.looked_up = 0
         assert found("a", Chain(chunks)) == expected
         assert Chain.looked_up <= 12

@@ -162,7 +162,7 @@ def test_cached_prompts_beyond_a_steps_budget_sample_in_one_step(tmp_path):
     cached = steps("cached")
     assert cold >= cached + 4
     assert cached == steps("plain", scale=None)
-    assert steps("scored", score=90) > cached
+    assert steps("scored", score=60) > cached
     assert sim.scheduler.guidance_stats()["solo_rows"] == 0
     sim.check_drained()
 

@@ -29,7 +29,8 @@ SPECIAL = [
 ]
 MODELS = ("deepseek_r1", "deepseek_v3_1", "hermes", "kimi", "llama", "longcat", "qwen_3")
 CHOICES = ("auto", "required", "forced")
-XML = ("qwen_3_coder", "deepseek_v3_2", "mimo")
+XML = ("qwen_3_coder", "qwen_3_5", "mimo", "minimax")
+ONLY_XGRAMMAR = ("deepseek_v3_2", "deepseek_v4", "glm_4_7", "hy_v4", "kimi_k3")
 
 
 def tag(begin: str, content: dict[str, Any], end: Any) -> dict[str, Any]:
@@ -205,11 +206,86 @@ def test_both_compilers_allow_the_same_of_other_formats(both: Both, name: str) -
     assert differences(both, WRITTEN[name]) == []
 
 
-@pytest.mark.parametrize("model", XML)
-def test_what_only_xgrammar_has_is_said(both: Both, model: str) -> None:
-    from cfg_core.vllm_plugin.grammar_helper.for_guidance import NotExpressibleError
+OPENINGS = {"qwen_xml": "<parameter={}>", "minimax_xml": '<parameter name="{}">'}
+PARAMETERS = (
+    (("city", "Paris"),),
+    (("city", "\nRome <b> & more\n"), ("n", "3")),
+    (("city", " x "), ("n", " -4 "), ("kind", "big")),
+    (("city", "y"), ("n", "4"), ("kind", "\nbig\n"), ("deep", '{"a": "</b>"}'), ("free", "{\n}")),
+    (("city", "z"), ("free", "")),
+)
+WRONG_PARAMETERS = (
+    (("n", "3"), ("city", "Paris")),
+    (("city", "Paris"), ("n", "three")),
+    (("city", "Paris"), ("kind", "none")),
+    (("city", "Paris"), ("other", "1")),
+    (("city", "much too long a name of a city, which has more than thirty characters"),),
+)
 
-    with pytest.raises(NotExpressibleError, match="Only xgrammar has a schema in the style"):
+
+def xml(style: str, values: tuple[tuple[str, str], ...]) -> str:
+    return "\n".join(f"{OPENINGS[style].format(k)}{value}</parameter>" for k, value in values)
+
+
+def whole_calls(format_: dict[str, Any], values: tuple[tuple[str, str], ...]) -> str:
+    """A text with one call that has these parameters."""
+    match format_["type"]:
+        case "json_schema":
+            return xml(format_["style"], values)
+        case "tag":
+            return f"{format_['begin']}{whole_calls(format_['content'], values)}{format_['end']}"
+        case "sequence":
+            return "".join(whole_calls(element, values) for element in format_["elements"])
+        case "const_string":
+            return str(format_["value"])
+    return whole_calls(format_["tags"][0], values)
+
+
+def with_more_parameters(format_: Any) -> Any:
+    """The format with an enumeration, an object and free text among the parameters."""
+    if isinstance(format_, list):
+        return [with_more_parameters(item) for item in format_]
+    if not isinstance(format_, dict):
+        return format_
+    if format_.get("type") == "json_schema":
+        inner = {"type": "object", "properties": {"a": {"type": "string"}}}
+        more = {"kind": {"enum": ["big", "bigger", 3]}, "deep": inner, "free": {}}
+        schema = {**SCHEMA, "properties": {**SCHEMA["properties"], **more}}
+        return {**format_, "json_schema": schema}
+    return {key: with_more_parameters(value) for key, value in format_.items()}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("model", XML)
+def test_parameters_between_xml_marks(both: Both, model: str, choice: str) -> None:
+    """Calls that follow the schema are allowed by both. No call is allowed by llguidance alone.
+
+    xgrammar lets text of a bounded length contain the mark that ends it, and llguidance does not.
+    """
+    format_ = with_more_parameters(of_model(model, choice))
+    lark, chance = both.lark(format_), random.Random(5)
+    right = [whole_calls(format_, values) for values in PARAMETERS]
+    wrong = [whole_calls(format_, values) for values in WRONG_PARAMETERS]
+    for text in right:
+        ids = both.tokenizer.encode(text, add_special_tokens=False)
+        assert both.by_xgrammar(format_, ids) == both.by_llguidance(lark, ids), text
+        assert both.by_llguidance(lark, ids)[0] == len(ids)
+    for text in [*wrong, *(damaged(t, chance) for t in right * 8)]:
+        ids = both.tokenizer.encode(text, add_special_tokens=False)
+        accepted, may_end = both.by_llguidance(lark, ids)
+        by_xgrammar, may_end_there = both.by_xgrammar(format_, ids)
+        assert accepted <= by_xgrammar, text
+        assert accepted < by_xgrammar or may_end_there or not may_end, text
+    for text in wrong:
+        ids = both.tokenizer.encode(text, add_special_tokens=False)
+        assert both.by_llguidance(lark, ids)[0] < len(ids), text
+
+
+@pytest.mark.parametrize("model", ONLY_XGRAMMAR)
+def test_what_only_xgrammar_has_is_said(both: Both, model: str) -> None:
+    from cfg_core.vllm_plugin.grammar_helper.lark_text import NotExpressibleError
+
+    with pytest.raises(NotExpressibleError, match="Only xgrammar has"):
         both.lark(of_model(model, "auto"))
 
 

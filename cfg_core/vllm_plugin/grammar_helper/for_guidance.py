@@ -16,15 +16,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from cfg_core.grammars.schemas import closed
-
-_ANY = r"/(?s:.*)/"
-
-
-class NotExpressibleError(Exception):
-    """llguidance cannot have this grammar. The message is a sentence for the client."""
+from cfg_core.vllm_plugin.grammar_helper.lark_text import (
+    ANY,
+    SPACE,
+    NotExpressibleError,
+    escaped,
+    unknown,
+)
+from cfg_core.vllm_plugin.grammar_helper.xml_parameters import MARKS, parameters
 
 
 def added_tokens(tokenizer: Any) -> dict[str, int]:
@@ -83,11 +86,11 @@ class _Lark:
         """
         kind = format_["type"]
         if kind in ("any_text", "triggered_tags") and not last:
-            raise _unknown(f"{kind} before another format")
+            raise unknown(f"{kind} before another format")
         writers: dict[str, Callable[[Mapping[str, Any], bool], str]] = {
             "any_text": self._any_text,
             "const_string": lambda f, _: self._literal(f["value"]),
-            "json_schema": lambda f, _: _json(f),
+            "json_schema": lambda f, _: self._schema(f),
             "or": self._or,
             "optional": lambda f, last: f"({self._format(f['content'], last)})?",
             "plus": lambda f, _: f"({self._format(f['content'], False)})+",
@@ -100,7 +103,7 @@ class _Lark:
             "triggered_tags": self._triggered,
         }
         if kind not in writers:
-            raise _unknown(kind)
+            raise unknown(kind)
         return writers[kind](format_, last)
 
     def _rule(self, body: str, lazy: bool = False) -> str:
@@ -111,7 +114,7 @@ class _Lark:
     def _text(self, excludes: Iterable[str]) -> str:
         """A terminal for free text without the strings `excludes`."""
         name, words = f"T{len(self._rules)}", " | ".join(json.dumps(word) for word in excludes)
-        self._rules.append(f"{name}: {_ANY}" + (f" & ~({_ANY} ({words}) {_ANY})" if words else ""))
+        self._rules.append(f"{name}: {ANY}" + (f" & ~({ANY} ({words}) {ANY})" if words else ""))
         return name
 
     def _literal(self, text: str) -> str:
@@ -145,7 +148,7 @@ class _Lark:
         for end in ends:
             found = self._splitter.search(end)
             if found and found.start():
-                raise _unknown("free text that ends with text and a token")
+                raise unknown("free text that ends with text and a token")
             if found:
                 rest = end[found.end() :]
                 ways.append(f"{text} {self._id(found)}" + (f" {self._literal(rest)}" * bool(rest)))
@@ -169,17 +172,41 @@ class _Lark:
     def _tag(self, tag: Mapping[str, Any], last: bool, opened: str = "") -> str:
         """A tag. Its first characters `opened` have been written already."""
         if not isinstance(tag["begin"], str):
-            raise _unknown("a tag that begins with a token")
+            raise unknown("a tag that begins with a token")
         begin, ends = tag["begin"].removeprefix(opened), _ends(tag["end"])
         opening = self._literal(begin) if begin else ""
         if tag["content"]["type"] == "any_text" and any(ends):
             _check_unbounded(tag["content"])
             return f"{opening} {self._up_to(tag['content'].get('excludes') or (), ends)}"
         content = self._format(tag["content"], last and not any(ends))
-        return f"{opening} {content}" + (f" ({self._any_of(ends)})" if any(ends) else "")
+        if not any(ends):
+            return f"{opening} {content}"
+        write = self._after_space if _style(tag["content"]) in MARKS else self._literal
+        return f"{opening} {content} ({' | '.join(map(write, ends))})"
 
-    def _any_of(self, texts: list[str]) -> str:
-        return " | ".join(map(self._literal, texts))
+    def _after_space(self, text: str) -> str:
+        """A string after white space, of which its own first characters may be a part."""
+        found = self._splitter.search(text)
+        at = len(text) if found is None else found.start()
+        if at == 0:
+            raise unknown("XML marks that a token follows")
+        rest = f" {self._literal(text[at:])}" if text[at:] else ""
+        return f"/{SPACE}{escaped(text[:at])}/{rest}"
+
+    def _schema(self, format_: Mapping[str, Any]) -> str:
+        """A JSON schema: JSON inline, or parameters between XML marks."""
+        schema, style = format_["json_schema"], _style(format_)
+        if format_.get("any_order") or format_.get("excludes"):
+            raise unknown("a schema in any order, or with excluded strings")
+        if format_.get("max_whitespace_cnt") is not None:
+            raise unknown("a schema with a bound on whitespace")
+        if style in MARKS:
+            return parameters(
+                schema, style, lambda end: self._up_to((), [end]), partial(self._rule, lazy=True)
+            )
+        if style != "json" or schema is False:
+            raise unknown(f"a schema in the style {style}")
+        return f"%json {json.dumps({} if schema is True else closed(schema))}"
 
     def _separated(self, format_: Mapping[str, Any], last: bool) -> str:
         tag = self._rule(" | ".join(self._tag(tag, False) for tag in format_["tags"]))
@@ -209,16 +236,9 @@ class _Lark:
                 yield f"{self._up_to(excludes, [trigger])} ({rests})"
 
 
-def _json(format_: Mapping[str, Any]) -> str:
-    """A JSON schema, inline."""
-    schema = format_["json_schema"]
-    if format_.get("style", "json") != "json" or schema is False:
-        raise _unknown(f"a schema in the style {format_.get('style')}")
-    if format_.get("any_order") or format_.get("excludes"):
-        raise _unknown("a schema in any order, or with excluded strings")
-    if format_.get("max_whitespace_cnt") is not None:
-        raise _unknown("a schema with a bound on whitespace")
-    return f"%json {json.dumps({} if schema is True else closed(schema))}"
+def _style(format_: Mapping[str, Any]) -> str:
+    """How a schema's values are written; "" for other formats."""
+    return str(format_.get("style", "json")) if format_["type"] == "json_schema" else ""
 
 
 def _begins(words: Iterable[str], token: str) -> bool:
@@ -232,22 +252,22 @@ def _digits(format_: Mapping[str, Any], last: bool) -> str:
     llguidance reads as much as a regular expression matches, and never gives characters back.
     """
     if format_["pattern"] != r"\d+":
-        raise _unknown("a regular expression")
+        raise unknown("a regular expression")
     return "/[0-9]+/"
 
 
 def _check_unbounded(text: Mapping[str, Any]) -> None:
     if text.get("max_tokens") is not None or text.get("max_chars") is not None:
-        raise _unknown("a bound on free text")
+        raise unknown("a bound on free text")
 
 
 def _ends(end: Any) -> list[str]:
     """The texts that may end a tag. None begins another one, which llguidance would not see."""
     ends = [end] if isinstance(end, str) else end
     if not isinstance(ends, list):
-        raise _unknown("a tag that ends with a token")
+        raise unknown("a tag that ends with a token")
     if any(one != other and other.startswith(one) for one in ends for other in ends):
-        raise _unknown("two ends of a tag of which one begins the other")
+        raise unknown("two ends of a tag of which one begins the other")
     return ends
 
 
@@ -265,7 +285,3 @@ def _legacy(tag: Mapping[str, Any]) -> dict[str, Any]:
             for item in tag["structures"]
         ],
     }
-
-
-def _unknown(what: str) -> NotExpressibleError:
-    return NotExpressibleError(f"Only xgrammar has {what}, and it does not support the rest.")

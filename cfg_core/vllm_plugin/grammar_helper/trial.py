@@ -25,10 +25,10 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from cfg_core.grammars.bounds import KINDS
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, Backends, error_of
 from cfg_core.vllm_plugin.grammar_helper.for_guidance import (
-    NotExpressibleError,
     added_tokens,
     fields_for_guidance,
 )
+from cfg_core.vllm_plugin.grammar_helper.lark_text import NotExpressibleError
 from cfg_core.vllm_plugin.grammar_helper.reasons import reason_of
 
 STEPS = 32

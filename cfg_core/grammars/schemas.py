@@ -6,6 +6,7 @@ new values. Callers bound its depth first (bounds.py).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -69,6 +70,17 @@ def _inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
+def canonical_text(kind: str, text: str) -> str:
+    """A schema or a structural tag with its keywords in one order. kind: a key of CANONICAL.
+
+    What is no JSON is left to the compiler, which says what is wrong with it.
+    """
+    try:
+        return json.dumps(CANONICAL[kind](json.loads(text)))
+    except (ValueError, RecursionError):
+        return text
+
+
 def canonical_tag(tag: Any) -> Any:
     """A structural tag, with the schemas in it in their canonical order."""
     if isinstance(tag, list):
@@ -79,3 +91,7 @@ def canonical_tag(tag: Any) -> Any:
         key: canonical(tag[key]) if key in ("json_schema", "schema") else canonical_tag(tag[key])
         for key in sorted(tag, key=str)
     }
+
+
+CANONICAL = {"json": canonical, "structural_tag": canonical_tag}
+"""What brings a field of `structured_outputs` into one order of keywords."""

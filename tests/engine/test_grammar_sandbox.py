@@ -274,24 +274,6 @@ async def test_a_busy_machine_refuses_nothing_for_good(
     sandbox.close()
 
 
-async def test_refusals_that_depend_on_the_machine_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from cfg_core.vllm_plugin.frontend import grammar_sandbox
-
-    monkeypatch.setattr(grammar_sandbox, "COSTLY_S", 0.05)
-    verdicts = grammar_sandbox.Verdicts(most=2)
-    verdicts.keep(b"costly", {"refused": "slow", "costly": True})
-    verdicts.keep(b"invalid", {"refused": "invalid", "costly": False})
-    assert verdicts.get(b"costly") is not None
-    await asyncio.sleep(0.1)
-    assert verdicts.get(b"costly") is None
-    assert verdicts.get(b"invalid") is not None
-    verdicts.keep(b"third", {})
-    assert verdicts.get(b"costly") is None
-    assert len(verdicts._kept) == 2
-
-
 INVALID = [
     {"regex": "("},
     {"regex": "a{2,1}"},

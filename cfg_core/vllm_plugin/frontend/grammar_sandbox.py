@@ -11,8 +11,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from cfg_core.grammars import schemas
 from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, GrammarBounds
 from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.grammars.places import FairPlaces
+from cfg_core.grammars.verdicts import Verdicts
 from cfg_core.vllm_plugin.config import grammar_bounds_of, grammar_limits_of
 from cfg_core.vllm_plugin.frontend.helper_process import HelperGoneError, HelperProcess
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE
@@ -54,12 +53,6 @@ TEXTS = 64
 
 LARGE_TEXT = 50_000
 """Schemas of more characters are read in a thread. 50,000 take a few milliseconds."""
-
-COSTLY_S = 60.0
-"""Seconds for which a refusal for CPU time, memory or slow masks is remembered.
-
-The next trial may end otherwise, for example on a machine that is less busy.
-"""
 
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _GONE = "The process that checks grammars is not available at the moment: send the request again."
@@ -131,7 +124,7 @@ class GrammarSandbox:
         Raises RequestError if they are larger than the bounds. Large ones are read in a thread. The
         last ones are remembered, because agents send the same tools with each request.
         """
-        kind = next((kind for kind in _CANONICAL if fields.get(kind) is not None), None)
+        kind = next((kind for kind in schemas.CANONICAL if fields.get(kind) is not None), None)
         if kind is None:
             self._bounds.check_outputs(fields)
             return fields
@@ -235,28 +228,6 @@ class GrammarSandbox:
         return process
 
 
-class Verdicts:
-    """The verdicts on the last grammars. Those that depend on the machine are kept for a minute."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[bytes, tuple[dict[str, Any], float]] = OrderedDict()
-
-    def get(self, key: bytes) -> dict[str, Any] | None:
-        verdict, until = self._kept.get(key, (None, 0.0))
-        if verdict is None or until < time.monotonic():
-            return None
-        self._kept.move_to_end(key)
-        return verdict
-
-    def keep(self, key: bytes, verdict: dict[str, Any]) -> None:
-        costly = verdict.get("costly", False)
-        self._kept[key] = verdict, time.monotonic() + COSTLY_S if costly else float("inf")
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-
-
 def is_tried(outputs: StructuredOutputsParams | None) -> bool:
     """Whether `outputs` have passed a trial, and have not changed since."""
     return hasattr(outputs, TRIED)
@@ -274,21 +245,7 @@ def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
 
 def _bounded_text(bounds: GrammarBounds, kind: str, text: str) -> str:
     bounds.check_outputs({kind: text})
-    return canonical_text(kind, text)
-
-
-def canonical_text(kind: str, text: str) -> str:
-    """A schema or a structural tag with its keywords in one order.
-
-    What is no JSON is left to the compiler, which says what is wrong with it.
-    """
-    try:
-        return json.dumps(_CANONICAL[kind](json.loads(text)))
-    except (ValueError, RecursionError):
-        return text
-
-
-_CANONICAL = {"json": schemas.canonical, "structural_tag": schemas.canonical_tag}
+    return schemas.canonical_text(kind, text)
 
 
 def _json_of(value: Any) -> str:

@@ -13,8 +13,8 @@ class GrammarLimits:
     """Limits on trials of grammars, which run in forks of a helper process.
 
     cpu_s: seconds of CPU time for one trial, which is validation, compilation and the first masks.
-        One `maxLength` of 400 takes xgrammar 12 s where a model has 262,144 tokens, and no other
-        compiler has the formats of some models' tools.
+        A grammar that another compiler may take has less (FIRST_CPU_S in
+        vllm_plugin/frontend/grammar_sandbox.py), so this is for what only xgrammar has.
     wall_s: seconds of wall-clock time for one trial. This limit says that the machine is busy, and
         nothing about the grammar.
     memory_mb: MiB that a trial may use beyond what the helper has.
@@ -29,7 +29,7 @@ class GrammarLimits:
     idle_s: seconds without a grammar after which the helper ends, if `at_start` is false.
     """
 
-    cpu_s: float = 15.0
+    cpu_s: float = 10.0
     wall_s: float = 30.0
     memory_mb: int = 1024
     mask_ms: float = 50.0

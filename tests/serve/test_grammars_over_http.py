@@ -32,6 +32,12 @@ def tag(content: Any) -> dict[str, Any]:
     return {"response_format": {"type": "structural_tag", "format": content}}
 
 
+def slow_tag(properties: dict[str, Any]) -> dict[str, Any]:
+    """A format that xgrammar compiles for longer than it may, and that no other compiler has."""
+    schema = {"type": "object", "properties": properties, "title": MARK}
+    return tag({"type": "json_schema", "any_order": True, "json_schema": schema})
+
+
 MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
 SECTION = {"logits_processors": [{"name": "section_budget", "max_tokens": 1, "end": "b"}]}
 HOSTILE = {
@@ -41,10 +47,7 @@ HOSTILE = {
         {"type": "object", "properties": {f"{MARK}{i}": {} for i in range(20_000)}}
     ),
     "regex of 1 MB": outputs(regex=MARK * 50_000),
-    "slow to compile": answer({"type": "object", "properties": PATTERNS, "title": MARK}),
-    "slow tag": tag(
-        {"type": "json_schema", "json_schema": {"type": "object", "properties": PATTERNS}}
-    ),
+    "slow to compile": slow_tag(PATTERNS),
     "nested repeats": outputs(regex="(((a{0,1000}){0,1000}){0,1000}){0,1000}"),
     "root ::= root": outputs(grammar="root ::= root"),
     "tag of nothing": tag({"type": "grammar", "grammar": "root ::= root"}),
@@ -62,6 +65,10 @@ SERVED = {
     "choice of 2,000": outputs(choice=[f"label {i}" for i in range(2000)]),
     "1,000 properties": answer(
         {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    ),
+    "150 properties with patterns": answer({"type": "object", "properties": PATTERNS}),
+    "the same in a tag": tag(
+        {"type": "json_schema", "json_schema": {"type": "object", "properties": PATTERNS}}
     ),
     "big repeat": outputs(regex="a{1,100000}"),
     "left recursion": outputs(grammar='root ::= root "a" | "a"'),
@@ -107,7 +114,7 @@ def test_hostile_grammars_are_400_with_a_sentence(
     message = given.json()["error"]["message"]
     assert 20 < len(message) < 500
     assert MARK not in message
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 20
 
 
 def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:
@@ -122,7 +129,7 @@ def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -
         body = {
             "model": model,
             "prompt": "x",
-            **answer({"type": "object", "properties": properties}),
+            **slow_tag(properties),
         }
         try:
             with httpx.Client(base_url=str(http.base_url), timeout=2.0 if i % 2 else 120) as client:

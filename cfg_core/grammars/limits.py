@@ -29,7 +29,7 @@ class GrammarLimits:
     idle_s: seconds without a grammar after which the helper ends, if `at_start` is false.
     """
 
-    cpu_s: float = 10.0
+    cpu_s: float = 12.0
     wall_s: float = 30.0
     memory_mb: int = 1024
     mask_ms: float = 50.0

@@ -114,11 +114,11 @@ def test_hostile_grammars_are_400_with_a_sentence(
     message = given.json()["error"]["message"]
     assert 20 < len(message) < 500
     assert MARK not in message
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 25
 
 
 def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:
-    """Twenty slow grammars at once do not delay other clients for long.
+    """Six slow grammars at once do not delay other clients for long.
 
     Some of their clients leave. After that a new grammar is compiled quickly.
     """
@@ -149,9 +149,9 @@ def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -
             waits.append(time.monotonic() - started)
         return waits
 
-    with ThreadPoolExecutor(21) as pool:
+    with ThreadPoolExecutor(7) as pool:
         watcher = pool.submit(watch)
-        statuses = list(pool.map(attack, range(20)))
+        statuses = list(pool.map(attack, range(6)))
         done.set()
         waits = watcher.result()
     assert set(statuses) <= {400, 429, None}

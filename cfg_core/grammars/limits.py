@@ -30,7 +30,7 @@ class GrammarLimits:
     """
 
     cpu_s: float = 12.0
-    wall_s: float = 30.0
+    wall_s: float = 60.0
     memory_mb: int = 1024
     mask_ms: float = 50.0
     places: int = 3

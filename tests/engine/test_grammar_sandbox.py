@@ -187,6 +187,7 @@ REFUSED = [
     ({"regex": "(((a{0,1000}){0,1000}){0,1000}){0,1000}"}, "too slow|too long|too complex"),
     (slow(), "too long to compile"),
     ({"choice": ["x"] * 100_000}, "100000 entries"),
+    ({"json": SCHEMA, "whitespace_pattern": " " * 300}, "more than 200 characters"),
 ]
 
 

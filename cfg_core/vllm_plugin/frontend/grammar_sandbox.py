@@ -125,8 +125,8 @@ class GrammarSandbox:
         last ones are remembered, because agents send the same tools with each request.
         """
         kind = next((kind for kind in schemas.CANONICAL if fields.get(kind) is not None), None)
+        self._bounds.check_outputs({name: fields[name] for name in fields if name != kind})
         if kind is None:
-            self._bounds.check_outputs(fields)
             return fields
         text = fields[kind] if isinstance(fields[kind], str) else _json_of(fields[kind])
         canonical = self._texts.get((kind, text))

@@ -138,6 +138,15 @@ def test_a_grammar_that_becomes_slow_ends_its_request(engine: Engine) -> None:
     assert time.monotonic() - started < 60
 
 
+def test_a_grammar_that_llguidance_gives_up_ends_its_request(engine: Engine) -> None:
+    """Stock vLLM lets the text end there, without a word."""
+    nested = {"type": "string", "pattern": "^([a-z]{1,100}){1,100}$", "maxLength": 9000}
+    letter = engine.llm.get_tokenizer().encode("a", add_special_tokens=False)[-1]
+    told = reason_of(engine, {"json": nested}, logit_bias={letter: 100.0}, max_tokens=400)
+    assert told.startswith(REQUEST_FAULT)
+    assert "too complex" in told
+
+
 def test_a_failed_compilation_ends_one_request_and_names_no_pattern(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, GrammarBounds
 from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.grammars.places import FairPlaces
 from cfg_core.grammars.verdicts import Verdicts
+from cfg_core.lanes import LONG_TEXT
 from cfg_core.vllm_plugin.config import grammar_bounds_of, grammar_limits_of
 from cfg_core.vllm_plugin.frontend.helper_process import HelperGoneError, HelperProcess
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE
@@ -50,9 +51,6 @@ and 12 s with 262,144; llguidance compiles it in 2 ms.
 
 TEXTS = 64
 """Number of schemas and structural tags whose canonical form is remembered."""
-
-LARGE_TEXT = 50_000
-"""Schemas of more characters are read in a thread. 50,000 take a few milliseconds."""
 
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _GONE = "The process that checks grammars is not available at the moment: send the request again."
@@ -132,7 +130,7 @@ class GrammarSandbox:
         canonical = self._texts.get((kind, text))
         if canonical is None:
             read = partial(_bounded_text, self._bounds, kind, text)
-            canonical = await asyncio.to_thread(read) if len(text) > LARGE_TEXT else read()
+            canonical = await asyncio.to_thread(read) if len(text) > LONG_TEXT else read()
             self._texts[kind, text] = canonical
             if len(self._texts) > TEXTS:
                 del self._texts[next(iter(self._texts))]

@@ -62,21 +62,16 @@ def draw_decode(axis: Axes, result: dict[str, Any]) -> None:
 
 
 def draw_lengths(axis: Axes, result: dict[str, Any]) -> None:
-    for part, mark in (("first", "o"), ("http", "s")):
-        where = {"first": "offline", "http": "HTTP"}[part]
+    for part, where, style in (("first", "offline", "-"), ("http", "HTTP", ":")):
         for name, color, rows in by_vocabulary(result.get(part, [])):
             lengths = [row["tokens"] for row in rows]
-            for key, style, what in (
-                ("guided_over_plain", "-", "first token"),
-                ("more_over_plain", ":", "16 more"),
-            ):
-                label = f"{where}, {what}, {name}"
-                values = [row[key] for row in rows]
-                axis.plot(lengths, values, color=color, marker=mark, linestyle=style, label=label)
+            values = [row["guided_over_plain"] for row in rows]
+            label = f"{where}, {name}"
+            axis.plot(lengths, values, color=color, marker="o", linestyle=style, label=label)
     axis.axhline(2, color=GRAY, linestyle=(0, (1, 2)))
     axis.set(xscale="log", ylim=(0, None), xlabel="tokens of prompt and of negative, cached")
-    axis.set_title("Guided : plain", fontsize=10)
-    axis.legend(frameon=False, fontsize=7)
+    axis.set_title("First token, guided : plain", fontsize=10)
+    axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
 
 
 def draw_waits(axis: Axes, result: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@
     python tests/serve/hostile.py --only hundred-clients --seconds 300
     python tests/serve/hostile.py --fuzz 10000 [--seed N] [--shot NUMBER]
 
-Attackers claim the address 10.6.6.6 and watchers the address 10.0.0.1 in `X-Forwarded-For`, which
-Serve's proxy accepts from this machine. If the server has keys, each side has its own key. Watchers
+Attackers claim the address 10.6.6.6 and watchers the address 10.0.0.1 in `X-Forwarded-For`. A
+server at `--url` believes that with FORWARDED_ALLOW_IPS=127.0.0.1 in its environment. If the server has keys, each side has its own key. Watchers
 run in their own process. They know the right answers to what they send: guided and plain requests,
 an embedding, a grammar that is new each time, and /ready twice a second. Each request uses a new
 connection.

@@ -19,7 +19,10 @@ import aiohttp
 from yarl import URL
 
 ATTACKER, WATCHER = "10.6.6.6", "10.0.0.1"
-"""Addresses that clients claim in X-Forwarded-For. Serve's proxy accepts them from this machine."""
+"""Addresses that clients claim in X-Forwarded-For.
+
+ServeProcess lets Serve's proxy believe this machine.
+"""
 
 REQUEST_LIMIT_S = 30.0
 MAX_FAULTS = 12

@@ -11,6 +11,7 @@ from fastapi import Request
 from cfg_core.errors import MediaTypeError
 from cfg_core.memory import DelayedTrim
 from deployments.requests.body import decode_body
+from deployments.requests.template_kwargs import check_template_kwargs
 
 LARGE_BYTES = 2**16
 """Bodies up to this size are decoded on the event loop.
@@ -60,7 +61,13 @@ class Bodies:
         check_media_type(request.headers.get("content-type", ""))
         raw = await request.body()
         if len(raw) <= LARGE_BYTES:
-            return make(decode_body(raw))
+            return make(_decoded(raw))
         async with self._large:
             self._trim.schedule()
-            return await asyncio.to_thread(lambda: make(decode_body(raw)))
+            return await asyncio.to_thread(lambda: make(_decoded(raw)))
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    body = decode_body(raw)
+    check_template_kwargs(body)
+    return body

@@ -11,6 +11,7 @@ from deployments.config.http import HttpArgs
 from deployments.ingress.bodies import check_media_type
 from deployments.ingress.policy import Policy
 from deployments.ingress.sites import Sites
+from deployments.requests.template_kwargs import check_template_kwargs
 from tests.unit.test_http_guard import Client, check_refusal, header, never, ok
 
 KEYS = {"keys": [{"name": "alice", "sha256": digest_of("k").hex()}]}
@@ -241,6 +242,14 @@ def test_json_is_declared(declared):
 def test_other_bodies_are_not_read(declared):
     with pytest.raises(RequestError, match="send `Content-Type: application/json`"):
         check_media_type(declared)
+
+
+@pytest.mark.parametrize("name", ["conversation", "tokenize", "max_length"])
+def test_a_variable_that_no_template_can_have_is_refused_by_its_name(name):
+    with pytest.raises(RequestError, match=f"chat_template_kwargs.{name} is not a variable"):
+        check_template_kwargs({"chat_template_kwargs": {"enable_thinking": True, name: 1}})
+    check_template_kwargs({"chat_template_kwargs": {"enable_thinking": True}})
+    check_template_kwargs({"chat_template_kwargs": 5})  # vLLM says what is wrong
 
 
 # --- the configuration ----------------------------------------------------------------------------

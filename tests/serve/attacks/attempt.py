@@ -220,7 +220,7 @@ Play = Callable[[Attempt], Awaitable[None]]
 class Attack:
     """One attack.
 
-    finding: number of the finding in issue 17. 0: the attack has no finding of its own.
+    finding: number of the finding in issue 17; 43: a finding of issue 43. 0: none of its own.
     play: sends the requests. Its docstring says what it sends and which answers it demands.
     limit_s: the attempt is cut off after this time.
     keyed: the attack needs a server with keys.

@@ -168,7 +168,11 @@ class Disorder:
             b"[]",
             b'{"input": ""}',
         ]
-        answer = await client.post("/v1/embeddings", content=self._random.choice(bodies))
+        answer = await client.post(
+            "/v1/embeddings",
+            content=self._random.choice(bodies),
+            headers={"Content-Type": "application/json"},
+        )
         return f"broken: {answer.status_code}"
 
 

@@ -15,11 +15,14 @@ from cfg_core.errors import (
     DeadlineError,
     EngineDeadError,
     EngineError,
+    ForeignOriginError,
     GuidanceError,
+    MediaTypeError,
     NotFoundError,
     OverloadedError,
     PermissionDeniedError,
     RequestError,
+    UnknownHostError,
     UnknownModelError,
 )
 from cfg_core.params import GuidanceParams
@@ -35,12 +38,15 @@ __all__ = [
     "DeadlineError",
     "EngineDeadError",
     "EngineError",
+    "ForeignOriginError",
     "GuidanceError",
     "GuidanceParams",
+    "MediaTypeError",
     "NotFoundError",
     "OverloadedError",
     "PermissionDeniedError",
     "RequestError",
+    "UnknownHostError",
     "UnknownModelError",
 ]
 __version__ = "0.1.0"

@@ -7,7 +7,10 @@
     │   ├── NotFoundError         404  the request names something that is not here
     │   │   └── UnknownModelError 404  the request names a model that is not served here
     │   ├── BodyTimeoutError      408  the request's body did not arrive in time
-    │   └── BodyTooLargeError     413  the request's body is larger than this server reads
+    │   ├── BodyTooLargeError     413  the request's body is larger than this server reads
+    │   ├── MediaTypeError        415  the request's body is not declared as JSON
+    │   ├── ForeignOriginError    403  the web page that sent the request may not call this server
+    │   └── UnknownHostError      421  the request calls this server by a name that is not its own
     ├── AuthenticationError       401  the request has no API key, or an unknown one
     ├── PermissionDeniedError     403  the API key is known, but it may not do this
     ├── OverloadedError           429  the request is valid, but there is no room for it now
@@ -74,6 +77,18 @@ class BodyTimeoutError(RequestError):
 
 class BodyTooLargeError(RequestError):
     """The request's body is larger than this server reads."""
+
+
+class MediaTypeError(RequestError):
+    """The request's body is not declared as JSON."""
+
+
+class ForeignOriginError(RequestError):
+    """The web page that sent the request may not call this server."""
+
+
+class UnknownHostError(RequestError):
+    """The request calls this server by a name that is not its own."""
 
 
 class AuthenticationError(CfgServeError):

@@ -13,6 +13,7 @@ _GENERATOR = "deployments.generator"
 _NO_HOOK = "no hook for it up to 0.33.0"
 _CALLS = f"{_GENERATOR}.engine_calls:EngineCalls"
 _REPLICA = "generator replica"
+SERVER = "Serve's proxy; with HAProxy the ingress replicas"
 
 PATCHES = (
     Patch(
@@ -129,11 +130,20 @@ PATCHES = (
     Patch(
         target="uvicorn.protocols.http.httptools_impl:RequestResponseCycle.expected_content_length",
         by="deployments.proxy.http_1_0:end_by_closing",
-        process="Serve's proxy",
+        process=SERVER,
         reason="A stream to a client of HTTP/1.0 ends by closing the connection.",
         upstream="uvicorn uses chunked encoding, which HTTP/1.0 does not have",
         test="tests/unit/test_serve_proxy.py",
         per_object=True,
+    ),
+    Patch(
+        target="uvicorn.protocols.http.auto:AutoHTTPProtocol",
+        by="deployments.proxy.heads:bounded",
+        process=SERVER,
+        reason="The heads, trailers and pipelined requests of a connection have bounds in size and "
+        "in time.",
+        upstream="uvicorn bounds heads with h11 only, by their bytes, and Serve does not pass that",
+        test="tests/unit/test_heads.py",
     ),
 )
 

@@ -22,12 +22,14 @@ from deployments.config.base import YamlArgs
 from deployments.config.encoders import EncoderArgs
 from deployments.config.fallback import FallbackArgs
 from deployments.config.grammars import GrammarArgs
+from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 SECTIONS = (
     *(AppArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, LimitsArgs),
+    HttpArgs,
     GrammarArgs,
     TracingArgs,
 )

@@ -22,6 +22,7 @@ from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, check_frontend
 from deployments.config.fallback import FallbackArgs
 from deployments.config.grammars import GrammarArgs
+from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model
 from deployments.config.tracing import TracingArgs
@@ -204,6 +205,10 @@ class AppArgs(YamlArgs):
             "Limits on the requests and bodies that clients have in an ingress at the same time, on"
             " how slowly they may send and read, and on the size of answers."
         ),
+    )
+    http: HttpArgs = Field(
+        default=HttpArgs(),
+        description="Which web pages, names of this server and proxies are trusted.",
     )
 
     @field_validator("logits_processors")

@@ -28,9 +28,8 @@ class LimitsArgs(YamlArgs):
         ge=1,
         description=(
             "Maximum number of requests of one client at the same time. A further request gets 429."
-            " A client is an API key, or an address if there are no keys. Behind a load balancer on"
-            " another machine, set `FORWARDED_ALLOW_IPS` in the environment before `ray start`;"
-            " otherwise all clients have the load balancer's address."
+            " A client is an API key, or an address if there are no keys. Name a proxy in"
+            " `http.trusted_proxies`; otherwise all its clients have the proxy's address."
         ),
     )
     max_body_bytes_at_once: int = Field(

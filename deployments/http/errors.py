@@ -14,10 +14,13 @@ from cfg_core.errors import (
     DeadlineError,
     EngineDeadError,
     EngineError,
+    ForeignOriginError,
+    MediaTypeError,
     NotFoundError,
     OverloadedError,
     PermissionDeniedError,
     RequestError,
+    UnknownHostError,
     UnknownModelError,
 )
 
@@ -44,6 +47,9 @@ STATUS = (
     (PermissionDeniedError, 403, "permission_error"),
     (BodyTooLargeError, 413, "invalid_request_error"),
     (BodyTimeoutError, 408, "timeout_error"),
+    (MediaTypeError, 415, "invalid_request_error"),
+    (ForeignOriginError, 403, "permission_error"),
+    (UnknownHostError, 421, "invalid_request_error"),
     (NotFoundError, 404, "NotFoundError"),
     (RequestError, 400, "BadRequestError"),
     (OverloadedError, 429, "overloaded_error"),

@@ -32,7 +32,7 @@ install(app)
 
 @app.exception_handler(CfgServeError)
 async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
-    answer = http_error(error, request.url.path)
+    answer = http_error(error, request.scope["path"])
     request.scope["state"][REFUSED] = getattr(error, "reason", None)
     return JSONResponse(answer.body, answer.status, answer.headers)
 
@@ -41,7 +41,7 @@ async def _on_own_error(request: Request, error: CfgServeError) -> JSONResponse:
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Answer unknown paths and wrong methods in the shape of OpenAI's errors."""
     body = error_body(
-        f"{request.method} {request.url.path}: {error.detail}.",
+        f"{request.method} {request.scope['path']}: {error.detail}.",
         error.status_code,
         "NotFoundError" if error.status_code == 404 else "BadRequestError",
     )

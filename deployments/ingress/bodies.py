@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from cfg_core.errors import MediaTypeError
 from cfg_core.memory import DelayedTrim
 from deployments.requests.body import decode_body
+from deployments.requests.template_kwargs import check_template_kwargs
 
 LARGE_BYTES = 2**16
 """Bodies up to this size are decoded on the event loop.
@@ -17,7 +19,23 @@ LARGE_BYTES = 2**16
 Decoding takes about 50 ns a byte, so it blocks the event loop for at most 4 ms.
 """
 
+JSON = "application/json"
+
 T = TypeVar("T")
+
+
+def check_media_type(content_type: str) -> None:
+    """Raise MediaTypeError if a body of this type is not declared as JSON.
+
+    A browser lets every web page send other types to any server without asking it first. So bodies
+    of other types are not read, even if they are JSON.
+    """
+    declared = content_type.split(";", 1)[0].strip()
+    if declared.lower() != JSON:
+        found = f"is {declared[:100]}" if declared else "is missing"
+        raise MediaTypeError(
+            f"The header Content-Type {found}: send `Content-Type: {JSON}`.", "Content-Type"
+        )
 
 
 class Bodies:
@@ -38,11 +56,18 @@ class Bodies:
         """Return what `make` returns for the request's body, a JSON object.
 
         `make` may run in a thread. Raises RequestError if the body is not a JSON object, or if
-        `make` raises it.
+        `make` raises it. Raises MediaTypeError.
         """
+        check_media_type(request.headers.get("content-type", ""))
         raw = await request.body()
         if len(raw) <= LARGE_BYTES:
-            return make(decode_body(raw))
+            return make(_decoded(raw))
         async with self._large:
             self._trim.schedule()
-            return await asyncio.to_thread(lambda: make(decode_body(raw)))
+            return await asyncio.to_thread(lambda: make(_decoded(raw)))
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    body = decode_body(raw)
+    check_template_kwargs(body)
+    return body

@@ -7,9 +7,12 @@ CfgRouter inherits the routes, because Serve binds a route to the class that inh
 # routes. Serve pickles the routes when it makes the class, so what they call must be defined above
 # the class.
 
+import base64
 import importlib.util
 import json
+import re
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -30,13 +33,41 @@ KEY = {"type": "http", "scheme": "bearer", "description": "An API key of this se
 FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
-@cache
 def swagger_file(name: str) -> Path | None:
     """A file of Swagger UI in the installed vLLM, which is not imported; None if it has none."""
+    return _installed(name) if name in FILES else None
+
+
+@cache
+def _installed(name: str) -> Path | None:
     spec = importlib.util.find_spec("vllm")
     roots = (spec.submodule_search_locations or ()) if spec is not None else ()
     paths = (Path(root, STATIC, name) for root in roots)
-    return next((path for path in paths if name in FILES and path.is_file()), None)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def page() -> Response:
+    """The page, with a policy that lets it run its own script and call this server only.
+
+    The script that FastAPI writes into the page is allowed by its digest. Swagger UI sets styles of
+    elements.
+    """
+    made = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="cfg-serve",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="data:,",
+    )
+    scripts = re.findall(rb"<script>(.*?)</script>", bytes(made.body), re.DOTALL)
+    digests = [base64.b64encode(sha256(script).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    made.headers["content-security-policy"] = (
+        f"default-src 'none'; script-src 'self' {allowed}; style-src 'self' 'unsafe-inline';"
+        " connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
+    return made
 
 
 class DocsRoutes:
@@ -74,13 +105,7 @@ class DocsRoutes:
     @app.get("/docs", include_in_schema=False)
     async def docs(self) -> Response:
         """Return a page on which requests can be tried."""
-        return get_swagger_ui_html(
-            openapi_url="openapi.json",
-            title="cfg-serve",
-            swagger_js_url="docs/swagger-ui-bundle.js",
-            swagger_css_url="docs/swagger-ui.css",
-            swagger_favicon_url="data:,",
-        )
+        return page()
 
     @app.get("/docs/{name}", include_in_schema=False)
     async def docs_file(self, name: str) -> Response:

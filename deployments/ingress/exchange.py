@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, EngineError
@@ -21,6 +22,7 @@ from deployments.http.open_requests import OpenRequest
 from deployments.ingress.metrics import UNKNOWN
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
+from deployments.ingress.sites import is_preflight
 from deployments.ingress.tenants import ANONYMOUS, Tenant
 from deployments.tracing import spans
 from deployments.tracing.spans import TRACE_HEADERS, Span
@@ -54,11 +56,17 @@ SPAN = "span"
 """The key of the scope's state for the request's span; missing if it is not traced."""
 
 REQUEST_ID = b"x-request-id"
+
+CSP, NOTHING_MORE = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
+"""What a browser may do with an answer that is no page: show it, but not in another page's frame.
+
+Pages have a policy of their own.
+"""
 MAX_LOGGED_CHARS = 500
 MAX_LOGGED_PATH_CHARS = 200
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_OWN_HEADERS = (REQUEST_ID, b"x-content-type-options")
+_OWN_HEADERS = (REQUEST_ID, b"x-content-type-options", b"x-frame-options")
 
 logger = logging.getLogger("ray.serve")
 
@@ -97,6 +105,7 @@ class Exchange:
         self._client = scope["client"][0] if scope.get("client") else "unknown"
         self._open_request: OpenRequest | None = None
         self._body_is_whole = False
+        self._is_shared = False  # whether a web page of another origin may read the answer
         self._body_deadline = 0.0  # by the event loop's clock
         self._queue = queue_behind(send)
         self._status: int | None = None  # of the answer; None until it begins
@@ -115,11 +124,17 @@ class Exchange:
         connection.
         """
         try:
+            self._check_site()
+            if self._is_preflight:
+                await self._answer_preflight()
+                return
             self._tenant = self._authenticate()
             self._begin_span()
             self._come_in()
             self._check_declared_size()
             await app(self._scope_inside(), self._receive_counted, self._send_marked)
+        except ClientDisconnect:
+            pass  # it left while it sent its body: `_log` has no status then
         except ClientStalledError as error:
             self._failed(error)
             told = {"request_id": self._request_id}
@@ -143,6 +158,27 @@ class Exchange:
             self._end_span()
 
     # --- the request ------------------------------------------------------------------------------
+
+    def _check_site(self) -> None:
+        """Check by which name the server is called, and which web page calls it.
+
+        Load balancers call OPEN_PATHS by any name, and their answers tell nothing. Raises
+        RequestError.
+        """
+        if self._path in OPEN_PATHS:
+            return
+        self._policy.sites.check_host(self._headers)
+        self._is_shared = self._policy.sites.allows(self._headers)
+
+    @property
+    def _is_preflight(self) -> bool:
+        return (
+            self._is_shared and self._scope["method"] == "OPTIONS" and is_preflight(self._headers)
+        )
+
+    async def _answer_preflight(self) -> None:
+        response = self._policy.sites.cors.preflight_response(self._headers)
+        await response(self._scope, self._receive, self._send_marked)
 
     @property
     def _needs_no_key(self) -> bool:
@@ -261,7 +297,10 @@ class Exchange:
         limit_s = self._policy.open_requests.args.stall_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                await self._send(message)
+                if self._is_shared:
+                    await self._policy.sites.cors.send(message, self._send, self._headers)
+                else:
+                    await self._send(message)
                 await room(self._queue)
         except TimeoutError:
             raise ClientStalledError(
@@ -271,6 +310,10 @@ class Exchange:
     def _answer_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
         answer = _without(headers, _OWN_HEADERS)
         answer.append((b"x-content-type-options", b"nosniff"))
+        if self._scope["method"] in ("GET", "HEAD"):
+            answer.append((b"x-frame-options", b"DENY"))
+            if not any(name.lower() == CSP for name, _ in answer):
+                answer.append((CSP, NOTHING_MORE))
         if self._tells_id:
             answer.append((REQUEST_ID, self._request_id.encode()))
         return answer

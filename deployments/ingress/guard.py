@@ -1,8 +1,9 @@
 """The ASGI middleware that every HTTP request passes before it reaches the routes.
 
-It gives the request an id, checks its API key and its limits, and writes one line to the log. The
-limits are the size of the body (config/access.py), the time in which the body must arrive, how much
-a client may hold at once, and for how long a client may leave its answer unread (config/limits.py).
+It gives the request an id, checks which name and which web page it comes by (sites.py), its API key
+and its limits, and writes one line to the log. The limits are the size of the body
+(config/access.py), the time in which the body must arrive, how much a client may hold at once, and
+for how long a client may leave its answer unread (config/limits.py).
 
 Serve pickles the FastAPI app when it makes CfgRouter's class. Each replica unpickles a copy of the
 app, which CfgRouter.__init__ cannot reach. The app therefore holds a function, `current_policy`
@@ -64,7 +65,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            exchange = Exchange(scope, receive, send, self._policy(), self._behind_serve, self._now)
+            policy = self._policy()
+            if policy.forwarded is not None:
+                await policy.forwarded(scope, receive, send)  # it changes the scope's client
+            exchange = Exchange(scope, receive, send, policy, self._behind_serve, self._now)
             await exchange.run(self._app)
         elif scope["type"] == "websocket":
             await send(

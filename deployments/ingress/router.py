@@ -81,7 +81,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         self._metrics = Metrics(ingress, paths, self._reading)
         waited = self._metrics.waited
         self._generator = GeneratorClient(generator, args, waited) if generator else None
-        policy = Policy.of(args.access, self._metrics, args.limits)
+        policy = Policy.of(args.access, self._metrics, args.limits, args.http)
         shared.enforce(policy)
         self._gate = policy.gate
         self._open_requests = policy.open_requests

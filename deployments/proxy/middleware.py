@@ -7,18 +7,24 @@ bounds are in the environment and not in a YAML file:
     CFG_SERVE_MAX_REQUESTS=4096                 requests in one proxy at the same time: of all, and
     CFG_SERVE_MAX_REQUESTS_PER_ADDRESS=1024     of one address; beyond: 429, without an ingress
     CFG_SERVE_BODY_TIMEOUT_S=30                 for a body, or HELD_BYTES of it, to arrive; else 408
+    CFG_SERVE_HEAD_TIMEOUT_S=10                 for the head of a request to arrive; else 408
+    CFG_SERVE_MAX_HEAD_BYTES=65536              of a head and of trailers (heads.py); beyond: 431
+    CFG_SERVE_MAX_HEAD_LINES=256                header lines and lines of trailers; beyond: 431
 
 A request is passed on when its body is complete, or when HELD_BYTES of it have arrived. So a client
 that does not finish its body costs one connection, and nothing behind the proxy.
 
-An address is the peer's, or what X-Forwarded-For says if uvicorn trusts the peer
-(FORWARDED_ALLOW_IPS). Nothing here is needed for correctness: Guard (ingress/guard.py) has its own
-bounds, which also hold behind HAProxy. Imports neither Ray nor vLLM.
+An address is the peer's, or what X-Forwarded-For says if FORWARDED_ALLOW_IPS names the peer. This
+variable is uvicorn's. Its default is the loopback address, so that every local client could claim
+any address. Here the default is nobody. Guard (ingress/guard.py) has bounds of its own, which also
+hold behind HAProxy. With HAProxy, this module runs in the ingress replicas. Imports neither Ray nor
+vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -27,12 +33,16 @@ from contextlib import nullcontext
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cfg_core.errors import BodyTimeoutError, CfgServeError, OverloadedError
+from cfg_core.errors import BodyTimeoutError, CfgServeError, OverloadedError, RequestError
+from deployments import patches
 from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequest, OpenRequests, Turns
 from deployments.http.recent import Recent
 from deployments.proxy.answers import Answered, answer_of
+from deployments.proxy.header_text import check_text
 from deployments.proxy.http_1_0 import end_by_closing
+
+logger = logging.getLogger("ray.serve")
 
 SHARED_PATHS = ("/health", "/ready")
 """Paths that monitors ask, and whose answer is the same for all of them.
@@ -59,8 +69,11 @@ bounds for it.
 def middlewares() -> list[Middleware]:
     """The middlewares of the proxy.
 
-    Serve calls this in each proxy's process.
+    Serve calls this in the process of each server, before it configures uvicorn. So the patches of
+    uvicorn are applied here, too.
     """
+    patches.apply(patches.SERVER)
+    os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     most = int(os.environ.get("CFG_SERVE_MAX_REQUESTS", 4096))
     of_one = int(os.environ.get("CFG_SERVE_MAX_REQUESTS_PER_ADDRESS", 1024))
     timeout_s = float(os.environ.get("CFG_SERVE_BODY_TIMEOUT_S", 30))
@@ -79,11 +92,20 @@ class ConnectionLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
         elif scope["method"] == "GET" and scope["path"] in self._shared:
             await self._shared[scope["path"]].tell(scope, send)
         else:
             await self._let_in(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a websocket, for other applications of the cluster."""
+        try:
+            check_text(scope.get("headers", ()))
+        except RequestError as error:
+            await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
+        else:
+            await self._app(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         answered = Answered(send, end_by_closing(scope, send))
@@ -94,13 +116,17 @@ class ConnectionLimits:
             await tell(error, answered)
             return
         try:
+            check_text(scope["headers"])
             body = await self._beginning(scope, receive)
             if body is not None:
                 async with nullcontext() if scope["method"] == "POST" else self._turns.of(address):
                     await self._app(scope, body, answered)
                 await answered.complete()
-        except BodyTimeoutError as error:
+        except RequestError as error:
             await tell(error, answered)
+        except Exception:
+            await answered.complete()  # with an error in OpenAI's format, not uvicorn's plain text
+            raise
         finally:
             open_request.end()
 
@@ -137,21 +163,34 @@ class SharedAnswer:
         self._messages = Recent(self._ask)
 
     async def tell(self, scope: Scope, send: Send) -> None:
-        self._scope = scope
+        self._scope = _of_nobody(scope)
         for message in await self._messages.value():
             await send(message)
 
     async def _ask(self) -> Sequence[Message]:
-        """Send the request that came last to the application; its answer goes to all."""
+        """Send a request of nobody to the application; its answer goes to all."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
             messages.append(message)
 
         answered = Answered(keep)
-        await self._app(self._scope, _nothing_more(), answered)
+        try:
+            await self._app(self._scope, _nothing_more(), answered)
+        except Exception:
+            logger.exception("%s could not be answered", self._scope["path"])
         await answered.complete()
         return messages
+
+
+def _of_nobody(scope: Scope) -> Scope:
+    """The scope of a GET of the same path, with nothing that its client chose.
+
+    What a client sends must not change the answer that others get.
+    """
+    path = scope["path"]
+    clean = {"path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+    return {**scope, **clean, "client": None, "state": {}}
 
 
 async def _first(num_bytes: int, receive: Receive) -> deque[Message]:

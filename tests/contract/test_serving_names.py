@@ -13,12 +13,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import PythonBackend
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.renderers.hf import safe_apply_chat_template
 
 from deployments.generator import direct_calls
 from deployments.ingress import serve_queue
 from deployments.proxy import http_1_0
+from deployments.requests.template_kwargs import TAKEN
 from deployments.routing import serve_routers
 
 MODULES = (serve_routers, serve_queue, http_1_0, direct_calls)
@@ -187,3 +190,15 @@ def test_all_types_of_parts_are_known():
 
     module = chat_utils if hasattr(chat_utils, "MM_PARSER_MAP") else chat_utils.chat_message  # 0.33
     assert set(module.MM_PARSER_MAP) - {*TEXT_PARTS, *MEDIA_PARTS} == {"image_pil"}
+
+
+def test_no_argument_of_a_chat_template_is_forgotten():
+    """All other arguments than those that are refused are variables that templates read."""
+    found = {
+        name
+        for function in (safe_apply_chat_template, PythonBackend.apply_chat_template)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    read = {"tools", "documents", "add_generation_prompt", "continue_final_message"}
+    assert found - read == TAKEN

@@ -7,11 +7,11 @@
     python tests/serve/hostile.py --only hundred-clients --seconds 300
     python tests/serve/hostile.py --fuzz 10000 [--seed N] [--shot NUMBER]
 
-Attackers claim the address 10.6.6.6 and watchers the address 10.0.0.1 in `X-Forwarded-For`, which
-Serve's proxy accepts from this machine. If the server has keys, each side has its own key. Watchers
-run in their own process. They know the right answers to what they send: guided and plain requests,
-an embedding, a grammar that is new each time, and /ready twice a second. Each request uses a new
-connection.
+Attackers claim the address 10.6.6.6 and watchers the address 10.0.0.1 in `X-Forwarded-For`. A
+server at `--url` believes that with FORWARDED_ALLOW_IPS=127.0.0.1 in its environment. If the server
+has keys, each side has its own key. Watchers run in their own process. They know the right answers
+to what they send: guided and plain requests, an embedding, a grammar that is new each time, and
+/ready twice a second. Each request uses a new connection.
 
 Columns of the table:
 
@@ -57,7 +57,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "benchmarks")]
 
-from attacks import bodies, connections, grammars, limits, protocol, streams  # noqa: E402, F401
+from attacks import bodies, connections, grammars, heads, limits, protocol, streams  # noqa: E402, F401
 from attacks.attempt import ATTACKS, Attack, Attempt, attempt_to  # noqa: E402
 from attacks.fuzz import fuzz, send, shots  # noqa: E402
 from attacks.stage import Stage  # noqa: E402

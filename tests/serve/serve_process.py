@@ -70,6 +70,7 @@ class ServeProcess:
             "RAY_TMPDIR": str(self._dir),
             "TMPDIR": str(self._dir),
             "HF_HUB_OFFLINE": "1",
+            "FORWARDED_ALLOW_IPS": "127.0.0.1",  # clients of hostile.py have addresses
             **({"RAY_AUTH_MODE": "disabled"} if stock else serve_settings() | token()),
         }
         env |= extra_env or {}

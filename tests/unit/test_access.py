@@ -16,9 +16,12 @@ from cfg_core.errors import (
     AuthenticationError,
     BodyTooLargeError,
     ConfigError,
+    ForeignOriginError,
+    MediaTypeError,
     OverloadedError,
     PermissionDeniedError,
     RequestError,
+    UnknownHostError,
 )
 from deployments.access import main
 from deployments.config.access import AccessArgs, KeyArgs, digest_of
@@ -501,6 +504,9 @@ def test_integrity_is_checked():
         (AuthenticationError("m"), 401, "authentication_error"),
         (PermissionDeniedError("m", "model"), 403, "permission_error"),
         (BodyTooLargeError("m"), 413, "invalid_request_error"),
+        (MediaTypeError("m"), 415, "invalid_request_error"),
+        (ForeignOriginError("m"), 403, "permission_error"),
+        (UnknownHostError("m"), 421, "invalid_request_error"),
     ],
 )
 def test_http_table(error, status, kind):

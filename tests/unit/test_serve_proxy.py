@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from deployments.config.limits import LimitsArgs
-from deployments.proxy.middleware import GETS_AT_ONCE, HELD_BYTES, ConnectionLimits
+from deployments.proxy.middleware import GETS_AT_ONCE, HELD_BYTES, ConnectionLimits, middlewares
 
 START = {
     "type": "http.response.start",
@@ -157,6 +157,108 @@ async def test_ready_is_asked_once_for_all():
     await asyncio.sleep(0.3)
     await ask(front, path="/ready", method="GET")
     assert len(asked) == 2
+
+
+async def test_what_a_client_sends_does_not_change_the_shared_answer():
+    """The answer goes to others, too, so nothing of the client may reach the application."""
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append(scope)
+        await send(START)
+        await send(body(b"{}"))
+
+    hostile = scope("/ready", "GET") | {
+        "headers": [(b"x-request-id", b"\xff"), (b"serve_multiplexed_model_id", b"\xff")],
+        "query_string": b"a=\xff",
+        "raw_path": b"/%72eady",
+    }
+
+    async def nothing():
+        raise AssertionError("a GET has no body")
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await porter(app)(hostile, nothing, send)
+    assert sent[0] == START
+    (seen,) = asked
+    assert (seen["headers"], seen["query_string"], seen["raw_path"]) == ([], b"", b"/ready")
+    assert seen["client"] is None
+
+
+async def test_an_app_that_fails_is_told_in_our_shape():
+    async def fails(scope, receive, send):
+        raise ValueError("a bug")
+
+    async def whole():
+        return part(b"", more=False)
+
+    shared = await ask(porter(fails), path="/ready", method="GET")
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    with pytest.raises(ValueError, match="a bug"):
+        await porter(fails)(scope(), whole, send)
+    for start, told in (shared, sent):
+        assert start["status"] == 503
+        assert "a bug" not in str(json.loads(told["body"])["error"])
+
+
+# --- text of headers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [b"x-request-id", b"x-session-id", b"serve_multiplexed_model_id", b"traceparent", b"a"]
+)
+async def test_a_header_that_is_not_utf_8_is_refused_by_its_name(name):
+    app = Reader()
+    sent = await told_to(porter(app), part(b"", more=False), headers=[(name, b"a\xff")])
+    assert (app.got, sent[0]["status"]) == (None, 400)
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["param"] == name.decode()
+    assert name.decode() in error["message"]
+
+
+@pytest.mark.parametrize(
+    "header", [(b"cookie", b"\xff"), (b"user-agent", b"M\xfcller"), (b"x-request-id", b"\xc3\xbc")]
+)
+async def test_other_headers_may_hold_any_bytes(header):
+    sent = await told_to(porter(Reader()), part(b"", more=False), headers=[header])
+    assert sent[0] == START
+
+
+async def test_a_websocket_with_such_a_header_is_closed():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    front = porter(Reader())
+    await front({"type": "websocket", "headers": [(b"x-request-id", b"\xff")]}, None, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_nobody_is_believed_who_the_client_is(monkeypatch):
+    """uvicorn believes X-Forwarded-For from the loopback address unless it is told not to."""
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    monkeypatch.setattr("deployments.patches.apply", lambda process: None)
+    middlewares()
+    config = uvicorn.Config(porter(Reader()), lifespan="off")
+    config.load()
+    assert "127.0.0.1" not in config.loaded_app.trusted_hosts
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.0.0.1")
+    middlewares()
+    config = uvicorn.Config(porter(Reader()), lifespan="off")
+    config.load()
+    assert "10.0.0.1" in config.loaded_app.trusted_hosts
+
+
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 def part(text, more=True):

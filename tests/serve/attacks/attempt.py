@@ -19,7 +19,10 @@ import aiohttp
 from yarl import URL
 
 ATTACKER, WATCHER = "10.6.6.6", "10.0.0.1"
-"""Addresses that clients claim in X-Forwarded-For. Serve's proxy accepts them from this machine."""
+"""Addresses that clients claim in X-Forwarded-For.
+
+ServeProcess lets Serve's proxy believe this machine.
+"""
 
 REQUEST_LIMIT_S = 30.0
 MAX_FAULTS = 12
@@ -217,7 +220,7 @@ Play = Callable[[Attempt], Awaitable[None]]
 class Attack:
     """One attack.
 
-    finding: number of the finding in issue 17. 0: the attack has no finding of its own.
+    finding: number of the finding in issue 17; 43: a finding of issue 43. 0: none of its own.
     play: sends the requests. Its docstring says what it sends and which answers it demands.
     limit_s: the attempt is cut off after this time.
     keyed: the attack needs a server with keys.

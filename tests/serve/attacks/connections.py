@@ -75,14 +75,20 @@ async def bodies_dripping(attempt: Attempt) -> None:
 
 @attack(5)
 async def heads_unfinished(attempt: Attempt) -> None:
-    """Open 1,100 connections that send half a head. Other clients must be served."""
-    await hold(attempt, post_head(attempt, 1000)[:-4])
+    """Open 1,100 connections that send half a head.
+
+    Other clients must be served, and the server must end the connections in time.
+    """
+    await hold(attempt, post_head(attempt, 1000)[:-4], must_end=True)
 
 
 @attack(5)
 async def silent_connections(attempt: Attempt) -> None:
-    """Open 1,100 connections, and send nothing. Other clients must be served."""
-    await hold(attempt, b"")
+    """Open 1,100 connections, and send nothing.
+
+    Other clients must be served, and the server must end the connections in time.
+    """
+    await hold(attempt, b"", must_end=True)
 
 
 @attack(5)

@@ -50,9 +50,11 @@ async def too_large(attempt: Attempt) -> None:
                 attempt.host, attempt.port, raw_post(attempt, body), RAW_LIMIT_S, pause_s
             )
             _expect_413(attempt, f"socket, pauses of {pause_s} s, {size}", answer.kind)
-        headers = {"Host": attempt.authority, "Transfer-Encoding": "chunked"} | dict(
-            attempt.headers
-        )
+        headers = {
+            "Host": attempt.authority,
+            "Content-Type": "application/json",
+            "Transfer-Encoding": "chunked",
+        } | dict(attempt.headers)
         sent = head("POST", COMPLETIONS, headers) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         answer = await exchange(attempt.host, attempt.port, sent, RAW_LIMIT_S)
         _expect_413(attempt, f"chunked, {size}", answer.kind)

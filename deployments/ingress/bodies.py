@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from cfg_core.memory import DelayedTrim
-from deployments.requests.body import decode_body
+from deployments.requests.body import Copies, decode_body
+from deployments.requests.shape import ShapeBounds
 
 LARGE_BYTES = 2**16
 """Bodies up to this size are decoded on the event loop.
@@ -24,9 +25,12 @@ class Bodies:
     """Decodes small bodies at once, and large ones in a thread, one at a time.
 
     Used from one event loop.
+
+    bounds: on the shape of all bodies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: ShapeBounds) -> None:
+        self._bounds = bounds
         self._large = asyncio.Lock()
         self._trim = DelayedTrim()
 
@@ -34,15 +38,23 @@ class Bodies:
         """Return the request's body, or raise RequestError if it is not a JSON object."""
         return await self.read_as(request, lambda body: body)
 
-    async def read_as(self, request: Request, make: Callable[[dict[str, Any]], T]) -> T:
+    async def read_as(
+        self, request: Request, make: Callable[[dict[str, Any]], T], copies: Copies | None = None
+    ) -> T:
         """Return what `make` returns for the request's body, a JSON object.
 
-        `make` may run in a thread. Raises RequestError if the body is not a JSON object, or if
-        `make` raises it.
+        `make` may run in a thread. Raises RequestError if the body is not a JSON object or its
+        shape is beyond the bounds, or if `make` raises it.
+
+        copies: how often the body's fields are copied; None: they are not.
         """
         raw = await request.body()
+
+        def made() -> T:
+            return make(decode_body(raw, self._bounds, copies))
+
         if len(raw) <= LARGE_BYTES:
-            return make(decode_body(raw))
+            return made()
         async with self._large:
             self._trim.schedule()
-            return await asyncio.to_thread(lambda: make(decode_body(raw)))
+            return await asyncio.to_thread(made)

@@ -87,7 +87,7 @@ def _checked_shape(raw: bytes, bounds: ShapeBounds) -> Shape | None:
     Called before parsing, because the parser recurses, and keeps all other threads waiting.
     Malformed JSON is left to the parser.
     """
-    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING and len(raw) <= SMALL_BYTES:
+    if len(raw) <= SMALL_BYTES and raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
         return None
     shape = shape_of(raw)
     if shape.depth > MAX_NESTING:
@@ -115,7 +115,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
         _refuse_non_finite(body, non_finite[0])
     if _has_long_integer(raw):
         _refuse_huge_integers(body)
-    if b"\\ud" in raw or b"\\uD" in raw:
+    if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw):
         _refuse_lone_surrogates(body)
     return body
 

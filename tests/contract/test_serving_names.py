@@ -16,12 +16,12 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-from deployments.generator import direct_calls
+from deployments.generator import direct_calls, validators
 from deployments.ingress import serve_queue
 from deployments.proxy import http_1_0
 from deployments.routing import serve_routers
 
-MODULES = (serve_routers, serve_queue, http_1_0, direct_calls)
+MODULES = (serve_routers, serve_queue, http_1_0, direct_calls, validators)
 NAMES = [
     (path, name) for module in MODULES for path, names in module.PRIVATE.items() for name in names
 ]

@@ -64,14 +64,14 @@ async def long_conversations(attempt: Attempt) -> None:
         for name, messages in conversations(150_000):
             body = {"max_tokens": 1, field: messages}
             await attempt.expect(f"{path}: {name}", path, body, 400, limit_s=LIMIT_S)
-    negative = {"messages": [USER], "negative_messages": [USER] * 150_000, "guidance_scale": 2}
-    for path, body in (
-        (CHAT, negative),
+    others: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [USER], "negative_messages": [USER] * 150_000, "guidance_scale": 2}),
         (BATCH, {"messages": [[USER]] * 100_000}),
         (BATCH, {"messages": [[USER] * 100_000] * 2}),
         (SCORING, {"query": "a", "items": ["a"] * 500_000, "label_token_ids": [300]}),
-    ):
-        await attempt.expect(path, path, {"max_tokens": 1, **body}, 400, limit_s=LIMIT_S)
+    ]
+    for path, fields in others:
+        await attempt.expect(path, path, {"max_tokens": 1, **fields}, 400, limit_s=LIMIT_S)
 
 
 @attack(0, limit_s=300)
@@ -84,7 +84,8 @@ async def conversations_within_the_bounds(attempt: Attempt) -> None:
         for name, messages in conversations(9_000):
             body = {"max_tokens": 1, field: messages}
             await attempt.expect(f"{path}: {name}", path, body, 200, 400, limit_s=LIMIT_S)
-    for negative in ([USER] * 9_000, [{}] * 20_000):
+    negatives: list[list[Any]] = [[USER] * 9_000, [{}] * 20_000]
+    for negative in negatives:
         body = {"messages": [USER], "negative_messages": negative, "guidance_scale": 2}
         await attempt.expect("negative", CHAT, {**body, "max_tokens": 1}, 400, limit_s=LIMIT_S)
     lists: list[dict[str, Any]] = [

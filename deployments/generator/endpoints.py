@@ -45,8 +45,9 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 )
 
 from cfg_core.errors import GuidanceError
-from deployments.generator.engine_errors import checked, parse
-from deployments.requests.endpoints import Endpoint
+from deployments.generator.engine_errors import checked
+from deployments.generator.validation import parsed
+from deployments.requests.endpoints import SHAPES, Endpoint
 
 NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})
 
@@ -189,7 +190,7 @@ async def render(
 
     conversation: the field that can hold a conversation, for that error.
     """
-    request = parse(SERVED[endpoint].request, body)
+    request = await parsed(SERVED[endpoint].request, body, SHAPES[endpoint].messages)
     if endpoint in ("messages", "responses"):
         made = await rendered(endpoint, state, request)
         if made.features:

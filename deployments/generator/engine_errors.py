@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from cfg_core.vllm_plugin.frontend.admission import RefusedError
+from deployments.generator.validators import validator_of
 from deployments.http.errors import error_of
 
 logger = logging.getLogger("ray.serve")
@@ -43,10 +44,10 @@ WRONG_SHAPE = (
 def parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
     """Return `body` as vLLM's request object.
 
-    Raises RequestError that names the field at fault.
+    Raises RequestError that names the field at fault: the first one, if a list has several.
     """
     try:
-        return model.model_validate(body)
+        return validator_of(model).validate_python(body)
     except pydantic.ValidationError as error:
         raise _invalid(error, body) from None
 

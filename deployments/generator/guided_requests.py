@@ -25,10 +25,11 @@ from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
-from deployments.generator.engine_errors import own_error, parse
+from deployments.generator.engine_errors import own_error
 from deployments.generator.media_in_bodies import check_body
+from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
-from deployments.requests.endpoints import Endpoint
+from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.extra_args import adapter_of
 from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
 from deployments.requests.negative import empty_negative_note, follower_body, negative_body
@@ -81,7 +82,8 @@ class GuidedRequests:
         body = dict(call.body)
         check_body(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
-        request: Any = parse(endpoints.SERVED[call.endpoint].request, body)
+        conversation = SHAPES[call.endpoint].messages
+        request: Any = await parsed(endpoints.SERVED[call.endpoint].request, body, conversation)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
         check_xargs(xargs)
         request.cache_salt = own_salt(request.cache_salt, call.tenant)

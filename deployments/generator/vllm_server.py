@@ -48,8 +48,9 @@ from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.generator.stream_spans import Traced
+from deployments.generator.validation import parsed
 from deployments.messages import Chunk, GenerateCall, Whole
-from deployments.requests.endpoints import Endpoint
+from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
@@ -244,8 +245,10 @@ class VllmServer:
         with reading():
             field = "messages" if "messages" in body else "prompt"
             check_text(body.get(field), field, self._max_text_chars)
-            request = parse(
-                TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest, body
+            request = await parsed(
+                TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest,
+                body,
+                "messages",
             )
             create = self._state.serving_tokenization.create_tokenize
             with self._reading_media("chat", body):
@@ -255,7 +258,7 @@ class VllmServer:
         """The answer of /v1/messages/count_tokens, as JSON text."""
         with reading():
             check_text(json.dumps(body), "messages", self._max_text_chars)
-            request = parse(AnthropicCountTokensRequest, body)
+            request = await parsed(AnthropicCountTokensRequest, body, "messages")
             count = self._state.anthropic_serving_messages.count_tokens
             with self._reading_media("messages", body):
                 answer = checked(await count(request, HttpContext(headers)))
@@ -265,7 +268,8 @@ class VllmServer:
         """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
         with reading():
             check_text(json.dumps(body), "prompt", self._max_text_chars)
-            request = parse(endpoints.SERVED[endpoint].request, body)
+            conversation = SHAPES[endpoint].messages
+            request = await parsed(endpoints.SERVED[endpoint].request, body, conversation)
             with self._reading_media(endpoint, body):
                 made = await endpoints.rendered(endpoint, self._state, request)
             if isinstance(made, list):

@@ -10,7 +10,8 @@ from fastapi import Request
 
 from cfg_core.errors import MediaTypeError
 from cfg_core.memory import DelayedTrim
-from deployments.requests.body import decode_body
+from deployments.requests.body import Copies, decode_body
+from deployments.requests.shape import ShapeBounds
 from deployments.requests.template_kwargs import check_template_kwargs
 
 LARGE_BYTES = 2**16
@@ -42,9 +43,12 @@ class Bodies:
     """Decodes small bodies at once, and large ones in a thread, one at a time.
 
     Used from one event loop.
+
+    bounds: on the shape of all bodies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: ShapeBounds) -> None:
+        self._bounds = bounds
         self._large = asyncio.Lock()
         self._trim = DelayedTrim()
 
@@ -52,22 +56,26 @@ class Bodies:
         """Return the request's body, or raise RequestError if it is not a JSON object."""
         return await self.read_as(request, lambda body: body)
 
-    async def read_as(self, request: Request, make: Callable[[dict[str, Any]], T]) -> T:
+    async def read_as(
+        self, request: Request, make: Callable[[dict[str, Any]], T], copies: Copies | None = None
+    ) -> T:
         """Return what `make` returns for the request's body, a JSON object.
 
-        `make` may run in a thread. Raises RequestError if the body is not a JSON object, or if
-        `make` raises it. Raises MediaTypeError.
+        `make` may run in a thread. Raises RequestError if the body is not a JSON object or its
+        shape is beyond the bounds, or if `make` raises it. Raises MediaTypeError.
+
+        copies: how often the body's fields are copied; None: they are not.
         """
         check_media_type(request.headers.get("content-type", ""))
         raw = await request.body()
+
+        def made() -> T:
+            body = decode_body(raw, self._bounds, copies)
+            check_template_kwargs(body)
+            return make(body)
+
         if len(raw) <= LARGE_BYTES:
-            return make(_decoded(raw))
+            return made()
         async with self._large:
             self._trim.schedule()
-            return await asyncio.to_thread(lambda: make(_decoded(raw)))
-
-
-def _decoded(raw: bytes) -> dict[str, Any]:
-    body = decode_body(raw)
-    check_template_kwargs(body)
-    return body
+            return await asyncio.to_thread(made)

@@ -28,7 +28,9 @@ from deployments.requests.demand import (
     Demand,
     check_answer_size,
     check_context,
+    check_request_id,
     check_streams,
+    copies_of,
     demand_of,
 )
 from deployments.requests.endpoints import Endpoint
@@ -107,7 +109,7 @@ class GenerateRoutes:
         read = partial(
             self._read, endpoint, self._owner_of(request), request.headers.get(SESSION_HEADER)
         )
-        asked = await self._bodies.read_as(request, read)
+        asked = await self._bodies.read_as(request, read, partial(copies_of, endpoint))
         name = asked.body.get("model")
         if self._generator is None or name in self._encoders:
             raise await self._encoders.no_generation(name)
@@ -129,6 +131,7 @@ class GenerateRoutes:
 
         Whatever takes time in proportion to the length of the prompts is done here.
         """
+        check_request_id(body)
         self._args.grammars.bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None:

@@ -5,14 +5,20 @@ Pure. Imports neither vllm nor ray.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any, NoReturn
 
 from cfg_core.errors import RequestError
 from cfg_core.params import check_scale, looks_like_guidance
+from deployments.requests.shape import READ_ONCE, Shape, ShapeBounds, shape_of
+
+Copies = Callable[[dict[str, Any]], tuple[int, str]]
+"""How often the fields of a body are copied, and for each of what, in the plural."""
+
+DEFAULT_BOUNDS = ShapeBounds()
 
 MAX_NESTING = 100
 """Maximum nesting depth of objects and lists in a body.
@@ -26,30 +32,75 @@ MAX_FIELDS = 256
 vLLM knows about 100 fields.
 """
 
-_STEP = [0] * 256
-for _bracket in b"[{":
-    _STEP[_bracket] = 1
-for _bracket in b"]}":
-    _STEP[_bracket] = -1
-_NOT_BRACKETS = bytes(byte for byte in range(256) if not _STEP[byte])
+SMALL_BYTES, SMALL_COPIED_BYTES = 2**16, 2**13
+"""A body of so many bytes, and one of so many bytes times the copies of its fields, is within the
+default bounds, whatever it holds. Its shape is not read."""
 
+_FIRST_OF_SURROGATES = b"\xed"
 _LONG_INTEGER = b"0" * 19
 _AS_ZEROS = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
 _PIECE_BYTES = 1 << 20
 
 
-def decode_body(raw: bytes) -> dict[str, Any]:
+def decode_body(
+    raw: bytes, bounds: ShapeBounds = DEFAULT_BOUNDS, copies: Copies | None = None
+) -> dict[str, Any]:
     """The JSON object in `raw`, checked.
 
     Its numbers are finite, its integers fit 64 bits (guidance fields are checked elsewhere), and
     its text has no half of a surrogate pair: vLLM takes all three for granted. It is nested at most
     MAX_NESTING deep, so that code which walks it may recurse, pickling included. It has at most
-    MAX_FIELDS fields.
+    MAX_FIELDS fields, and its shape is within the bounds.
 
     Raises RequestError if there is no object, or if it fails a check.
+
+    copies: of the decoded body, how often its fields are copied, and for what; None: they are not.
     """
+    _refuse_other_encodings(raw)
+    shape = _checked_shape(raw, bounds)
+    body = _parsed(raw)
+    if copies is not None:
+        number, of = copies(body)
+        if number * len(raw) > SMALL_COPIED_BYTES:
+            bounds.check_copies(shape or shape_of(raw), number, of, but=READ_ONCE)
+    return body
+
+
+def _refuse_other_encodings(raw: bytes) -> None:
+    """Raise RequestError if `raw` is in UTF-16 or UTF-32, or not in UTF-8 where it looks so.
+
+    JSON is UTF-8 (RFC 8259). Python would guess the others, and would also read halves of surrogate
+    pairs that are written as UTF-8.
+    """
+    try:
+        if b"\0" in raw[:4] or raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise ValueError
+        if _FIRST_OF_SURROGATES in raw:
+            raw.decode()
+    except ValueError:
+        raise RequestError("The body is not valid JSON: it is not in UTF-8.") from None
+
+
+def _checked_shape(raw: bytes, bounds: ShapeBounds) -> Shape | None:
+    """The shape of a body, within the bounds; None if it is so small that it does not matter.
+
+    Called before parsing, because the parser recurses, and keeps all other threads waiting.
+    Malformed JSON is left to the parser.
+    """
+    if len(raw) <= SMALL_BYTES and raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
+        return None
+    shape = shape_of(raw)
+    if shape.depth > MAX_NESTING:
+        raise RequestError(
+            f"The body is nested more than {MAX_NESTING} deep: send a flatter JSON object."
+        )
+    bounds.check_values(shape)
+    return shape
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises RequestError if there is none, or if vLLM cannot read it."""
     non_finite: list[str] = []
-    _refuse_deep_nesting(raw)
     try:
         body = json.loads(raw, parse_float=_float(non_finite), parse_constant=_float(non_finite))
     except RecursionError:
@@ -64,7 +115,7 @@ def decode_body(raw: bytes) -> dict[str, Any]:
         _refuse_non_finite(body, non_finite[0])
     if _has_long_integer(raw):
         _refuse_huge_integers(body)
-    if b"\\ud" in raw or b"\\uD" in raw:
+    if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw):
         _refuse_lone_surrogates(body)
     return body
 
@@ -80,24 +131,6 @@ def _has_long_integer(raw: bytes) -> bool:
         _LONG_INTEGER in raw[start : start + _PIECE_BYTES + overlap].translate(_AS_ZEROS)
         for start in range(0, len(raw), _PIECE_BYTES)
     )
-
-
-def _refuse_deep_nesting(raw: bytes) -> None:
-    """Raise RequestError if `raw` is nested too deeply.
-
-    Called before parsing, because the parser recurses. Counts the brackets outside of strings.
-    Malformed JSON is left to the parser.
-    """
-    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
-        return
-    # Without escapes, every second part is a string. A regular expression would keep all other
-    # threads waiting: two seconds for 100 MB.
-    parts = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    brackets = b"".join(parts[::2]).translate(None, _NOT_BRACKETS)
-    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_NESTING:
-        raise RequestError(
-            f"The body is nested more than {MAX_NESTING} deep: send a flatter JSON object."
-        )
 
 
 def _float(non_finite: list[str]) -> Callable[[str], float]:

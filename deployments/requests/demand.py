@@ -10,7 +10,8 @@ from cfg_core.errors import RequestError
 from deployments.requests.body import json_type
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.guidance import Guidance
-from deployments.requests.streams import Groups
+from deployments.requests.shape import number_of
+from deployments.requests.streams import Groups, num_prompts
 
 USUAL_OUTPUT_TOKENS = 256
 """Estimate of a choice's output tokens if the request sets no limit.
@@ -26,6 +27,9 @@ MOST_OUTPUT_TOKENS = 2**20
 
 No context is longer; an engine refuses more than its own.
 """
+
+MAX_REQUEST_ID_CHARS = 128
+"""Maximum length of a request's name, as in the header `X-Request-Id`."""
 
 TOKEN_BYTES, LOGPROB_BYTES = 8, 80
 """Estimated bytes of JSON text for a token, and for each of its logprobs."""
@@ -61,6 +65,16 @@ def demand_of(
     guided = min(output, guidance.params.end or output) if guidance is not None else output
     outputs = leaders * output + (streams - leaders) * guided
     return Demand(streams=streams, tokens=prompts + outputs)
+
+
+def copies_of(endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[int, str]:
+    """How often vLLM copies the parameters of a request, and for what.
+
+    Called before the body is checked: a number of choices that is no integer counts as 1.
+    """
+    prompts = num_prompts(endpoint, body)
+    choices = number_of(body.get("n")) * prompts
+    return choices, "choices" if prompts == 1 else "choices of all prompts"
 
 
 def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
@@ -171,6 +185,19 @@ def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
     if isinstance(body.get(name), bool):  # vLLM reads true as 1, and false as 0
         return int(body[name])
     return read_count(body, name) or 0
+
+
+def check_request_id(body: Mapping[str, Any]) -> None:
+    """Raise RequestError if the body names its request at length.
+
+    vLLM puts the name in front of each choice's own, in several tables.
+    """
+    name = body.get("request_id")
+    if isinstance(name, str) and len(name) > MAX_REQUEST_ID_CHARS:
+        raise RequestError(
+            f"request_id has {len(name)} characters: send at most {MAX_REQUEST_ID_CHARS}.",
+            "request_id",
+        )
 
 
 def read_count(body: Mapping[str, Any], name: str) -> int | None:

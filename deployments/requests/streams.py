@@ -84,6 +84,15 @@ def _followed(stream: Stream, scored: int) -> Stream:
     return replace(stream, num_tokens=stream.num_tokens + scored)
 
 
+def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """How many prompts a request has. It reads no prompt, so it takes no time."""
+    if endpoint == "completion":
+        embedded = body.get("prompt_embeds")
+        return len(_prompts(body)) + (0 if embedded is None else len(_list(embedded)))
+    several = {"scoring": "items", "batch": "messages"}.get(endpoint)
+    return 1 if several is None else len(_list(body.get(several)))
+
+
 def num_tokens(content: Any) -> int:
     """Estimated tokens of a text, of token ids, or of all text in nested lists and objects."""
     if isinstance(content, str):

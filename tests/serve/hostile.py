@@ -57,7 +57,16 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "benchmarks")]
 
-from attacks import bodies, connections, grammars, heads, limits, protocol, streams  # noqa: E402, F401
+from attacks import (  # noqa: E402, F401
+    bodies,
+    connections,
+    grammars,
+    heads,
+    limits,
+    protocol,
+    shapes,
+    streams,
+)
 from attacks.attempt import ATTACKS, Attack, Attempt, attempt_to  # noqa: E402
 from attacks.fuzz import fuzz, send, shots  # noqa: E402
 from attacks.stage import Stage  # noqa: E402

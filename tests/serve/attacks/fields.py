@@ -44,6 +44,16 @@ continue_final_message chat_template chat_template_kwargs media_io_kwargs mm_pro
 tools"""
 )
 DETOKENIZE = ["model", "tokens"]
+RESPONSES = names(
+    """input instructions max_output_tokens tools tool_choice text reasoning include metadata model
+parallel_tool_calls previous_response_id background store stream temperature top_p top_logprobs
+truncation user conversation prompt max_tool_calls service_tier cache_salt request_id stop seed
+logit_bias vllm_xargs enable_response_messages structured_outputs allowed_token_ids"""
+)
+MESSAGES = names(
+    """messages max_tokens metadata model stop_sequences stream system temperature thinking
+tool_choice tools top_k top_p output_config chat_template_kwargs kv_transfer_params"""
+)
 ENCODERS = names(
     """model input encoding_format dimensions normalize use_activation truncate
 truncate_prompt_tokens truncation_side truncation_direction prompt prompt_name user task
@@ -71,6 +81,19 @@ ROUTES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "/v1/classify": (ENCODER | {"input": "A dog."}, ENCODERS),
     "/classify": (ENCODER | {"input": "A dog."}, ENCODERS),
     "/embed_sparse": (ENCODER | {"inputs": "A dog."}, ENCODERS),
+    "/v1/responses": ({"input": "Once", "max_output_tokens": 3}, [*RESPONSES, *GUIDANCE]),
+    "/v1/messages": ({"messages": USER, "max_tokens": 3}, [*MESSAGES, *GUIDANCE]),
+    "/v1/chat/completions/batch": ({"messages": [USER], "max_tokens": 3}, CHAT),
+    "/generative_scoring": (
+        {"query": "Once", "items": ["a"], "label_token_ids": [300]},
+        ["query", "items", "label_token_ids", "apply_softmax", "item_first", *SAMPLING],
+    ),
+    "/invocations": ({"prompt": "Once", "max_tokens": 3}, [*COMPLETION, *ENCODERS]),
+    "/v1/messages/count_tokens": ({"messages": USER}, MESSAGES),
+    "/v1/completions/render": ({"prompt": "Once"}, COMPLETION),
+    "/v1/chat/completions/render": ({"messages": USER}, CHAT),
+    "/v1/responses/render": ({"input": "Once"}, RESPONSES),
+    "/v1/messages/render": ({"messages": USER, "max_tokens": 3}, MESSAGES),
 }
 """For each POST route, a valid body, and fields that it or a similar route knows."""
 
@@ -113,6 +136,25 @@ RAW += [
 ]
 RAW += [b"{" + b",".join(b'"k%d":1' % i for i in range(3000)) + b"}"]
 """JSON text that is sent unchanged: text that json.dumps does not write, and large values."""
+
+LONG: list[tuple[bytes, int]] = [
+    (b"1", 150_000),
+    (b"1.5", 150_000),
+    (b"null", 20_000),
+    (b"[]", 20_000),
+    (b"[1]", 20_000),
+    (b"{}", 12_000),
+    (b'"a"', 30_000),
+    (b'["a","b"]', 12_000),
+    (b'{"role":"user","content":"a"}', 6_000),
+    (b'[{"role":"user","content":"a"}]', 6_000),
+    (b'{"role":"user","content":[{"type":"text","text":"a"}]}', 6_000),
+    (b'{"type":"text","text":"a"}', 6_000),
+    (b'{"type":"function_call","call_id":"a","name":"f","arguments":"{}"}', 6_000),
+    (b'{"type":"function","function":{"name":"f"}}', 6_000),
+    (b'{"token_ids":[300],"weight":0.1}', 6_000),
+]
+"""Entries of long lists, with a number of them that may be within the bounds of a body."""
 
 VALID: list[Any] = [
     *ODD,
@@ -215,6 +257,22 @@ HEADERS += [
     {"x-session-id": "s" * 5000},
     {"traceparent": "00-x-y-01"},
     {"accept": "text/event-stream"},
+]
+HEADERS += [
+    {f"x-odd-{number}": "v" * 20 for number in range(60)},
+    {"cookie": "a=b; " * 600},
+    {"origin": "http://evil.example"},
+    {"expect": "100-continue"},
+    {"connection": "close, upgrade", "upgrade": "websocket"},
+    {"x-forwarded-for": "10.6.6.6, x, \u00e9"},
+    {"x-forwarded-proto": "gopher"},
+    {"accept-encoding": "gzip, br, x"},
+    {"range": "bytes=0-1"},
+    {"if-none-match": "*"},
+    {"serve_multiplexed_model_id": "m" * 300},
+    {"content-type": "application/json;charset=utf-16"},
+    {"x-request-timeout": "9" * 300},
+    {"tracestate": "a=" + "b" * 3000, "baggage": "k=v" * 500},
 ]
 METHODS = ("POST",) * 100 + ("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 DAMAGE = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attacks.attempt import REQUEST_LIMIT_S, Attempt, Reply, attack, in_error_shape, is_failure
-from attacks.fields import DAMAGE, HEADERS, METHODS, RAW, READ, ROUTES, VALID
+from attacks.fields import DAMAGE, HEADERS, LONG, METHODS, RAW, READ, ROUTES, VALID
 
 CLIENTS = 6
 SHOWN = 400
@@ -88,11 +88,27 @@ def odd_value(rng: random.Random) -> bytes:
     """Return a value of another field, an odd value, or such a value inside a list or object."""
     if rng.random() < 0.1:
         return rng.choice(RAW)
+    if rng.random() < 0.06:
+        return long_value(rng)
     value = rng.choice(VALID)
     wrapped = rng.choice(
         [value] * 8 + [[value], {"a": value}, [value, rng.choice(VALID)], {"text": value}]
     )
     return encoded(wrapped)
+
+
+def long_value(rng: random.Random) -> bytes:
+    """Return a long list, an object with many names, or such a list inside of other values."""
+    entry, number = rng.choice(LONG)
+    entries = [entry] * max(1, int(number * rng.choice([0.02, 0.3, 1, 1, 4])))
+    if rng.random() < 0.2:
+        entries[rng.randrange(len(entries))] = rng.choice([b"null", b'"x"', b"{}", b"-1"])
+    if rng.random() < 0.15:
+        named = (b'"%d":%s' % (name, value) for name, value in enumerate(entries))
+        return b"{" + b",".join(named) + b"}"
+    listed = b"[" + b",".join(entries) + b"]"
+    wrapped = (b"%s", b"%s", b"%s", b"[%s]", b'{"x":%s}', b'[{"role":"user","content":%s}]')
+    return rng.choice(wrapped) % listed
 
 
 def damaged(rng: random.Random, text: bytes) -> bytes:
@@ -150,7 +166,7 @@ BOUNDED_COUNT = 300
 
 @attack(0, bounded=True)
 async def fuzzed(attempt: Attempt) -> None:
-    """Send 300 requests with wrong types, huge values, deep nesting and damaged JSON to all routes.
+    """Send 300 requests with wrong types, huge values, long lists and damaged JSON to all routes.
 
     None may get a 500. Each error must have the shape of OpenAI's errors.
     """

@@ -57,7 +57,15 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "benchmarks")]
 
-from attacks import bodies, connections, grammars, limits, protocol, streams  # noqa: E402, F401
+from attacks import (  # noqa: E402, F401
+    bodies,
+    connections,
+    encoders,
+    grammars,
+    limits,
+    protocol,
+    streams,
+)
 from attacks.attempt import ATTACKS, Attack, Attempt, attempt_to  # noqa: E402
 from attacks.fuzz import fuzz, send, shots  # noqa: E402
 from attacks.stage import Stage  # noqa: E402

@@ -43,8 +43,8 @@ class EngineOptions:
     """Maximum number of tokens, estimated, that wait in CfgRouter's queue for this encoder.
 
     Beyond it, the newest requests of the tenant that fills the queue most are refused (HTTP 429). A
-    tenant that has nothing in the encoder does not wait. None: 128 full batches, about 15 seconds
-    on one CPU core.
+    tenant that has nothing in the encoder does not wait. None: 128 full batches, or two requests of
+    `max_request_tokens` if that is more (about 75 seconds on one CPU core).
     """
     max_request_inputs: int = 2048
     """Maximum number of inputs in one request. Online only."""

@@ -110,7 +110,8 @@ def _info(checkpoint: Checkpoint, options: EngineOptions, tokenizer: Any, runner
         dimension=runner.dimension,
         max_input_tokens=max_input_tokens,
         max_batch_tokens=max_batch_tokens,
-        max_queued_tokens=options.max_queued_tokens or _QUEUED_BATCHES * max_batch_tokens,
+        max_queued_tokens=options.max_queued_tokens
+        or max(_QUEUED_BATCHES * max_batch_tokens, 2 * options.max_request_tokens),
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
         dtype=name_of(runner.dtype),
         labels=checkpoint.labels,

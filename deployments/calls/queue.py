@@ -247,9 +247,10 @@ class AdmissionQueue:
     def _start_one_for_each(self) -> None:
         """Start the first request of every tenant that has nothing running."""
         for tenant in self._tenants.values():
-            waiting = [entry for entry in tenant.waiting if not entry.admitted.cancelled()]
-            if waiting and not tenant.running:
-                self._start(min(waiting, key=lambda entry: (entry.priority, entry.start)))
+            if tenant.waiting and not tenant.running:
+                waiting = [entry for entry in tenant.waiting if not entry.admitted.cancelled()]
+                if waiting:
+                    self._start(min(waiting, key=lambda entry: (entry.priority, entry.start)))
 
     def _make_room(self) -> None:
         """Refuse the last requests of the tenant that fills the queue most, until the rest fits."""

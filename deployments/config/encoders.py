@@ -46,7 +46,7 @@ class EncoderArgs(YamlArgs):
         ),
     )
     requests_per_replica: int = Field(
-        default=192,
+        default=96,
         ge=1,
         description=(
             "Maximum number of requests that are sent to the encoder at the same time, for each of"

@@ -184,10 +184,10 @@ async def _who_fills_the_queue_makes_room() -> None:
 async def _a_replica_has_its_number_of_requests() -> None:
     line = queue(max_batch_tokens=512, max_queued_tokens=65_536)
     many = await clients(line, "many", *[1] * 300)
-    assert 185 <= states(many).count("runs") <= 195
+    assert states(many).count("runs") == 96
     line = queue(replicas=2, max_batch_tokens=512, max_queued_tokens=65_536)
     many = await clients(line, "many", *[1] * 500)
-    assert 370 <= states(many).count("runs") <= 390
+    assert states(many).count("runs") == 2 * 96
 
 
 async def _who_leaves_frees_its_place() -> None:

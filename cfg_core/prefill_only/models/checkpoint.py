@@ -50,7 +50,7 @@ class ModelInfo:
     """The dimensions that the model was trained for. Empty: any are allowed."""
     max_batch_tokens: int = 512
     """Tokens that one replica computes at once."""
-    max_queued_tokens: int = 65_536
+    max_queued_tokens: int = 600_000
     """Tokens that may wait in the queue in front of the replicas."""
 
     @property

@@ -72,9 +72,9 @@ def last(name: str) -> str:
     return f"last_over_time(cfg_serve_{name}{{{INGRESS}}}[{NOW}])"
 
 
-def of_ingresses(name: str) -> str:
-    """A number of now, summed over the ingresses."""
-    return f"sum ({last(name)})"
+def of_ingresses(name: str, by: str = "") -> str:
+    """A number of now, summed over the ingresses, for each value of the label `by` if given."""
+    return f"sum by ({by}) ({last(name)})" if by else f"sum ({last(name)})"
 
 
 def of_replicas(name: str, by: str = "replica") -> str:
@@ -444,9 +444,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Tokens waiting in encoders, replicas",
-                "A full queue answers 429.",
+                "In the encoders, and in front of them, where a full queue answers 429.",
                 (
                     Query(of_replicas("encoder_queued_tokens", "model"), "{{model}}: tokens"),
+                    Query(
+                        of_ingresses("encoder_admission_queued_tokens", "model"),
+                        "{{model}}: tokens in front",
+                    ),
                     Query(of_replicas("encoder_replicas", "model"), "{{model}}: replicas"),
                 ),
             ),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cfg_core import lanes
-from cfg_core.errors import ConfigError, EngineDeadError, EngineError, OverloadedError, RequestError
+from cfg_core.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from cfg_core.prefill_only.batch import Finished
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.pipeline import Pipeline
+from cfg_core.prefill_only.sizes import check_num_tokens, check_sizes, slices
+from cfg_core.prefill_only.stall import Stall
 from cfg_core.prefill_only.types import (
     Input,
     Output,
@@ -22,6 +24,8 @@ from cfg_core.prefill_only.types import (
 
 _AT_ONCE = 4_000
 """Characters. A call with more of them is tokenized in a thread, not on the event loop."""
+_CHARS_OF_INPUT = 20
+"""Characters that take as long to tokenize as an input takes besides its characters."""
 _SLICE = 50_000
 """Characters that the thread tokenizes in one job. Jobs of other requests run between two jobs."""
 
@@ -32,6 +36,8 @@ class _Request:
 
     future: asyncio.Future[list[Output]]
     num_inputs: int
+    tenant: str
+    weight: float
     outputs: dict[int, Output] = field(default_factory=dict)
 
     def add(self, index: int, output: Output) -> None:
@@ -47,6 +53,9 @@ class AsyncEngine:
     It is used from one event loop, which schedules batches and tokenizes short inputs. Other
     threads tokenize long inputs, and a device thread computes. An input whose result is not finite
     fails only its own call.
+
+    Tenants take turns, and so do the calls of one tenant. The engine bounds the size of a call, but
+    not how many calls wait: whoever calls it does that (deployments/calls/encoders.py).
     """
 
     def __init__(self, model: str, options: EngineOptions) -> None:
@@ -59,6 +68,7 @@ class AsyncEngine:
         self._pump_is_due = False
         self._lanes = lanes.Lanes("tokenizer")
         self._counts = {"requests": 0, "sequences": 0, "tokens": 0}
+        self._stall = Stall(options.hang_timeout_s)
         self.info = self._pipeline.info
 
     @classmethod
@@ -67,30 +77,34 @@ class AsyncEngine:
         return cls(str(model), options or EngineOptions())
 
     async def run(
-        self, inputs: Sequence[Input], options: RequestOptions, max_values: int | None = None
+        self,
+        inputs: Sequence[Input],
+        options: RequestOptions,
+        max_values: int | None = None,
+        *,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> list[Output]:
         """An output for each input, in order.
 
         max_values: how many numbers the outputs may hold together. Sparse vectors are not counted.
+        tenant: who sent the call. weight: the tenant's share, relative to other tenants.
 
-        Raises RequestError (bad input, or more than max_values), OverloadedError (the queue is
-        full), EngineError (the batch failed, or a result is not finite), or EngineDeadError (the
-        device thread had ended before the call). Cancelling the call takes its sequences out of
-        the queue.
+        Raises RequestError (bad input, or too much of it), EngineError (the batch failed, or a
+        result is not finite), or EngineDeadError (the device thread had ended, or was stuck, before
+        the call). Cancelling the call takes its sequences out of the queue.
         """
         self.check_health()
         pipeline, scheduler = self._pipeline, self._pipeline.scheduler
-        self._check_load(len(inputs))
+        self._check_count(len(inputs))
         pipeline.input_processor.check_options(options)
         self._loop = asyncio.get_running_loop()
-        request = _Request(self._loop.create_future(), len(inputs))
+        request = _Request(self._loop.create_future(), len(inputs), tenant, weight)
         sequences = await self._process(inputs, options, request)
         self._check_values(sequences, options, max_values)
-        num_tokens = sum(map(len, sequences))
-        self._check_room(num_tokens)
         self._counts["requests"] += 1
         self._counts["sequences"] += len(sequences)
-        self._counts["tokens"] += num_tokens
+        self._counts["tokens"] += sum(map(len, sequences))
         scheduler.add(sequences)
         self._pump_soon()
         try:
@@ -102,23 +116,31 @@ class AsyncEngine:
     async def _process(
         self, inputs: Sequence[Input], options: RequestOptions, request: _Request
     ) -> list[SequenceState]:
-        process = self._pipeline.input_processor.process
+        """The sequences of a call.
+
+        A large call is processed in a thread, slice by slice, so that other calls come between.
+        """
+        limits = self._pipeline.options
+        sizes = check_sizes(inputs, options.prompt, limits)
+        size, num_tokens = sum(sizes) + _CHARS_OF_INPUT * len(sizes), 0
         sequences: list[SequenceState] = []
-        size = sum(self._checked_size(item, index) for index, item in enumerate(inputs))
-        for first, part in _slices(inputs):
-            job = functools.partial(process, part, options, first_index=first, request=request)
-            sequences += job() if size <= _AT_ONCE else await self._lanes.run(size, job)
+        for first, end in slices(sizes, _SLICE):
+            job = functools.partial(self._sequences, inputs[first:end], options, first, request)
+            made = job() if size <= _AT_ONCE else await self._lanes.run(size, job)
+            num_tokens += sum(map(len, made))
+            check_num_tokens(num_tokens, limits)
+            sequences += made
         return sequences
 
-    def _checked_size(self, item: Input, index: int) -> int:
-        size, limit = _size(item), self._pipeline.options.max_text_chars
-        if size > limit:
-            raise RequestError(
-                f"input {index} has {size} characters, and this server takes {limit}: send it in"
-                " parts.",
-                "input",
-            )
-        return size
+    def _sequences(
+        self, inputs: Sequence[Input], options: RequestOptions, first: int, request: _Request
+    ) -> list[SequenceState]:
+        made: list[SequenceState] = self._pipeline.input_processor.process(
+            inputs, options, first_index=first, request=request
+        )
+        for sequence in made:
+            sequence.tenant, sequence.weight = request.tenant, request.weight
+        return made
 
     def _check_values(
         self, sequences: list[SequenceState], options: RequestOptions, limit: int | None
@@ -140,25 +162,12 @@ class AsyncEngine:
         if limit is not None and values > limit:
             raise too_many_values(values, limit)
 
-    def _check_load(self, num_inputs: int) -> None:
+    def _check_count(self, num_inputs: int) -> None:
         limit = self._pipeline.options.max_request_inputs
         if not 1 <= num_inputs <= limit:
             raise RequestError(
                 f"a request takes 1 to {limit} inputs, not {num_inputs}: send several requests.",
                 "input",
-            )
-        self._check_room(1)
-
-    def _check_room(self, num_tokens: int) -> None:
-        """Raise OverloadedError if so many more tokens exceed the queue's limit.
-
-        If the queue is empty, there is no limit: a request larger than the queue can then run.
-        """
-        queued = self._pipeline.scheduler.queued_tokens
-        if queued and queued + num_tokens > self._pipeline.max_queued_tokens:
-            raise OverloadedError(
-                f"{queued} tokens are waiting to be embedded: try again later.",
-                reason="encoder_queue",
             )
 
     def _pump_soon(self) -> None:
@@ -194,14 +203,23 @@ class AsyncEngine:
         """Whether the device thread runs. Once it has ended, it is not restarted."""
         return self._pipeline.alive
 
+    def watch(self) -> bool:
+        """Whether the engine can go on. Call it several times a second, from the event loop.
+
+        False if the device thread has ended, or has finished no batch for `hang_timeout_s`.
+        """
+        pipeline = self._pipeline
+        self._stall.look(pipeline.num_batches, pipeline.num_computed)
+        return self.alive and not self._stall.is_stuck
+
     def check_health(self) -> None:
-        """Raise EngineDeadError if the device thread has ended."""
-        if not self.alive:
+        """Raise EngineDeadError if the device thread has ended or is stuck."""
+        if not self.alive or self._stall.is_stuck:
             raise EngineDeadError("the embedding engine has stopped: send the request again.")
 
     async def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`. Raises RequestError if it is longer than `max_text_chars`."""
-        size = self._checked_size(text, 0)
+        (size,) = check_sizes([text], "", self._pipeline.options)
         ids: list[int] = await self._lanes.run(
             size, self._pipeline.tokenizer.token_ids, text, add_special_tokens
         )
@@ -243,24 +261,6 @@ class AsyncEngine:
     def close(self) -> None:
         self._lanes.close()
         self._pipeline.close()
-
-
-def _slices(inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
-    """Slices of consecutive inputs, each with the index of its first input.
-
-    A slice has at most `_SLICE` characters, or it is one longer input.
-    """
-    first = size = 0
-    for place, item in enumerate(inputs):
-        if size and size + _size(item) > _SLICE:
-            yield first, inputs[first:place]
-            first, size = place, 0
-        size += _size(item)
-    yield first, inputs[first:]
-
-
-def _size(item: Input) -> int:
-    return len(item[0]) + len(item[1]) if isinstance(item, tuple) else len(item)
 
 
 def _settle(sequence: SequenceState, output: Output | EngineError) -> None:

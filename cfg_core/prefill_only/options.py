@@ -40,15 +40,31 @@ class EngineOptions:
     max_batch_sequences: int = 256
     """Maximum number of sequences in one batch."""
     max_queued_tokens: int | None = None
-    """Maximum number of waiting tokens. Online only.
+    """Maximum number of tokens, estimated, that wait in CfgRouter's queue for this encoder.
 
-    A request that would exceed it is refused with OverloadedError (HTTP 429). If nothing waits, a
-    request of any size is accepted. None: 128 full batches, about 15 seconds on one CPU core.
+    Beyond it, the newest requests of the tenant that fills the queue most are refused (HTTP 429). A
+    tenant that has nothing in the encoder does not wait. None: 128 full batches, or two requests of
+    `max_request_tokens` if that is more (about 75 seconds on one CPU core).
     """
     max_request_inputs: int = 2048
     """Maximum number of inputs in one request. Online only."""
+    max_request_tokens: int = 300_000
+    """Maximum number of tokens in one request, as OpenAI has it. Online only.
+
+    A request with more is refused (HTTP 400), after truncation if it asks for that.
+    """
+    max_request_chars: int = 16_000_000
+    """Maximum characters of all texts of one request. Online only.
+
+    A prompt counts once for each input, and the query of a cross-encoder once for each document. A
+    token id counts four characters. A request with more is refused (HTTP 400) before any text is
+    joined.
+    """
     max_text_chars: int = 4_000_000
-    """Maximum characters of one input. A longer input is refused (HTTP 400). Online only."""
+    """Maximum characters of one input, with its prompt or query. Online only.
+
+    A token id counts four characters. A longer input is refused (HTTP 400).
+    """
     max_answer_bytes: int = 64 * 2**20
     """Maximum size of one answer, in bytes. Online only.
 
@@ -64,6 +80,13 @@ class EngineOptions:
     """Maximum number of batches handed to the executor and not yet returned.
 
     With 2, one waits while the other runs, so that the device is never idle.
+    """
+    hang_timeout_s: float = 120.0
+    """Seconds without a finished batch after which the device thread counts as stuck. Online only.
+
+    The replica then exits, and Serve starts another one. Time in which the process does not run, or
+    in which its event loop is busy, does not count. Set it to more than the longest batch takes,
+    compilation included.
     """
     num_threads: int = 1
     """Threads of torch's operators on the CPU.
@@ -92,6 +115,8 @@ class EngineOptions:
         for name in (
             "max_batch_sequences",
             "max_request_inputs",
+            "max_request_tokens",
+            "max_request_chars",
             "sort_window",
             "num_threads",
             "max_text_chars",
@@ -102,6 +127,7 @@ class EngineOptions:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         _at_least_one("max_batches_in_flight", self.max_batches_in_flight)
+        _above_zero("hang_timeout_s", self.hang_timeout_s)
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype is {self.dtype!r}: use auto, float32, bfloat16 or float16.")
 
@@ -118,3 +144,8 @@ class EngineOptions:
 def _at_least_one(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least 1.")
+
+
+def _above_zero(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ConfigError(f"{name} is {value!r}: it must be a number above 0.")

@@ -44,23 +44,27 @@ class Pipeline:
         self._runner = resolve("runner", workflow)(
             self.checkpoint, options, self.tokenizer.special_ids
         )
-        self.info = _info(self.checkpoint, options, self.tokenizer, self._runner)
+        self.info = info = _info(self.checkpoint, options, self.tokenizer, self._runner)
         skips_prompt = not self.checkpoint.include_prompt
         self.input_processor = resolve("input_processor", workflow)(
-            self.tokenizer, self.info, skips_prompt
+            self.tokenizer, info, skips_prompt
         )
         self._model_input = resolve("model_input", workflow)(
             self._runner.first_position,
             self._runner.uses_token_types and self.tokenizer.gives_token_types,
             self._runner.on_gpu,
         )
-        max_batch_tokens = _batch_tokens(options, self.info.max_input_tokens, self._runner.on_gpu)
-        self.max_queued_tokens = options.max_queued_tokens or _QUEUED_BATCHES * max_batch_tokens
-        self.scheduler = resolve("scheduler", workflow)(options, max_batch_tokens)
+        self.scheduler = resolve("scheduler", workflow)(options, info.max_batch_tokens)
         self._output_processor = resolve("output_processor", workflow)(self.checkpoint)
-        self._executor = resolve("executor", workflow)(self._runner.compute, deliver)
+        self._deliver = deliver
+        self._executor = resolve("executor", workflow)(self._runner.compute, self._computed)
         self.num_in_flight = 0
         self.num_batches = 0  # since the start
+        self.num_computed = 0
+        """Batches that the executor has finished since the start. Its own thread counts them.
+
+        It may run ahead of the owner, who takes each batch off `num_in_flight` later.
+        """
         config = self.checkpoint.config
         self.token_width = int(
             config.get("hidden_size") or config.get("dim") or self.info.dimension or 0
@@ -78,6 +82,11 @@ class Pipeline:
             self.num_batches += 1
             self._executor.submit(batch)
 
+    def _computed(self, finished: Finished) -> None:
+        """Called by the executor with each finished batch."""
+        self.num_computed += 1
+        self._deliver(finished)
+
     def outputs_of(self, finished: Finished) -> list[tuple[SequenceState, Output | EngineError]]:
         """The output or the error of each sequence of a delivered batch."""
         self.num_in_flight -= 1
@@ -94,12 +103,15 @@ class Pipeline:
 
 
 def _info(checkpoint: Checkpoint, options: EngineOptions, tokenizer: Any, runner: Any) -> ModelInfo:
+    max_input_tokens = _max_input_tokens(checkpoint, options, tokenizer.limit, runner.max_positions)
+    max_batch_tokens = _batch_tokens(options, max_input_tokens, runner.on_gpu)
     return ModelInfo(
         tasks=tuple(task for task in checkpoint.tasks if task in runner.tasks),
         dimension=runner.dimension,
-        max_input_tokens=_max_input_tokens(
-            checkpoint, options, tokenizer.limit, runner.max_positions
-        ),
+        max_input_tokens=max_input_tokens,
+        max_batch_tokens=max_batch_tokens,
+        max_queued_tokens=options.max_queued_tokens
+        or max(_QUEUED_BATCHES * max_batch_tokens, 2 * options.max_request_tokens),
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
         dtype=name_of(runner.dtype),
         labels=checkpoint.labels,

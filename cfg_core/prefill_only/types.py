@@ -88,6 +88,10 @@ class SequenceState:
 
     The scheduler compares it, to let requests take turns.
     """
+    tenant: str = ""
+    """Who sent it. The scheduler lets tenants share."""
+    weight: float = 1.0
+    """Share of its tenant, relative to other tenants."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -1,6 +1,7 @@
 """The encoders as CfgRouter sees them.
 
-This module chooses the encoder that a request means, and sends a call again if its replica is lost.
+This module chooses the encoder that a request means, lets the request wait for a place with it, and
+sends a call again if its replica is lost.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, RequestError, UnknownModelError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from deployments.calls.encoder_queue import TOLD, EncoderQueue
+from deployments.calls.queue_entries import Share
 from deployments.calls.ray_errors import value_of
 from deployments.config.args import AppArgs
+from deployments.config.encoders import EncoderArgs
 from deployments.requests.body import json_type
 from deployments.requests.encode.capabilities import (
     PATHS,
@@ -46,8 +50,10 @@ class Encoders:
     def __init__(self, handles: Mapping[str, DeploymentHandle[Any]], args: AppArgs) -> None:
         self._handles = dict(handles)
         self._args = args
+        self._encoder_args = {encoder.model_name: encoder for encoder in args.encoders}
         self._sleepers = {e.model_name for e in args.encoders if e.scales_to_zero}
         self._infos: dict[str, ModelInfo] = {}
+        self._queues: dict[str, EncoderQueue] = {}
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._handles
@@ -135,11 +141,40 @@ class Encoders:
             self._infos[name] = await self._in_time(name, "info")
         return self._infos[name]
 
-    async def call(self, name: str, method: str, *args: Any) -> Any:
-        """Return what a replica of encoder `name` answers.
+    def args(self, name: str) -> EncoderArgs:
+        """The entry of `encoders:` in the YAML of encoder `name`."""
+        return self._encoder_args[name]
+
+    async def call(self, name: str, share: Share, work: int, method: str, *args: Any) -> Any:
+        """Return what a replica of encoder `name` answers, once there is a place for the call.
+
+        share: of the tenant. work: estimated, in tokens.
+
+        Raises OverloadedError if too much waits, and other CfgServeErrors.
+        """
+        queue = await self._queue(name)
+        place = await queue.enter(share, work)
+        try:
+            return await self._send(name, method, *args)
+        finally:
+            place.leave()
+
+    async def _queue(self, name: str) -> EncoderQueue:
+        if name not in self._queues:
+            info = await self.info(name)
+            if name not in self._queues:  # another request may have come first
+                self._queues[name] = EncoderQueue(
+                    self._encoder_args[name],
+                    info,
+                    self._args.admission.max_share,
+                    lambda: max(1, shared.fleet(self._handles[name].deployment_name).replicas),
+                )
+        return self._queues[name]
+
+    async def _send(self, name: str, method: str, *args: Any) -> Any:
+        """Call a replica.
 
         If the replica is lost, the call is sent again to another one; computing twice does no harm.
-        Raises CfgServeError.
         """
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
@@ -157,6 +192,9 @@ class Encoders:
             now = {key: sum(values.values()) for key, values in counts.now().items()}
             for key, value in (now | counts.totals() | {"replicas": counts.replicas}).items():
                 read[f"encoder_{key}"][name] = value
+            queue = self._queues.get(name)
+            for key, value in (queue.stats if queue else dict.fromkeys(TOLD, 0)).items():
+                read[f"encoder_admission_{key}"][name] = value
         return dict(read)
 
     async def states(self) -> dict[str, dict[str, int]]:

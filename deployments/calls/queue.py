@@ -1,11 +1,12 @@
 """The admission queue: a bounded queue in front of the engines, fair between tenants.
 
-It decides which requests go to an engine and which wait. It counts streams (a guided request is
-two) and tokens. A lower `priority` goes first, as in vLLM. Among requests of equal priority,
-tenants share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), in tokens. A
-full queue takes room from the tenant that fills it most (longest queue drop), so that one tenant's
-burst keeps nobody else out. A request that does not fit gets 429, with the time in which the queue
-is expected to have room.
+There is one in front of the generator, and one in front of each encoder (encoder_queue.py). It
+decides which requests go to an engine and which wait. It counts streams (a guided request is two)
+and tokens. A lower `priority` goes first, as in vLLM. Among requests of equal priority, tenants
+share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), in tokens. A full
+queue takes room from the tenant that fills it most (longest queue drop), so that one tenant's burst
+keeps nobody else out. A request that does not fit gets 429, with the time in which the queue is
+expected to have room.
 
 Used from one event loop. It depends on neither Ray nor HTTP.
 """
@@ -61,6 +62,11 @@ class AdmissionQueue:
     with each request. Default: no limit.
 
     The three functions are called anew whenever requests are admitted.
+
+    one_for_each: whether a tenant with nothing running starts a request at once, even if there is
+    no room. It is for engines that let tenants take turns inside, and whose requests do not hold
+    memory that others need.
+    reason: what is full, in the OverloadedError.
     """
 
     def __init__(
@@ -71,9 +77,12 @@ class AdmissionQueue:
         now: Callable[[], float] = time.monotonic,
         most_of_one: Callable[[], float] = lambda: math.inf,
         most_starting: Callable[[], float] = lambda: math.inf,
+        one_for_each: bool = False,
+        reason: str = "queue",
     ) -> None:
         self._capacity, self._max_streams, self._max_tokens = capacity, max_streams, max_tokens
         self._most_of_one, self._most_starting = most_of_one, most_starting
+        self._one_for_each, self._reason = one_for_each, reason
         self._active = ActiveTenants(now)
         # A heap. Entries that are no longer waiting stay in it until they are popped.
         self._line: list[tuple[int, float, int, Entry]] = []
@@ -124,6 +133,8 @@ class AdmissionQueue:
 
         Called whenever a place is freed. Call it also when the capacity may have grown.
         """
+        if self._one_for_each:
+            self._start_one_for_each()
         passed_over = []
         capacity, several_tenants = self._capacity(), self._active.are_several()
         while self._line:
@@ -233,6 +244,14 @@ class AdmissionQueue:
         tenant.starting += 1
         entry.admitted.set_result(None)
 
+    def _start_one_for_each(self) -> None:
+        """Start the first request of every tenant that has nothing running."""
+        for tenant in self._tenants.values():
+            if tenant.waiting and not tenant.running:
+                waiting = [entry for entry in tenant.waiting if not entry.admitted.cancelled()]
+                if waiting:
+                    self._start(min(waiting, key=lambda entry: (entry.priority, entry.start)))
+
     def _make_room(self) -> None:
         """Refuse the last requests of the tenant that fills the queue most, until the rest fits."""
         while self._queued.streams > self._max_streams or self._queued.tokens > self._max_tokens:
@@ -245,7 +264,7 @@ class AdmissionQueue:
             self._drop(entry)
             if not entry.admitted.cancelled():
                 message = f"Too many requests are waiting: try again in {wait_s:.0f} s."
-                entry.admitted.set_exception(OverloadedError(message, wait_s, "queue"))
+                entry.admitted.set_exception(OverloadedError(message, wait_s, self._reason))
 
     def _drop(self, entry: Entry) -> None:
         """Remove a request that waits, for which its tenant is then not charged."""

@@ -45,6 +45,16 @@ class EncoderArgs(YamlArgs):
             " replica of it."
         ),
     )
+    requests_per_replica: int = Field(
+        default=96,
+        ge=1,
+        description=(
+            "Maximum number of requests that are sent to the encoder at the same time, for each of"
+            " its replicas. Further requests wait in a queue of CfgRouter, in which tenants share"
+            " as in `admission`. It should be less than the deployment's `max_ongoing_requests`,"
+            " so that the replica can still answer /ready."
+        ),
+    )
     engine: dict[str, Any] = Field(
         default_factory=dict,
         description=(

@@ -38,6 +38,9 @@ ROUTER = RequestRouterConfig(
 _LONG_ANSWER = 4_000
 """Answers with more numbers than this are turned into text in a thread, not on the event loop."""
 
+_CHARS_OF_NUMBER = 20
+"""Characters of texts in an answer that take as long as one number."""
+
 
 @serve.deployment(
     max_ongoing_requests=256,
@@ -58,41 +61,51 @@ class Embedder:
             self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
         logger.info("%s computes in %s.", args.model, self._engine.info.dtype)
         self._max_answer_bytes = args.options.max_answer_bytes
-        self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.alive))
+        self._watchdog = asyncio.create_task(exit_with_engine(lambda: not self._engine.watch()))
 
     async def info(self) -> ModelInfo:
         """What the model can do, which does not change."""
         return self._engine.info
 
-    async def compute(self, job: EncodeJob) -> Computed | Failed:
+    async def compute(
+        self, job: EncodeJob, tenant: str = "", weight: float = 1.0
+    ) -> Computed | Failed:
         """The answer of a job.
 
         Cancelling the call removes its sequences from the engine's queue.
-        """
-        return await self._value(self._compute(job))
 
-    async def _compute(self, job: EncodeJob) -> Computed:
+        tenant: who sent the request. weight: the tenant's share of the engine.
+        """
+        return await self._value(self._compute(job, tenant, weight))
+
+    async def _compute(self, job: EncodeJob, tenant: str, weight: float) -> Computed:
         room = (
             int(self._max_answer_bytes / job.answer.bytes_per_value)
             if job.answer.bytes_per_value
             else None
         )
-        parts = await asyncio.gather(*(self._run(call, room) for call in job.calls))
+        parts = await asyncio.gather(*(self._run(call, room, tenant, weight) for call in job.calls))
         outputs = [output for part in parts for output in part]
         num_values = sum(output.num_values for output in outputs)
         if room is not None and num_values > room:
             raise too_many_values(num_values, room)
-        text = await self._worded(num_values, lambda: job.answer(outputs))
+        size = num_values + job.answer.num_chars // _CHARS_OF_NUMBER
+        text = await self._worded(size, lambda: job.answer(outputs))
         return Computed(text=text, num_tokens=sum(output.num_tokens for output in outputs))
 
-    async def _worded(self, num_values: int, answer: Callable[[], Any]) -> str:
-        if num_values > _LONG_ANSWER:
+    async def _worded(self, size: int, answer: Callable[[], Any]) -> str:
+        """The JSON text of an answer, whose size is measured in numbers."""
+        if size > _LONG_ANSWER:
             return await asyncio.to_thread(lambda: json_text(answer()))
         return json_text(answer())
 
-    async def _run(self, call: EncodeCall, room: int | None) -> list[Output]:
+    async def _run(
+        self, call: EncodeCall, room: int | None, tenant: str, weight: float
+    ) -> list[Output]:
         try:
-            return await self._engine.run(call.inputs, call.options, room)
+            return await self._engine.run(
+                call.inputs, call.options, room, tenant=tenant, weight=weight
+            )
         except RequestError as error:
             raise in_terms_of(call, error) from None
 
@@ -132,7 +145,10 @@ class Embedder:
         return self._engine.stats() | self._engine.totals()
 
     async def check_health(self) -> None:
-        """Called by Serve at each health check: raises if the engine is dead."""
+        """Called by Serve at each health check: raises if the engine is dead or stuck.
+
+        It says nothing about how much waits: a replica with a full queue is well.
+        """
         self._engine.check_health()
 
     async def _value(self, answer: Awaitable[T]) -> T | Failed:

@@ -79,3 +79,13 @@ class Bodies:
         async with self._large:
             self._trim.schedule()
             return await asyncio.to_thread(made)
+
+    async def apart(self, request: Request, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which goes through the request's decoded body.
+
+        `work` runs in a thread if the body is large. Raises what `work` raises.
+        """
+        if len(await request.body()) <= LARGE_BYTES:
+            return work()
+        async with self._large:
+            return await asyncio.to_thread(work)

@@ -7,19 +7,35 @@ CfgRouter inherits them, because Serve binds a route to the class that inherits 
 # routes. Serve pickles the routes when it makes the class, so what they call must be defined above
 # the class.
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 from fastapi import Request
 from fastapi.responses import Response
 
+from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.sizes import TOKEN_CHARS
 from deployments.calls.answers import in_time
 from deployments.calls.encoders import Encoders
+from deployments.calls.queue_entries import Share
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
-from deployments.ingress.app import app, tenant_of
+from deployments.ingress.app import app, client_of, tenant_of
 from deployments.ingress.bodies import Bodies
 from deployments.ingress.tenants import Gate
+from deployments.requests.encode.bounds import check_job
 from deployments.requests.encode.capabilities import EncodeEndpoint
+from deployments.requests.encode.jobs import EncodeJob, work_of_text
 from deployments.requests.encode.readers import read_job
+from deployments.requests.encode.tokens import count_of, read_detokenize, read_tokenize
+from deployments.requests.streams import num_tokens
 from deployments.requests.terms import take_timeout
+
+
+def share_of(request: Request) -> Share:
+    """The tenant of a request, as the queue of an encoder sees it."""
+    return Share(tenant=client_of(request), weight=tenant_of(request).limits.weight)
 
 
 class EncodeRoutes:
@@ -76,8 +92,48 @@ class EncodeRoutes:
             name, info = await self._encoders.choose(endpoint, body.get("model"))
             tenant = tenant_of(request)
             self._gate.allow_model(tenant, name)
-            job = read_job(endpoint, body, name, info)
-            with self._gate.charge(tenant, job.num_tokens) as charge:
-                computed = await self._encoders.call(name, "compute", job)
+            job, estimated, work = await self._bodies.apart(
+                request, partial(self._read_job, endpoint, body, name, info)
+            )
+            share = share_of(request)
+            with self._gate.charge(tenant, estimated) as charge:
+                computed = await self._encoders.call(
+                    name, share, work, "compute", job, share.tenant, share.weight
+                )
                 charge.settle(computed.num_tokens)
             return json_answer(computed.text)
+
+    def _read_job(
+        self, endpoint: EncodeEndpoint, body: Mapping[str, Any], name: str, info: ModelInfo
+    ) -> tuple[EncodeJob, int, int]:
+        """The job, its estimated tokens and its estimated work; may run in a thread.
+
+        Whatever takes time in proportion to the size of the body is done here.
+        """
+        job = read_job(endpoint, body, name, info)
+        check_job(job, self._encoders.args(name).options)
+        return job, job.num_tokens, job.work
+
+    async def _tokenize_with(
+        self, encoder: str, body: Mapping[str, Any], request: Request
+    ) -> Response:
+        """Answer /tokenize for an encoder."""
+        asked = read_tokenize(body)
+        with self._gate.charge(tenant_of(request), num_tokens(asked.text)) as charge:
+            text = await self._encoders.call(
+                encoder, share_of(request), work_of_text(len(asked.text)), "tokenize", asked
+            )
+            charge.settle(count_of(text))
+        return json_answer(text)
+
+    async def _detokenize_with(
+        self, encoder: str, body: Mapping[str, Any], request: Request
+    ) -> Response:
+        """Answer /detokenize for an encoder."""
+        info = await self._encoders.info(encoder)
+        ids = await self._bodies.apart(request, partial(read_detokenize, body, info))
+        with self._gate.charge(tenant_of(request), len(ids)) as charge:
+            work = work_of_text(TOKEN_CHARS * len(ids))
+            text = await self._encoders.call(encoder, share_of(request), work, "detokenize", ids)
+            charge.settle(len(ids))
+        return json_answer(text)

@@ -193,6 +193,18 @@ READ = (
         "engines_held_seconds", "counter", "Seconds for which engines waited for their frontend."
     ),
     Family("encoder_replicas", "gauge", "Replicas of the encoder that run.", _MODEL),
+    Family(
+        "encoder_admission_queued_requests",
+        "gauge",
+        "Requests that wait in this ingress for a place with the encoder.",
+        _MODEL,
+    ),
+    Family(
+        "encoder_admission_queued_tokens",
+        "gauge",
+        "Tokens that these requests are estimated to take.",
+        _MODEL,
+    ),
     Family("encoder_queued_sequences", "gauge", "Sequences that wait in the encoder.", _MODEL),
     Family("encoder_queued_tokens", "gauge", "Tokens of these sequences.", _MODEL),
     Family("encoder_batches_in_flight", "gauge", "Batches submitted and not finished.", _MODEL),

@@ -11,7 +11,6 @@ vllm_routes.py, docs_routes.py and playground_routes.py.
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -38,22 +37,10 @@ from deployments.ingress.playground_routes import PlaygroundRoutes
 from deployments.ingress.policy import Policy
 from deployments.ingress.vllm_routes import VllmRoutes
 from deployments.requests.encode.capabilities import invoked
-from deployments.requests.encode.tokens import read_detokenize, read_tokenize
+from deployments.requests.encode.tokens import count_of
 from deployments.requests.streams import num_tokens
 from deployments.routing import shared
 from deployments.tracing import spans
-
-_COUNT = re.compile(r'"count":\s*(\d+)')
-
-
-def count_of(tokenize_answer: str) -> int:
-    """Find the `count` in an answer of /tokenize, which may hold a million tokens.
-
-    The answer is not parsed. Quotes inside its texts are escaped, so no text can match the pattern.
-    """
-    found = _COUNT.search(tokenize_answer)
-    assert found is not None, "every answer of /tokenize has a count"
-    return int(found[1])
 
 
 @serve.deployment(
@@ -120,12 +107,11 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         """Return the token ids of a prompt or of a conversation, as the engine would see them."""
         body = await self._bodies.read(request)
         encoder = self._encoder_of(body, request)
+        if encoder is not None:
+            return await self._tokenize_with(encoder, body, request)
         content = body.get("messages", body.get("prompt"))
         with self._gate.charge(tenant_of(request), num_tokens(content)) as charge:
-            if encoder is not None:
-                text = await self._encoders.call(encoder, "tokenize", read_tokenize(body))
-            else:
-                text = await self._ask_generator("tokenize", body, request)
+            text = await self._ask_generator("tokenize", body, request)
             charge.settle(count_of(text))
         return json_answer(text)
 
@@ -134,13 +120,11 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         """Return the text of token ids."""
         body = await self._bodies.read(request)
         encoder = self._encoder_of(body, request)
+        if encoder is not None:
+            return await self._detokenize_with(encoder, body, request)
         tokens = num_tokens(body.get("tokens"))
         with self._gate.charge(tenant_of(request), tokens) as charge:
-            if encoder is not None:
-                ids = read_detokenize(body, await self._encoders.info(encoder))
-                text = await self._encoders.call(encoder, "detokenize", ids)
-            else:
-                text = await self._ask_generator("detokenize", body, request)
+            text = await self._ask_generator("detokenize", body, request)
             charge.settle(tokens)
         return json_answer(text)
 

@@ -1,4 +1,4 @@
-"""The engine of a server: shared batches, cancellation and overload.
+"""The engine of a server: shared batches, tenants, cancellation, and the bounds of a call.
 
 A failure affects only its own call.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -20,7 +22,6 @@ from cfg_core.errors import (
     ConfigError,
     EngineDeadError,
     EngineError,
-    OverloadedError,
     RequestError,
 )
 from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions
@@ -152,20 +153,93 @@ async def test_truncation_keeps_the_special_tokens(engine):
     np.testing.assert_allclose(left[0].array("embed"), end[0].array("embed"), atol=1e-6)
 
 
-async def test_a_full_queue_refuses(path):
-    engine = AsyncEngine.load(
-        path, EngineOptions(dtype="float32", max_batch_tokens=128, max_queued_tokens=1000)
-    )
+@pytest.mark.parametrize(
+    ("inputs", "options", "field", "words"),
+    [
+        (["waa"] * 9, RequestOptions(prompt="w " * 600), "prompt", "1200 characters of prompt"),
+        (["w" * 1200] * 9, EMBED, "input", "the inputs have 10800 characters together"),
+        ([[5] * 100] * 30, EMBED, "input", "12000 characters"),
+        (["waa"], RequestOptions(prompt="w " * 2000), "prompt", "input 0 has 4003 characters"),
+        ([[5] * 40] * 30, EMBED, "input", "have 1200 tokens or more"),
+        (["waa " * 40] * 30, EMBED, "input", "tokens or more, and one request may have 900"),
+    ],
+)
+async def test_the_size_of_a_call_is_bounded(path, inputs, options, field, words):
+    limits = {"max_request_chars": 10_000, "max_text_chars": 4000, "max_request_tokens": 900}
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32", **limits))
     try:
-        results = await asyncio.gather(
-            *(engine.run(["waa " * 98], EMBED) for _ in range(50)), return_exceptions=True
-        )
-        refused = [result for result in results if isinstance(result, OverloadedError)]
-        assert len(refused) == 40, "10 x 100 tokens fit"
-        assert sum(isinstance(result, list) for result in results) == 10
-        assert len(await engine.run(["waa " * 98] * 50, EMBED)) == 50, (
-            "one large call runs on an empty queue"
-        )
+        with pytest.raises(RequestError, match=words) as refused:
+            await engine.run(inputs, options)
+        assert refused.value.param == field
+        assert engine.totals()["batches"] == 0
+    finally:
+        engine.close()
+
+
+async def test_a_long_prompt_is_processed_in_a_thread(engine):
+    """The event loop gets its turn every few milliseconds while 100 long texts are made."""
+    longest, done = 0.0, asyncio.Event()
+
+    async def look() -> None:
+        nonlocal longest
+        while not done.is_set():
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - before)
+
+    looking = asyncio.create_task(look())
+    options = RequestOptions(prompt="waa " * 25_000, truncate_to=16)
+    assert len(await engine.run(["wab"] * 100, options)) == 100
+    done.set()
+    await looking
+    assert longest < 0.2
+
+
+async def test_a_small_call_of_another_tenant_does_not_wait(engine):
+    texts = ["waa " * 98] * 500
+    calls = [asyncio.create_task(engine.run(texts, EMBED, tenant="full")) for _ in range(3)]
+    while engine.stats()["queued_sequences"] < 1000:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.005)
+    before = engine.totals()["batches"]
+    await engine.run(["waa"], EMBED, tenant="small")
+    assert engine.totals()["batches"] - before <= 8
+    assert not any(call.done() for call in calls)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_a_stuck_device_thread_is_reported(path):
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32", hang_timeout_s=0.5))
+    released = threading.Event()
+    compute = engine._pipeline._runner.compute
+    engine._pipeline._executor._compute = lambda batch: (released.wait(20), compute(batch))[1]
+    try:
+        call = asyncio.create_task(engine.run(["waa"], EMBED))
+        async with asyncio.timeout(10):
+            while engine.watch():  # noqa: ASYNC110 - as the replica's watchdog does
+                await asyncio.sleep(0.1)
+        assert engine.alive, "the thread runs, and does not come back"
+        with pytest.raises(EngineDeadError):
+            await engine.run(["waa"], EMBED)
+        with pytest.raises(EngineDeadError):
+            engine.check_health()
+    finally:
+        released.set()
+        await call
+        engine.close()
+
+
+async def test_a_busy_loop_is_not_a_stuck_device(path):
+    engine = AsyncEngine.load(path, EngineOptions(dtype="float32", hang_timeout_s=0.5))
+    try:
+        for _ in range(4):
+            call = asyncio.create_task(engine.run(["waa"], EMBED))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            time.sleep(0.4)  # noqa: ASYNC251 - the loop is busy, and the batch is ready
+            assert engine.watch()
+            await call
     finally:
         engine.close()
 

@@ -60,6 +60,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent / "benchmarks")]
 from attacks import (  # noqa: E402, F401
     bodies,
     connections,
+    encoders,
     grammars,
     heads,
     limits,

@@ -393,6 +393,62 @@ async def test_a_client_that_leaves_takes_its_texts_along(server: ServeProcess) 
         ).status_code == 200
 
 
+# --- one client beside another --------------------------------------------------------------------
+
+
+def post_from(server: ServeProcess, address: str, **body: Any) -> httpx.Response:
+    headers = {"X-Forwarded-For": address}
+    url = f"{server.url}/v1/embeddings"
+    return httpx.post(url, json={"model": NAME, **body}, headers=headers, timeout=90)
+
+
+def test_a_prompt_counts_for_each_input(server: ServeProcess) -> None:
+    start = time.monotonic()
+    answer = post_from(server, "10.9.0.1", prompt="p" * 3_900_000, input=["a"] * 50)
+    assert time.monotonic() - start < 5
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "prompt")
+    assert "3900000 characters of prompt in front of each of 50 inputs make 195000050" in str(error)
+    assert "one request may have 16000000: shorten the prompt" in error["message"]
+
+
+def test_a_request_has_a_number_of_tokens(server: ServeProcess) -> None:
+    answer = post_from(server, "10.9.0.1", input=[[1000] * 250] * 2048)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input")
+    assert "512000 tokens or more, and one request may have 300000" in error["message"]
+
+
+async def test_one_client_fills_the_encoder_and_another_does_not_notice(
+    server: ServeProcess,
+) -> None:
+    """Twelve requests of 250,000 tokens are more than a minute of work each."""
+    body = {"model": NAME, "input": [[1000] * 250] * 1000}
+    greedy = {"X-Forwarded-For": "10.9.0.2"}
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        filling = [
+            asyncio.create_task(http.post("/v1/embeddings", json=body, headers=greedy))
+            for _ in range(12)
+        ]
+        async with asyncio.timeout(60):
+            while (await http.get("/ready")).json()["encoders"][NAME]["queued_tokens"] < 200_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        for number in range(5):
+            start = time.monotonic()
+            answer = await asyncio.to_thread(post_from, server, "10.9.0.3", input=f"text {number}")
+            assert answer.status_code == 200, answer.text
+            assert time.monotonic() - start < 10, "about a quarter of a second, if all is quiet"
+        refused = [task for task in filling if task.done()]
+        assert {task.result().status_code for task in refused} == {429}
+        assert int(refused[0].result().headers["retry-after"]) >= 1
+        for task in filling:
+            task.cancel()
+        await asyncio.gather(*filling, return_exceptions=True)
+        took_s, state = await until_idle(http, NAME)
+        assert not any(state.values()), state
+        assert took_s < 10, took_s
+
+
 # --- encoders alone -------------------------------------------------------------------------------
 
 
@@ -547,7 +603,7 @@ def test_a_full_queue_is_429(alone: httpx.Client) -> None:
     assert {answer.status_code for answer in answers} == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
-    assert "try again later" in refused.json()["error"]["message"]
+    assert "Too many requests are waiting: try again in" in refused.json()["error"]["message"]
 
 
 def replicas_of(process: ServeProcess, deployment: str) -> list[psutil.Process]:

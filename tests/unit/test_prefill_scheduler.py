@@ -169,3 +169,96 @@ def test_an_unknown_option_names_the_nearest():
         match="unknown key `max_batch_token` in `engine`: did you mean `max_batch_tokens`",
     ):
         EngineOptions.from_mapping({"max_batch_token": 5})
+
+
+def of_tenant(tenant: str, *lengths: int, request: object = None, weight: float = 1.0):
+    made = sequences(*lengths, request=request)
+    for sequence in made:
+        sequence.tenant, sequence.weight = tenant, weight
+    return made
+
+
+def served(it: Scheduler, num_batches: int) -> dict[str, int]:
+    """Tokens of each tenant in the next batches."""
+    tokens: dict[str, int] = {}
+    for _ in range(num_batches):
+        for sequence in it.schedule():
+            tokens[sequence.tenant] = tokens.get(sequence.tenant, 0) + len(sequence)
+        it.check_integrity()
+    return tokens
+
+
+def test_more_requests_give_a_tenant_no_more():
+    it = scheduler(600)
+    for number in range(100):
+        it.add(of_tenant("many", *[60] * 20, request=number))
+    it.add(of_tenant("one", *[60] * 1000, request="one"))
+    got = served(it, 100)
+    assert abs(got["many"] - got["one"]) <= 2 * 600
+
+
+def test_tenants_share_by_weight():
+    it = scheduler(600)
+    it.add(of_tenant("light", *[60] * 2000, request=1))
+    it.add(of_tenant("heavy", *[60] * 2000, request=2, weight=3.0))
+    got = served(it, 100)
+    assert 2.8 < got["heavy"] / got["light"] < 3.2
+
+
+@pytest.mark.parametrize("length", [9, 90])
+def test_a_small_request_of_another_tenant_is_next(length):
+    """However many requests a tenant has, and however much it has had before."""
+    it = scheduler(1000)
+    for number in range(50):
+        it.add(of_tenant("full", *[60] * 200, request=number))
+    served(it, 20)
+    for _ in range(10):
+        (small,) = of_tenant("small", length, request="small")
+        it.add([small])
+        assert small in it.schedule()
+
+
+def test_an_idle_tenant_saves_up_no_turns():
+    it = scheduler(100)
+    it.add(of_tenant("late", 50, request="first"))
+    it.add(of_tenant("busy", *[50] * 300, request="busy"))
+    served(it, 50)
+    it.add(of_tenant("late", *[50] * 100, request="second"))
+    got = served(it, 20)
+    assert abs(got["late"] - got["busy"]) <= 100
+
+
+def test_requests_of_one_tenant_take_turns_beside_another_tenant():
+    it = scheduler(100)
+    it.add(of_tenant("a", *[50] * 100, request="large"))
+    it.add(of_tenant("b", *[50] * 100, request="other"))
+    it.schedule()
+    (small,) = of_tenant("a", 50, request="small")
+    it.add([small])
+    assert any(small in it.schedule() for _ in range(4))
+
+
+@given(
+    sends=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.lists(st.integers(1, 50))),
+        max_size=30,
+    ),
+    seed=st.integers(0, 99),
+)
+def test_tenants_that_come_cancel_and_go(sends, seed):
+    it, generator = scheduler(50, sort_window=8, max_skips=2), random.Random(seed)
+    waiting, ran = [], []
+    for tenant, request, lengths in sends:
+        added = of_tenant(tenant, *lengths, request=request, weight=generator.choice([0.5, 1, 4]))
+        it.add(added)
+        waiting += added
+        ran += it.schedule()
+        if waiting and generator.random() < 0.2:
+            it.cancel(waiting[:: generator.randint(1, 5)])
+        it.check_integrity()
+    while batch := it.schedule():
+        ran += batch
+        it.check_integrity()
+    assert len(set(map(id, ran))) == len(ran)
+    assert {id(s) for s in waiting if not s.cancelled} <= set(map(id, ran))
+    assert it.queued_tokens == it.queued_sequences == 0

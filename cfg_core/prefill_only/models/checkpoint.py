@@ -48,6 +48,10 @@ class ModelInfo:
     """Whether requests may set `dimensions`."""
     matryoshka_dimensions: tuple[int, ...] = ()
     """The dimensions that the model was trained for. Empty: any are allowed."""
+    max_batch_tokens: int = 512
+    """Tokens that one replica computes at once."""
+    max_queued_tokens: int = 600_000
+    """Tokens that may wait in the queue in front of the replicas."""
 
     @property
     def takes_pairs(self) -> bool:

@@ -31,16 +31,28 @@ class Wording(Protocol):
     outputs: those of all calls of a job, in order.
     bytes_per_value: estimated bytes in the answer for each number in the outputs; 0 if the answer
     does not contain these numbers.
+    num_chars: characters of the request's texts that the answer sends back.
     """
 
     @property
     def bytes_per_value(self) -> float: ...
 
+    @property
+    def num_chars(self) -> int: ...
+
     def __call__(self, outputs: Sequence[Output]) -> Any: ...
 
 
+class _Numbers:
+    """The base of answers that send no texts back."""
+
+    @property
+    def num_chars(self) -> int:
+        return 0
+
+
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingsAnswer:
+class EmbeddingsAnswer(_Numbers):
     """The answer of /v1/embeddings: OpenAI's list of embeddings."""
 
     model: str
@@ -63,7 +75,7 @@ class EmbeddingsAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolingAnswer:
+class PoolingAnswer(_Numbers):
     """The answer of vLLM's /pooling: whatever the task computes."""
 
     model: str
@@ -89,7 +101,7 @@ class PoolingAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyAnswer:
+class ClassifyAnswer(_Numbers):
     """The answer of vLLM's /classify: a score for each label, and the label with the highest."""
 
     model: str
@@ -116,7 +128,7 @@ class ClassifyAnswer:
 
 
 @dataclass(frozen=True)
-class SparseAnswer:
+class SparseAnswer(_Numbers):
     """The answer of TEI's /embed_sparse: a list of sparse vectors."""
 
     @property
@@ -158,7 +170,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreAnswer:
+class ScoreAnswer(_Numbers):
     """The answer of vLLM's /score: scores in the order of the pairs."""
 
     model: str
@@ -193,6 +205,10 @@ class RerankAnswer:
     def bytes_per_value(self) -> float:
         return 0.0
 
+    @property
+    def num_chars(self) -> int:
+        return sum(map(len, self.documents or ()))
+
     def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
         best = ranking(self.scores(outputs))[: self.top_n]
         results = [{"index": i, "relevance_score": score, **self._document(i)} for i, score in best]
@@ -220,6 +236,10 @@ class TeiRerankAnswer:
     @property
     def bytes_per_value(self) -> float:
         return 0.0
+
+    @property
+    def num_chars(self) -> int:
+        return sum(map(len, self.texts or ()))
 
     def __call__(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
         best = ranking(self.scores(outputs))

@@ -237,7 +237,10 @@ def _comparisons(
         partners = queries * len(documents) if len(queries) == 1 else queries
         pairs = list(zip(partners, documents, strict=True))
         options = RequestOptions(tasks=("classify",), raw_scores=raw, **truncation)
-        return (EncodeCall(inputs=pairs, options=options, field=document_field),), Scores()
+        call = EncodeCall(
+            inputs=pairs, options=options, field=document_field, query_field=query_field
+        )
+        return (call,), Scores()
     for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
     for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
     calls = (

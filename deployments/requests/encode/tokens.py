@@ -1,10 +1,11 @@
-"""Read the bodies of /tokenize and /detokenize for encoders.
+"""Read the bodies of /tokenize and /detokenize for encoders, and the count in an answer.
 
 Imports neither ray nor torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from deployments.requests.body import json_type
 from deployments.requests.encode.fields import read_flag
+
+_COUNT = re.compile(r'"count":\s*(\d+)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +53,13 @@ def read_detokenize(body: Mapping[str, Any], info: ModelInfo) -> list[int]:
             hint = f"this model knows 0 to {info.vocab_size - 1}"
             raise RequestError(f"tokens holds the token id {token}: {hint}.", "tokens")
     return tokens
+
+
+def count_of(tokenize_answer: str) -> int:
+    """Find the `count` in an answer of /tokenize, which may hold a million tokens.
+
+    The answer is not parsed. Quotes inside its texts are escaped, so no text can match the pattern.
+    """
+    found = _COUNT.search(tokenize_answer)
+    assert found is not None, "every answer of /tokenize has a count"
+    return int(found[1])

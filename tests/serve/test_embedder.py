@@ -5,9 +5,13 @@ The tests check the bounds of its answers, and how it classifies errors.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
+import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +20,7 @@ import pytest
 from ray.serve import Deployment
 from serve_process import Json
 
-from cfg_core.errors import RequestError
+from cfg_core.errors import EngineDeadError, RequestError
 from deployments.config.encoders import EncoderArgs
 from deployments.encoder.replica import Embedder
 from deployments.messages import Failed
@@ -30,16 +34,22 @@ assert SPEC.submodule_search_locations is not None
 MODEL = Path(SPEC.submodule_search_locations[0]) / "model"
 
 
-@pytest.fixture
-async def embedder() -> AsyncIterator[Any]:
+@asynccontextmanager
+async def embedder_with(**options: Any) -> AsyncIterator[Any]:
     """Yield an instance of the class that Serve has wrapped, so its type is Any."""
     cls: Any = cast(Deployment, Embedder).func_or_class
     made = cls.__new__(cls)
-    options = {"max_answer_bytes": 2**20, "max_text_chars": 5000, "dtype": "float32"}
-    await cls.__init__(made, EncoderArgs(model=str(MODEL), engine=options))
+    engine = {"dtype": "float32", **options}
+    await cls.__init__(made, EncoderArgs(model=str(MODEL), engine=engine))
     yield made
     made._watchdog.cancel()
     made._engine.close()
+
+
+@pytest.fixture
+async def embedder() -> AsyncIterator[Any]:
+    async with embedder_with(max_answer_bytes=2**20, max_text_chars=5000) as made:
+        yield made
 
 
 async def ask(embedder: Any, endpoint: EncodeEndpoint, body: Json) -> Any:
@@ -98,3 +108,26 @@ async def test_long_texts_of_tokenize_are_refused(embedder: Any) -> None:
     text = json.loads(await embedder.detokenize(answer["tokens"][1:1201]))["prompt"]
     assert text == "a " * 1199 + "a"
     assert isinstance((await embedder.detokenize([5] * 1251)).error, RequestError)
+
+
+async def test_a_replica_whose_device_thread_is_stuck_exits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    released = threading.Event()
+    async with embedder_with(hang_timeout_s=0.5) as embedder:
+        executor = embedder._engine._pipeline._executor
+        compute = executor._compute
+        executor._compute = lambda batch: (released.wait(30), compute(batch))[1]
+        job = read_job("embeddings", {"input": "x"}, "minilm", embedder._engine.info)
+        call = asyncio.create_task(embedder.compute(job))
+        try:
+            async with asyncio.timeout(10):
+                await embedder._watchdog
+            assert exits == [1]
+            with pytest.raises(EngineDeadError):
+                await embedder.check_health()
+        finally:
+            released.set()
+            await call

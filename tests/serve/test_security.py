@@ -37,6 +37,12 @@ CLAIMS = {
         "tests/serve/limited/test_faults.py::test_a_key_has_rates_and_a_least_priority",
         "tests/unit/test_http_guard.py::test_pages_need_no_key_and_are_counted_by_address",
     ),
+    "The encoders.": (
+        "tests/unit/test_encoder_queue.py::test_what_is_too_large_is_refused_by_its_field",
+        "tests/unit/test_prefill_scheduler.py::test_more_requests_give_a_tenant_no_more",
+        "tests/serve/test_embeddings.py"
+        "::test_one_client_fills_the_encoder_and_another_does_not_notice",
+    ),
     "The engine.": (
         f"{HERE}::test_bodies_and_headers_have_bounds",
         f"{HERE}::test_a_grammar_has_bounds",

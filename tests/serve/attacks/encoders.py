@@ -10,7 +10,6 @@ from attacks.attempt import Attempt, Reply, attack
 from attacks.bodies import EMBEDDINGS, LONG_S, text_of
 
 LONG = 3_900_000
-PATHS = ("/rerank", "/v2/rerank")
 AT_ONCE_S = 5.0
 """Seconds in which a request is refused whose size is known before any work."""
 
@@ -46,13 +45,11 @@ async def encoder_prompts(attempt: Attempt) -> None:
         await refuse(attempt, f"{path}, prompt", path, prompted, "prompt")
     many = {"input": [f"text {number}" for number in range(100)]}
     for prompt in ("p" * 100_000, text_of(100_000)):
-        for cut in ({}, {"truncate_prompt_tokens": -1}):
-            body = model | many | cut | {"prompt": prompt}
-            await attempt.expect("100 prompts", EMBEDDINGS, body, 200, 400, limit_s=LONG_S)
-    documents = {"documents": [f"document {number}" for number in range(2048)]}
-    for path in PATHS:
-        body = model | documents | {"query": text_of(LONG), "truncate_prompt_tokens": 16}
-        await attempt.expect("long query", path, body, 200, 400, 429, limit_s=LONG_S)
+        body = model | many | {"prompt": prompt, "truncate_prompt_tokens": -1}
+        await attempt.expect("100 prompts", EMBEDDINGS, body, 200, 400, limit_s=LONG_S)
+    documents = {"documents": [f"document {number}" for number in range(500)]}
+    body = model | documents | {"query": text_of(LONG), "truncate_prompt_tokens": 16}
+    await attempt.expect("long query", "/rerank", body, 200, 400, 429, limit_s=LONG_S)
     texts = {"text_1": [text_of(2000)] * 2000, "text_2": [text_of(2000)] * 2000}
     await attempt.expect("2,000 pairs", "/score", model | texts, 400, 429, limit_s=LONG_S)
 

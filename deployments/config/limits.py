@@ -80,7 +80,7 @@ class LimitsArgs(YamlArgs):
         description=(
             "Maximum number of objects, lists and texts in a request body. The names of an object's"
             " entries are texts, too, so a message with a role and a content counts as five."
-            " Numbers in lists, such as token ids, are not counted. A request with more gets 400"
+            " 32 numbers in lists, such as token ids, count as one. A request with more gets 400"
             " before it is parsed."
         ),
     )

@@ -5,10 +5,11 @@ interpreter, one piece at a time. So a body that would cost too much is refused 
 made of it. Every route that reads a body checks the first bound. Routes that copy fields check the
 second one, too:
 
-1. All fields of a body together hold at most `values` objects, lists and texts. Numbers in lists
-   are not counted, because token ids are read by array code later.
-2. A field that is copied, for each choice or each input, holds at most `copied_entries` entries and
-   `copied_bytes` bytes, times the number of copies. WEIGHTS makes what is read slowly dearer.
+1. All fields of a body together hold at most `max_values` objects, lists and texts. Numbers in
+   lists are cheap, because token ids are read by array code later: 32 count as one value.
+2. A field that is copied, for each choice or each input, holds at most `max_copied_entries` entries
+   and `max_copied_bytes` bytes, times the number of copies. WEIGHTS makes what is read slowly
+   dearer.
 
 Pure. Imports neither vllm nor ray.
 """
@@ -52,6 +53,9 @@ An entry of other fields costs about 0.3 microseconds for each copy, mostly in t
 and a byte 6 nanoseconds.
 """
 
+NUMBERS_PER_VALUE = 32
+"""So many entries of lists cost as much as one object, list or text."""
+
 _QUOTE, _COLON, _COMMA = b'":,'
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[*b"[{"]], _STEPS[[*b"]}"]] = 1, -1
@@ -72,6 +76,11 @@ class Size:
     num_bytes: int = 0
     values: int = 0
     entries: int = 0
+
+    @property
+    def cost(self) -> int:
+        """What it costs to read, in values."""
+        return self.values + self.entries // NUMBERS_PER_VALUE
 
     def __add__(self, other: Size) -> Size:
         return Size(
@@ -185,13 +194,14 @@ class ShapeBounds:
 
     def check_values(self, shape: Shape) -> None:
         """Raise RequestError if all fields together hold too many objects, lists and texts."""
-        total = shape.size.values
-        if total > self.max_values:
-            name = max(shape.fields, key=lambda name: shape.fields[name].values)
-            holds = f"{shown(name)} holds {shape.fields[name].values} objects, lists and texts"
+        if shape.size.cost > self.max_values:
+            name = max(shape.fields, key=lambda name: shape.fields[name].cost)
+            found = shape.fields[name]
             raise RequestError(
-                f"{holds}, and all fields of a body together may hold {self.max_values}: send less"
-                f" in one request. {_raise('max_values')}",
+                f"{shown(name)} holds {found.values} objects, lists and texts, and {found.entries}"
+                f" entries: all fields of a body together may hold {self.max_values} objects, lists"
+                f" and texts, where {NUMBERS_PER_VALUE} entries count as one. Send less in one"
+                f" request. {_raise('max_values')}",
                 name or None,
             )
 

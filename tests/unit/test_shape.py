@@ -82,6 +82,7 @@ def test_malformed_bodies_have_a_shape_not_larger_than_themselves(raw, piece_byt
         ("logit_bias", json.dumps({"logit_bias": {str(i): 1 for i in range(150_000)}}).encode()),
         ("a", b'{"prompt": "x", "a": [' + b"[]," * 2_000_000 + b"1]}"),
         ("a", b'{"a": [' + b'"",' * 70_000 + b'""], "b": 2}'),
+        ("prompt", b'{"prompt": [' + b"1," * 2_200_000 + b'1], "n": 2}'),
         (None, b"[" + b"{}," * 70_000 + b"1]"),
     ],
     ids=lambda value: str(value)[:20],
@@ -164,7 +165,7 @@ def test_bounds_are_keys_of_the_configuration():
     assert bounds == ShapeBounds(max_values=2000, max_copied_entries=3000, max_copied_bytes=2**16)
     assert LimitsArgs().shape == ShapeBounds()
     raw = json.dumps({"messages": [MESSAGE] * 500, "pad": "x" * 2**16}).encode()
-    with pytest.raises(RequestError, match="may hold 2000"):
+    with pytest.raises(RequestError, match="may hold 2000 objects"):
         decode_body(raw, bounds)
 
 

@@ -56,12 +56,12 @@ async def copied_lists(attempt: Attempt) -> None:
 
 @attack(0, bounded=True)
 async def long_conversations(attempt: Attempt) -> None:
-    """Send 150,000 messages, parts, tool calls or faults to each route that reads conversations.
+    """Send 110,000 messages, parts, tool calls or faults to each route that reads conversations.
 
     Each must be refused with 400.
     """
     for path, field in PLACES.items():
-        for name, messages in conversations(150_000):
+        for name, messages in conversations(110_000):
             body = {"max_tokens": 1, field: messages}
             await attempt.expect(f"{path}: {name}", path, body, 400, limit_s=LIMIT_S)
     others: list[tuple[str, dict[str, Any]]] = [

@@ -56,6 +56,19 @@ REFUSED = [
         "must come before",
     ),
     (COMPLETION, {"guidance_start": 1}, "guidance_start", "guidance_scale is 1 (off)"),
+    (
+        COMPLETION,
+        {"allowed_token_ids": [300] * 150_000, "n": 256},
+        "allowed_token_ids",
+        "copies them to 256 choices: at most 1000000 are allowed",
+    ),
+    (
+        CHAT,
+        GUIDED | {"negative_messages": [USER] * 20_000},
+        "negative_messages",
+        "The operator can raise `limits.max_values`",
+    ),
+    (COMPLETION, {"request_id": "x" * 129}, "request_id", "send at most 128"),
     (COMPLETION, {"guidance_streams": []}, "guidance_streams", "is empty"),
     (COMPLETION, {"guidance_streams": "[]"}, "guidance_streams", "send a JSON list"),
     (

@@ -52,6 +52,8 @@ def _default(field: FieldInfo) -> str:
         return "needed" if field.is_required() else "none"
     if value is None or isinstance(value, YamlArgs) or value == ():
         return "none" if value is None or value == () else "see below"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

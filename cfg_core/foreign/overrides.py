@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -43,10 +44,15 @@ def _where(cls: type, name: str) -> str:
 def _methods(cls: type, foreign: list[type]) -> Iterator[Use]:
     """The methods and properties of `cls`, and of its bases of ours in other modules."""
     for base in cls.__mro__:
-        if base is cls or not (is_foreign(base) or base.__module__ == cls.__module__):
+        if base is cls or (_is_ours(base) and base.__module__ != cls.__module__):
             for name, member in vars(base).items():
                 if not name.startswith("__") and kind_of(member) is not None:
                     yield from _override(cls, name, member, foreign)
+
+
+def _is_ours(base: type) -> bool:
+    """Whether it is neither of another package nor of Python, such as asyncio.Protocol."""
+    return not is_foreign(base) and base.__module__.split(".")[0] not in sys.stdlib_module_names
 
 
 def _override(cls: type, name: str, member: Any, foreign: list[type]) -> Iterator[Use]:

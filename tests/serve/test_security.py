@@ -109,9 +109,9 @@ def test_each_run_of_make_serve_has_a_token_of_its_own(tmp_path: Path) -> None:
     assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
 
 
-def test_bodies_and_headers_have_bounds(http: httpx.Client, server: ServeProcess) -> None:
-    large = {"content-type": "application/json", "content-length": str(10**9)}
-    assert http.post(COMPLETION, content=b"{", headers=large).status_code == 413
+def test_bodies_and_headers_have_bounds(http: httpx.Client) -> None:
+    large = {"prompt": "x" * (8 * 2**20)}
+    assert http.post(COMPLETION, json=large).status_code == 413
     assert http.get("/v1/models", headers={"x": "y" * 70_000}).status_code == 431
     many = [("x", "y")] * 300
     assert http.get("/v1/models", headers=many).status_code == 431

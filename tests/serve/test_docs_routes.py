@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from browser import chromium
+from playwright.sync_api import expect
 from serve_process import Json
 
 NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
@@ -89,6 +91,22 @@ def test_the_page_needs_no_other_host(http: httpx.Client) -> None:
         assert kind in file.headers["content-type"]
     assert http.get("/docs/..%2Fnothing").status_code == 404
     assert http.get("/docs/nothing.js").json()["error"]["type"] == "NotFoundError"
+
+
+def test_a_request_can_be_tried_on_the_page(http: httpx.Client) -> None:
+    """Its policy allows its own script and requests, and nothing else is blocked on it."""
+    errors: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.goto(f"{http.base_url}docs")
+        page.locator("[data-path='/v1/models']").click()
+        page.get_by_role("button", name="Try it out").click()
+        page.get_by_role("button", name="Execute").click()
+        status = page.locator(".live-responses-table .response-col_status").nth(1)
+        expect(status).to_contain_text("200")
+    assert errors == []
 
 
 def test_small_routes(http: httpx.Client, model: str) -> None:

@@ -62,7 +62,7 @@ def _expect_end(attempt: Attempt, name: str, answer: RawAnswer) -> None:
         attempt.fault(f"{name}: {answer.kind}, {answer.ending}")
 
 
-@attack(43, bounded=True)
+@attack(43)
 async def heads_that_never_end(attempt: Attempt) -> None:
     """Send a head byte by byte, nothing, and empty lines, on ten connections each.
 

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from cfg_core.errors import CfgServeError, EngineError, OverloadedError
@@ -438,6 +439,15 @@ async def test_one_line_for_each_request(lines):
         "request_id=id-1 tenant=alice method=POST path=/v1/chat status=200 first_byte_ms=250.0"
         " end_ms=1500.0 bytes_in=18 bytes_out=18"
     ]
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_failure(lines):
+    async def reads(scope, receive, send):
+        raise ClientDisconnect  # as starlette's Request does
+
+    assert await Client(reads).call() is None
+    (line,) = lines()
+    assert "status=- " in line
 
 
 async def test_refusals_and_failures_are_logged_too(lines):

@@ -100,7 +100,7 @@ def test_a_request_can_be_tried_on_the_page(http: httpx.Client) -> None:
         page = browser.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        page.goto(f"{http.base_url}docs")
+        page.goto(str(http.base_url.join("/docs")))
         page.locator("[data-path='/v1/models']").click()
         page.get_by_role("button", name="Try it out").click()
         page.get_by_role("button", name="Execute").click()

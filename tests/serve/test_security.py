@@ -185,6 +185,8 @@ def test_pages_cannot_be_framed_and_load_nothing(http: httpx.Client) -> None:
 
 def test_a_client_that_leaves_while_it_sends_is_no_failure(server: ServeProcess) -> None:
     """It is logged without a status, and nothing is logged as an error."""
+    if not isinstance(server, ServeProcess):
+        pytest.skip("the logs of this server are not known")
     address = httpx.URL(server.url)
     headers = {
         "Host": "localhost",

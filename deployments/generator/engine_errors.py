@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pydantic
@@ -26,8 +27,13 @@ from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from cfg_core.vllm_plugin.frontend.admission import RefusedError
 from deployments.generator.validators import validator_of
 from deployments.http.errors import error_of
+from deployments.requests.endpoints import Endpoint
+from deployments.requests.faults import Fault, fault_of, fault_of_item, reason_of
+from deployments.requests.field_names import inner_field, named
 
 logger = logging.getLogger("ray.serve")
+
+NO_BODY: Mapping[str, Any] = MappingProxyType({})
 
 WRONG_SHAPE = (
     AttributeError,
@@ -47,45 +53,57 @@ def parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
     Raises RequestError that names the field at fault: the first one, if a list has several.
     """
     try:
-        return validator_of(model).validate_python(body)
+        request = validator_of(model).validate_python(body)
     except pydantic.ValidationError as error:
-        raise _invalid(error, body) from None
+        raise _refused(fault_of(model, body, error), error) from None
+    except WRONG_SHAPE as error:
+        # vLLM's validators read fields before their types are checked.
+        fault = None if isinstance(error, VLLMClientError) else fault_of(model, body)
+        if fault is None:
+            raise
+        raise _refused(fault, error) from None
+    _read_contents(model, request, body)
+    return request
 
 
-def _invalid(error: pydantic.ValidationError, body: dict[str, Any]) -> RequestError:
-    """Make one sentence of pydantic's list, which has an entry for each member of a union.
+def _read_contents(model: type[pydantic.BaseModel], request: Any, body: dict[str, Any]) -> None:
+    """Check the parts of messages, which pydantic leaves to the first reader of the list."""
+    for places, message in _messages(getattr(request, "messages", ())):
+        content = message.get("content")
+        if not isinstance(content, Iterator):
+            continue
+        try:
+            message["content"] = list(content)
+        except pydantic.ValidationError as error:
+            raise _refused(fault_of_item(model, body, "messages", *places), error) from None
 
-    It is about the innermost value of the body that is at fault.
+
+def _messages(messages: Any) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+    """The messages of a conversation, or of several, with their places."""
+    for place, message in enumerate(messages):
+        if isinstance(message, dict):
+            yield (place,), message
+        elif isinstance(message, list):
+            yield from (((place, *rest), one) for rest, one in _messages(message))
+
+
+def _refused(fault: Fault | None, error: Exception) -> RequestError:
+    if fault is None:
+        return RequestError(_unnamed(error))
+    return RequestError(fault.sentence, fault.field or None)
+
+
+def _unnamed(error: Exception) -> str:
+    """The sentence for an error that does not say which field is wrong.
+
+    Only a ValueError has a message for people. That of pydantic's shows the whole value.
     """
-    errors = error.errors(include_url=False, include_input=False)
-    of_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
-    paths = [_path(e["loc"], e["type"] == "missing", body) for e in of_field]
-    path = max(paths, key=len)
-    reasons = dict.fromkeys(
-        e["msg"].removeprefix("Value error, ")
-        for e, at in zip(of_field, paths, strict=True)
-        if at == path
-    )
-    return RequestError(f"{path or 'body'}: {'; or '.join([*reasons][:3])}.", path or None)
-
-
-def _path(loc: tuple[int | str, ...], is_missing: bool, body: object) -> str:
-    """Where in the body an error of pydantic is, such as `messages[0].role`.
-
-    Its own path also has the members of unions in it, which are not in the body. A field that is
-    missing is the last part.
-    """
-    parts = []
-    for part in loc:
-        if isinstance(body, dict) and part in body:
-            parts.append(f".{part}")
-            body = body[part]
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
-            parts.append(f"[{part}]")
-            body = body[part]
-        elif is_missing and part is loc[-1]:
-            parts.append(f".{part}")
-    return "".join(parts).removeprefix(".")
+    reason = "see the schema of this route in /openapi.json"
+    if isinstance(error, pydantic.ValidationError):
+        reason = reason_of(error)
+    elif isinstance(error, ValueError) and str(error):
+        reason = str(error)
+    return f"The body has a field of a wrong type or shape: {reason.removesuffix('.')}."
 
 
 def checked(answer: Any) -> Any:
@@ -98,10 +116,12 @@ def checked(answer: Any) -> Any:
     return answer
 
 
-def client_error(error: Exception) -> VLLMClientError | None:
+def client_error(error: Exception, body: Mapping[str, Any] = NO_BODY) -> VLLMClientError | None:
     """Return vLLM's error for a bad request if the client caused `error`, else None.
 
     `error` must have been raised before the request was in the engine.
+
+    body: of the request, if it is known.
     """
     if isinstance(error, VLLMClientError):
         return error
@@ -112,13 +132,23 @@ def client_error(error: Exception) -> VLLMClientError | None:
         return VLLMValidationError(
             f"This model cannot read the images, audio or video of the request: {reason}"
         )
+    # What it says may quote the request, so the log has only its class and its place.
     where = traceback.extract_tb(error.__traceback__)[-1:]
-    logger.warning(
-        "refused with 400: %s: %s, raised at %s", type(error).__name__, error, *where or ("?",)
-    )
-    return VLLMValidationError(
-        f"The body has a field of a wrong type or shape: {error or type(error).__name__}."
-    )
+    logger.warning("refused with 400: %s, raised at %s", type(error).__name__, *where or ("?",))
+    if not isinstance(error, ValueError) and (field := inner_field(body, str(error))):
+        return VLLMValidationError(f"{field} cannot be used: leave it out.", parameter=field)
+    return VLLMValidationError(_unnamed(error))
+
+
+@contextmanager
+def naming(endpoint: Endpoint, body: Mapping[str, Any]) -> Iterator[None]:
+    """Give errors about the request the names of fields that the client has sent."""
+    try:
+        yield
+    except RequestError as error:
+        error.message, error.param = named(endpoint, body, error.message, error.param)
+        error.args = (error.message, error.param)  # what is pickled
+        raise
 
 
 @contextmanager
@@ -131,14 +161,17 @@ def own_errors() -> Iterator[None]:
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """As own_errors, for code that only reads a request: WRONG_SHAPE becomes a RequestError."""
+def reading(body: Mapping[str, Any] = NO_BODY) -> Iterator[None]:
+    """As own_errors, for code that only reads a request: WRONG_SHAPE becomes a RequestError.
+
+    body: of the request, if it is known.
+    """
     try:
         yield
     except CfgServeError:
         raise
     except Exception as error:
-        raise own_error(client_error(error) or error) from None
+        raise own_error(client_error(error, body) or error) from None
 
 
 def own_error(error: Exception) -> CfgServeError:

@@ -16,17 +16,22 @@ from serve_process import Json
 
 LINES = (Path(__file__).parent / "clients.jsonl").read_text().splitlines()
 RECORDED = [json.loads(line) for line in LINES]
-MOST_TOKENS = {"max_tokens": 16, "max_completion_tokens": 16}
+MOST_TOKENS = {"max_tokens": 16, "max_completion_tokens": 16, "max_output_tokens": 16}
 
 
-def guidance_of(answer: httpx.Response, is_stream: bool) -> Json | None:
+def guidance_of(answer: httpx.Response, route: str, is_stream: bool) -> Json | None:
     """The guidance object of an answer, or of the chunks of its stream; None if there is none."""
     if not is_stream:
         whole: Json | None = answer.json().get("guidance")
         return whole
     events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert events[-1] == "[DONE]"
     assert "error" not in answer.text[:100]
+    if route == "/v1/responses":
+        last = json.loads(events[-1])
+        assert last["type"] in ("response.completed", "response.incomplete")
+        reported: Json | None = last["response"].get("guidance")
+        return reported
+    assert events[-1] == "[DONE]"
     found = [chunk["guidance"] for e in events[:-1] if "guidance" in (chunk := json.loads(e))]
     assert len(found) <= 1
     return found[0] if found else None
@@ -42,7 +47,7 @@ def test_recorded_bodies_are_served(http: httpx.Client, model: str, recorded: Js
         body["logit_bias"] = dict(enumerate(body["logit_bias"].values(), start=5))
     answer = http.post(recorded["route"], json=body)
     assert answer.status_code == 200, answer.text
-    told = guidance_of(answer, bool(body.get("stream")))
+    told = guidance_of(answer, recorded["route"], bool(body.get("stream")))
     if recorded["guided"]:
         assert told is not None
         assert told["streams"] == 2
@@ -55,6 +60,7 @@ def test_recorded_bodies_are_served(http: httpx.Client, model: str, recorded: Js
 def test_the_recorded_bodies_cover_the_clients() -> None:
     clients = " ".join(recorded["client"].lower() for recorded in RECORDED)
     names = "sillytavern text-generation-webui kobold open webui librechat langchain llamaindex"
-    for name in [*names.split(), "litellm", "instructor", "openai"]:
+    names += " llm pydantic-ai haystack dspy vercel @langchain/openai litellm instructor openai"
+    for name in names.split():
         assert name in clients, name
     assert sum(recorded["guided"] for recorded in RECORDED) >= 25

@@ -81,15 +81,26 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
     @app.get("/v1/models")
     async def models(self, request: Request) -> JSONResponse:
         """List the served models that the caller may use: generator, adapters and encoders."""
-        listed: dict[str, Any] = {"object": "list", "data": []}
-        if self._generator:
-            listed = json.loads(await self._generator.ask("models"))
-        listed["data"] += await self._encoders.cards(self._created)
         allowed = tenant_of(request).models
-        listed["data"] = [
-            card for card in listed["data"] if allowed is None or card["id"] in allowed
-        ]
-        return JSONResponse(listed)
+        cards = await self._cards()
+        shown = [card for card in cards if allowed is None or card["id"] in allowed]
+        return JSONResponse({"object": "list", "data": shown})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(self, request: Request, model: str) -> JSONResponse:
+        """Return one of the served models; its name may have slashes."""
+        self._gate.allow_model(tenant_of(request), model)
+        for card in await self._cards():
+            if card["id"] == model:
+                return JSONResponse(card)
+        raise self._encoders.unknown(model)
+
+    async def _cards(self) -> list[dict[str, Any]]:
+        """What /v1/models says of each served model."""
+        cards: list[dict[str, Any]] = []
+        if self._generator:
+            cards = json.loads(await self._generator.ask("models"))["data"]
+        return cards + await self._encoders.cards(self._created)
 
     @app.post("/invocations")
     async def invocations(self, request: Request) -> Response:

@@ -133,6 +133,7 @@ READY: Schema = {
 
 OWN: dict[str, tuple[str, Schema] | None] = {
     "/v1/models": (JSON, MODELS),
+    "/v1/models/{model}": (JSON, CARD),
     "/health": (JSON, closed({"status": {"const": "live"}})),
     "/ready": (JSON, READY),
     "/load": (JSON, closed({"server_load": COUNT})),

@@ -26,7 +26,7 @@ PAGES = {
 """The pages of the documentation, and what they load."""
 OF_SOME_VERSIONS = {("POST", "/v1/decisions")}
 """Routes that are left out, and that not every tested version of vLLM has."""
-ROUTE = re.compile(r"`((?:GET|POST|DELETE) )?(/[\w/{}.]*)`")
+ROUTE = re.compile(r"`((?:GET|POST|DELETE) )?(/[\w/{}.:]*)`")
 
 
 def routes_of(routes: list[Any]) -> Iterator[tuple[str, str]]:

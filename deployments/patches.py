@@ -110,6 +110,45 @@ PATCHES = (
         per_object=True,
     ),
     Patch(
+        target="vllm.entrypoints.openai.chat_completion.serving:"
+        "OpenAIServingChat.chat_completion_full_generator",
+        by=f"{_GENERATOR}.cut_answers:show_cuts",
+        process=_REPLICA,
+        reason="A whole answer that was cut tells what its stream tells, without a call's markup.",
+        upstream="whole answers of most parsers have the markup as text",
+        test="tests/engine/test_cut_answers.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.entrypoints.openai.responses.serving:"
+        "OpenAIServingResponses.responses_full_generator",
+        by=f"{_GENERATOR}.cut_answers:show_cuts",
+        process=_REPLICA,
+        reason="As above; and the item that was cut is incomplete.",
+        upstream="the item is completed in an incomplete response",
+        test="tests/engine/test_cut_answers.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.entrypoints.anthropic.serving:"
+        "AnthropicServingMessages.messages_full_converter",
+        by=f"{_GENERATOR}.cut_answers:show_cuts",
+        process=_REPLICA,
+        reason="The arguments of a call that was cut are no JSON, which vLLM answers with 500.",
+        upstream="it takes them for JSON",
+        test="tests/engine/test_cut_answers.py",
+        per_object=True,
+    ),
+    Patch(
+        target="vllm.entrypoints.anthropic.serving:"
+        "AnthropicServingMessages.to_chat_completion_request",
+        by=f"{_GENERATOR}.prefill:continued",
+        process=_REPLICA,
+        reason="If the last message is the assistant's, the model continues it.",
+        upstream="vLLM begins a new turn",
+        test="tests/engine/test_cut_answers.py",
+    ),
+    Patch(
         target="vllm.renderers.base:BaseRenderer._executor",
         by=f"{_GENERATOR}.renderer_lanes:use_lanes",
         process=_REPLICA,

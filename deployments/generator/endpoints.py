@@ -45,6 +45,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 )
 
 from cfg_core.errors import GuidanceError
+from deployments.generator.cut_answers import cut_events
 from deployments.generator.engine_errors import checked
 from deployments.generator.validation import parsed
 from deployments.requests.endpoints import SHAPES, Endpoint
@@ -160,7 +161,7 @@ async def create(endpoint: Endpoint, state: State, request: Any, context: Any) -
 
 async def _events(stream: Any) -> AsyncIterator[str]:
     """The events of the Responses API as texts, as vLLM's route writes them."""
-    async for event in stream:
+    async for event in cut_events(stream):
         yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
 
 

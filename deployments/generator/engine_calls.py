@@ -36,7 +36,7 @@ from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
 from deployments.generator.chunks import Chunks
 from deployments.generator.engine_errors import client_error, own_error
 from deployments.generator.stream_spans import ChoiceSpans, Traced
-from deployments.requests.extra_args import follower_lengths
+from deployments.requests.extra_args import follower_lengths, same_prompts
 from deployments.requests.usage import Meter
 
 MEDIA_LOST = (
@@ -93,6 +93,7 @@ class _Entry:
     streams: int = field(init=False)
     negative_tokens: int = field(init=False)
     is_sent: bool = False
+    tokens: int = 0
     spans: ChoiceSpans | None = None
 
     def __post_init__(self) -> None:
@@ -100,6 +101,14 @@ class _Entry:
         followers = follower_lengths(params.extra_args if params is not None else None)
         self.streams = 1 + len(followers)
         self.negative_tokens = sum(followers)
+
+    def same_prompts(self) -> frozenset[int]:
+        """The followers that read the leader's own prompt; none if it has images or the like."""
+        params = self.request.sampling_params
+        if params is None or self.request.mm_features:
+            return frozenset()
+        has_adapter = self.request.lora_request is not None
+        return same_prompts(params.extra_args, self.request.prompt_token_ids, has_adapter)
 
 
 _run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
@@ -236,12 +245,10 @@ class EngineCalls:
         prompt = self._prompt_of(entry.request.request_id)
         if prompt not in run.prompts and not run.searches_beams:
             run.prompts.add(prompt)
-            run.meter.prompt_tokens += (
-                length_from_prompt_token_ids_or_embeds(
-                    entry.request.prompt_token_ids, entry.request.prompt_embeds
-                )
-                + entry.negative_tokens
+            length = length_from_prompt_token_ids_or_embeds(
+                entry.request.prompt_token_ids, entry.request.prompt_embeds
             )
+            run.meter.add_prompt(length + entry.negative_tokens, entry.same_prompts())
 
     def _prompt_of(self, request_id: str) -> str:
         """An id that is the same for all choices of a prompt."""
@@ -285,7 +292,9 @@ class EngineCalls:
                 continue
             tokens = len(output.new_token_ids)
             guided = min(guided, tokens)
+            entry.tokens += tokens
             entry.run.meter.add_output(tokens, guided, entry.streams)
+            entry.run.meter.longest = max(entry.run.meter.longest, entry.tokens)
             is_gone = output.request_id not in self._states
             if entry.spans is not None:
                 entry.spans.seen(output.finish_reason, guided, timestamp, is_gone)

@@ -20,24 +20,20 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import NEGATIVE_IDS, NEGATIVE_TEXT, SCORE_TOKENS, FollowerParams, TokenIds
+from cfg_core.params import NEGATIVE_IDS, SCORE_TOKENS, FollowerParams, TokenIds
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
-from deployments.generator.engine_errors import own_error
+from deployments.generator.engine_errors import checked, own_error
+from deployments.generator.guided_chats import GuidedChatRequest
 from deployments.generator.media_in_bodies import check_body
 from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.extra_args import adapter_of
 from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
-from deployments.requests.negative import empty_negative_note, follower_body, negative_body
-
-NO_TOKENS = (
-    f"{NEGATIVE_TEXT} is empty and has no tokens for this model, so the negative stream began at"
-    " the prompt's last token."
-)
+from deployments.requests.negative import follower_body, negative_body
 
 RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 """Keys of `vllm_xargs` that vLLM reads for itself, as objects that the server made."""
@@ -47,13 +43,13 @@ class Made(NamedTuple):
     """What a call becomes.
 
     negative_tokens: the length of its followers' own prompts together.
-    note: which of its fields had no effect, and why.
+    has_no_tokens: whether its negative is an empty text of which the tokenizer makes no token.
     shelved: names of what its followers have on the Shelf. The caller must drop them at the end.
     """
 
     request: Any
     negative_tokens: int = 0
-    note: str | None = None
+    has_no_tokens: bool = False
     shelved: Sequence[str] = ()
 
 
@@ -82,8 +78,10 @@ class GuidedRequests:
         body = dict(call.body)
         check_body(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
-        conversation = SHAPES[call.endpoint].messages
-        request: Any = await parsed(endpoints.SERVED[call.endpoint].request, body, conversation)
+        is_guided = call.guidance is not None and call.guidance.enabled
+        is_guided_chat = is_guided and call.endpoint == "chat"
+        model = GuidedChatRequest if is_guided_chat else endpoints.SERVED[call.endpoint].request
+        request: Any = await parsed(model, body, SHAPES[call.endpoint].messages)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
         check_xargs(xargs)
         request.cache_salt = own_salt(request.cache_salt, call.tenant)
@@ -99,13 +97,14 @@ class GuidedRequests:
                 xargs[SCORE_TOKENS] = guidance.params.score_tokens
             if xargs:
                 request.vllm_xargs = xargs
-            return Made(request, note=guidance.note if guidance else None)
+            return Made(request)
+        self._check_previous(request)
         params = guidance.params
         if params.streams is not None:
             followers = [
                 await self._follower(call.endpoint, body, s, shelved) for s in params.streams
             ]
-            params, note = replace(params, streams=tuple(followers)), None
+            params, has_no_tokens = replace(params, streams=tuple(followers)), False
             lengths = [len(follower.token_ids or ()) for follower in followers]
         else:
             negative, media = await self._negative(call.endpoint, body, guidance, shelved)
@@ -117,13 +116,16 @@ class GuidedRequests:
                 negative_embeds=None,
             )
             lengths = [len(negative or [0])]
-            if call.endpoint == "completion":
-                note = NO_TOKENS if negative is None and guidance.negative_field else None
-            else:
-                note = empty_negative_note(call.endpoint, body, guidance)
+            has_no_tokens = negative is None and guidance.negative_field is not None
         shelved.append(SHELF.put(params))
         request.vllm_xargs = xargs | {SHELVED: shelved[-1]}
-        return Made(request, sum(lengths), note)
+        return Made(request, sum(lengths), has_no_tokens)
+
+    def _check_previous(self, request: Any) -> None:
+        """Raise NotFoundError for a response to go on from, as vLLM does for a plain request."""
+        name = getattr(request, "previous_response_id", None)
+        if name is not None:
+            checked(self._state.openai_serving_responses._make_not_found_error(name))
 
     async def _negative(
         self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance, shelved: list[str]

@@ -2,8 +2,8 @@
 
 They pass through as strings. The guidance object goes where the usage is: into a whole answer, into
 the last chunk before `[DONE]` of a completion or chat, into the `message_delta` event of
-Anthropic's Messages API, and into the response in the `response.completed` event of OpenAI's
-Responses API.
+Anthropic's Messages API, and into the response in the last event of OpenAI's Responses API,
+`response.completed` or `response.incomplete`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ERROR_PREFIX, _ERROR_EVENT = 'data: {"error"', "event: error\n"
 _FINISHED = '"finish_reason":"'
 _USAGE_ONLY = '"choices":[]'
 # Quotes inside generated text are escaped in JSON (\"), so none of these can come from the model.
-_MESSAGE_USAGE, _RESPONSE_USAGE = "event: message_delta\n", "event: response.completed\n"
+_MESSAGE_USAGE = "event: message_delta\n"
+_RESPONSE_USAGE = ("event: response.completed\n", "event: response.incomplete\n")
 
 MAX_PIECE_CHARS = 2**19
 
@@ -68,7 +69,7 @@ async def chunks(
     if endpoint in ("completion", "chat"):
         stream = _reported_last(stream, report)
     async for chunk in stream:
-        if chunk.startswith((_MESSAGE_USAGE, _RESPONSE_USAGE)) and (told := report()) is not None:
+        if chunk.startswith((_MESSAGE_USAGE, *_RESPONSE_USAGE)) and (told := report()) is not None:
             chunk = _reported(chunk, told)
         yield chunk
 

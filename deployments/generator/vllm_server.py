@@ -40,8 +40,9 @@ from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments import patches
 from deployments.generator import endpoints, media, sse
+from deployments.generator.cut_answers import show_cuts
 from deployments.generator.engine_calls import EngineCalls, Run, share_of
-from deployments.generator.engine_errors import checked, own_errors, parse, reading
+from deployments.generator.engine_errors import checked, naming, own_errors, parse, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
@@ -49,8 +50,10 @@ from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.generator.stream_spans import Traced
 from deployments.generator.validation import parsed
+from deployments.lifecycle.client_texts import hide_client_texts
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.notes import Outcome, note_of
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
@@ -90,6 +93,7 @@ class VllmServer:
         self._max_text_chars = max_text_chars
         self._requests = GuidedRequests(engine, state)
         self._grammars = grammars
+        self._vocabulary = engine.model_config.get_vocab_size()
 
     @classmethod
     async def start(
@@ -136,12 +140,14 @@ class VllmServer:
         options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
+        show_cuts(state)
         patches.apply("generator replica")
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             calls.watch_beams(serving)
         share = share_of(config.scheduler_config.max_num_seqs, streams_at_once)
         await grammars.guard(engine)
+        hide_client_texts()
         return cls(engine, state, calls, share, max_text_chars, grammars)
 
     @property
@@ -186,8 +192,9 @@ class VllmServer:
         run = Run(meter, self._share, traced_of(call, span))
         call = replace(call, headers=self._headers(call.headers, span))
         renderer = self._engine.renderer
-        with own_errors(), reading_media(renderer, call.endpoint, call.body, run.has_begun):
-            with reading(), span.child("render") if span is not None else nullcontext():
+        readable = reading_media(renderer, call.endpoint, call.body, run.has_begun)
+        with naming(call.endpoint, call.body), own_errors(), readable:
+            with reading(call.body), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
             with SHELF.holding(made.shelved):
@@ -197,8 +204,15 @@ class VllmServer:
                 def report() -> dict[str, Any] | None:
                     if call.guidance is None:
                         return None
+                    outcome = Outcome(
+                        longest=meter.longest,
+                        vocabulary=self._vocabulary,
+                        same=meter.same or frozenset(),
+                        has_no_tokens=made.has_no_tokens,
+                    )
+                    note = note_of(call.endpoint, call.body, call.guidance, outcome)
                     return guidance_report(
-                        call.guidance, made.negative_tokens, meter.guided_tokens, made.note
+                        call.guidance, made.negative_tokens, meter.guided_tokens, note
                     )
 
                 if isinstance(output, pydantic.BaseModel):
@@ -228,7 +242,7 @@ class VllmServer:
         except Exception:
             if run.has_begun():
                 raise
-            with reading():
+            with reading(call.body):
                 raise
 
     # --- the rest of the API ------------------------------------------------------------------

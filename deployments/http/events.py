@@ -11,7 +11,11 @@ DONE = "data: [DONE]\n\n"
 """The last event of a complete completion or chat."""
 
 _END_OF_EVENT = "\n\n"
-_LAST = ("event: message_stop\n", "event: response.completed\n")
+_LAST = (
+    "event: message_stop\n",
+    "event: response.completed\n",
+    "event: response.incomplete\n",
+)
 
 
 def is_last(events: str) -> bool:

@@ -5,11 +5,11 @@ Imports neither vllm nor ray.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import ResolvedGuidance
+from cfg_core.params import ResolvedGuidance, TokenIds
 
 
 def adapter_of(
@@ -36,6 +36,27 @@ def adapter_of(
     raise GuidanceError(
         f"{where}.lora is not the name of an adapter. Known: {known}; false is the base model.",
         f"{where}.lora",
+    )
+
+
+def same_prompts(
+    extra_args: Mapping[str, Any] | None, prompt: Sequence[int] | None, has_adapter: bool
+) -> frozenset[int]:
+    """The followers, counted from 0, that read the leader's own prompt with the leader's adapter.
+
+    has_adapter: whether the leader has one.
+    """
+    guidance = ResolvedGuidance.from_extra_args(extra_args)
+    if guidance is None or prompt is None:
+        return frozenset()
+    lengths = [one.num_tokens for one in guidance.followers]
+    ids = TokenIds.of(prompt).packed if len(prompt) in lengths else b""
+    return frozenset(
+        place
+        for place, one in enumerate(guidance.followers)
+        if one.token_ids is not None
+        and one.token_ids.packed == ids
+        and (one.lora is None or (one.lora is False and not has_adapter))
     )
 
 

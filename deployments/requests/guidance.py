@@ -22,7 +22,6 @@ from cfg_core.params import (
     NEGATIVE_TEXT,
     OFFLINE_FIELDS,
     SCALE,
-    SCHEDULE,
     SCORE_TOKENS,
     STREAM_LOGPROBS,
     STREAMS,
@@ -110,14 +109,6 @@ class Guidance:
         if self.params.negative_embeds is not None:
             return NEGATIVE_EMBEDS
         return NEGATIVE_IDS if self.params.negative_prompt_token_ids is not None else None
-
-    @property
-    def note(self) -> str | None:
-        """What the client should know, if the scale makes its negative useless."""
-        if self.enabled or self.negative_field is None:
-            return None
-        off = SCALE if self.params.schedule is None else SCHEDULE
-        return f"{off} is 1 (off), so {self.negative_field} had no effect."
 
 
 # --- guidance fields ------------------------------------------------------------------------------

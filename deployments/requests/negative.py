@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cfg_core.params import NEGATIVE_TEXT
 from deployments.requests.endpoints import (
     Endpoint,
-    has_system,
     with_conversation,
     with_system,
 )
@@ -43,15 +41,3 @@ def follower_body(
         body.pop("prompt_embeds", None)
         return {**body, "prompt": text}
     return with_system(endpoint, body, text)
-
-
-def empty_negative_note(
-    endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance
-) -> str | None:
-    """What the client of a conversation should know, if its empty negative changes nothing."""
-    if guidance.params.negative_prompt != "" or has_system(endpoint, body):
-        return None
-    return (
-        f"{NEGATIVE_TEXT} is empty and the conversation has no system message, so both streams"
-        " were the same and guidance had no effect."
-    )

@@ -41,12 +41,16 @@ class Meter:
 
     guided_tokens: output tokens of the leaders that came from joint steps, as the engine core
     counted them.
+    longest: output tokens of the longest choice.
+    same: the followers, counted from 0, whose prompt is each leader's own prompt.
     """
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.guided_tokens = 0
+        self.longest = 0
+        self.same: frozenset[int] | None = None
 
     def add_output(self, tokens: int, guided: int, streams: int) -> None:
         """Count new output tokens of one choice, which has so many streams while it is guided.
@@ -55,6 +59,14 @@ class Meter:
         """
         self.output_tokens += tokens + guided * (streams - 1)
         self.guided_tokens += guided
+
+    def add_prompt(self, tokens: int, same: frozenset[int]) -> None:
+        """Count a prompt with its followers' own ones.
+
+        same: the followers whose prompt has the tokens of the leader's.
+        """
+        self.prompt_tokens += tokens
+        self.same = same if self.same is None else self.same & same
 
     @property
     def usage(self) -> Usage:

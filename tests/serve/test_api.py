@@ -64,6 +64,16 @@ def test_tokenize_and_back(http: httpx.Client, model: str) -> None:
     assert PROMPT in text
 
 
+def test_one_model(client: openai.OpenAI, http: httpx.Client, model: str) -> None:
+    for card in client.models.list().data:
+        assert client.models.retrieve(card.id).id == card.id
+    for name in ("nobody", "some/one/else", f"{model}/x"):
+        answer = http.get(f"/v1/models/{name}")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["param"] == "model"
+        assert name in answer.json()["error"]["message"]
+
+
 def test_health_and_ready(http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "live"}
     ready = http.get("/ready")
@@ -395,6 +405,33 @@ def test_an_empty_negative_of_a_chat_leaves_out_the_system_message(
     same, plain = (chat(client, model, extra, messages=rest) for extra in (guided, None))
     assert same.choices[0].message.content == plain.choices[0].message.content
     assert "no system message" in same.model_extra["guidance"]["note"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("create", "fields", "words"),
+    [
+        (complete, {"negative_prompt": NEGATIVE, "guidance_start": 500}, "no token was guided"),
+        (complete, {"negative_prompt": PROMPT}, "negative_prompt has the tokens of the prompt"),
+        (chat, {"negative_messages": MESSAGES}, "negative_messages has the tokens of the prompt"),
+        (
+            complete,
+            {"guidance_scale": 1, "guidance_streams": [{"weight": 0, "prompt": NEGATIVE}]},
+            "guidance_streams[0].weight is 0",
+        ),
+    ],
+)
+def test_a_field_without_an_effect_is_noted(
+    client: openai.OpenAI,
+    model: str,
+    create: Callable[..., Any],
+    fields: Json,
+    words: str,
+    stream: bool,
+) -> None:
+    answer = create(client, model, {"guidance_scale": 2.0, **fields}, stream=stream)
+    report = (list(answer)[-1] if stream else answer).model_extra["guidance"]
+    assert words in report["note"]
 
 
 # --- logits processors ----------------------------------------------------------------------------

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 from malformed import GENERATE_FIELDS, ODD, assert_200_are_answered, damaged
-from serve_process import Json
+from serve_process import Json, ServeProcess
 
-USER = {"role": "user", "content": "Tell me a story."}
+MARK = "quinceharpsichord"
+"""In all texts of this module, so that logs can be searched for it."""
+
+USER = {"role": "user", "content": f"Tell me a story of a {MARK}."}
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 GUIDED: Json = {"guidance_scale": 2.0, "max_tokens": 4}
 
@@ -151,11 +155,34 @@ REFUSED = [
     ),
     (COMPLETION, {"logits_processor": []}, "logits_processor", "Did you mean logits_processors?"),
     (COMPLETION, {"extra_body": {"guidance_scale": 2}}, "extra_body", "move it to the top level"),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "not null"),
+    (CHAT, {"messages": [{"role": "user", "content": [MARK]}]}, "messages[0].content[0]", "object"),
+    (CHAT, {"response_format": {"type": MARK}}, "response_format.type", "'json_object'"),
+    (
+        CHAT,
+        {"tools": [{"type": "function", "function": {"name": 5}}]},
+        "tools[0].function.name",
+        "",
+    ),
+    (CHAT, {"chat_template": "{{ raise_exception('" + MARK + "') }}"}, None, "chat template"),
+    (
+        CHAT,
+        {"chat_template_kwargs": {"conversation": MARK}},
+        "chat_template_kwargs.conversation",
+        "leave it out",
+    ),
+    (CHAT, {"structured_outputs": {"regex": MARK + "("}}, "structured_outputs", ""),
+    (CHAT, {"structured_outputs": {MARK: 1}}, "structured_outputs", "are specified"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "max allowed: 20"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be"),
+    (CHAT, {"n": 0}, "n", "at least 1"),
+    (CHAT, {"stop": ""}, "stop", "empty string"),
+    (COMPLETION, {"logit_bias": {MARK: 1}}, "logit_bias", ""),
 ]
 
 
 def start(path: str) -> Json:
-    return {"prompt": "Once"} if path == COMPLETION else {"messages": [USER]}
+    return {"prompt": f"Once a {MARK}"} if path == COMPLETION else {"messages": [USER]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -163,7 +190,13 @@ def start(path: str) -> Json:
     ("path", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:50]
 )
 def test_refusals(
-    http: httpx.Client, model: str, path: str, fields: Json, param: str, words: str, stream: bool
+    http: httpx.Client,
+    model: str,
+    path: str,
+    fields: Json,
+    param: str | None,
+    words: str,
+    stream: bool,
 ) -> None:
     answer = http.post(path, json={"model": model, **start(path), **fields, "stream": stream})
     assert answer.status_code == 400, answer.text
@@ -182,7 +215,7 @@ def test_refusals(
         ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
         ('{"prompt": ', "not valid JSON"),
         ("[]", "must be a JSON object"),
-        ('{"prompt": 7}', "prompt: Input should be a valid"),
+        ('{"prompt": 7}', "prompt: must be a list or a string"),
         ("{}", "prompt"),
     ],
 )
@@ -225,3 +258,31 @@ def test_200_malformed_bodies(http: httpx.Client, model: str) -> None:
     good = http.post(COMPLETION, json={"model": model, "prompt": "Once", **GUIDED})
     assert good.status_code == 200
     assert good.json()["guidance"]["guided_tokens"] == good.json()["usage"]["completion_tokens"]
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def test_no_log_has_a_text_of_a_client(
+    server: ServeProcess | SimpleNamespace, http: httpx.Client, model: str
+) -> None:
+    """After all refusals of this module, and of models and texts that other routes refuse."""
+    if not isinstance(server, ServeProcess):
+        pytest.skip("the logs of a server elsewhere cannot be read")
+    others: list[tuple[str, Json]] = [
+        (CHAT, {"model": MARK, "messages": [USER]}),
+        ("/v1/responses", {"model": MARK, "input": MARK}),
+        ("/v1/responses", {"model": model, "input": [{"type": MARK}]}),
+        ("/v1/messages", {"model": MARK, "max_tokens": 4, "messages": [USER]}),
+        ("/v1/messages", {"model": model, "max_tokens": 4, "messages": [MARK]}),
+        ("/tokenize", {"model": model, "messages": [MARK]}),
+        ("/v1/embeddings", {"model": MARK, "input": MARK}),
+        ("/generative_scoring", {"model": model, "query": MARK, "items": [MARK]}),
+    ]
+    for path, body in others:
+        assert 400 <= http.post(path, json=body).status_code < 500, path
+    logs = {**server.ray_logs(), "output": server.log.read_text(errors="replace").splitlines()}
+    found = [
+        f"{path}: {line[:300]}" for path, lines in logs.items() for line in lines if MARK in line
+    ]
+    assert found == []

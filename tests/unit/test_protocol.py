@@ -27,7 +27,8 @@ from deployments.requests.demand import demand_of, output_tokens
 from deployments.requests.endpoints import with_system
 from deployments.requests.followers import check_number
 from deployments.requests.guidance import read_guidance
-from deployments.requests.negative import empty_negative_note, follower_body, negative_body
+from deployments.requests.negative import follower_body, negative_body
+from deployments.requests.notes import Outcome, is_empty_without_system, note_of
 from deployments.requests.report import guidance_report
 from deployments.requests.streams import streams_of
 
@@ -82,19 +83,21 @@ def test_scale_one_without_a_negative_is_a_plain_request():
 def test_a_negative_at_scale_one_is_served_and_noted(endpoint, fields, field):
     guidance = read_guidance(fields, endpoint)
     assert not guidance.enabled
-    assert guidance.note == f"guidance_scale is 1 (off), so {field} had no effect."
-    assert guidance_report(guidance, 0, 5, guidance.note)["note"] == guidance.note
+    note = note_of(endpoint, {}, guidance, Outcome())
+    assert note == f"guidance_scale is 1 (off), so {field} had no effect."
+    assert guidance_report(guidance, 0, 5, note)["note"] == note
 
 
 def test_a_negative_beside_a_schedule_of_ones_is_noted():
     guidance = read_guidance({"guidance_schedule": [[0, 1]], "negative_prompt": "a"}, "completion")
     assert not guidance.enabled
-    assert guidance.note == "guidance_schedule is 1 (off), so negative_prompt had no effect."
+    note = note_of("completion", {}, guidance, Outcome())
+    assert note == "guidance_schedule is 1 (off), so negative_prompt had no effect."
 
 
 @pytest.mark.parametrize("fields", [{"guidance_scale": 1}, {"guidance_scale": 2}])
 def test_no_note_where_nothing_was_in_vain(fields):
-    assert read_guidance(fields, "chat").note is None
+    assert note_of("chat", {}, read_guidance(fields, "chat"), Outcome(longest=9)) is None
 
 
 @pytest.mark.parametrize(
@@ -110,8 +113,7 @@ def test_an_empty_negative_of_a_chat_is_the_conversation_without_its_system_mess
 ):
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, "chat")
     assert negative_body("chat", {"messages": messages}, guidance)["messages"] == left
-    note = empty_negative_note("chat", {"messages": messages}, guidance)
-    assert (note is not None) == is_noted
+    assert is_empty_without_system("chat", {"messages": messages}, guidance) == is_noted
 
 
 def test_report_of_a_guided_request():
@@ -155,7 +157,7 @@ def test_streams_of_a_conversation_may_be_conversations():
     streams = [{"weight": -1, "messages": [USER]}, {"weight": 0.5, "lora": "a"}]
     for endpoint in ("chat", "responses", "messages"):
         guidance = read_guidance({"guidance_streams": streams}, endpoint)
-        assert (guidance.streams, guidance.negative_field, guidance.note) == (3, None, None)
+        assert (guidance.streams, guidance.negative_field) == (3, None)
         assert guidance.params.streams[0].messages == (USER,)
 
 
@@ -656,7 +658,7 @@ def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_n
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, endpoint)
     negative = negative_body(endpoint, body, guidance)
     assert {name: value for name, value in negative.items() if value is not None} == left
-    assert (empty_negative_note(endpoint, body, guidance) is not None) == is_noted
+    assert is_empty_without_system(endpoint, body, guidance) == is_noted
 
 
 @pytest.mark.parametrize(
@@ -825,9 +827,10 @@ async def test_the_usage_of_a_message_gets_the_guidance_object():
     assert is_last(last)
 
 
-async def test_a_completed_response_gets_the_guidance_object():
-    made = {"type": "response.completed", "response": {"id": "r", "output": ["}"]}}
-    event = f"event: response.completed\ndata: {json.dumps(made)}\n\n"
+@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
+async def test_the_last_event_of_a_response_gets_the_guidance_object(kind):
+    made = {"type": kind, "response": {"id": "r", "output": ["}"]}}
+    event = f"event: {kind}\ndata: {json.dumps(made)}\n\n"
     (out,) = await through([event], "responses")
     assert is_last(event)
     assert is_last(out)

@@ -41,8 +41,9 @@ def named(
 def _mentioned(body: Mapping[str, Any], message: str) -> str | None:
     """The field that a message begins with, has in backticks, or has as words."""
     for quoted, first in _QUOTED.findall(message):
-        if (quoted or first) in body:
-            return quoted or first
+        name: str = quoted or first
+        if name in body:
+            return name
     words = message.lower()
     told = (name for name in body if "_" in name and name.replace("_", " ") in words)
     return next(told, None)

@@ -139,6 +139,18 @@ class BoundedHeads(HttpToolsProtocol):
         if self._part == _BODY and self.cycle.response_complete:
             self._begin_deadline()
 
+    @override
+    def _should_upgrade_to_ws(self) -> bool:
+        """No route here is a websocket. uvicorn would never answer a POST that asks for one."""
+        return False
+
+    @override
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request that asks for another protocol is answered in HTTP/1.1, as RFC 9110 allows.
+
+        Its body is empty, because httptools reads nothing behind such a head.
+        """
+
     # --- the deadline -----------------------------------------------------------------------------
 
     def _begin_deadline(self) -> None:

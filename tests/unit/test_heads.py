@@ -188,6 +188,13 @@ def test_what_honest_clients_send_passes(server, name):
     assert statuses(got) == wanted
 
 
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+def test_a_request_for_another_protocol_is_answered_soon(server, protocol):
+    asked = b"Connection: close, upgrade\r\nUpgrade: " + protocol + b"\r\nContent-Length: 5\r\n\r\n"
+    got, _ = talk(server, b"POST /x HTTP/1.1\r\nHost: x\r\n" + asked + b"hello")
+    assert statuses(got) == [200]  # httptools has dropped the body by then
+
+
 def test_a_slow_client_gets_its_answer(server):
     sent = GET + CLOSE + b"\r\n"
     got, _ = talk(server, sent, piece=4, pause_s=0.5 * TIMEOUT_S * 4 / len(sent))

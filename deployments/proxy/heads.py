@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -38,6 +39,8 @@ If the connection were closed at once, the client would get a reset before it re
 """
 
 _IDLE, _HEAD, _BODY = range(3)
+
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
 
 _REFUSALS = {400: "BadRequestError", 408: "timeout_error", 431: "invalid_request_error"}
 
@@ -81,7 +84,7 @@ class BoundedHeads(HttpToolsProtocol):
         if self._is_refused:
             return
         part, count, self._brought_body = self._part, self._count, False
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if part == _IDLE else data)
         is_same_part = part == self._part and count is self._count
         if self._part == _HEAD or (is_same_part and part == _IDLE):  # idle: empty lines came
             self._begin_deadline()
@@ -146,7 +149,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     @override
     def _unsupported_upgrade_warning(self) -> None:
-        """A request that asks for another protocol is answered in HTTP/1.1, as RFC 9110 allows.
+        """A request whose header Upgrade was not taken out is answered in HTTP/1.1, too.
 
         Its body is empty, because httptools reads nothing behind such a head.
         """
@@ -202,6 +205,19 @@ class BoundedHeads(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             return True
         return cycle.more_body and not cycle.response_started and not self.pipeline
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Take the header Upgrade out of a head at the start of `data`.
+
+    A server may ignore it (RFC 9110, 7.8). Java's HttpClient sends it with each POST, to ask for
+    HTTP/2, and httptools would not read the body. A head that arrives in pieces is left as it is.
+    """
+    end = data.find(b"\r\n\r\n")
+    if _UPGRADE.search(data, 0, end if end >= 0 else len(data)) is None:
+        return data
+    head, rest = (data[:end], data[end:]) if end >= 0 else (data, b"")
+    return _UPGRADE.sub(b"", head) + rest
 
 
 def _answer(status: int, message: str) -> bytes:

@@ -35,14 +35,21 @@ async def refuse(attempt: Attempt, what: str, path: str, body: Any, field: str) 
 async def encoder_prompts(attempt: Attempt) -> None:
     """Send a prompt of 3.9 million characters with 50 inputs, to /v1/embeddings and /pooling.
 
-    It must be refused at once, with 400 that names the prompt. Then send prompts of 100,000
-    characters with 100 inputs, long queries with many documents, and long texts as pairs. Each must
-    be answered, or refused with 400 or 429.
+    It must be refused at once, with 400 that names the prompt.
     """
     model: dict[str, Any] = {"model": attempt.encoder}
     prompted = model | {"prompt": "p" * LONG, "input": ["a"] * 50}
     for path in (EMBEDDINGS, "/pooling"):
         await refuse(attempt, f"{path}, prompt", path, prompted, "prompt")
+
+
+@attack(0)
+async def encoder_long_texts(attempt: Attempt) -> None:
+    """Send prompts of 100,000 characters with 100 inputs, a long query, and long texts as pairs.
+
+    Each must be answered, or refused with 400 or 429.
+    """
+    model: dict[str, Any] = {"model": attempt.encoder}
     many = {"input": [f"text {number}" for number in range(100)]}
     for prompt in ("p" * 100_000, text_of(100_000)):
         body = model | many | {"prompt": prompt, "truncate_prompt_tokens": -1}

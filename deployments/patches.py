@@ -140,6 +140,15 @@ PATCHES = (
         per_object=True,
     ),
     Patch(
+        target="vllm.entrypoints.openai.chat_completion.protocol:"
+        "ChatCompletionRequest.to_sampling_params",
+        by=f"{_GENERATOR}.guided_chats:without_scores",
+        process=_REPLICA,
+        reason="Guided chats with `echo` have no log-probabilities of the prompt.",
+        upstream="vLLM computes them for each `echo`",
+        test="tests/engine/test_cut_answers.py",
+    ),
+    Patch(
         target="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.to_chat_completion_request",
         by=f"{_GENERATOR}.prefill:continued",

@@ -15,11 +15,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, NamedTuple
 
-import pydantic
 import pydantic_core
 from openai.types.responses import ResponseOutputItemDoneEvent
 from starlette.datastructures import State
-from vllm.entrypoints.anthropic.protocol import AnthropicMessagesResponse
 from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall, ToolCall
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
@@ -47,17 +45,6 @@ class ResponseIncompleteEvent(ResponseCompletedEvent):  # type: ignore[misc] # n
     """The last event of a stream of /v1/responses that was cut."""
 
     type: Literal["response.incomplete"] = "response.incomplete"
-
-
-class WholeMessage(AnthropicMessagesResponse):  # type: ignore[misc] # not typed
-    """A message whose `stop_sequence` is null if there is none.
-
-    Anthropic's answers always have the field. vLLM leaves out what is null.
-    """
-
-    @pydantic.model_serializer(mode="wrap")
-    def _with_stop_sequence(self, dump: Any) -> dict[str, Any]:
-        return {"stop_sequence": None, **dump(self)}
 
 
 def show_cuts(state: State) -> None:
@@ -180,7 +167,7 @@ def _complete_inputs(serving: Any) -> None:
     def messages_full_converter(generator: ChatCompletionResponse) -> Any:
         for call in generator.choices[0].message.tool_calls:
             call.function.arguments = as_object(call.function.arguments)
-        return WholeMessage.model_construct(**dict(convert(generator)))
+        return convert(generator)
 
     serving.messages_full_converter = messages_full_converter
 

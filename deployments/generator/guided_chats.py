@@ -1,4 +1,6 @@
-"""Chats as vLLM reads them, if they are guided.
+"""Guided chats with `echo`: vLLM would compute log-probabilities of the prompt for each `echo`.
+
+Under guidance there are none: they would be those of the conditional stream.
 
 Importing this module imports vllm, so only a replica does it.
 """
@@ -7,21 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.sampling_params import SamplingParams
+from cfg_core.vllm_plugin.frontend.follower_media import SHELVED
 
 
-class GuidedChatRequest(ChatCompletionRequest):  # type: ignore[misc] # vLLM is not typed
-    """A chat whose `echo` asks for no log-probabilities of the prompt.
+def without_scores(original: Any) -> Any:
+    """`to_sampling_params` of vLLM's chats, where only `prompt_logprobs` asks for them."""
 
-    vLLM computes them for `echo`, whether or not they are asked for. Under guidance there are none:
-    they would be those of the conditional stream.
-    """
+    def to_sampling_params(self: Any, max_tokens: int, default_sampling_params: Any) -> Any:
+        is_guided = SHELVED in (self.vllm_xargs or {})
+        request = self.model_copy(update={"echo": False}) if is_guided else self
+        return original(request, max_tokens, default_sampling_params)
 
-    def to_sampling_params(
-        self, max_tokens: int, default_sampling_params: dict[str, Any]
-    ) -> SamplingParams:
-        unechoed = self.model_copy(update={"echo": False})
-        return ChatCompletionRequest.to_sampling_params(
-            unechoed, max_tokens, default_sampling_params
-        )
+    return to_sampling_params

@@ -26,7 +26,6 @@ from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import checked, own_error
-from deployments.generator.guided_chats import GuidedChatRequest
 from deployments.generator.media_in_bodies import check_body
 from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
@@ -78,10 +77,8 @@ class GuidedRequests:
         body = dict(call.body)
         check_body(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
-        is_guided = call.guidance is not None and call.guidance.enabled
-        is_guided_chat = is_guided and call.endpoint == "chat"
-        model = GuidedChatRequest if is_guided_chat else endpoints.SERVED[call.endpoint].request
-        request: Any = await parsed(model, body, SHAPES[call.endpoint].messages)
+        conversation = SHAPES[call.endpoint].messages
+        request: Any = await parsed(endpoints.SERVED[call.endpoint].request, body, conversation)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
         check_xargs(xargs)
         request.cache_salt = own_salt(request.cache_salt, call.tenant)

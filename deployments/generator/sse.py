@@ -48,6 +48,14 @@ def with_guidance(text: str, report: dict[str, Any] | None) -> str:
     return f'{text[:end]},"guidance":{json.dumps(report)}{text[end:]}'
 
 
+def without_stop_sequence(text: str) -> str:
+    """A message, as JSON text, that says that no stop sequence was met.
+
+    Anthropic's answers always have the field. vLLM leaves out what is null.
+    """
+    return f'{text[: text.rindex("}")]},"stop_sequence":null}}'
+
+
 def complete(text: str, report: dict[str, Any] | None) -> str:
     """A whole response, as JSON text, with the guidance object if there is a `report`."""
     return with_guidance(text, report) if report is not None else text

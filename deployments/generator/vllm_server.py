@@ -217,6 +217,8 @@ class VllmServer:
 
                 if isinstance(output, pydantic.BaseModel):
                     text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
+                    if call.endpoint == "messages" and output.stop_sequence is None:
+                        text = sse.without_stop_sequence(text)
                     for piece in sse.pieces(sse.complete(text, report())):
                         yield Whole(piece)
                     return

@@ -217,7 +217,7 @@ class VllmServer:
 
                 if isinstance(output, pydantic.BaseModel):
                     text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
-                    if call.endpoint == "messages" and output.stop_sequence is None:
+                    if call.endpoint == "messages" and not getattr(output, "stop_sequence", None):
                         text = sse.without_stop_sequence(text)
                     for piece in sse.pieces(sse.complete(text, report())):
                         yield Whole(piece)

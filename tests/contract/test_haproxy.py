@@ -52,3 +52,13 @@ def test_the_ports_of_rays_configuration(tmp_path: Path) -> None:
     assert len(re.findall("bind ", text)) == 4
     hosts = [address.split(":")[0] for address in bound(text, tmp_path)]
     assert hosts.count("127.0.0.1") == 2, hosts
+
+
+def test_a_head_has_a_deadline(tmp_path: Path) -> None:
+    """Once, among the defaults, which Ray's configuration leaves without one."""
+    assert any(re.search(r"timeout client ", template) for template in TEMPLATES)
+    text = "defaults\n    timeout client 3600s\nbackend b\n    timeout client 5s\n"
+    bound(text, tmp_path)
+    lines = (tmp_path / "haproxy.cfg").read_text().splitlines()
+    assert lines[1:3] == ["    timeout client 3600s", "    timeout http-request 10s"]
+    assert lines[3:] == ["backend b", "    timeout client 5s"]

@@ -120,7 +120,7 @@ def test_a_head_that_is_too_large_is_refused(server, name):
 def test_a_head_that_does_not_end_is_refused_in_time(server, sent):
     got, took_s = talk(server, sent)
     assert statuses(got)[-1] == 408
-    assert TIMEOUT_S <= took_s < TIMEOUT_S + 1
+    assert TIMEOUT_S - 0.05 < took_s < TIMEOUT_S + 1  # clocks differ a little
 
 
 def test_a_head_that_drips_is_refused_in_time(server):
@@ -192,7 +192,8 @@ def test_what_honest_clients_send_passes(server, name):
 @pytest.mark.parametrize("piece", [2**16, 40])
 def test_a_request_for_another_protocol_is_answered_in_this_one(server, protocol, piece):
     asked = b"Connection: close, upgrade\r\nUpgrade: " + protocol + b"\r\nContent-Length: 5\r\n\r\n"
-    got, _ = talk(server, b"POST /x HTTP/1.1\r\nHost: x\r\n" + asked + b"hello", piece=piece)
+    sent = b"POST /x HTTP/1.1\r\nHost: x\r\n" + asked + b"hello"
+    got, _ = talk(server, sent, piece=piece, pause_s=0.05)  # so that pieces are read one by one
     assert statuses(got) == [200]
     # httptools drops the body of a head that arrives in pieces
     assert got.endswith(b"5" if piece > 40 else b"0")

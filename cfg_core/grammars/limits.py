@@ -26,6 +26,8 @@ class GrammarLimits:
     start_s: seconds that the helper has to load.
     at_start: whether the helper is loaded with the engine, and kept. Otherwise the first grammar
         loads it.
+    json_whitespace: characters of white space in a row in JSON that a grammar allows, None for any
+        number. Small models write newlines for ever where a grammar lets them.
     idle_s: seconds without a grammar after which the helper ends, if `at_start` is false.
     """
 
@@ -39,3 +41,4 @@ class GrammarLimits:
     start_s: float = 120.0
     at_start: bool = True
     idle_s: float = 900.0
+    json_whitespace: int | None = 12

@@ -176,6 +176,15 @@ class GrammarArgs(YamlArgs):
             " `at_start` is false."
         ),
     )
+    json_whitespace: int | None = Field(
+        default=_L.json_whitespace,
+        ge=1,
+        description=(
+            "Maximum number of characters of white space in a row that a grammar allows in JSON,"
+            " outside of texts. Small models write newlines until the limit of tokens where a"
+            " grammar lets them. `null` allows any number, as `vllm serve` does."
+        ),
+    )
 
     @cached_property
     def bounds(self) -> GrammarBounds:

@@ -25,11 +25,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.grammars.bounds import KINDS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, TOOLS
+from cfg_core.grammars.rewriting import readable
 from cfg_core.vllm_plugin.frontend.admission import RefusedError
-from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
+from cfg_core.vllm_plugin.frontend.grammar_sandbox import MOST_NAMED, GrammarSandbox
 
 _TAG = "structural_tag"
 _tenant: ContextVar[str] = ContextVar("cfg_serve_grammar_tenant", default="")
+_of_tools: ContextVar[bool] = ContextVar("cfg_serve_grammar_of_tools", default=False)
 
 
 class GrammarGate:
@@ -57,8 +59,26 @@ class GrammarGate:
         OverloadedError. Values of a wrong type are left to the parser.
         """
         _tenant.set(tenant)
+        _of_tools.set(bool(body.get(TOOLS)) and not any(_early_fields({**body, TOOLS: [True]})))
+        for field, schema in strict_schemas(body):
+            await self._check_strict(field, schema, tenant)
         for params in _read_early(body):
             await self._sandbox.check(params, tenant)
+
+    async def _check_strict(self, field: str, schema: Any, tenant: str) -> None:
+        """Raises RequestError if not all of a schema can be enforced. It names the field."""
+        try:
+            invalid = readable(schema)[1]
+            if invalid:
+                named = ", ".join(map(str, invalid[:MOST_NAMED]))
+                raise RequestError(
+                    f"The schema is strict, and {named} has no value that this server can enforce:"
+                    " mend it, or leave `strict` out."
+                )
+            params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+            await self._sandbox.check(params, tenant, strict=True)
+        except RequestError as error:
+            raise RequestError(f"{field}: {error}", field.partition(" ")[0]) from None
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
@@ -69,7 +89,7 @@ class GrammarGate:
         """
         if isinstance(params, SamplingParams):
             try:
-                await self._sandbox.check(params, _tenant.get())
+                await self._sandbox.check(params, _tenant.get(), of_tools=_of_tools.get())
             except RequestError as error:
                 raise RefusedError(error) from error
             except OverloadedError as error:
@@ -99,6 +119,43 @@ def _early_fields(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {_TAG: json.dumps(answer)}
     if beside_tools:
         yield from ({"json": schema} for schema in _schemas(body))
+
+
+def strict_schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas of a body that say `strict: true`, each with its field.
+
+    Anthropic's `output_config` is always strict: its documents promise a 400 for what cannot be
+    enforced.
+    """
+    answer, text = _mapping(body, RESPONSE_FORMAT, "json_schema"), _mapping(body, "text", "format")
+    for field, holder in ((f"{RESPONSE_FORMAT}.json_schema", answer), ("text.format", text)):
+        if holder.get("strict") is True and holder.get("schema") is not None:
+            yield f"{field}.schema", holder["schema"]
+    config = _mapping(body, "output_config", "format")
+    if config.get("schema") is not None:
+        yield "output_config.format.schema", config["schema"]
+    tools = body.get(TOOLS)
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        yield from _strict_tool(number, tool)
+
+
+def _strict_tool(number: int, tool: Any) -> Iterator[tuple[str, Any]]:
+    """The schema of a strict tool of a chat, of a response or of a message."""
+    if not isinstance(tool, Mapping):
+        return
+    inner = tool.get("function")
+    function, path = (inner, ".function") if isinstance(inner, Mapping) else (tool, "")
+    for key in ("parameters", "input_schema"):
+        if function.get("strict") is True and function.get(key) is not None:
+            yield f"tools[{number}]{path}.{key} (tool {function.get('name')!r})", function[key]
+
+
+def _mapping(body: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """The object inside of objects, empty if it is not there."""
+    found: Any = body
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _schemas(body: Mapping[str, Any]) -> Iterator[Any]:

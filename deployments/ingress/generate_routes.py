@@ -37,6 +37,7 @@ from deployments.requests.endpoints import Endpoint
 from deployments.requests.followers import check_number
 from deployments.requests.group import GroupRequest, group_request
 from deployments.requests.guidance import Guidance, models_of, read_guidance
+from deployments.requests.old_names import with_structured_outputs
 from deployments.requests.streams import streams_of
 from deployments.requests.terms import PRIORITY, SOONEST, take_terms
 
@@ -132,6 +133,7 @@ class GenerateRoutes:
         Whatever takes time in proportion to the length of the prompts is done here.
         """
         check_request_id(body)
+        body = with_structured_outputs(endpoint, body)
         self._args.grammars.bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None:

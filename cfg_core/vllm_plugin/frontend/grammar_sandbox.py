@@ -20,13 +20,14 @@ from vllm.sampling_params import SamplingParams
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.grammars import schemas
 from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, GrammarBounds
+from cfg_core.grammars.keywords import Lost
 from cfg_core.grammars.limits import GrammarLimits
 from cfg_core.grammars.places import FairPlaces
 from cfg_core.grammars.verdicts import Verdicts
 from cfg_core.lanes import LONG_TEXT
 from cfg_core.vllm_plugin.config import grammar_bounds_of, grammar_limits_of
 from cfg_core.vllm_plugin.frontend.helper_process import HelperGoneError, HelperProcess
-from cfg_core.vllm_plugin.grammar_backends import GUIDANCE
+from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR
 from cfg_core.vllm_plugin.grammar_helper import frames
 from cfg_core.vllm_plugin.grammar_helper.settings import settings_of
 
@@ -48,6 +49,9 @@ FIRST_CPU_S = 1.0
 Most schemas and tools take it less than 0.1 s. One `maxLength` of 400 takes 2 s with 49,152 tokens,
 and 12 s with 262,144; llguidance compiles it in 2 ms.
 """
+
+MOST_NAMED = 5
+"""Keywords that are named in a refusal."""
 
 TEXTS = 64
 """Number of schemas and structural tags whose canonical form is remembered."""
@@ -98,7 +102,14 @@ class GrammarSandbox:
             self._process.close()
             self._process = None
 
-    async def check(self, params: SamplingParams, tenant: str = "") -> None:
+    async def check(
+        self,
+        params: SamplingParams,
+        tenant: str = "",
+        *,
+        strict: bool = False,
+        of_tools: bool = False,
+    ) -> None:
         """Put the grammar of `params` on trial.
 
         If it passes, `params.structured_outputs` becomes what vLLM's validation would make of it.
@@ -106,14 +117,18 @@ class GrammarSandbox:
         place, no helper or no time. Cancelling the call ends the trial.
 
         tenant: who sent the request. Places for trials are shared fairly between tenants.
+        strict: whether to refuse a schema with a keyword that no compiler enforces.
+        of_tools: whether vLLM made the grammar of tools, see `ways.Asked`.
         """
         outputs = params.structured_outputs
         if outputs is None or outputs.all_constraints_none() or is_tried(outputs):
             return
         fields = await self._read(fields_of(outputs))
-        verdict = await self._verdict(fields, params.allowed_token_ids, tenant)
+        verdict = await self._verdict(fields, params.allowed_token_ids, tenant, of_tools)
         if "refused" in verdict:
             raise RequestError(verdict["refused"], STRUCTURED_OUTPUTS)
+        if strict and verdict["lost"]:
+            raise RequestError(_not_enforced(verdict["lost"]), STRUCTURED_OUTPUTS)
         _adopt(outputs, fields, verdict)
 
     async def _read(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -137,9 +152,11 @@ class GrammarSandbox:
         return {**fields, kind: canonical}
 
     async def _verdict(
-        self, fields: dict[str, Any], allowed: list[int] | None, tenant: str
+        self, fields: dict[str, Any], allowed: list[int] | None, tenant: str, of_tools: bool
     ) -> dict[str, Any]:
-        request = {"outputs": fields, "allowed": allowed, "mask_ms": self._limits.mask_ms}
+        limits = self._limits
+        request = {"outputs": fields, "allowed": allowed, "mask_ms": limits.mask_ms}
+        request |= {"whitespace": limits.json_whitespace, "of_tools": of_tools}
         key = hashlib.sha256(_json_of(request).encode()).digest()
         if (verdict := self._verdicts.get(key)) is not None:
             return verdict
@@ -169,14 +186,14 @@ class GrammarSandbox:
             return second
         if not first.get("out_of_cpu"):
             return first
-        return await self._try(request, None, self._limits.cpu_s)
+        return await self._try(request, XGRAMMAR, self._limits.cpu_s)
 
     async def _try(
         self, request: Mapping[str, Any], compiler: str | None, cpu_s: float
     ) -> dict[str, Any]:
         """The verdict of one trial. If the helper is lost, a new one tries once more.
 
-        compiler: None for the one that vLLM chooses.
+        compiler: None for all, or the only one to use.
         """
         payload = json.dumps({**request, "compiler": compiler, "cpu_s": cpu_s}).encode()
         for _ in range(2):
@@ -239,6 +256,16 @@ def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
         for name, value in fields.items()
         if value is not None and (value or name in KINDS)
     }
+
+
+def _not_enforced(lost: list[list[str]]) -> str:
+    """Why a strict schema is refused. lost: JSON pointers and keywords."""
+    named = ", ".join(str(Lost(*one)) for one in lost[:MOST_NAMED])
+    more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    return (
+        f"The schema is strict, and this server cannot enforce {named}{more}. Leave these keywords"
+        " out, or leave `strict` out: then they are ignored."
+    )
 
 
 def _bounded_text(bounds: GrammarBounds, kind: str, text: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from cfg_core.grammars.schemas import closed
 from cfg_core.vllm_plugin.grammar_helper.lark_text import (
     ANY,
-    SPACE,
+    Bounded,
     NotExpressibleError,
     escaped,
     unknown,
@@ -43,17 +43,22 @@ def added_tokens(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def fields_for_guidance(fields: Mapping[str, Any], added: Mapping[str, int]) -> dict[str, Any]:
+def fields_for_guidance(
+    fields: Mapping[str, Any], added: Mapping[str, int], white: Bounded | None = None
+) -> dict[str, Any]:
     """The fields of StructuredOutputsParams with which llguidance does what xgrammar would do.
 
     Raises NotExpressibleError.
     added: see `added_tokens`.
     """
+    white = white or Bounded()
     try:
         if fields.get("json") is not None:
-            return {**fields, "json": json.dumps(closed(_parsed(fields["json"])))}
+            return {**fields, "json": json.dumps(white.of(closed(_parsed(fields["json"]))))}
+        if fields.get("json_object") and white.most is not None:
+            return {**fields, "json_object": None, "json": json.dumps(white.of({"type": "object"}))}
         if fields.get("structural_tag") is not None:
-            lark = _Lark(added).of_tag(_parsed(fields["structural_tag"]))
+            lark = _Lark(added, white).of_tag(_parsed(fields["structural_tag"]))
             return {**fields, "structural_tag": None, "grammar": lark}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotExpressibleError("It is not valid.") from None
@@ -67,8 +72,8 @@ def _parsed(value: Any) -> Any:
 class _Lark:
     """Writes a structural tag as a Lark grammar of llguidance: rules, one after another."""
 
-    def __init__(self, added: Mapping[str, int]) -> None:
-        self._added = added
+    def __init__(self, added: Mapping[str, int], white: Bounded) -> None:
+        self._added, self._white = added, white
         self._rules: list[str] = []
         texts = sorted(added, key=len, reverse=True)
         self._splitter = re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
@@ -191,22 +196,20 @@ class _Lark:
         if at == 0:
             raise unknown("XML marks that a token follows")
         rest = f" {self._literal(text[at:])}" if text[at:] else ""
-        return f"/{SPACE}{escaped(text[:at])}/{rest}"
+        return f"/{self._white.space}{escaped(text[:at])}/{rest}"
 
     def _schema(self, format_: Mapping[str, Any]) -> str:
         """A JSON schema: JSON inline, or parameters between XML marks."""
         schema, style = format_["json_schema"], _style(format_)
         if format_.get("any_order") or format_.get("excludes"):
             raise unknown("a schema in any order, or with excluded strings")
-        if format_.get("max_whitespace_cnt") is not None:
-            raise unknown("a schema with a bound on whitespace")
         if style in MARKS:
-            return parameters(
-                schema, style, lambda end: self._up_to((), [end]), partial(self._rule, lazy=True)
-            )
+            up_to, lazy = lambda end: self._up_to((), [end]), partial(self._rule, lazy=True)
+            return parameters(schema, style, up_to, lazy, self._white)
         if style != "json" or schema is False:
             raise unknown(f"a schema in the style {style}")
-        return f"%json {json.dumps({} if schema is True else closed(schema))}"
+        ours = {} if schema is True else closed(schema)
+        return f"%json {json.dumps(self._white.of(ours, format_.get('max_whitespace_cnt')))}"
 
     def _separated(self, format_: Mapping[str, Any], last: bool) -> str:
         tag = self._rule(" | ".join(self._tag(tag, False) for tag in format_["tags"]))

@@ -8,6 +8,7 @@ stop that code, and it may end the process.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import random
 import time
@@ -23,16 +24,18 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from cfg_core.grammars.bounds import KINDS
-from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, Backends, error_of
-from cfg_core.vllm_plugin.grammar_helper.for_guidance import (
-    added_tokens,
-    fields_for_guidance,
-)
+from cfg_core.grammars.keywords import Lost, unreadable_patterns
+from cfg_core.vllm_plugin.grammar_backends import XGRAMMAR, Backends, error_of
+from cfg_core.vllm_plugin.grammar_helper.for_guidance import added_tokens
 from cfg_core.vllm_plugin.grammar_helper.lark_text import NotExpressibleError
 from cfg_core.vllm_plugin.grammar_helper.reasons import reason_of
+from cfg_core.vllm_plugin.grammar_helper.ways import AUTO, Asked, Way, schemas_of, ways
 
 STEPS = 32
 """Maximum number of tokens for which masks are timed."""
+
+_NOTHING_FITS = "Unsatisfiable schema"
+"""What llguidance says of a schema that forbids every value: no other way can be right."""
 
 
 class RefusedTrial(Exception):
@@ -75,16 +78,17 @@ class Trial:
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict on a grammar.
 
-        It is what vLLM's validation made of the grammar, with the costs; or `refused` with a
-        sentence for the client, and `costly`.
+        It is what vLLM's validation made of the grammar, with the costs, and `lost`, the JSON
+        pointers and names of keywords that are not enforced; or `refused` with a sentence for the
+        client, and `costly`.
 
         request: `outputs`, the fields of StructuredOutputsParams; `allowed`, allowed_token_ids or
             None; `mask_ms`, the most CPU milliseconds that one mask may take; `compiler`, None for
-            the one that vLLM chooses, or GUIDANCE.
+            all, or the only one to use; `whitespace` and `of_tools` as in `ways.Asked`.
         """
         started = time.process_time()
         try:
-            outputs, grammar = self._made(request["outputs"], request["compiler"])
+            outputs, grammar, lost = self._made(request)
             compiled = time.process_time()
             slowest = self._walk(grammar, outputs._backend, request["allowed"], request["mask_ms"])
         except RefusedTrial as refusal:
@@ -98,43 +102,56 @@ class Trial:
             "changed": changed,
             "backend": outputs._backend,
             "was_auto": outputs._backend_was_auto,
+            "lost": lost,
             "compile_ms": 1000 * (compiled - started),
             "mask_ms": slowest,
         }
 
     def _made(
-        self, fields: Mapping[str, Any], compiler: str | None
-    ) -> tuple[StructuredOutputsParams, Any]:
-        """The validated fields, and the grammar compiled from them. Raises RefusedTrial.
+        self, request: Mapping[str, Any]
+    ) -> tuple[StructuredOutputsParams, Any, tuple[Lost, ...]]:
+        """The validated fields, the grammar compiled from them, and what it does not enforce.
 
-        Under `auto`, what xgrammar refuses gets to llguidance. vLLM does so for some schemas, but
-        not for structural tags, and not for what xgrammar reads and then cannot compile.
+        Raises RefusedTrial. If no way is left, the reason of the first is told.
         """
-        if compiler == GUIDANCE:
-            outputs = self._for_guidance(fields)
-            return outputs, self._compiled(outputs)
-        config = self._config.structured_outputs_config
+        config, fields = self._config.structured_outputs_config, request["outputs"]
+        spaces = None if config.disable_any_whitespace else request.get("whitespace")
+        asked = Asked(config.backend, request["compiler"], spaces, bool(request.get("of_tools")))
+        first: RefusedTrial | None = None
         try:
-            outputs = self._validated(fields, config)
-            return outputs, self._compiled(outputs)
-        except RefusedTrial:
-            if config.backend != "auto":
-                raise
-            return self._made(fields, GUIDANCE)
-
-    def _for_guidance(self, fields: Mapping[str, Any]) -> StructuredOutputsParams:
-        """The validated fields for llguidance, which must allow what xgrammar would have allowed.
-
-        Raises RefusedTrial.
-        """
-        try:
-            ours = fields_for_guidance(fields, self._added)
+            for way in ways(fields, asked, self._added):
+                try:
+                    return *self._by(way), way.lost
+                except RefusedTrial as refusal:
+                    first = first or refusal
+                    if _NOTHING_FITS in str(refusal) and not asked.of_tools:
+                        break
         except NotExpressibleError as error:
-            raise RefusedTrial(f"The grammar cannot be used. {error}") from None
-        config = dataclasses.replace(self._config.structured_outputs_config, backend=GUIDANCE)
-        outputs = self._validated(ours, config)
-        outputs._backend_was_auto = True
-        return outputs
+            first = first or RefusedTrial(f"The grammar cannot be used. {error}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            first = first or self._invalid(fields)
+        raise _named(fields) or first or self._invalid(fields)
+
+    def _invalid(self, fields: Mapping[str, Any]) -> RefusedTrial:
+        """Why vLLM itself refuses what is no grammar."""
+        try:
+            self._validated(fields, self._config.structured_outputs_config)
+        except RefusedTrial as refusal:
+            return refusal
+        return RefusedTrial("The grammar cannot be used. It is not valid.")
+
+    def _by(self, way: Way) -> tuple[StructuredOutputsParams, Any]:
+        """The validated fields and the grammar of one way. Raises RefusedTrial."""
+        ours = self._config.structured_outputs_config
+        config = dataclasses.replace(ours, backend=way.backend)
+        for proof in way.proofs:
+            self._compiled(self._validated({"json": json.dumps(proof)}, config))
+        outputs = self._validated(way.fields, config)
+        if way.compiled is not None and outputs._backend == XGRAMMAR:
+            for kind in KINDS:
+                setattr(outputs, kind, way.compiled.get(kind))
+        outputs._backend_was_auto = ours.backend == AUTO
+        return outputs, self._compiled(outputs)
 
     def _validated(self, fields: Mapping[str, Any], config: Any) -> StructuredOutputsParams:
         """Validate as vLLM's frontend does.
@@ -196,6 +213,20 @@ class Trial:
             ):
                 break
         return slowest
+
+
+def _named(fields: Mapping[str, Any]) -> RefusedTrial | None:
+    """A refusal that names the patterns of a schema that no compiler reads, if it has any."""
+    try:
+        found = [one for schema in schemas_of(fields) for one in unreadable_patterns(schema)]
+    except (ValueError, RecursionError):
+        return None
+    if not found:
+        return None
+    return RefusedTrial(
+        f"The grammar cannot be used: {found[0]} has a word boundary, a reference to a group, or"
+        " something else that no compiler reads. Write the pattern without it."
+    )
 
 
 def _check_mask(grammar: Any, step: int, slowest: float, most_ms: float) -> None:

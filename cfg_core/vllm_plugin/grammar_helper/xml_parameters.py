@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfg_core.grammars.schemas import closed
-from cfg_core.vllm_plugin.grammar_helper.lark_text import SPACE, escaped, unknown
+from cfg_core.vllm_plugin.grammar_helper.lark_text import Bounded, escaped, unknown
 
 MARKS = {
     "qwen_xml": ("<parameter={}>", "</parameter>"),
@@ -31,7 +31,9 @@ LazyRule = Callable[[str], str]
 """Makes a rule that ends where its body first matches, and returns its name."""
 
 
-def parameters(schema: Any, style: str, up_to: Callable[[str], str], lazy_rule: LazyRule) -> str:
+def parameters(
+    schema: Any, style: str, up_to: Callable[[str], str], lazy_rule: LazyRule, white: Bounded
+) -> str:
     """The parameters of a tool as an expression, empty if it has none. Raises NotExpressibleError.
 
     up_to: writes free text up to a mark, included.
@@ -46,33 +48,36 @@ def parameters(schema: Any, style: str, up_to: Callable[[str], str], lazy_rule: 
     required = schema.get("required") or ()
     written = []
     for name, inner in schema["properties"].items():
-        value = _value(inner, closing, up_to, lazy_rule)
-        one = f"/{SPACE}{escaped(opening.format(name))}/ {value}"
+        value = _value(inner, closing, up_to, lazy_rule, white)
+        one = f"/{white.space}{escaped(opening.format(name))}/ {value}"
         written.append(one if name in required else f"({one})?")
     return " ".join(written)
 
 
-def _value(schema: Any, closing: str, up_to: Callable[[str], str], lazy_rule: LazyRule) -> str:
+def _value(
+    schema: Any, closing: str, up_to: Callable[[str], str], lazy_rule: LazyRule, white: Bounded
+) -> str:
     """A value and the mark after it."""
+    space = white.space
     known = dict(schema) if isinstance(schema, Mapping) else {}
     rest = {key: value for key, value in known.items() if key not in _ANNOTATIONS}
     if "enum" in rest or "const" in rest:
-        return _one_of(rest["enum"] if "enum" in rest else [rest["const"]], closing)
+        return _one_of(rest["enum"] if "enum" in rest else [rest["const"]], closing, space)
     types = rest.get("type", "string")
     if "string" not in types:
-        return f"/{SPACE}/? %json {json.dumps(closed(rest))} /{SPACE}{escaped(closing)}/"
+        return f"/{space}/? %json {json.dumps(white.of(closed(rest)))} /{space}{escaped(closing)}/"
     if rest.keys() <= {"type"}:
         return up_to(closing)
     if types == "string" and rest.keys() <= _TEXT:
         most = rest.get("maxLength", "")
         return lazy_rule(
-            f"/{SPACE}(?s:.{{{int(rest.get('minLength', 0))},{most}}}){SPACE}{escaped(closing)}/"
+            f"/{space}(?s:.{{{int(rest.get('minLength', 0))},{most}}}){space}{escaped(closing)}/"
         )
     raise unknown("text with such bounds between XML marks")
 
 
-def _one_of(values: list[Any], closing: str) -> str:
+def _one_of(values: list[Any], closing: str, space: str) -> str:
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     if not texts or any(text != text.strip() or not text for text in texts):
         raise unknown("such an enumeration between XML marks")
-    return f"/{SPACE}/? ({' | '.join(map(json.dumps, texts))}) /{SPACE}{escaped(closing)}/"
+    return f"/{space}/? ({' | '.join(map(json.dumps, texts))}) /{space}{escaped(closing)}/"

@@ -1,0 +1,402 @@
+"""A JSON schema without the keywords that llguidance lacks, which means the same.
+
+llguidance intersects and unites schemas, but it negates none. So `not`, `if`, overlapping `oneOf`
+and keywords that depend on a property are written with `allOf` and `anyOf` of their negations,
+where these can be written. What cannot be rewritten stays, for the caller to drop or to refuse.
+
+Standard library only. Callers bound the schema's depth first. The result may be larger than the
+schema; it is made where time and memory are limited (grammar_helper/trial.py).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import combinations, pairwise
+from math import comb
+from typing import Any
+
+from cfg_core.grammars.keywords import (
+    COMBINED,
+    GUIDANCE_FORMATS,
+    XGRAMMAR_FORMATS,
+    Lost,
+    asserted,
+    refused_here,
+    subschemas,
+)
+from cfg_core.grammars.patterns import looks_around, other_than, unreadable, without_lookaheads
+from cfg_core.grammars.schemas import MAPS, inner
+
+MOST_BRANCHES = 8
+"""Branches of a `oneOf` that are compared with each other."""
+
+MOST_SETS = 64
+"""Sets of properties that are written for a number of properties."""
+
+_TYPES = ("null", "boolean", "string", "array", "object")
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)
+_IGNORED = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
+
+Parts = list[Any]
+
+
+def without_formats(schema: Any, known: Iterable[str] = ()) -> Any:
+    """The schema without formats that are unknown, which are annotations.
+
+    known: by default the formats that any compiler knows.
+    """
+    names = frozenset(known) or GUIDANCE_FORMATS | XGRAMMAR_FORMATS
+    if not isinstance(schema, dict):
+        return schema
+    change = partial(without_formats, known=names)
+    return {
+        key: inner(key, value, change)
+        for key, value in schema.items()
+        if key != "format" or (isinstance(value, str) and value in names)
+    }
+
+
+def rewritten(schema: Any, one_of: bool = False) -> Any:
+    """The schema with what llguidance reads, as far as that is possible.
+
+    one_of: whether to write `oneOf` as `anyOf` of branches that exclude each other. llguidance
+        reads `oneOf` by itself if it can prove that.
+    """
+    schema = without_formats(schema, GUIDANCE_FORMATS)
+    return _rewritten(schema, one_of)
+
+
+def _rewritten(schema: Any, one_of: bool) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    node = {
+        key: inner(key, value, partial(_rewritten, one_of=one_of))
+        for key, value in schema.items()
+        if key not in _IGNORED
+    }
+    for key in {"uniqueItems", "if", "unevaluatedProperties", "unevaluatedItems"} & node.keys():
+        if key not in asserted(node):
+            del node[key]
+    parts = Parts()
+    for rewrite in (_whole, _unevaluated, _names, _counted, _depending, _pattern):
+        rewrite(node, parts)
+    for keyword, negate in (("not", _not), ("if", _if), ("oneOf", _one_of)):
+        if keyword in node and (keyword != "oneOf" or one_of):
+            part = negate(schema)
+            if part is not None:
+                node.pop(keyword)
+                parts.append(_rewritten(part, one_of))
+    if "if" not in node:
+        node.pop("then", None), node.pop("else", None)
+    if parts:
+        node["allOf"] = [*(node.get("allOf") or ()), *parts]
+    return node
+
+
+def _unevaluated(node: dict[str, Any], parts: Parts) -> None:
+    """Without combinations, what is evaluated stands beside the keyword."""
+    if (COMBINED | {"dependentSchemas"}) & node.keys():
+        return
+    if "unevaluatedProperties" in node:
+        node.setdefault("additionalProperties", node.pop("unevaluatedProperties"))
+    if "unevaluatedItems" in node and not isinstance(node.get("items"), list):
+        node.setdefault("items", node.pop("unevaluatedItems"))
+
+
+def _names(node: dict[str, Any], parts: Parts) -> None:
+    """`propertyNames` as the names that `properties` or `patternProperties` allow."""
+    names = node.get("propertyNames")
+    if not isinstance(names, dict) or node.get("patternProperties"):
+        return
+    said, named = set(asserted(names)) - {"type"}, node.get("properties") or {}
+    other = node.get("additionalProperties", True)
+    values = names.get("enum", [names["const"]] if "const" in names else None)
+    if said in ({"enum"}, {"const"}) and isinstance(values, list):
+        allowed = [name for name in values if isinstance(name, str)]
+        node["properties"] = {name: named.get(name, other) for name in allowed}
+    elif said == {"pattern"} and not named and not looks_around(str(names["pattern"])):
+        node["patternProperties"] = {names["pattern"]: other}
+    elif said and said <= {"minLength", "maxLength"} and not named:
+        most = names.get("maxLength", "")
+        pattern = rf"^[\s\S]{{{names.get('minLength', 0)},{most}}}$"
+        node["patternProperties"] = {pattern: other}
+    else:
+        return
+    node["additionalProperties"] = False
+    del node["propertyNames"]
+
+
+def _whole(node: dict[str, Any], parts: Parts) -> None:
+    """Counts that are written with a fraction of zero, which JSON Schema allows."""
+    for key in _COUNTS & node.keys():
+        if isinstance(node[key], float) and node[key].is_integer():
+            node[key] = int(node[key])
+
+
+def _counted(node: dict[str, Any], parts: Parts) -> None:
+    """Numbers of properties as the sets of properties that have them, if these are few."""
+    named, required = node.get("properties"), node.get("required") or ()
+    if not isinstance(named, dict) or node.get("additionalProperties") is not False:
+        return
+    if node.get("patternProperties"):
+        return
+    optional = [name for name in named if name not in required]
+    for key, ways in (("minProperties", _with), ("maxProperties", _without)):
+        if isinstance(node.get(key), int):
+            number = node[key] - len(required)
+            if 0 <= number <= len(optional) and comb(len(optional), number) <= MOST_SETS:
+                del node[key]
+                parts.append({"anyOf": ways(optional, number)})
+            elif number < 0 and key == "minProperties":
+                del node[key]
+
+
+def _with(optional: list[str], number: int) -> Parts:
+    return [{"required": [*some]} for some in combinations(optional, number)]
+
+
+def _without(optional: list[str], number: int) -> Parts:
+    return [
+        {"properties": {name: False for name in optional if name not in some}}
+        for some in combinations(optional, number)
+    ]
+
+
+def _depending(node: dict[str, Any], parts: Parts) -> None:
+    for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        value = node.pop(key, None)
+        for name, then in value.items() if isinstance(value, Mapping) else ():
+            wanted = {"required": then} if isinstance(then, list) else then
+            with_it = {"allOf": [{"required": [name]}, wanted]}
+            parts.append({"anyOf": [{"properties": {name: False}}, with_it]})
+
+
+def _not(schema: Mapping[str, Any]) -> Any:
+    return negated(schema["not"])
+
+
+def _if(schema: Mapping[str, Any]) -> Any:
+    condition, opposite = schema["if"], negated(schema["if"])
+    if opposite is None:
+        return None
+    then, otherwise = schema.get("then", True), schema.get("else", True)
+    return {"anyOf": [{"allOf": [condition, then]}, {"allOf": [opposite, otherwise]}]}
+
+
+def _pattern(node: dict[str, Any], parts: Parts) -> None:
+    pattern = node.get("pattern")
+    several = without_lookaheads(pattern) if isinstance(pattern, str) else None
+    if several is not None:
+        del node["pattern"]
+        parts.extend({"type": "string", "pattern": one} for one in several)
+
+
+def _one_of(schema: Mapping[str, Any]) -> Any:
+    branches = schema["oneOf"]
+    if not isinstance(branches, list) or len(branches) > MOST_BRANCHES:
+        return None
+    opposites = [negated(branch) for branch in branches]
+    if any(opposite is None for opposite in opposites):
+        return None
+    return {
+        "anyOf": [
+            {"allOf": [branch, *opposites[:i], *opposites[i + 1 :]]}
+            for i, branch in enumerate(branches)
+        ]
+    }
+
+
+def negated(schema: Any) -> Any:
+    """A schema of values that `schema` forbids, or None if it cannot be written.
+
+    It may leave out some of them, such as fractions where `schema` is of integers. It never allows
+    a value that `schema` allows.
+    """
+    if isinstance(schema, bool):
+        return not schema
+    if not isinstance(schema, dict):
+        return None
+    ways = [_negations(key, schema[key]) for key in asserted(schema)]
+    if any(way is None for way in ways):
+        return None
+    every = [way for several in ways for way in several or ()]
+    return every[0] if len(every) == 1 else {"anyOf": every} if every else False
+
+
+def _negations(key: str, value: Any) -> Parts | None:
+    """The ways not to satisfy one keyword."""
+    if _is_invalid(key, value):
+        return None
+    if key in _OPPOSITE:
+        type_, opposite, more = _OPPOSITE[key]
+        return [{"type": type_, opposite: value + more}] if value + more >= 0 or not more else []
+    match key:
+        case "type":
+            return _other_types(value)
+        case "const":
+            return _none_of([value])
+        case "enum":
+            return _none_of(value)
+        case "required":
+            return [{"type": "object", "properties": {name: False}} for name in value]
+        case "properties":
+            return _wrong_properties(value)
+        case "not":
+            return [value]
+        case "allOf":
+            return _all_or_none([negated(one) for one in value])
+        case "anyOf":
+            several = _all_or_none([negated(one) for one in value])
+            return None if several is None else [{"allOf": several}]
+    return None
+
+
+_OPPOSITE = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+}
+
+
+def _all_or_none(several: Parts) -> Parts | None:
+    return None if any(one is None for one in several) else several
+
+
+def _other_types(value: Any) -> Parts:
+    given = [value] if isinstance(value, str) else value
+    others = [name for name in _TYPES if name not in given]
+    numbers = [] if {"number", "integer"} & set(given) else ["number"]
+    return [{"type": [*others, *numbers]}] if others or numbers else []
+
+
+def _wrong_properties(named: Mapping[str, Any]) -> Parts | None:
+    opposites = {name: negated(one) for name, one in named.items()}
+    if any(opposite is None for opposite in opposites.values()):
+        return None
+    return [
+        {"type": "object", "required": [name], "properties": {name: opposite}}
+        for name, opposite in opposites.items()
+        if opposite is not False
+    ]
+
+
+def _none_of(values: list[Any]) -> Parts | None:
+    """The values of all types but these."""
+    if any(isinstance(value, dict | list) for value in values):
+        return None
+    texts = [value for value in values if isinstance(value, str)]
+    numbers = sorted({v for v in values if isinstance(v, int | float) and not isinstance(v, bool)})
+    flags = [flag for flag in (True, False) if not any(flag is value for value in values)]
+    free = ["array", "object", *([] if None in values else ["null"])]
+    return [
+        {"type": free},
+        *([{"enum": flags}] if flags else ()),
+        {"type": "string", **({"pattern": other_than(texts)} if texts else {})},
+        *_between(numbers),
+    ]
+
+
+def _between(numbers: list[float]) -> Parts:
+    """Schemas of all numbers but these, which are in ascending order."""
+    if not numbers:
+        return [{"type": "number"}]
+    return [
+        {"type": "number", "exclusiveMaximum": numbers[0]},
+        *(
+            {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+            for low, high in pairwise(numbers)
+        ),
+        {"type": "number", "exclusiveMinimum": numbers[-1]},
+    ]
+
+
+def any_of(schema: Any) -> Any:
+    """The schema with `anyOf` in place of `oneOf`."""
+    if not isinstance(schema, dict):
+        return schema
+    node = {key: inner(key, value, any_of) for key, value in schema.items()}
+    if "oneOf" in node:
+        branches = node.pop("oneOf")
+        if "anyOf" in node:
+            node["allOf"] = [*(node.get("allOf") or ()), {"anyOf": branches}]
+        else:
+            node["anyOf"] = branches
+    return node
+
+
+def one_ofs(schema: Any) -> list[Lost]:
+    """The places of `oneOf`."""
+    return [Lost(at, "oneOf") for at, node in subschemas(schema) if "oneOf" in node]
+
+
+def relaxed(schema: Any) -> tuple[Any, list[Lost]]:
+    """The schema without the keywords that llguidance refuses, and these.
+
+    schema: as `rewritten` leaves it.
+    """
+    return _without(schema, refused_here)
+
+
+def readable(schema: Any) -> tuple[Any, list[Lost]]:
+    """The schema without keywords whose value JSON Schema forbids or no compiler reads, and these.
+
+    A `type` that does not exist is one, or a pattern with a word boundary.
+    """
+    if not isinstance(schema, dict | bool):
+        return True, [Lost("", "parameters")]
+    return _without(schema, lambda node: [key for key in node if _is_invalid(key, node[key])])
+
+
+def _without(
+    schema: Any, keys_of: Callable[[Mapping[str, Any]], list[str]]
+) -> tuple[Any, list[Lost]]:
+    drop = {id(node): (at, keys_of(node)) for at, node in subschemas(schema)}
+    lost = [Lost(at, key) for at, keys in drop.values() for key in keys]
+    return _dropped(schema, {id_: set(keys) for id_, (_, keys) in drop.items()}), lost
+
+
+def _dropped(schema: Any, drop: Mapping[int, set[str]]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    keys = drop.get(id(schema), set())
+    return {
+        key: inner(key, value, partial(_dropped, drop=drop))
+        for key, value in schema.items()
+        if key not in keys
+    }
+
+
+def _is_invalid(key: str, value: Any) -> bool:
+    """Whether no compiler can read this value of a keyword."""
+    if key == "type":
+        names = value if isinstance(value, list) else [value]
+        known = (*_TYPES, "number", "integer")
+        return not names or any(name not in known for name in names)
+    if key in _OPPOSITE or key in _COUNTS or key == "multipleOf":
+        return isinstance(value, bool) or not isinstance(value, int | float)
+    if key in ("enum", "required", "allOf", "anyOf", "oneOf", "prefixItems"):
+        return not isinstance(value, list) or not value
+    if key == "pattern":
+        return not isinstance(value, str) or unreadable(value) or not _compiles(value)
+    return key in MAPS and not isinstance(value, dict)
+
+
+def _compiles(pattern: str) -> bool:
+    """Whether brackets and repetitions of a pattern are right. Python's dialect is close enough."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(re.sub(r"\\[pP]\{[^}]*\}|\\u\{[^}]*\}", "x", pattern))
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True

@@ -207,7 +207,8 @@ def _kept_by_xgrammar(keyword: str, node: Mapping[str, Any], types: tuple[str, .
         number = isinstance(value, int | float) and not isinstance(value, bool)
         whole = number and ("integer" not in types or value == int(value))
         return keyword != "multipleOf" and whole
-    named = node.get("properties") if isinstance(node.get("properties"), Mapping) else {}
+    given = node.get("properties")
+    named: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     if keyword == "required":
         return isinstance(value, list) and all(name in named for name in value)
     if keyword == "minProperties":

@@ -146,7 +146,7 @@ def _counted(node: dict[str, Any], parts: Parts) -> None:
     if node.get("patternProperties"):
         return
     optional = [name for name in named if name not in required]
-    for key, ways in (("minProperties", _with), ("maxProperties", _without)):
+    for key, ways in (("minProperties", _having), ("maxProperties", _lacking)):
         if isinstance(node.get(key), int):
             number = node[key] - len(required)
             if 0 <= number <= len(optional) and comb(len(optional), number) <= MOST_SETS:
@@ -156,11 +156,11 @@ def _counted(node: dict[str, Any], parts: Parts) -> None:
                 del node[key]
 
 
-def _with(optional: list[str], number: int) -> Parts:
+def _having(optional: list[str], number: int) -> Parts:
     return [{"required": [*some]} for some in combinations(optional, number)]
 
 
-def _without(optional: list[str], number: int) -> Parts:
+def _lacking(optional: list[str], number: int) -> Parts:
     return [
         {"properties": {name: False for name in optional if name not in some}}
         for some in combinations(optional, number)
@@ -344,7 +344,7 @@ def relaxed(schema: Any) -> tuple[Any, list[Lost]]:
 
     schema: as `rewritten` leaves it.
     """
-    return _without(schema, refused_here)
+    return _kept(schema, refused_here)
 
 
 def readable(schema: Any) -> tuple[Any, list[Lost]]:
@@ -354,12 +354,10 @@ def readable(schema: Any) -> tuple[Any, list[Lost]]:
     """
     if not isinstance(schema, dict | bool):
         return True, [Lost("", "parameters")]
-    return _without(schema, lambda node: [key for key in node if _is_invalid(key, node[key])])
+    return _kept(schema, lambda node: [key for key in node if _is_invalid(key, node[key])])
 
 
-def _without(
-    schema: Any, keys_of: Callable[[Mapping[str, Any]], list[str]]
-) -> tuple[Any, list[Lost]]:
+def _kept(schema: Any, keys_of: Callable[[Mapping[str, Any]], list[str]]) -> tuple[Any, list[Lost]]:
     drop = {id(node): (at, keys_of(node)) for at, node in subschemas(schema)}
     lost = [Lost(at, key) for at, keys in drop.values() for key in keys]
     return _dropped(schema, {id_: set(keys) for id_, (_, keys) in drop.items()}), lost

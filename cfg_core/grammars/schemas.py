@@ -83,7 +83,8 @@ def _closed(schema: Any, stays_open: bool, combined: frozenset[str], at: str = "
 
 def _adds_properties(schema: Mapping[str, Any]) -> bool:
     """Whether what is combined with an object may name properties that the object does not."""
-    own = schema.get("properties") if isinstance(schema.get("properties"), dict) else {}
+    given = schema.get("properties")
+    own = given if isinstance(given, dict) else {}
     rest = [schema[key] for key in _COMBINED if key in schema]
     if "$ref" in schema:
         return True

@@ -16,9 +16,9 @@ from deployments import patches
 from deployments.generator.tool_arguments import EMPTY, OBJECT
 
 pytest.importorskip("vllm")
-import vllm.entrypoints.openai.chat_completion.protocol as protocol  # noqa: E402
-import xgrammar  # noqa: E402
-from vllm.tool_parsers import structural_tag_registry as registry  # noqa: E402
+import vllm.entrypoints.openai.chat_completion.protocol as protocol
+import xgrammar
+from vllm.tool_parsers import structural_tag_registry as registry
 
 ROWS = [row for row in patches.PATCHES if row.by.endswith("tool_arguments:of_function")]
 WITHOUT: dict[str, Any] = {"name": "now"}

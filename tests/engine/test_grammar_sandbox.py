@@ -26,7 +26,7 @@ from cfg_core.grammars.limits import GrammarLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).resolve().parent
-LIMITS = GrammarLimits(cpu_s=1.5, wall_s=6.0)
+LIMITS = GrammarLimits(cpu_s=1.5, wall_s=6.0, json_whitespace=None)
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ def slow_tag(properties: dict[str, Any]) -> dict[str, Any]:
     return tag({"type": "json_schema", "any_order": True, "json_schema": schema})
 
 
+MESSAGES = [{"role": "user", "content": "Give me JSON"}]
 MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
 SECTION = {"logits_processors": [{"name": "section_budget", "max_tokens": 1, "end": "b"}]}
 HOSTILE = {
@@ -119,6 +121,65 @@ def test_hostile_grammars_are_400_with_a_sentence(
     assert 20 < len(message) < 500
     assert MARK not in message
     assert time.monotonic() - started < 60
+
+
+def strict(schema: Any) -> dict[str, Any]:
+    given = answer(schema)
+    given["response_format"]["json_schema"]["strict"] = True
+    return given
+
+
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+
+
+def test_a_strict_schema_that_nobody_enforces_is_400(http: httpx.Client, model: str) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "Once"}], "max_tokens": 4}
+    given = http.post(CHAT, json={**body, **strict(UNIQUE)})
+    assert given.status_code == 400
+    said = given.json()["error"]
+    assert "`uniqueItems` at /properties/a" in said["message"]
+    assert said["param"] == "response_format.json_schema.schema"
+    tool = {"name": "note", "strict": True, "parameters": UNIQUE}
+    given = http.post(CHAT, json={**body, "tools": [{"type": "function", "function": tool}]})
+    assert given.status_code == 400
+    assert "tools[0].function.parameters (tool 'note')" in given.json()["error"]["message"]
+    assert http.post(CHAT, json={**body, **answer(UNIQUE)}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETION, CHAT])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"guided_choice": ["red"]}, "red"),
+        ({"guided_regex": "[0-9]{3}", "guided_decoding_backend": "auto"}, r"\d{3}"),
+        ({"guided_json": {"type": "integer", "minimum": 5, "maximum": 7}}, "[567]"),
+        ({"guided_json": '{"enum": ["x"]}', "guided_whitespace_pattern": None}, '"x"'),
+        ({"guided_grammar": 'root ::= "yes"'}, "yes"),
+    ],
+)
+def test_the_old_names_of_structured_outputs(
+    http: httpx.Client, model: str, path: str, fields: dict[str, Any], expected: str
+) -> None:
+    prompt = {"prompt": "x"} if path == COMPLETION else {"messages": MESSAGES}
+    given = http.post(path, json={"model": model, "max_tokens": 8, **prompt, **fields})
+    (choice,) = given.json()["choices"]
+    assert re.fullmatch(expected, choice["text"] if path == COMPLETION else content(choice))
+
+
+def content(choice: Any) -> str:
+    return str(choice["message"]["content"])
+
+
+def test_an_answer_in_json_does_not_end_in_white_space(http: httpx.Client, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 7}},
+        "required": ["a"],
+    }
+    body = {"model": model, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    (choice,) = http.post(CHAT, json={**body, **answer(schema)}).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert json.loads(content(choice))["a"] in (5, 6, 7)
 
 
 def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:

@@ -91,9 +91,9 @@ def _chosen(
 ) -> Iterator[Way]:
     """The ways under `auto`. lost: what xgrammar does not enforce, `unread` included."""
     by_xgrammar = partial(_by_xgrammar, given, asked.whitespace)
-    whole = len(lost) == len(unread)
+    whole, tag = len(lost) == len(unread), given.get(TAG) is not None
     if asked.compiler == XGRAMMAR or (whole and asked.compiler is None):
-        yield by_xgrammar(XGRAMMAR if schemas else AUTO, lost)
+        yield by_xgrammar(XGRAMMAR if schemas or tag else AUTO, lost)
     if asked.compiler != XGRAMMAR:
         try:
             for way in _by_guidance(given, schemas, asked, added):
@@ -102,7 +102,7 @@ def _chosen(
             if asked.compiler == GUIDANCE:
                 raise
     if asked.compiler is None and not whole:
-        yield by_xgrammar(AUTO, lost)
+        yield by_xgrammar(XGRAMMAR if tag else AUTO, lost)
 
 
 def _each(schemas: list[Any], of_one: Callable[[Any], list[Lost]]) -> list[Lost]:

@@ -34,6 +34,7 @@ from cfg_core.vllm_plugin.grammar_helper.ways import AUTO, Asked, Way, schemas_o
 STEPS = 32
 """Maximum number of tokens for which masks are timed."""
 
+_NOTHING = "The grammar cannot be used: no value can match the schema."
 _NOTHING_FITS = "Unsatisfiable schema"
 """What llguidance says of a schema that forbids every value: no other way can be right."""
 
@@ -123,9 +124,10 @@ class Trial:
                 try:
                     return *self._by(way), way.lost
                 except RefusedTrial as refusal:
-                    first = first or refusal
                     if _NOTHING_FITS in str(refusal) and not asked.of_tools:
+                        first = RefusedTrial(_NOTHING)
                         break
+                    first = first or refusal
         except NotExpressibleError as error:
             first = first or RefusedTrial(f"The grammar cannot be used. {error}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

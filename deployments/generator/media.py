@@ -1,10 +1,11 @@
 """Fetches images, audio and video for vLLM, without opening the server's own network to clients.
 
 vLLM fetches any address that a client names, from wherever the replica can reach. Here an address
-must be `data:`, or `http(s):` of a public host. The check is made on the address that the socket
-connects to, for each redirect, so neither a name that resolves to a private address nor one that
-changes its address gets through. `allowed_media_domains` in the engine's arguments names the only
-hosts to fetch from, which may then be private; `allowed_local_media_path` allows `file:` addresses.
+must be `data:`, or `http(s):` of a public host on its usual port. The check is made on the address
+that the socket connects to, for each redirect, so neither a name that resolves to a private address
+nor one that changes its address gets through (media_hosts.py). `allowed_media_domains` in the
+engine's arguments names the only hosts to fetch from, which may then be private, and have any port;
+`allowed_local_media_path` allows `file:` addresses.
 
 Importing this module imports vllm, so only a replica does it.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,6 @@ from typing import Any
 from urllib.parse import urljoin
 
 import aiohttp
-import vllm.envs as envs
 from typing_extensions import override
 from urllib3.util import parse_url
 from vllm.exceptions import VLLMValidationError
@@ -29,8 +29,10 @@ from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConne
 
 from cfg_core.errors import CfgServeError, OverloadedError, RequestError
 from deployments.generator.media_decoding import Counted, decoded, in_thread, refused
-from deployments.generator.media_memory import current_share
-from deployments.requests.media import address_of, is_public
+from deployments.generator.media_hosts import Names, PrivateAddressError, public_socket
+from deployments.generator.media_memory import Client, current_share
+from deployments.requests.media import address_of
+from deployments.requests.media_files import MediaFileError, data_parts
 
 NAME = "cfg_serve"
 LIMITS = {
@@ -53,6 +55,8 @@ def set_limits() -> None:
     """Let vLLM fetch media by the rules of this module. Called before the engine starts."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
+    # Pillow warns of each odd tag of a file, in words that the client chose.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @MEDIA_CONNECTOR_REGISTRY.register(NAME)
@@ -79,9 +83,10 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
             return await in_thread(partial(self._local, url, counted), counted)
         if CheckedConnector._slots is None:
             CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
-        async with share.downloads, _turn(CheckedConnector._slots):
-            share.check_open()
-            data = await self._fetched(url, media_io.get_max_bytes(), fetch_timeout)
+        async with share.client.downloads, share.downloads:
+            async with _turn(CheckedConnector._slots):
+                share.check_open()
+                data = await self._fetched(url, counted, fetch_timeout)
             return await in_thread(partial(counted.load_bytes, data), counted)
 
     def _kind(self, url: str) -> str:
@@ -90,25 +95,24 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         except RequestError as error:
             raise VLLMValidationError(error.message, parameter=error.param) from None
 
-    def _local(self, url: str, media_io: Any) -> Any:
+    def _local(self, url: str, media_io: Counted) -> Any:
         """What a data: or file: address has."""
         if self._kind(url) == "data":
-            return self._load_data_url(url, media_io)
+            return media_io.load_base64(*data_parts(url))
         if self.allowed_local_media_path is None:
             raise refused("file: addresses are not allowed here: send a data: address.")
         try:
             return self._load_file_url(parse_url(url), media_io)
-        except CfgServeError:
+        except (CfgServeError, MediaFileError):
             raise
         except (OSError, ValueError):
             raise refused("there is no such file for clients of this server.") from None
 
-    async def _fetched(self, url: str, max_bytes: int | None, timeout_s: int | None) -> bytes:
-        limit = envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB * 2**20
-        limit = min(limit or 2**62, max_bytes or 2**62)
+    async def _fetched(self, url: str, counted: Counted, timeout_s: int | None) -> bytes:
+        client = counted.share.client
         try:
-            async with asyncio.timeout(timeout_s), self._session() as http:
-                return await self._followed(http, url, limit)
+            async with asyncio.timeout(timeout_s), self._session(client) as http:
+                return await self._followed(http, url, counted.max_bytes())
         except VLLMValidationError:
             raise
         except TimeoutError:
@@ -118,13 +122,18 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
                 raise refused("its host has a private address: send a data: address.") from None
             raise refused(f"it cannot be fetched ({type(error).__name__}).") from None
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _session(self, client: Client) -> aiohttp.ClientSession:
         """A client without proxies, cookies and reuse: each connection is checked.
 
         It does not decompress, because the limit is for what arrives.
         """
-        factory = None if self.allowed_media_domains else public_socket
-        connector = aiohttp.TCPConnector(socket_factory=factory, force_close=True)
+        all_hosts = bool(self.allowed_media_domains)
+        connector = aiohttp.TCPConnector(
+            resolver=Names(client, all_hosts),
+            use_dns_cache=False,
+            socket_factory=None if all_hosts else public_socket,
+            force_close=True,
+        )
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -163,21 +172,6 @@ async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
         yield
     finally:
         slots.release()
-
-
-class PrivateAddressError(OSError):
-    """A connection to an address that is not one of the public internet."""
-
-
-def public_socket(address: Any) -> socket.socket:
-    """A socket for an address that is about to be connected to.
-
-    address: an entry of `getaddrinfo`. Raises PrivateAddressError.
-    """
-    family, kind, protocol, _, target = address
-    if not is_public(target[0]):
-        raise PrivateAddressError(f"{target[0]} is not a public address")
-    return socket.socket(family, kind, protocol)
 
 
 async def _body(answer: aiohttp.ClientResponse, limit: int) -> bytes:

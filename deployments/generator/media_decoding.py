@@ -1,6 +1,7 @@
 """Decodes images, audio and video with vLLM's readers, in the memory that is left for it.
 
-Importing this module imports vllm, so only a replica does it.
+What may be decoded at all is in deployments/requests/media_files.py. Importing this module imports
+vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -17,22 +18,29 @@ from typing import Any
 
 import pybase64
 import vllm.envs as envs
-from PIL import UnidentifiedImageError
+from PIL import Image
 from vllm.exceptions import VLLMValidationError
-from vllm.multimodal.image import open_image
-from vllm.multimodal.media import AudioMediaIO, ImageMediaIO
+from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 from vllm.multimodal.media.connector import global_thread_pool
 
 from cfg_core.errors import CfgServeError
-from deployments.generator.media_memory import MediaShare, owner_of
+from deployments.generator.media_memory import WORKING, MediaShare, owner_of
+from deployments.generator.media_videos import load_video
+from deployments.requests.media_files import MediaFileError, Medium, check_file
 
 logger = logging.getLogger("ray.serve")
 
-UNKNOWN_BYTES = 256 * 2**20
-"""Bytes that are reserved for a video while it is decoded."""
+WORK = {"PNG": 12, "JPEG": 8, "WEBP": 20, "GIF": 12, "BMP": 12, "AVIF": 12}
+"""Bytes for each pixel that a reader of a format needs at most until it has finished (measured)."""
 
-_OBJECT = re.compile(r" ?<\S+ object at 0x\w+>")
-"""How Python shows the file that is read. It tells the client nothing."""
+MAX_JPEG_FRAMES = 1024
+"""Images of a `data:video/jpeg` address."""
+
+JPEG_FRAME_BYTES = 12
+"""Bytes for each pixel of one: Pillow's image, its array, and the array of all frames."""
+
+_ADVICE = re.compile(r" Set VLLM_\w+ to increase this limit\.")
+"""What vLLM tells its operator, in errors for the client."""
 
 
 class Counted:
@@ -43,53 +51,108 @@ class Counted:
         self.share = share
         self.is_image = isinstance(media_io, ImageMediaIO)
 
-    def load_bytes(self, data: bytes) -> Any:
-        load = partial(self._media_io.load_bytes, data)
-        return self._load(load, [data] if self.is_image else [])
-
-    def load_base64(self, media_type: str, data: str) -> Any:
+    @property
+    def _medium(self) -> Medium:
         if self.is_image:
-            return self.load_bytes(_from_base64(data))
-        frames: list[str] = []
-        if media_type.lower() == "video/jpeg":  # images with commas between them
-            most = self._media_io.num_frames
-            frames = data.split(",")[: most if most > 0 else None]
-        load = partial(self._media_io.load_base64, media_type, data)
-        return self._load(load, map(_from_base64, frames))
+            return "image"
+        return "video" if isinstance(self._media_io, VideoMediaIO) else "audio"
+
+    def max_bytes(self) -> int:
+        """The maximum size of a file."""
+        limits = (envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB * 2**20, self._media_io.get_max_bytes())
+        return min(limit or 2**62 for limit in limits)
+
+    def load_bytes(self, data: bytes) -> Any:
+        self._check_size(len(data))
+        name = check_file(data, self._medium)
+        load = partial(self._media_io.load_bytes, data)
+        if self._medium == "image":
+            pixels = pixels_of(data, name)
+            return self._load(4 * pixels, partial(_working, WORK[name] * pixels, load))
+        if self._medium == "video":
+            return self._load(0, partial(load_video, self._media_io, data, self.share))
+        return self._load(envs.VLLM_MAX_AUDIO_DECODE_BYTES, load)
+
+    def load_base64(self, media_type: str, text: str) -> Any:
+        self._check_size(len(text) * 3 // 4)
+        if self._medium == "video" and media_type == "video/jpeg":  # images with commas between
+            load = partial(self._media_io.load_base64, media_type, text)
+            return self._load(sum(map(_frame_bytes, self._frames(text))), load)
+        return self.load_bytes(_from_base64(text))
 
     def load_file(self, path: Path) -> Any:
-        if self.is_image:
-            return self.load_bytes(path.read_bytes())
-        return self._load(partial(self._media_io.load_file, path), [])
+        """Load a file of the server. Raises OSError if it is none."""
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        self._check_size(path.stat().st_size)
+        return self.load_bytes(path.read_bytes())
 
-    def _load(self, load: Callable[[], Any], images: Iterable[bytes]) -> Any:
-        """images: the files in it, if they are known. Only their headers are read."""
-        expected = sum(image_bytes(open_image(BytesIO(image))) for image in images)
-        if isinstance(self._media_io, AudioMediaIO):
-            expected = envs.VLLM_MAX_AUDIO_DECODE_BYTES
-        return self.share.load(expected or UNKNOWN_BYTES, load, _size_of)
+    def _frames(self, text: str) -> Iterable[str]:
+        most = self._media_io.num_frames
+        if not 0 < most <= MAX_JPEG_FRAMES:
+            most = MAX_JPEG_FRAMES
+            if text.count(",") >= most:
+                raise MediaFileError(f"it has more than {most} images: send fewer.")
+        return text.split(",", most)[:most]
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_bytes():
+            raise MediaFileError(f"it has more than {self.max_bytes()} bytes: send a smaller one.")
+
+    def _load(self, expected: int, load: Callable[[], Any]) -> Any:
+        """expected: bytes that are reserved until the size is known."""
+        return self.share.load(expected, load, _size_of)
+
+
+def _working(size: int, load: Callable[[], Any]) -> Any:
+    with WORKING.lent(size):
+        return load()
 
 
 def _from_base64(text: str) -> bytes:
-    return pybase64.b64decode(text, validate=True)
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        raise MediaFileError("its base64 is not valid.") from None
 
 
-def image_bytes(image: Any) -> int:
-    """Bytes of a Pillow image when it is decoded: Pillow has four for a pixel of RGB."""
-    return int(image.width * image.height * 4)
+def pixels_of(data: bytes, name: str) -> int:
+    """The number of pixels that the header of an image shows. Raises MediaFileError if too many.
+
+    name: its format, as Pillow names it.
+    """
+    most = envs.VLLM_MAX_IMAGE_PIXELS
+    try:
+        width, height = Image.open(BytesIO(data), formats=[name]).size
+    except Image.DecompressionBombError:
+        raise MediaFileError(
+            f"it has more than {most} pixels: send a smaller one, of fewer pixels."
+        ) from None
+    if 0 < most < width * height:
+        raise MediaFileError(
+            f"it has {width} x {height} pixels, and at most {most} are read: send a smaller one."
+        )
+    return int(width * height)
+
+
+def _frame_bytes(text: str) -> int:
+    data = _from_base64(text)
+    return JPEG_FRAME_BYTES * pixels_of(data, check_file(data, "image"))
 
 
 def _size_of(loaded: Any) -> int:
+    """Bytes of something decoded. Pillow has four for a pixel of RGB."""
     owner = owner_of(loaded)
-    return int(owner.nbytes) if hasattr(owner, "nbytes") else image_bytes(owner)
+    return int(owner.nbytes) if hasattr(owner, "nbytes") else int(owner.width * owner.height * 4)
 
 
 async def in_thread(load: Callable[[], Any], counted: Counted) -> Any:
     """Decode in a thread of vLLM's pool; audio and video of a request one after the other.
 
-    Nobody knows their size before. So each takes much memory while it is decoded.
+    These take much memory while they are decoded. One client never has all threads.
     """
-    async with nullcontext() if counted.is_image else counted.share.unknown:
+    share = counted.share
+    async with nullcontext() if counted.is_image else share.unknown, share.client.decoders:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(global_thread_pool, decoded, load)
 
@@ -100,14 +163,22 @@ def decoded(load: Callable[[], Any]) -> Any:
         return load()
     except (VLLMValidationError, CfgServeError, MemoryError):
         raise
+    except MediaFileError as error:
+        raise refused(str(error)) from None
     except ImportError as error:
         logger.warning("An image, audio or video was refused: %s", error)
         raise refused("this server has no package that decodes it.") from error
-    except UnidentifiedImageError as error:
-        raise refused("it is no image of a known format.") from error
-    except Exception as error:  # Pillow's readers raise what they like
-        reason = _OBJECT.sub("", str(error)).rstrip(". ")
-        raise refused(f"{reason or type(error).__name__}.") from error
+    except Exception as error:  # readers raise what they like
+        raise refused(_reason(str(error))) from error
+
+
+def _reason(text: str) -> str:
+    """A sentence about a file that a reader did not like. Most of their texts are Python's."""
+    if "truncated" in text:
+        return "it is truncated."
+    if "VLLM_" in text:  # of vLLM, about its limits
+        return f"{_ADVICE.sub('', text).rstrip('. ')}."
+    return "it is damaged: its data do not fit its header."
 
 
 def refused(sentence: str) -> VLLMValidationError:

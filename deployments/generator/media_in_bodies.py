@@ -46,14 +46,16 @@ def reading_media(
     endpoint: Endpoint,
     body: Mapping[str, Any],
     is_sent: Callable[[int], bool] = lambda conversations: False,
+    client: str = "",
 ) -> Iterator[None]:
     """While open, vLLM may read the media of this body, within the memory of one request.
 
+    client: who sent the request. What one client has at a time is bounded, too.
     is_sent: asked at the end: whether the engine has so many conversations of the request.
     """
     messages = conversation_of(endpoint, body)
     conversations = len(messages) if endpoint == "batch" else 1
-    with one_request(), sent_again(renderer, messages, lambda: is_sent(conversations)):
+    with one_request(client), sent_again(renderer, messages, lambda: is_sent(conversations)):
         yield
 
 

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import Lock
+from threading import Condition, Lock
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from cfg_core.errors import CapacityError, OverloadedError
 
@@ -26,8 +27,17 @@ REQUEST_BYTES = 2**30
 REPLICA_BYTES = 2 * REQUEST_BYTES
 """Decoded media of all requests of one replica at a time."""
 
-REQUEST_DOWNLOADS = 4
-"""Downloads of one request at a time, so that slow hosts of one client delay no other's."""
+CLIENT_BYTES = 3 * REPLICA_BYTES // 4
+"""Decoded media of all requests of one client at a time, so that others find room."""
+
+WORKING_BYTES = 2**30
+"""What decoders need beside the images that they make, in one replica."""
+
+REQUEST_DOWNLOADS, CLIENT_DOWNLOADS = 4, 8
+"""Downloads of a request and of a client at a time: slow hosts of one client delay no other's."""
+
+CLIENT_DECODERS = 2
+"""Threads that decode for one client at a time. vLLM's pool has 8 of them."""
 
 
 class Budget:
@@ -54,19 +64,68 @@ class Budget:
         self._returned.append(size)
 
 
+class Working:
+    """Bytes that decoders need until they have finished. Who finds none waits.
+
+    Nobody waits for ever: who has some needs nothing else, and gives them back.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
+        self._changed = Condition()
+
+    @contextmanager
+    def lent(self, size: int) -> Iterator[None]:
+        """Hold so many bytes, or all of them if there are not as many. Called in threads."""
+        size = min(size, self._limit)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= size)
+            self._left -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += size
+                self._changed.notify_all()
+
+
 REPLICA = Budget(REPLICA_BYTES)
+WORKING = Working(WORKING_BYTES)
+
+
+class Client:
+    """What all requests of one client may have at a time.
+
+    lookups: names that are being looked up.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = Budget(CLIENT_BYTES)
+        self.downloads = asyncio.Semaphore(CLIENT_DOWNLOADS)
+        self.decoders = asyncio.Semaphore(CLIENT_DECODERS)
+        self.lookups = 0
+
+
+_clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
 
 
 class MediaShare:
     """What one request may have at a time: bytes of decoded media, and downloads.
 
+    client: whose request it is. Default: one of its own.
     unknown: held while something is decoded whose size is not known before.
     """
 
-    def __init__(self, replica: Budget = REPLICA, limit: int = REQUEST_BYTES) -> None:
+    def __init__(
+        self,
+        replica: Budget = REPLICA,
+        limit: int = REQUEST_BYTES,
+        client: Client | None = None,
+    ) -> None:
         self._limit = limit
         self._own = Budget(limit)
         self._replica = replica
+        self.client = client or Client()
         self.downloads = asyncio.Semaphore(REQUEST_DOWNLOADS)
         self.unknown = asyncio.Lock()
         self.is_open = True
@@ -87,17 +146,22 @@ class MediaShare:
         Raises CapacityError if the request can never have as much, and OverloadedError if others
         have the rest now.
         """
-        self._take(expected)
-        try:
+        self.check_open()
+        with self.reserved(expected):
             loaded = load()
-        except BaseException:
-            self._give(expected)
-            raise
-        size = size_of(loaded)
-        self._give(expected)
+            size = size_of(loaded)
         self._take(size)
         weakref.finalize(owner_of(loaded), self._give, size).atexit = False
         return loaded
+
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Hold so many bytes. Raises as `load` does."""
+        self._take(size)
+        try:
+            yield
+        finally:
+            self._give(size)
 
     def _take(self, size: int) -> None:
         if not self._own.take(size):
@@ -106,8 +170,16 @@ class MediaShare:
                 " together when they are decoded: send fewer, or smaller ones.",
                 "messages",
             )
+        if not self.client.bytes.take(size):
+            self._own.give(size)
+            raise OverloadedError(
+                "Your other requests have as many images, audio and video as the server reads for"
+                " one client: send this one again when they have ended.",
+                reason="media",
+            )
         if not self._replica.take(size):
             self._own.give(size)
+            self.client.bytes.give(size)
             raise OverloadedError(
                 "The server is reading as many images, audio and video as it can hold: send the"
                 " request again later.",
@@ -116,6 +188,7 @@ class MediaShare:
 
     def _give(self, size: int) -> None:
         self._own.give(size)
+        self.client.bytes.give(size)
         self._replica.give(size)
 
 
@@ -132,9 +205,12 @@ _share: ContextVar[MediaShare | None] = ContextVar("cfg_serve_media_share", defa
 
 
 @contextmanager
-def one_request() -> Iterator[None]:
-    """While open, what this task and the tasks that it starts read is one request's."""
-    share = MediaShare()
+def one_request(client: str = "") -> Iterator[None]:
+    """While open, what this task and the tasks that it starts read is one request's.
+
+    client: the name of who sent it.
+    """
+    share = MediaShare(client=_clients.setdefault(client, Client()))
     _share.set(share)
     try:
         yield

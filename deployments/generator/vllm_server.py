@@ -192,7 +192,7 @@ class VllmServer:
         run = Run(meter, self._share, traced_of(call, span))
         call = replace(call, headers=self._headers(call.headers, span))
         renderer = self._engine.renderer
-        readable = reading_media(renderer, call.endpoint, call.body, run.has_begun)
+        readable = reading_media(renderer, call.endpoint, call.body, run.has_begun, call.client)
         with naming(call.endpoint, call.body), own_errors(), readable:
             with reading(call.body), span.child("render") if span is not None else nullcontext():
                 await self._grammars.read_body(call.body, call.client)

@@ -43,6 +43,12 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _UNICAST = ipaddress.ip_network("2000::/3")
 """The IPv6 addresses of hosts of the public internet (RFC 4291)."""
 
+MAX_ADDRESS_CHARS = 8192
+"""Maximum length of an address that is no `data:` address. Signed addresses have 1,000 to 2,000."""
+
+PORTS = (80, 443)
+"""Ports of public hosts. Other services of a host speak no HTTP, or are not for everybody."""
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -123,18 +129,30 @@ def address_of(url: str, domains: Sequence[str]) -> Literal["data", "file", "htt
     """
     if url[:5].lower() == "data:":
         return "data"
+    if len(url) > MAX_ADDRESS_CHARS:
+        raise _refused(
+            f"its address has {len(url)} characters, and at most {MAX_ADDRESS_CHARS} are allowed:"
+            " send a data: address."
+        )
     shown = repr(url[:80])
     try:
         parts = URL(url)
-        scheme, host = parts.scheme, parts.host
+        scheme, host, port = parts.scheme, parts.host, parts.port
+        has_user = parts.raw_user is not None or parts.raw_password is not None
     except ValueError:
         raise _refused(f"{shown} is not an address.") from None
+    if has_user:
+        raise _refused("its address has a user name or password: leave them out.")
     if scheme == "file":
         return "file"
     if scheme not in ("http", "https") or not host:
         raise _refused(f"{shown} is not supported: send a data:, http: or https: address.")
-    if domains and host not in domains:
+    if domains and host not in {domain.lower() for domain in domains}:
         raise _refused(f"this server does not fetch from {host[:80]!r}: send a data: address.")
+    if not domains and port not in PORTS:
+        raise _refused(
+            f"this server does not fetch from port {port}: use 80 or 443, or send a data: address."
+        )
     return "http"
 
 

@@ -375,7 +375,7 @@ def test_an_image_that_the_processor_refuses(
 
 # --- decoding -------------------------------------------------------------------------------------
 
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "JPEG2000")
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "AVIF")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -410,7 +410,7 @@ def test_a_header_of_a_huge_image_is_refused() -> None:
     data[16:24] = (60_000).to_bytes(4, "big") * 2  # width and height
     data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
     url = f"data:image/png;base64,{base64.b64encode(bytes(data)).decode()}"
-    with pytest.raises(VLLMValidationError, match="decompression bomb"):
+    with pytest.raises(VLLMValidationError, match="pixels: send a smaller one"):
         CheckedConnector().load_from_url(url, ImageMediaIO())
 
 
@@ -420,7 +420,7 @@ def test_frames_of_a_video_count_before_they_are_decoded(monkeypatch: pytest.Mon
     from deployments.generator import media_memory
     from deployments.generator.media import CheckedConnector
 
-    frame = data_url(Image.new("L", (5000, 5000))).split(",")[1]
+    frame = data_url(Image.new("L", (3000, 3000))).split(",")[1]
     video = VideoMediaIO(ImageMediaIO(), num_frames=20)
     monkeypatch.setattr(VideoMediaIO, "load_base64", lambda *args: pytest.fail("it was decoded"))
     url = f"data:video/jpeg;base64,{','.join([frame] * 30)}"
@@ -441,7 +441,8 @@ def test_many_sounds_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyP
 
     async def all_of_them() -> list[Any]:
         connector = CheckedConnector()
-        urls = [f"data:audio/wav;base64,{base64.b64encode(bytes([i])).decode()}" for i in range(16)]
+        files = (b"RIFF\0\0\0\0WAVE" + bytes([i]) for i in range(16))
+        urls = [f"data:audio/wav;base64,{base64.b64encode(file).decode()}" for file in files]
         with media_memory.one_request():
             loads = (connector.load_from_url_async(url, AudioMediaIO()) for url in urls)
             return list(await asyncio.gather(*loads))
@@ -580,7 +581,7 @@ def test_too_many_downloads_are_an_overload(site: str, monkeypatch: pytest.Monke
         ("/round", "redirects more than 3 times"),
         ("/file", "redirects to something that is no http"),
         ("/missing", "answered with status 404"),
-        ("/bomb", "no image of a known format"),
+        ("/bomb", "no image of a known format: send PNG, JPEG"),
         ("/slow", "did not send it within 1 seconds"),
         ("/large", "has more than 1048576 bytes"),
     ],

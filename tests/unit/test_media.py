@@ -130,9 +130,30 @@ def test_other_addresses_are_refused(url: str) -> None:
         address_of(url, [])
 
 
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://user:secret@example.org/a.png", "user name or password"),
+        ("http://images.local@example.org/", "user name or password"),
+        ("http://:@example.org/", "user name or password"),
+        ("http://example.org:8265/", "from port 8265: use 80 or 443"),
+        ("https://example.org:22/", "from port 22"),
+        ("http://example.org/" + "a" * 9000, "has 9019 characters"),
+        ("file:///" + "a" * 9000, "has 9008 characters"),
+    ],
+)
+def test_parts_of_addresses_that_are_refused(url: str, sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence) as error:
+        address_of(url, [])
+    assert "secret" not in str(error.value)
+    assert address_of("https://example.org:443/", []) == "http"
+    assert address_of("http://example.org:80/", []) == "http"
+
+
 def test_only_these_hosts_if_some_are_named() -> None:
     assert address_of("http://images.local/a", ["images.local"]) == "http"
-    for url in ("http://example.org/", "http://images.local.evil.org", "http://images.local@e.org"):
+    assert address_of("http://images.local:8080/a", ["Images.local"]) == "http"
+    for url in ("http://example.org/", "http://images.local.evil.org", "http://images.local./"):
         with pytest.raises(RequestError, match="does not fetch from"):
             address_of(url, ["images.local"])
     assert address_of("data:,", ["images.local"]) == "data"

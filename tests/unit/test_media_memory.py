@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from cfg_core.errors import CapacityError, OverloadedError
-from deployments.generator.media_memory import Budget, MediaShare, current_share, one_request
+from deployments.generator import media_memory
+from deployments.generator.media_memory import (
+    Budget,
+    Client,
+    MediaShare,
+    Working,
+    current_share,
+    one_request,
+)
 
 
 class Item:
@@ -79,3 +88,47 @@ def test_after_the_request_nothing_is_fetched_for_it() -> None:
         share.check_open()
     with pytest.raises(CapacityError, match="has ended"):
         share.check_open()
+
+
+def test_one_client_leaves_room_for_others() -> None:
+    """However many requests it sends."""
+    replica, attacker = Budget(media_memory.REPLICA_BYTES), Client()
+    half = media_memory.REQUEST_BYTES // 2
+    held = [load(MediaShare(replica, client=attacker), half, half) for _ in range(3)]
+    with pytest.raises(OverloadedError, match="Your other requests") as error:
+        load(MediaShare(replica, client=attacker), half, half)
+    assert error.value.reason == "media"
+    assert load(MediaShare(replica, client=Client()), half, half).size == half
+    del held
+    assert load(MediaShare(replica, client=attacker), half, half).size == half
+
+
+def test_requests_of_one_client_are_known_by_its_name() -> None:
+    with one_request("a"):
+        first = current_share().client
+        with one_request("b"):
+            assert current_share().client is not first
+        with one_request("a"):
+            assert current_share().client is first
+
+
+def test_decoders_wait_for_memory() -> None:
+    working, most, held = Working(100), [0], [0]
+    lock = threading.Lock()
+
+    def decode(size: int) -> None:
+        with working.lent(size):
+            with lock:
+                held[0] += min(size, 100)
+                most[0] = max(most[0], held[0])
+            time.sleep(0.001)
+            with lock:
+                held[0] -= min(size, 100)
+
+    threads = [threading.Thread(target=decode, args=(size,)) for size in [40, 70, 500] * 10]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert held == [0]
+    assert most[0] <= 100

@@ -169,6 +169,7 @@ def decoded(load: Callable[[], Any]) -> Any:
         logger.warning("An image, audio or video was refused: %s", error)
         raise refused("this server has no package that decodes it.") from error
     except Exception as error:  # readers raise what they like
+        logger.info("An image, audio or video was refused: %s", type(error).__name__)
         raise refused(_reason(str(error))) from error
 
 

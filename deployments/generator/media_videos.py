@@ -58,24 +58,21 @@ def size_of(data: bytes) -> Size:
         capture = OpenCVVideoBackendMixin.open_video_capture(data)
     except (ValueError, cv2.error):
         raise MediaFileError("it is damaged, or a video of a kind that is not read.") from None
-    try:
-        return Size(
-            int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)),
-            int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)),
-            int(capture.get(cv2.CAP_PROP_FRAME_COUNT)),
-        )
-    finally:
-        capture.release()
+    return Size(
+        int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)),
+        int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)),
+        int(capture.get(cv2.CAP_PROP_FRAME_COUNT)),
+    )  # OpenCV 5.0 kills the process at `capture.release()`, but not where the capture is deleted
 
 
 def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VIDEO_SECONDS) -> Any:
-    """A subclass of a loader that asks for its memory, and stops after some seconds.
+    """A loader as the given one that asks for its memory, and stops after some seconds.
 
     take: called once with the number of frames that will be in memory.
     """
     asked: list[int] = []
 
-    class Bounded(loader):  # type: ignore[misc]
+    class Bounded(type(loader)):  # type: ignore[misc]
         @classmethod
         def compute_frames_index_to_sample(cls, source: Any, target: Any, **kwargs: Any) -> Any:
             frames = super().compute_frames_index_to_sample(source, target, **kwargs)
@@ -88,7 +85,7 @@ def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VI
         def read_frames(cls, cap: Any, *args: Any, **kwargs: Any) -> Any:
             return super().read_frames(Timed(cap, seconds), *args, **kwargs)
 
-    return Bounded
+    return Bounded()
 
 
 class Timed:

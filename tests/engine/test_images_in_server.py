@@ -171,11 +171,14 @@ def test_nothing_stays_on_the_shelf(server: Server) -> None:
 
 REFUSED = {
     "file": ("file:///etc/hostname", "file: addresses are not allowed"),
-    "loopback": ("http://127.0.0.1:9/a.png", "private address"),
-    "a name for it": ("http://localhost:9/a.png", "private address"),
+    "loopback": ("http://127.0.0.1/a.png", "private address"),
+    "a name for it": ("http://localhost/a.png", "private address"),
     "private": ("http://10.0.0.1/a.png", "private address"),
     "metadata of clouds": ("http://169.254.169.254/latest", "private address"),
-    "mapped": ("http://[::ffff:127.0.0.1]:9/a.png", "private address"),
+    "mapped": ("http://[::ffff:127.0.0.1]/a.png", "private address"),
+    "decimal": ("http://2130706433/a.png", "private address"),
+    "port": ("http://127.0.0.1:9/a.png", "from port 9: use 80 or 443"),
+    "user": ("http://user:word@127.0.0.1/a.png", "user name or password"),
     "scheme": ("ftp://example.org/a.png", "send a data:, http: or https: address"),
     "no address": ("picture.png", "send a data:, http: or https: address"),
     "bad base64": ("data:image/png;base64,!!", "cannot be used"),
@@ -337,7 +340,7 @@ def test_a_request_that_decodes_too_much(server: Server, monkeypatch: pytest.Mon
     body = {"messages": large, **SHARED}
     with monkeypatch.context() as patch:
         patch.setattr(
-            media_memory.MediaShare.__init__, "__defaults__", (media_memory.REPLICA, 1000)
+            media_memory.MediaShare.__init__, "__defaults__", (media_memory.REPLICA, 1000, None)
         )
         with pytest.raises(CapacityError, match="when they are decoded") as error:
             server.answer(body)
@@ -346,7 +349,7 @@ def test_a_request_that_decodes_too_much(server: Server, monkeypatch: pytest.Mon
             server.answer({"messages": chat(None), "negative_messages": large, "guidance_scale": 2})
     with monkeypatch.context() as patch:
         none = media_memory.Budget(0)
-        patch.setattr(media_memory.MediaShare.__init__, "__defaults__", (none, 2**30))
+        patch.setattr(media_memory.MediaShare.__init__, "__defaults__", (none, 2**30, None))
         for stream in (False, True):
             with pytest.raises(OverloadedError, match="send the request again later"):
                 server.answer({**body, "stream": stream})
@@ -420,10 +423,10 @@ def test_frames_of_a_video_count_before_they_are_decoded(monkeypatch: pytest.Mon
     from deployments.generator import media_memory
     from deployments.generator.media import CheckedConnector
 
-    frame = data_url(Image.new("L", (3000, 3000))).split(",")[1]
-    video = VideoMediaIO(ImageMediaIO(), num_frames=20)
+    frame = data_url(Image.new("L", (1000, 1000))).split(",")[1]
+    video = VideoMediaIO(ImageMediaIO(), num_frames=100)
     monkeypatch.setattr(VideoMediaIO, "load_base64", lambda *args: pytest.fail("it was decoded"))
-    url = f"data:video/jpeg;base64,{','.join([frame] * 30)}"
+    url = f"data:video/jpeg;base64,{','.join([frame] * 120)}"
     with media_memory.one_request(), pytest.raises(CapacityError, match="when they are decoded"):
         CheckedConnector().load_from_url(url, video)
 

@@ -4,6 +4,7 @@
     python tests/serve/hostile.py --list                their names, and what each sends
     python tests/serve/hostile.py --only NAME ...       some of them
     python tests/serve/hostile.py --url URL             on a server that runs; none that need keys
+                                                        or a model that reads images
     python tests/serve/hostile.py --only hundred-clients --seconds 300
     python tests/serve/hostile.py --fuzz 10000 [--seed N] [--shot NUMBER]
 
@@ -64,6 +65,7 @@ from attacks import (  # noqa: E402, F401
     grammars,
     heads,
     limits,
+    media,
     protocol,
     shapes,
     streams,
@@ -77,13 +79,17 @@ from attacks.verdict import HEADER, Row  # noqa: E402
 def play(names: list[str], url: str | None, seconds: float) -> Iterator[Row]:
     """Play the attacks `names`, and yield a row for each.
 
-    Attacks without keys come first. Attacks with keys run on another server.
+    Attacks without keys come first. Attacks with keys, and those with images, run on other servers.
     """
-    chosen = sorted((ATTACKS[name] for name in names), key=lambda attack: attack.keyed)
-    for keyed, attacks in groupby(chosen, key=lambda attack: attack.keyed):
-        if keyed and url:
+
+    def needs(attack: Attack) -> tuple[bool, bool]:
+        return attack.sees, attack.keyed
+
+    chosen = sorted((ATTACKS[name] for name in names), key=needs)
+    for (sees, keyed), attacks in groupby(chosen, key=needs):
+        if url and (sees or keyed):
             continue
-        with Stage(url, keyed) as stage:
+        with Stage(url, keyed, sees=sees) as stage:
             for attack in attacks:
                 yield stage.play(attack, seconds)
 

@@ -224,6 +224,7 @@ class Attack:
     play: sends the requests. Its docstring says what it sends and which answers it demands.
     limit_s: the attempt is cut off after this time.
     keyed: the attack needs a server with keys.
+    sees: the attack needs a server whose model reads images.
     breaks: the attack kills processes, so watchers may get errors.
     bounded: against a correct server it ends by itself within seconds, so the test in CI plays it.
     """
@@ -233,6 +234,7 @@ class Attack:
     play: Play
     limit_s: float = 90.0
     keyed: bool = False
+    sees: bool = False
     breaks: bool = False
     bounded: bool = False
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
-from serve_process import ServeProcess, shipped_config
+from serve_process import REPOSITORY, ServeProcess, shipped_config
 
 from attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
 from attacks.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
@@ -52,6 +54,35 @@ def keyed_config() -> dict[str, Any]:
     ]
     keys[-1]["tokens_per_minute"] = LIMITED_TOKENS
     config["applications"][0]["args"]["access"] = {"keys": keys}
+    return config
+
+
+MODELS = REPOSITORY / "tests" / "engine"
+STAND_IN = REPOSITORY / "tests" / "support" / "torchvision_stand_in"
+MAX_BODY_BYTES = 256 * 2**20
+"""Bound on bodies of the server whose model reads images."""
+
+
+def seeing_config(folder: str) -> dict[str, Any]:
+    """Return the shipped configuration with a tiny LLaVA, which is made in `folder`.
+
+    Its hosts of images are on this machine, so this address is allowed. Bodies may be large.
+    """
+    build = "import sys; from tiny_vision import build_vision; build_vision('llava', sys.argv[1])"
+    build = build.replace("sys.argv[1]", "__import__('pathlib').Path(sys.argv[1])")
+    subprocess.run([sys.executable, "-c", build, folder], cwd=MODELS, check=True)
+    config = shipped_config()
+    args = config["applications"][0]["args"]
+    args |= {"model": folder, "served_model_name": "stories"}
+    args["engine"] |= {
+        "allowed_media_domains": ["127.0.0.1"],
+        "limit_mm_per_prompt": {"image": 16},
+    }
+    args["access"] = {"max_body_bytes": MAX_BODY_BYTES}
+    args["limits"] |= {
+        "max_body_bytes_at_once": 3 * MAX_BODY_BYTES,
+        "max_body_bytes_per_client": 2 * MAX_BODY_BYTES,
+    }
     return config
 
 
@@ -92,13 +123,14 @@ class Running:
 class Watching:
     """The process of the watchers."""
 
-    def __init__(self, url: str, keyed: bool) -> None:
+    def __init__(self, url: str, keyed: bool, sees: bool) -> None:
         headers = {"X-Forwarded-For": WATCHER, **(bearer("watcher") if keyed else {})}
         command = [
             sys.executable,
             str(Path(__file__).with_name("watchers.py")),
             url,
             json.dumps(headers),
+            *(["sees"] if sees else []),
         ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -138,6 +170,7 @@ class Stage:
 
     url: of a running server. None: the stage starts the shipped configuration.
     keyed: the server has keys.
+    sees: the server's model is a tiny LLaVA.
     warm_up_s, calm_s: how long watchers run alone, at first and before each attack.
     bounds: if memory grows beyond them, the attack is played a second time.
     """
@@ -149,7 +182,10 @@ class Stage:
         warm_up_s: float = WARM_UP_S,
         calm_s: float = CALM_S,
         bounds: Bounds = BOUNDS,
+        sees: bool = False,
     ) -> None:
+        self._sees = sees
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.keyed, self._given, self._warm_up_s, self._calm_s = keyed, url, warm_up_s, calm_s
         self._bounds = bounds
         self._own: ServeProcess | None = None
@@ -169,15 +205,22 @@ class Stage:
 
     def _start(self) -> None:
         if self._given is None:
-            self._own = ServeProcess(keyed_config() if self.keyed else shipped_config())
+            self._own = self._server()
             self._own.wait_until_ready()
             self.server = self._own
         else:
             self.server = Running(self._given)
-        self.watching = Watching(self.server.url, self.keyed)
+        self.watching = Watching(self.server.url, self.keyed, self._sees)
         self.watching.tell("learn")
         self.calm, self._is_lost = Calm(), False
         self._watch_calm(self._warm_up_s)
+
+    def _server(self) -> ServeProcess:
+        if not self._sees:
+            return ServeProcess(keyed_config() if self.keyed else shipped_config())
+        self._folder = tempfile.TemporaryDirectory(prefix="seeing-")
+        path = os.pathsep.join([str(STAND_IN), os.environ.get("PYTHONPATH", "")])
+        return ServeProcess(seeing_config(self._folder.name), {"PYTHONPATH": path})
 
     @property
     def _watchers(self) -> Watching:
@@ -189,7 +232,9 @@ class Stage:
             self.watching.stop()
         if self._own:
             self._own.stop()
-        self.watching = self._own = None
+        if self._folder:
+            self._folder.cleanup()
+        self.watching = self._own = self._folder = None
 
     def restart(self) -> None:
         self.stop()

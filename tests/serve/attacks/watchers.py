@@ -2,17 +2,20 @@
 
 The load of the attackers' process does not slow them down.
 
-`python watchers.py URL HEADERS` reads commands from stdin, one per line, and answers each with a
-line of JSON. HEADERS are JSON too. The commands are `learn`, `go`, `pause` and `collect`. `collect`
-returns the result of each request since the last `collect`, including requests that still wait.
+`python watchers.py URL HEADERS [sees]` reads commands from stdin, one per line, and answers each
+with a line of JSON. HEADERS are JSON too. With `sees`, one client asks about images. The commands
+are `learn`, `go`, `pause` and `collect`. `collect` returns the result of each request since the
+last `collect`, including requests that still wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import random
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -72,6 +75,8 @@ class Watchers:
     seen: list[Seen] = field(default_factory=list)
     open: dict[int, tuple[str, float]] = field(default_factory=dict)
     vectors: list[list[float]] = field(default_factory=list)
+    sees: bool = False
+    descriptions: list[str] = field(default_factory=list)
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -91,6 +96,9 @@ class Watchers:
             self.vectors = [
                 (await embed(client, [text])).json()["data"][0]["embedding"] for text in TEXTS
             ]
+            for image in IMAGES if self.sees else ():
+                answer = await describe(client, image)
+                self.descriptions.append(told(answer.raise_for_status()))
 
     async def watch(self) -> None:
         async with self.client() as client:
@@ -99,6 +107,8 @@ class Watchers:
                 self.repeat(client, self.embedding, PAUSE_S),
                 self.repeat(client, self.structured, PAUSE_S),
             ]
+            if self.sees:
+                loops.append(self.repeat(client, self.image, PAUSE_S))
             await asyncio.gather(*loops, self.repeat(client, self.ready, READY_EVERY_S))
 
     async def repeat(
@@ -144,6 +154,15 @@ class Watchers:
         off = max(abs(a - b) for a, b in zip(vector, self.vectors[at], strict=True))
         return "right" if off < SAME_VECTOR else "wrong"
 
+    def image(self, client: httpx.AsyncClient) -> tuple[str, Awaitable[str]]:
+        return "image", self._image(client, self.rng.randrange(len(IMAGES)))
+
+    async def _image(self, client: httpx.AsyncClient, at: int) -> str:
+        answer = await describe(client, IMAGES[at])
+        if answer.status_code != 200:
+            return str(answer.status_code)
+        return "right" if told(answer) == self.descriptions[at] else "wrong"
+
     def structured(self, client: httpx.AsyncClient) -> tuple[str, Awaitable[str]]:
         """Ask with a new grammar, which only one text matches.
 
@@ -180,12 +199,33 @@ class Watchers:
     def collect(self) -> list[dict[str, Any]]:
         now = time.monotonic()
         waiting = [Seen(name, started, now, WAITING) for name, started in self.open.values()]
-        told, self.seen = [asdict(seen) for seen in [*self.seen, *waiting]], []
-        return told
+        seen, self.seen = [asdict(seen) for seen in [*self.seen, *waiting]], []
+        return seen
 
 
 async def embed(client: httpx.AsyncClient, texts: list[str]) -> httpx.Response:
     return await client.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": texts})
+
+
+def bitmap(seed: int) -> str:
+    """Return the `data:` address of a BMP of 28 x 28 random pixels."""
+    pixels = random.Random(seed).randbytes(28 * 28 * 3)
+    head = struct.pack("<IHHI", 54 + len(pixels), 0, 0, 54)
+    head += struct.pack("<IiiHHIIiiII", 40, 28, 28, 1, 24, 0, len(pixels), 0, 0, 0, 0)
+    return f"data:image/bmp;base64,{base64.b64encode(b'BM' + head + pixels).decode()}"
+
+
+IMAGES = [bitmap(seed) for seed in range(4)]
+
+
+async def describe(client: httpx.AsyncClient, image: str) -> httpx.Response:
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "What?"}]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 8, "temperature": 0}
+    return await client.post("/v1/chat/completions", json={**body, "ignore_eos": True})
+
+
+def told(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
 
 
 async def obey(watchers: Watchers, command: str) -> Any:
@@ -201,20 +241,20 @@ async def obey(watchers: Watchers, command: str) -> Any:
     return "done"
 
 
-async def main(url: str, headers: dict[str, str]) -> None:
-    watchers = Watchers(url, headers, Load(url, 0))
+async def main(url: str, headers: dict[str, str], sees: bool) -> None:
+    watchers = Watchers(url, headers, Load(url, 0), sees=sees)
     watching = asyncio.ensure_future(watchers.watch())
     while line := await asyncio.to_thread(sys.stdin.readline):
-        told: Any
+        result: Any
         try:
-            told = await obey(watchers, line.strip())
+            result = await obey(watchers, line.strip())
         except Exception as error:  # reported to the process that sent the command
-            told = {"error": repr(error)}
-        print(json.dumps(told), flush=True)
+            result = {"error": repr(error)}
+        print(json.dumps(result), flush=True)
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2]), "sees" in sys.argv[3:]))

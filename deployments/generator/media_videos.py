@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import vllm.envs as envs
+from typing_extensions import override
 from vllm.multimodal.media import VideoMediaIO
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
@@ -74,6 +75,7 @@ def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VI
 
     class Bounded(type(loader)):  # type: ignore[misc]
         @classmethod
+        @override
         def compute_frames_index_to_sample(cls, source: Any, target: Any, **kwargs: Any) -> Any:
             frames = super().compute_frames_index_to_sample(source, target, **kwargs)
             if not asked:
@@ -82,6 +84,7 @@ def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VI
             return frames
 
         @classmethod
+        @override
         def read_frames(cls, cap: Any, *args: Any, **kwargs: Any) -> Any:
             return super().read_frames(Timed(cap, seconds), *args, **kwargs)
 

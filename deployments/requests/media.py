@@ -22,6 +22,9 @@ Each may be an address, which costs the client 20 bytes and the server a downloa
 take fewer: `limit_mm_per_prompt`.
 """
 
+MAX_MEDIA_OF_CHOICES = 512
+"""Maximum number of images, audio and video times choices (`n`): each choice gets copies."""
+
 MEDIA_TOKENS = 512
 """Estimated tokens of an image, audio or video, and of a prompt of embeddings.
 
@@ -81,6 +84,13 @@ def check_media(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
             f"The conversation has {number} images, audio and video, and one may have"
             f" {MAX_MEDIA}: send fewer.",
             field,
+        )
+    choices = body.get("n")
+    if isinstance(choices, int) and number * choices > MAX_MEDIA_OF_CHOICES:
+        raise RequestError(
+            f"n is {choices}, with {number} images, audio and video, and n times their number may"
+            f" be {MAX_MEDIA_OF_CHOICES}: ask for fewer choices.",
+            "n",
         )
     if endpoint == "messages":
         return  # vLLM makes other parts of these, with nothing in them that is refused here

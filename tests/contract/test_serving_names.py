@@ -202,3 +202,17 @@ def test_no_argument_of_a_chat_template_is_forgotten():
     }
     read = {"tools", "documents", "add_generation_prompt", "continue_final_message"}
     assert found - read == TAKEN
+
+
+def test_loaders_of_videos_ask_for_frames_as_they_are_bounded():
+    """deployments/generator/media_videos.py makes a subclass of a loader with these methods."""
+    from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
+    from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, VideoLoader
+
+    loader = VideoMediaIO(ImageMediaIO()).video_loader
+    assert isinstance(loader, VideoLoader)
+    assert isinstance(type(loader)(), VideoLoader)
+    for name in VIDEO_LOADER_REGISTRY.name2class:
+        kind = type(VIDEO_LOADER_REGISTRY.load(name))
+        for method in ("compute_frames_index_to_sample", "read_frames", "load_bytes"):
+            assert inspect.ismethod(getattr(kind, method)), (name, method)

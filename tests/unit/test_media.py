@@ -11,6 +11,7 @@ from cfg_core.params import FollowerParams, GuidanceParams
 from deployments.requests.guidance import read_guidance
 from deployments.requests.media import (
     MAX_MEDIA,
+    MAX_MEDIA_OF_CHOICES,
     MEDIA_TOKENS,
     address_of,
     check_media,
@@ -50,6 +51,15 @@ def test_the_number_is_bounded() -> None:
     with pytest.raises(RequestError, match=f"one may have {MAX_MEDIA}"):
         check_media("chat", body(*[IMAGE] * (MAX_MEDIA + 1)))
     check_media("completion", {"prompt": "x"})
+
+
+def test_each_choice_has_its_images() -> None:
+    check_media("chat", {**body(*[IMAGE] * 4), "n": MAX_MEDIA_OF_CHOICES // 4})
+    check_media("chat", {**body(), "n": 10_000})
+    check_media("chat", {**body(IMAGE), "n": None})
+    with pytest.raises(RequestError, match="ask for fewer choices") as error:
+        check_media("chat", {**body(*[IMAGE] * 4), "n": MAX_MEDIA_OF_CHOICES // 4 + 1})
+    assert error.value.param == "n"
 
 
 def test_a_batch_is_bounded_as_one_request() -> None:

@@ -187,7 +187,7 @@ async def host(attempt: Attempt) -> AsyncIterator[tuple[str, list[str]]]:
             task.cancel()
 
 
-@attack(0, sees=True)
+@attack(0, sees=True, limit_s=180)
 async def media_hosts(attempt: Attempt) -> None:
     """Fetch images from hosts that redirect, lie about lengths, send bombs, wait, and never end.
 

@@ -59,7 +59,7 @@ def keyed_config() -> dict[str, Any]:
 
 MODELS = REPOSITORY / "tests" / "engine"
 STAND_IN = REPOSITORY / "tests" / "support" / "torchvision_stand_in"
-MAX_BODY_BYTES = 256 * 2**20
+MAX_BODY_BYTES = 160 * 2**20
 """Bound on bodies of the server whose model reads images."""
 
 
@@ -219,8 +219,11 @@ class Stage:
         if not self._sees:
             return ServeProcess(keyed_config() if self.keyed else shipped_config())
         self._folder = tempfile.TemporaryDirectory(prefix="seeing-")
-        path = os.pathsep.join([str(STAND_IN), os.environ.get("PYTHONPATH", "")])
-        return ServeProcess(seeing_config(self._folder.name), {"PYTHONPATH": path})
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(STAND_IN), os.environ.get("PYTHONPATH", "")]),
+            "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(4 * MAX_BODY_BYTES),
+        }
+        return ServeProcess(seeing_config(self._folder.name), env)
 
     @property
     def _watchers(self) -> Watching:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from cfg_core.errors import CapacityError, OverloadedError
+from cfg_core.memory import DelayedTrim
 
 T = TypeVar("T")
 
@@ -27,8 +28,14 @@ REQUEST_BYTES = 2**30
 REPLICA_BYTES = 2 * REQUEST_BYTES
 """Decoded media of all requests of one replica at a time."""
 
-CLIENT_BYTES = 3 * REPLICA_BYTES // 4
-"""Decoded media of all requests of one client at a time, so that others find room."""
+CLIENT_BYTES = REQUEST_BYTES
+"""Decoded media of all requests of one client at a time, so that others find room.
+
+vLLM prepares the images of one request after the other, at about 300 MB a second.
+"""
+
+TRIMMED_BYTES = 2**24
+"""Decoded media of a request after which freed memory goes back to the system."""
 
 WORKING_BYTES = 2**30
 """What decoders need beside the images that they make, in one replica."""
@@ -89,6 +96,7 @@ class Working:
                 self._changed.notify_all()
 
 
+_trim = DelayedTrim()
 REPLICA = Budget(REPLICA_BYTES)
 WORKING = Working(WORKING_BYTES)
 
@@ -113,6 +121,7 @@ class MediaShare:
     """What one request may have at a time: bytes of decoded media, and downloads.
 
     client: whose request it is. Default: one of its own.
+    loaded_bytes: of all that was decoded so far.
     unknown: held while something is decoded whose size is not known before.
     """
 
@@ -129,6 +138,7 @@ class MediaShare:
         self.downloads = asyncio.Semaphore(REQUEST_DOWNLOADS)
         self.unknown = asyncio.Lock()
         self.is_open = True
+        self.loaded_bytes = 0
 
     def check_open(self) -> None:
         """Raise CapacityError if the request has ended.
@@ -151,6 +161,7 @@ class MediaShare:
             loaded = load()
             size = size_of(loaded)
         self._take(size)
+        self.loaded_bytes += size
         weakref.finalize(owner_of(loaded), self._give, size).atexit = False
         return loaded
 
@@ -216,6 +227,8 @@ def one_request(client: str = "") -> Iterator[None]:
         yield
     finally:
         share.is_open = False
+        if share.loaded_bytes > TRIMMED_BYTES:
+            _trim.schedule()
         if _share.get() is share:  # a generator may be closed in another task
             _share.set(None)
 

@@ -94,7 +94,7 @@ def test_one_client_leaves_room_for_others() -> None:
     """However many requests it sends."""
     replica, attacker = Budget(media_memory.REPLICA_BYTES), Client()
     half = media_memory.REQUEST_BYTES // 2
-    held = [load(MediaShare(replica, client=attacker), half, half) for _ in range(3)]
+    held = [load(MediaShare(replica, client=attacker), half, half) for _ in range(2)]
     with pytest.raises(OverloadedError, match="Your other requests") as error:
         load(MediaShare(replica, client=attacker), half, half)
     assert error.value.reason == "media"

@@ -155,8 +155,8 @@ async def host(attempt: Attempt) -> AsyncIterator[tuple[str, list[str]]]:
             if path == "/private":
                 hits.append(path)
             await reply(path, writer)
-        except (OSError, EOFError, LookupError, asyncio.LimitOverrunError):
-            pass  # the server has had enough of it
+        except (OSError, EOFError, LookupError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # the server has had enough of it, or the attack is over
         finally:
             waiting.discard(task)
             writer.close()

@@ -83,9 +83,11 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
             return await in_thread(partial(self._local, url, counted), counted)
         if CheckedConnector._slots is None:
             CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
-        async with share.client.downloads, share.downloads:
-            async with _turn(CheckedConnector._slots):
+        async with share.downloads:
+            share.check_open()
+            async with _turn(share.client.downloads), _turn(CheckedConnector._slots):
                 share.check_open()
+                share.is_large = True
                 data = await self._fetched(url, counted, fetch_timeout)
             return await in_thread(partial(counted.load_bytes, data), counted)
 

@@ -35,7 +35,7 @@ vLLM prepares the images of one request after the other, at about 300 MB a secon
 """
 
 TRIMMED_BYTES = 2**24
-"""Decoded media of a request after which freed memory goes back to the system."""
+"""A decoded item after whose request freed memory goes back to the system."""
 
 WORKING_BYTES = 2**30
 """What decoders need beside the images that they make, in one replica."""
@@ -121,7 +121,7 @@ class MediaShare:
     """What one request may have at a time: bytes of decoded media, and downloads.
 
     client: whose request it is. Default: one of its own.
-    loaded_bytes: of all that was decoded so far.
+    is_large: something large was decoded or fetched, whose memory will be free.
     unknown: held while something is decoded whose size is not known before.
     """
 
@@ -138,7 +138,7 @@ class MediaShare:
         self.downloads = asyncio.Semaphore(REQUEST_DOWNLOADS)
         self.unknown = asyncio.Lock()
         self.is_open = True
-        self.loaded_bytes = 0
+        self.is_large = False
 
     def check_open(self) -> None:
         """Raise CapacityError if the request has ended.
@@ -161,7 +161,7 @@ class MediaShare:
             loaded = load()
             size = size_of(loaded)
         self._take(size)
-        self.loaded_bytes += size
+        self.is_large |= size > TRIMMED_BYTES
         weakref.finalize(owner_of(loaded), self._give, size).atexit = False
         return loaded
 
@@ -227,7 +227,7 @@ def one_request(client: str = "") -> Iterator[None]:
         yield
     finally:
         share.is_open = False
-        if share.loaded_bytes > TRIMMED_BYTES:
+        if share.is_large:
             _trim.schedule()
         if _share.get() is share:  # a generator may be closed in another task
             _share.set(None)

@@ -309,7 +309,7 @@ async def media_large_images(attempt: Attempt) -> None:
     url = address(png(LARGE, LARGE))
 
     async def one(number: int) -> None:
-        fields: dict[str, Any] = {"n": 32} if number % 4 == 0 else {}
+        fields: dict[str, Any] = {"n": 32, "temperature": 1} if number % 4 == 0 else {}
         if number % 2:
             fields = {"guidance_scale": 2, "negative_prompt": "Say nothing."}
         body = chat(url, url, url, **fields)

@@ -66,10 +66,16 @@ CLAIMS = {
     "The network of the server.": (
         "tests/unit/test_media.py::test_private_addresses",
         "tests/unit/test_media.py::test_other_addresses_are_refused",
+        "tests/unit/test_media.py::test_parts_of_addresses_that_are_refused",
+        "tests/unit/test_media_hosts.py::test_the_socket_is_checked_again",
+        "tests/unit/test_media_hosts.py::test_addresses_of_this_machine_are_private",
+        "tests/unit/test_media_files.py::test_files_that_name_other_files",
         "tests/unit/test_media.py::test_python_objects_are_refused_over_http",
     ),
     "The memory of the server.": (
         "tests/unit/test_media_memory.py::test_others_may_hold_the_rest",
+        "tests/unit/test_media_memory.py::test_one_client_leaves_room_for_others",
+        "tests/unit/test_media_files.py::test_much_work_of_few_bytes",
     ),
     "The cluster.": (
         "tests/serve/test_ports.py::test_replicas_run_nothing_that_strangers_send",

@@ -150,6 +150,7 @@ NOT_ENFORCED: list[tuple[str, Any]] = [
     ("$recursiveRef", {"type": "array", "items": {"$recursiveRef": "#"}}),
     ("pattern", {"type": "string", "pattern": "^(?!a)[ab]$"}),
     ("not", {"type": "string", "not": {"pattern": "^a"}}),
+    ("not", {"type": "number", "not": {"type": "integer"}}),
     ("if", {"type": "string", "if": {"pattern": "^a"}, "then": {"maxLength": 3}}),
     (
         "oneOf",
@@ -300,6 +301,27 @@ def test_annotations_are_ignored(trial: Any, keyword: str, schema: Any) -> None:
     verdict = verdict_of(trial, schema)
     assert verdict["lost"] == ()
     assert Played(trial, verdict).text(random.Random(1)) is not None
+
+
+NOTHING = {"$defs": {"x": {"not": {}}}}
+REFERRED = {"$ref": "#/$defs/x"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"anyOf": [A, REFERRED], **NOTHING}, {**OBJECT, "anyOf": [{}, REFERRED], **NOTHING}],
+    ids=repr,
+)
+def test_a_part_that_nothing_matches_is_no_reason_to_refuse_the_rest(
+    trial: Any, schema: Any
+) -> None:
+    text = Played(trial, verdict_of(trial, schema)).text(random.Random(1))
+    assert text is not None
+
+
+@pytest.mark.parametrize("schema", [{"not": {}}, {"oneOf": [True, True]}, {"enum": []}], ids=repr)
+def test_a_schema_that_nothing_matches_is_refused(trial: Any, schema: Any) -> None:
+    assert "refused" in verdict_of(trial, schema)
 
 
 OF_TOOLS = [

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -35,8 +36,12 @@ STEPS = 32
 """Maximum number of tokens for which masks are timed."""
 
 _NOTHING = "The grammar cannot be used: no value can match the schema."
-_NOTHING_FITS = "Unsatisfiable schema"
-"""What llguidance says of a schema that forbids every value: no other way can be right."""
+_NOTHING_FITS = re.compile(r"Unsatisfiable schema: schema is false(?!.*while processing)")
+"""What llguidance says of a schema that forbids every value: no other way can be right.
+
+Of a part that the schema refers to, it also says the place. Then something may match, because the
+part may be optional, or one of several.
+"""
 
 
 class RefusedTrial(Exception):
@@ -124,7 +129,7 @@ class Trial:
                 try:
                     return *self._by(way), way.lost
                 except RefusedTrial as refusal:
-                    if _NOTHING_FITS in str(refusal) and not asked.of_tools:
+                    if _NOTHING_FITS.search(str(refusal)) and not asked.of_tools:
                         first = RefusedTrial(_NOTHING)
                         break
                     first = first or refusal

@@ -440,6 +440,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     Query(of_replicas("encoder_queued_sequences", "model"), "{{model}}: waiting"),
                     Query(of_replicas("encoder_batches_in_flight", "model"), "{{model}}: batches"),
+                    Query(
+                        of_ingresses("encoder_admission_queued_requests", "model"),
+                        "{{model}}: requests in front",
+                    ),
                 ),
             ),
             Panel(

@@ -15,6 +15,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from fastapi import Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, Response
 
@@ -82,11 +83,14 @@ class DocsRoutes:
     _document: bytes | None = None
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(self) -> Response:
+    async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document.
 
         The schemas of vLLM's bodies are asked of a replica, once. Everybody may read the document.
         Not everybody may know the models, so with API keys it names none.
+
+        The routes are those of the app that serves the request. This module's `app` lacks the ones
+        of classes that Serve pickled by value, unless somebody imports their modules.
         """
         if self._document is None:
             engine = None
@@ -95,7 +99,7 @@ class DocsRoutes:
             models = {"generator": self._args.model_name or ""}
             models["encoder"] = next(iter(self._encoders.names), "")
             needs_key = bool(self._args.access.keys)
-            made = document(app.routes, engine, {} if needs_key else models)
+            made = document(request.app.routes, engine, {} if needs_key else models)
             if needs_key:
                 made["security"] = [{"key": []}]
                 made["components"]["securitySchemes"] = {"key": KEY}

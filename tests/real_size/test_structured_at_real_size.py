@@ -95,10 +95,6 @@ def test_a_required_call_of_a_costly_tool_has_its_arguments(
     sent = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     answer = chat(http, sent, max_tokens=100, **(GUIDED if guided else {})).json()
     message = answer["choices"][0]["message"]
+    assert message["content"] in (None, "")  # also of a call that is cut
     begins = r'\s*\{\s*("city"\s*:\s*"Paris"|$)'  # this model may write spaces to the end
-    if answer["choices"][0]["finish_reason"] == "length":  # vLLM leaves a cut call in the text
-        assert re.match(
-            r'<tool_call>\s*\{"name": "weather", "arguments": ' + begins, message["content"]
-        )
-    else:
-        assert re.match(begins, message["tool_calls"][0]["function"]["arguments"])
+    assert re.match(begins, message["tool_calls"][0]["function"]["arguments"])

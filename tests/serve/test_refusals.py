@@ -164,7 +164,12 @@ REFUSED = [
         "tools[0].function.name",
         "",
     ),
-    (CHAT, {"chat_template": "{{ raise_exception('" + MARK + "') }}"}, None, "chat template"),
+    (
+        CHAT,
+        {"chat_template": "{{ raise_exception('" + MARK + "') }}"},
+        "chat_template",
+        "chat template",
+    ),
     (
         CHAT,
         {"chat_template_kwargs": {"conversation": MARK}},

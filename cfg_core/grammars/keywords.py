@@ -220,13 +220,11 @@ def _kept_by_xgrammar(keyword: str, node: Mapping[str, Any], types: tuple[str, .
     )
 
 
-def lost_by_guidance(schema: Any) -> list[Lost]:
-    """The keywords that llguidance refuses. `schema`: as rewriting.py leaves it."""
-    return [Lost(at, key) for at, node in subschemas(schema) for key in refused_here(node)]
-
-
 def refused_here(node: Mapping[str, Any]) -> list[str]:
-    """The keywords of one schema, not of those inside, that llguidance refuses."""
+    """The keywords of one schema, not of those inside, that llguidance refuses.
+
+    node: as rewriting.py leaves it.
+    """
     named, required = node.get("properties"), node.get("required") or ()
     optional = isinstance(named, Mapping) and any(name not in required for name in named)
     return [

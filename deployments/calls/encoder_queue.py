@@ -27,7 +27,6 @@ MOST_OF_ONE_REQUEST = 1 / 4
 A larger request has a place, too: the engine computes it in turn with others.
 """
 
-
 TOLD = ("queued_requests", "queued_tokens")
 """What /metrics tells of the queue, by the names of AdmissionQueue.stats."""
 

@@ -6,9 +6,7 @@ address. Pure; used from one event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from weakref import WeakValueDictionary
 
 from cfg_core.errors import OverloadedError
 from deployments.config.limits import LimitsArgs
@@ -100,24 +98,6 @@ class OpenRequest:
         if not self._ended:
             self._ended = True
             self._requests.add(self._client, requests=-1, num_bytes=-self._num_bytes)
-
-
-class Turns:
-    """Limits how many requests of each client run at the same time.
-
-    Further requests of a client wait, first come, first served. Used from one event loop.
-    """
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    def of(self, client: str) -> asyncio.Semaphore:
-        """The semaphore to hold while a request of this client runs."""
-        turn = self._turns.get(client)
-        if turn is None:
-            turn = self._turns[client] = asyncio.Semaphore(self._at_once)
-        return turn
 
 
 def _too_many(what: str) -> OverloadedError:

@@ -28,7 +28,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,11 +35,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cfg_core.errors import BodyTimeoutError, CfgServeError, OverloadedError, RequestError
 from deployments import patches
 from deployments.config.limits import LimitsArgs
-from deployments.http.open_requests import OpenRequest, OpenRequests, Turns
+from deployments.http.open_requests import OpenRequest, OpenRequests
 from deployments.http.recent import Recent
 from deployments.proxy.answers import Answered, answer_of
 from deployments.proxy.header_text import check_text
 from deployments.proxy.http_1_0 import end_by_closing
+from deployments.proxy.starts import Start, Starts
 
 logger = logging.getLogger("ray.serve")
 
@@ -51,12 +51,8 @@ The ingress is asked once at a time, and its answer goes to all. While it is bus
 is sent (http/recent.py).
 """
 
-GETS_AT_ONCE = 4
-"""Requests other than POST that one address may have in Serve at the same time; others wait.
-
-A GET takes Serve five milliseconds and none takes long, so this many keep it busy. Two thousand at
-the same time would make everybody else wait for seven seconds.
-"""
+PROBE_PATH = "/health"
+"""What the ingress is asked for to learn whether it has begun all earlier requests (starts.py)."""
 
 HELD_BYTES = 2**16
 """Bytes of a body that are collected here before its request is passed on.
@@ -87,7 +83,7 @@ class ConnectionLimits:
     def __init__(self, app: ASGIApp, limits: LimitsArgs) -> None:
         self._app = app
         self._requests = OpenRequests(limits)
-        self._turns = Turns(GETS_AT_ONCE)
+        self._starts = Starts()
         self._shared = {path: SharedAnswer(app) for path in SHARED_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,8 +104,15 @@ class ConnectionLimits:
             await self._app(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answered = Answered(send, end_by_closing(scope, send))
         address = scope["client"][0] if scope.get("client") else "unknown"
+        start: Start | None = None
+
+        async def send_and_end_start(message: Message) -> None:
+            if start is not None:
+                start.end()
+            await send(message)
+
+        answered = Answered(send_and_end_start, end_by_closing(scope, send))
         try:
             open_request: OpenRequest = self._requests.begin(address)
         except OverloadedError as error:
@@ -119,8 +122,8 @@ class ConnectionLimits:
             check_text(scope["headers"])
             body = await self._beginning(scope, receive)
             if body is not None:
-                async with nullcontext() if scope["method"] == "POST" else self._turns.of(address):
-                    await self._app(scope, body, answered)
+                start = await self._starts.begin(address, lambda: self._probe(scope))
+                await self._app(scope, body, answered)
                 await answered.complete()
         except RequestError as error:
             await tell(error, answered)
@@ -129,6 +132,11 @@ class ConnectionLimits:
             raise
         finally:
             open_request.end()
+            if start is not None:
+                start.end()
+
+    async def _probe(self, scope: Scope) -> None:
+        await ask_as_nobody(self._app, {**scope, "method": "GET", "path": PROBE_PATH})
 
     async def _beginning(self, scope: Scope, receive: Receive) -> Receive | None:
         """A `receive` for the application, once the body or HELD_BYTES of it have arrived.
@@ -163,24 +171,28 @@ class SharedAnswer:
         self._messages = Recent(self._ask)
 
     async def tell(self, scope: Scope, send: Send) -> None:
-        self._scope = _of_nobody(scope)
+        self._scope = scope
         for message in await self._messages.value():
             await send(message)
 
     async def _ask(self) -> Sequence[Message]:
-        """Send a request of nobody to the application; its answer goes to all."""
-        messages: list[Message] = []
+        return await ask_as_nobody(self._app, self._scope)
 
-        async def keep(message: Message) -> None:
-            messages.append(message)
 
-        answered = Answered(keep)
-        try:
-            await self._app(self._scope, _nothing_more(), answered)
-        except Exception:
-            logger.exception("%s could not be answered", self._scope["path"])
-        await answered.complete()
-        return messages
+async def ask_as_nobody(app: ASGIApp, scope: Scope) -> Sequence[Message]:
+    """Send a GET of the path of `scope` to `app`, with nothing else of its client."""
+    messages: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        messages.append(message)
+
+    answered = Answered(keep)
+    try:
+        await app(_of_nobody(scope), _nothing_more(), answered)
+    except Exception:
+        logger.exception("%s could not be answered", scope["path"])
+    await answered.complete()
+    return messages
 
 
 def _of_nobody(scope: Scope) -> Scope:

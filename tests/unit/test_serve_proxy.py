@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 
 from deployments.config.limits import LimitsArgs
-from deployments.proxy.middleware import GETS_AT_ONCE, HELD_BYTES, ConnectionLimits, middlewares
+from deployments.proxy.middleware import HELD_BYTES, ConnectionLimits, middlewares
+from deployments.proxy.starts import AT_ONCE
 
 START = {
     "type": "http.response.start",
@@ -61,6 +62,37 @@ async def ask(porter, **fields):
 
 def porter(app, **limits):
     return ConnectionLimits(app, LimitsArgs(**limits))
+
+
+async def until(true):
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - what it asks has no event
+            await asyncio.sleep(0.01)
+
+
+class InOrder:
+    """An application that begins one request after another, each of which takes it a millisecond.
+
+    answers: whether an answer follows at once, or when this event is set.
+    """
+
+    def __init__(self, answers=True):
+        self.begun = self.probes = 0
+        self.answers = asyncio.Event()
+        self._one = asyncio.Lock()
+        if answers:
+            self.answers.set()
+
+    async def __call__(self, scope, receive, send):
+        async with self._one:
+            await asyncio.sleep(0.001)
+        if scope["path"] == "/health":
+            self.probes += 1
+        else:
+            self.begun += 1
+            await self.answers.wait()
+        await send(START)
+        await send(body(b"{}"))
 
 
 async def test_answers_pass_as_they_are():
@@ -115,28 +147,55 @@ async def test_bounds_for_each_address_and_none_for_health():
     assert (await ask(front))[0]["status"] == 200
 
 
-async def test_gets_of_one_address_take_turns_and_delay_no_other_client():
-    here = most = 0
-
-    async def app(scope, receive, send):
-        nonlocal here, most
-        here += 1
-        most = max(most, here)
-        await asyncio.sleep(0.01)
-        here -= 1
-        await send(START)
-        await send(body(b"{}"))
-
-    front = porter(app)
-    flood = [asyncio.ensure_future(ask(front, path="/v1/models", method="GET")) for _ in range(200)]
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_requests_of_one_address_take_turns_and_delay_no_other_client(method):
+    ingress = InOrder()
+    front = porter(ingress)
+    flood = [asyncio.ensure_future(ask(front, method=method)) for _ in range(200)]
     await asyncio.sleep(0)
-    began = time.monotonic()
-    await ask(front, path="/v1/models", method="GET", address="10.0.0.2")
-    await ask(front, method="POST")
-    assert time.monotonic() - began < 0.1
+    before = ingress.begun
+    await ask(front, method=method, address="10.0.0.2")
+    assert ingress.begun - before <= 2 * AT_ONCE
     assert all(sent[0] == START for sent in await asyncio.gather(*flood))
-    assert most <= GETS_AT_ONCE + 2
-    assert not front._turns._turns
+    assert not front._starts._lines
+
+
+async def test_answers_that_begin_late_do_not_hold_up_other_requests():
+    """A probe tells that the ingress has begun what came before it."""
+    ingress = InOrder(answers=False)
+    front = porter(ingress)
+    flood = [asyncio.ensure_future(ask(front)) for _ in range(200)]
+    await until(lambda: ingress.begun == 200)
+    assert ingress.probes <= 200 / AT_ONCE + 2
+    ingress.answers.set()
+    assert all(sent[0] == START for sent in await asyncio.gather(*flood))
+
+
+async def test_a_few_requests_are_passed_on_at_once_and_need_no_probe():
+    ingress = InOrder(answers=False)
+    front = porter(ingress)
+    few = [asyncio.ensure_future(ask(front)) for _ in range(AT_ONCE)]
+    await asyncio.sleep(0.1)
+    assert (ingress.begun, ingress.probes) == (AT_ONCE, 0)
+    ingress.answers.set()
+    await asyncio.gather(*few)
+
+
+async def test_an_ingress_that_answers_no_probe_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr("deployments.proxy.starts.PROBE_LIMIT_S", 0.01)
+    begun = 0
+    over = asyncio.Event()
+
+    async def stuck(scope, receive, send):
+        nonlocal begun
+        begun += scope["path"] != "/health"
+        await over.wait()
+
+    front = porter(stuck)
+    flood = [asyncio.ensure_future(ask(front)) for _ in range(40)]
+    await until(lambda: begun == 40)
+    over.set()
+    await asyncio.gather(*flood)
 
 
 async def test_ready_is_asked_once_for_all():

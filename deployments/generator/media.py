@@ -15,8 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin
@@ -27,7 +25,7 @@ from urllib3.util import parse_url
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-from cfg_core.errors import CfgServeError, OverloadedError, RequestError
+from cfg_core.errors import CfgServeError, RequestError
 from deployments.generator.media_decoding import Counted, decoded, in_thread, refused
 from deployments.generator.media_hosts import Names, PrivateAddressError, public_socket
 from deployments.generator.media_memory import Client, current_share
@@ -44,11 +42,6 @@ LIMITS = {
 """Environment variables of vLLM that a replica sets, unless the operator did."""
 
 MAX_REDIRECTS = 3
-AT_ONCE = 32
-"""Downloads of one replica at the same time."""
-
-MAX_WAIT_S = 20.0
-"""Seconds that a download waits for others."""
 
 
 def set_limits() -> None:
@@ -62,8 +55,6 @@ def set_limits() -> None:
 @MEDIA_CONNECTOR_REGISTRY.register(NAME)
 class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry returns Any
     """vLLM's MediaConnector, with rules about addresses. Raises VLLMValidationError: 400."""
-
-    _slots: asyncio.Semaphore | None = None
 
     @override
     def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
@@ -81,15 +72,13 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         counted = Counted(media_io, share)
         if self._kind(url) != "http":
             return await in_thread(partial(self._local, url, counted), counted)
-        if CheckedConnector._slots is None:
-            CheckedConnector._slots = asyncio.Semaphore(AT_ONCE)
-        async with share.downloads:
-            share.check_open()
-            async with _turn(share.client.downloads), _turn(CheckedConnector._slots):
-                share.check_open()
-                share.is_large = True
-                data = await self._fetched(url, counted, fetch_timeout)
-            return await in_thread(partial(counted.load_bytes, data), counted)
+        return await share.downloads.run(partial(self._download, url, counted, fetch_timeout))
+
+    async def _download(self, url: str, counted: Counted, timeout_s: int | None) -> Any:
+        async with counted.share.downloads.slot():
+            counted.share.is_large = True
+            data = await self._fetched(url, counted, timeout_s)
+        return await in_thread(partial(counted.load_bytes, data), counted)
 
     def _kind(self, url: str) -> str:
         try:
@@ -156,24 +145,6 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
                     raise refused(f"its host answered with status {answer.status}.")
                 return await _body(answer, limit)
         raise refused(f"its host redirects more than {MAX_REDIRECTS} times.")
-
-
-@asynccontextmanager
-async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Wait for a slot, and hold it. Raises OverloadedError after MAX_WAIT_S seconds."""
-    try:
-        async with asyncio.timeout(MAX_WAIT_S):
-            await slots.acquire()
-    except TimeoutError:
-        raise OverloadedError(
-            "The server is fetching as many images, audio and video as it can: send the request"
-            " again later, or send data: addresses.",
-            reason="media",
-        ) from None
-    try:
-        yield
-    finally:
-        slots.release()
 
 
 async def _body(answer: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from cfg_core.errors import CapacityError, OverloadedError
 from cfg_core.memory import DelayedTrim
+from deployments.generator.media_downloads import Downloads, Turns, ended
 
 T = TypeVar("T")
 
@@ -39,9 +40,6 @@ TRIMMED_BYTES = 2**24
 
 WORKING_BYTES = 2**30
 """What decoders need beside the images that they make, in one replica."""
-
-REQUEST_DOWNLOADS, CLIENT_DOWNLOADS = 4, 8
-"""Downloads of a request and of a client at a time: slow hosts of one client delay no other's."""
 
 CLIENT_DECODERS = 2
 """Threads that decode for one client at a time. vLLM's pool has 8 of them."""
@@ -109,7 +107,7 @@ class Client:
 
     def __init__(self) -> None:
         self.bytes = Budget(CLIENT_BYTES)
-        self.downloads = asyncio.Semaphore(CLIENT_DOWNLOADS)
+        self.downloads = Turns()
         self.decoders = asyncio.Semaphore(CLIENT_DECODERS)
         self.lookups = 0
 
@@ -135,18 +133,20 @@ class MediaShare:
         self._own = Budget(limit)
         self._replica = replica
         self.client = client or Client()
-        self.downloads = asyncio.Semaphore(REQUEST_DOWNLOADS)
+        self.downloads = Downloads(self.client.downloads)
         self.unknown = asyncio.Lock()
         self.is_open = True
         self.is_large = False
 
     def check_open(self) -> None:
-        """Raise CapacityError if the request has ended.
-
-        vLLM starts all downloads of a request together. If one fails, the others remain.
-        """
+        """Raise CapacityError if the request has ended."""
         if not self.is_open:
-            raise CapacityError("The request has ended.")
+            raise ended()
+
+    def end(self) -> None:
+        """End what is still read: the request has ended."""
+        self.is_open = False
+        self.downloads.end(ended())
 
     def load(self, expected: int, load: Callable[[], T], size_of: Callable[[T], int]) -> T:
         """Call `load` if there is room for `expected` bytes, and count what it returns.
@@ -226,7 +226,7 @@ def one_request(client: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        share.is_open = False
+        share.end()
         if share.is_large:
             _trim.schedule()
         if _share.get() is share:  # a generator may be closed in another task

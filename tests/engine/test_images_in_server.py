@@ -522,12 +522,13 @@ def fetch(url: str, domains: list[str], folder: str = "", limit_mb: int = 1) -> 
     from vllm.multimodal.media import ImageMediaIO
 
     from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_downloads import Downloads
 
     connector = CheckedConnector(allowed_media_domains=domains, allowed_local_media_path=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(limit_mb))
         vllm.envs.disable_envs_cache()
-        CheckedConnector._slots = None
+        Downloads.of_replica = asyncio.Semaphore(32)
         loaded = asyncio.run(connector.load_from_url_async(url, ImageMediaIO(), fetch_timeout=1))
     image: Image.Image = loaded.media
     return image
@@ -538,17 +539,21 @@ def test_hosts_that_are_named_may_be_private(site: str, path: str) -> None:
     assert fetch(site + path, ["127.0.0.1"]).size == (28, 28)
 
 
-def fetch_all(site: str, number: int, slots: int) -> list[Any]:
-    """Fetch so many images for one request. slots: downloads of the replica at a time."""
+def fetch_all(site: str, number: int, slots: int, paths: tuple[str, ...] = ()) -> list[Any]:
+    """Fetch so many images, and `paths`, for one request.
+
+    slots: downloads of the replica at a time.
+    """
     from vllm.multimodal.media import ImageMediaIO
 
     from deployments.generator import media_memory
     from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_downloads import Downloads
 
     async def together() -> list[Any]:
         connector = CheckedConnector(allowed_media_domains=["127.0.0.1"])
-        CheckedConnector._slots = asyncio.Semaphore(slots)
-        urls = [f"{site}/turn" for _ in range(number)]
+        Downloads.of_replica = asyncio.Semaphore(slots)
+        urls = [f"{site}{path}" for path in (*["/turn"] * number, *paths)]
         loads = [
             connector.load_from_url_async(url, ImageMediaIO(), fetch_timeout=5) for url in urls
         ]
@@ -569,13 +574,31 @@ def test_downloads_of_a_request_take_turns(site: str) -> None:
 
 def test_too_many_downloads_are_an_overload(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for ever for a slot of the replica."""
-    from deployments.generator import media
+    from deployments.generator import media_downloads
 
-    monkeypatch.setattr(media, "MAX_WAIT_S", 0.02)
+    monkeypatch.setattr(media_downloads, "MAX_WAIT_S", 0.02)
     loaded = fetch_all(site, 2, 1)
-    refused = [item for item in loaded if isinstance(item, OverloadedError)]
-    assert len(refused) == 1
-    assert refused[0].reason == "media"
+    assert all(isinstance(item, OverloadedError) and item.reason == "media" for item in loaded)
+
+
+def test_one_client_has_a_bound_on_downloads_that_wait(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments.generator import media_downloads
+
+    monkeypatch.setattr(media_downloads, "CLIENT_WAITING", 0)
+    (refused,) = fetch_all(site, 1, 32)
+    assert isinstance(refused, OverloadedError)
+    assert "Your requests wait for as many" in str(refused)
+
+
+def test_the_first_failure_ends_the_other_downloads_of_a_request(site: str) -> None:
+    """vLLM waits for all of them: eight hosts that send nothing would take four times as long."""
+    began = time.monotonic()
+    loaded = fetch_all(site, 0, 32, ("/slow", "/slow", "/slow", "/missing", *["/slow"] * 12))
+    assert time.monotonic() - began < 2
+    assert {str(item) for item in loaded} == {str(loaded[3])}
+    assert "answered with status 404" in str(loaded[3])
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def show_cuts(state: State) -> None:
     for chat in (state.openai_serving_chat, state.anthropic_serving_messages):
         _read_chats(chat)
     _read_responses(state.openai_serving_responses)
-    _complete_inputs(state.anthropic_serving_messages)
+    _complete_messages(state.anthropic_serving_messages)
 
 
 def is_cut(output: CompletionOutput) -> bool:
@@ -161,13 +161,15 @@ def _tell(
     maybe_filter_parallel_tool_calls(choice, request)
 
 
-def _complete_inputs(serving: Any) -> None:
+def _complete_messages(serving: Any) -> None:
     convert = serving.messages_full_converter
 
     def messages_full_converter(generator: ChatCompletionResponse) -> Any:
         for call in generator.choices[0].message.tool_calls:
             call.function.arguments = as_object(call.function.arguments)
-        return convert(generator)
+        answer = convert(generator)
+        answer.content = [part for part in answer.content if part.type != "text" or part.text]
+        return answer
 
     serving.messages_full_converter = messages_full_converter
 

@@ -16,6 +16,7 @@ import asyncio
 import os
 import warnings
 from functools import partial
+from io import BytesIO
 from typing import Any
 from urllib.parse import urljoin
 
@@ -148,10 +149,10 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
 
 
 async def _body(answer: aiohttp.ClientResponse, limit: int) -> bytes:
-    pieces, size = [], 0
-    async for piece in answer.content.iter_chunked(64 * 1024):
-        size += len(piece)
-        if size > limit:
-            raise refused(f"it has more than {limit} bytes.")
-        pieces.append(piece)
-    return b"".join(pieces)
+    data = BytesIO()
+    with data:  # it is empty after an error, which keeps this frame
+        async for piece in answer.content.iter_chunked(64 * 1024):
+            if data.tell() + len(piece) > limit:
+                raise refused(f"it has more than {limit} bytes.")
+            data.write(piece)
+        return data.getvalue()

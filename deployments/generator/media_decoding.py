@@ -24,7 +24,7 @@ from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 from vllm.multimodal.media.connector import global_thread_pool
 
 from cfg_core.errors import CfgServeError
-from deployments.generator.media_memory import WORKING, MediaShare, owner_of
+from deployments.generator.media_memory import TRIMMED_BYTES, WORKING, MediaShare, owner_of
 from deployments.generator.media_videos import load_video
 from deployments.requests.media_files import MediaFileError, Medium, check_file
 
@@ -96,6 +96,7 @@ class Counted:
         return text.split(",", most)[:most]
 
     def _check_size(self, size: int) -> None:
+        self.share.is_large |= size > TRIMMED_BYTES
         if size > self.max_bytes():
             raise MediaFileError(f"it has more than {self.max_bytes()} bytes: send a smaller one.")
 

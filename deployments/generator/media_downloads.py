@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cfg_core.errors import CapacityError, OverloadedError
 
@@ -45,7 +45,7 @@ class Downloads:
     def __init__(self, client: Turns) -> None:
         self._client = client
         self._turns = asyncio.Semaphore(REQUEST_AT_ONCE)
-        self._running: set[asyncio.Future[object]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
         self._failure: Exception | None = None
         self._deadline: float | None = None
 

@@ -35,8 +35,8 @@ CLIENT_BYTES = REQUEST_BYTES
 vLLM prepares the images of one request after the other, at about 300 MB a second.
 """
 
-TRIMMED_BYTES = 2**24
-"""A decoded item after whose request freed memory goes back to the system."""
+TRIMMED_BYTES = 2**22
+"""A file or a decoded item after whose request freed memory goes back to the system."""
 
 WORKING_BYTES = 2**30
 """What decoders need beside the images that they make, in one replica."""
@@ -94,7 +94,8 @@ class Working:
                 self._changed.notify_all()
 
 
-_trim = DelayedTrim()
+# An error that vLLM raises among several is in a cycle with its frames, which hold the files.
+_trim = DelayedTrim(collects=True)
 REPLICA = Budget(REPLICA_BYTES)
 WORKING = Working(WORKING_BYTES)
 

@@ -93,6 +93,7 @@ class ModelReplica:
             tested.check_version(args.allow_untested_vllm)
             tested.check_names("deployments.generator", patches.PATCHES)
             from vllm.platforms import current_platform
+            from vllm.utils.gc_utils import freeze_gc_heap
 
             from deployments.generator.vllm_server import VllmServer
 
@@ -108,6 +109,7 @@ class ModelReplica:
                 streams_at_once=args.admission.streams_at_once_per_request,
                 max_text_chars=args.max_text_chars,
             )
+        freeze_gc_heap()  # as vLLM's own server does: a collection then looks at requests alone
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
         self._beacon = Beacon(address, args.hang_timeout_s)

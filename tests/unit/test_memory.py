@@ -1,8 +1,10 @@
 """cfg_core/memory.py: freed memory goes back to the system once no large work is running."""
 
 import ctypes
+import gc
 import threading
 import time
+import weakref
 
 import psutil
 import pytest
@@ -67,3 +69,35 @@ def test_closing_drops_it(given_back):
     rest.schedule()
     rest.close()
     assert not given_back.wait(0.3)
+
+
+def test_what_only_errors_in_cycles_hold_is_freed(monkeypatch):
+    """An error in a local variable of a frame that it passed holds all frames below it."""
+    monkeypatch.setattr(memory, "TRIM_DELAY_S", 0.01)
+
+    class File:
+        pass
+
+    def fails(file):
+        raise ValueError(file)
+
+    def kept(file):
+        error = None
+        try:
+            fails(file)
+        except ValueError as caught:
+            error = caught
+        assert error is not None
+        return weakref.ref(file)
+
+    gc.disable()
+    try:
+        file = kept(File())
+        assert file() is not None
+        memory.DelayedTrim(collects=True).schedule()
+        deadline = time.monotonic() + 5
+        while file() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert file() is None
+    finally:
+        gc.enable()

@@ -9,38 +9,52 @@ comments.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pydantic
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from cfg_core.grammars.trials import GrammarLimits
 from deployments.config.access import AccessArgs, KeyArgs
 from deployments.config.admission import AdmissionArgs
 from deployments.config.args import AppArgs
 from deployments.config.base import YamlArgs
 from deployments.config.encoders import EncoderArgs
 from deployments.config.fallback import FallbackArgs
-from deployments.config.grammars import GrammarArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
-SECTIONS = (
-    *(AppArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, LimitsArgs),
-    HttpArgs,
-    GrammarArgs,
+MODELS: tuple[type[YamlArgs], ...] = (
+    *(AppArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, HttpArgs),
     TracingArgs,
 )
+SECTIONS: dict[str, type] = {
+    **{model.section: model for model in MODELS},
+    "limits": LimitsArgs,
+    "grammars": GrammarLimits,
+}
 
 
-def table(section: type[YamlArgs]) -> str:
+def fields_of(section: type) -> Mapping[str, FieldInfo]:
+    """The keys of a section, which is a model or a dataclass."""
+    read: Any = section
+    if not hasattr(read, "__pydantic_fields__"):
+        read = pydantic.dataclasses.dataclass(frozen=True)(section)
+    fields: Mapping[str, FieldInfo] = read.__pydantic_fields__
+    return fields
+
+
+def table(section: type) -> str:
     """The keys of one section, as Markdown."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
     rows += [
         f"| `{name}` | {_default(field)} | {field.description} |"
-        for name, field in section.model_fields.items()
+        for name, field in fields_of(section).items()
     ]
     return "\n".join(rows)
 
@@ -50,8 +64,10 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         value = None if field.default_factory is None else {}
         return "needed" if field.is_required() else "none"
-    if value is None or isinstance(value, YamlArgs) or value == ():
-        return "none" if value is None or value == () else "see below"
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, tuple(SECTIONS.values())):
+        return "see below"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
@@ -59,15 +75,15 @@ def _default(field: FieldInfo) -> str:
 
 def page(text: str) -> str:
     """The page with all tables up to date, made from its present `text`."""
-    for section in SECTIONS:
-        text = with_table(text, section)
+    for name, section in SECTIONS.items():
+        text = with_table(text, name, section)
     return text
 
 
-def with_table(text: str, section: type[YamlArgs]) -> str:
+def with_table(text: str, name: str, section: type) -> str:
     """Return `text` with the table of one section up to date."""
-    mark = re.compile(rf"(<!-- {section.section} -->\n).*?(<!-- end -->)", re.DOTALL)
-    assert mark.search(text), f"docs/configuration.md has no table for {section.section}"
+    mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    assert mark.search(text), f"docs/configuration.md has no table for {name}"
     return mark.sub(lambda m: f"{m[1]}{table(section)}\n{m[2]}", text)
 
 

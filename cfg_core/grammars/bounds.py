@@ -6,13 +6,16 @@ A grammar is whatever constrains the text of an answer: a choice, a JSON schema,
 expression, a context-free grammar, a structural tag, or the parameters of a tool. vLLM compiles it,
 which takes more time than reading it. Each check here takes time proportional to the size of what
 it reads, and none is recursive.
+
+The bounds are constants: they limit what it takes to read a grammar, which is the same everywhere.
+What it takes to compile one depends on the model and the machine. A trial measures that, and its
+limits are options (trials.py).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cfg_core.errors import RequestError
@@ -25,8 +28,38 @@ TOOLS = "tools"
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Fields of `structured_outputs`, of which a request sets one."""
 
+MAX_CHOICES, MAX_CHOICE_CHARS = 4_000, 200_000
+"""Entries of a `choice`, and characters of all of them together."""
+
+MAX_SCHEMA_CHARS, MAX_SCHEMA_NODES = 400_000, 20_000
+"""Characters and JSON values of a schema, or of all tools together."""
+
+MAX_SCHEMA_DEPTH = 64
+"""Nesting of objects and lists in a schema. Code that rewrites schemas recurses (rewriting.py)."""
+
 WRAPPING = 8
 """Levels of nesting around a schema in a `response_format`, a tool, or a structural tag."""
+
+MAX_PROPERTIES = 2_000
+"""Properties of a schema, or of all tools together.
+
+So many take xgrammar a minute, with a vocabulary of 262,144 tokens.
+"""
+
+MAX_ENUM_ENTRIES = 4_000
+"""Entries of one `enum`, or of any other list in a schema."""
+
+MAX_REGEX_CHARS, MAX_WHITESPACE_CHARS = 20_000, 200
+"""Characters of a `regex` and of a `whitespace_pattern`."""
+
+MAX_GRAMMAR_CHARS, MAX_GRAMMAR_RULES = 200_000, 4_000
+"""Characters of a `grammar`, and its rules or lines."""
+
+MAX_BRACKET_DEPTH = 200
+"""Nesting of brackets in a `regex`, a `grammar` or a `whitespace_pattern`."""
+
+MAX_TOOLS = 256
+"""Tools of one request."""
 
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
@@ -48,106 +81,77 @@ class _Sizes(NamedTuple):
     entries: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrammarBounds:
-    """Upper bounds on the grammars of one request.
+def check_body(body: Mapping[str, Any]) -> None:
+    """Check the fields of a body that become grammars, in OpenAI's or Anthropic's format.
 
-    All bounds are at least 1. Characters are Unicode characters.
+    Raises RequestError, which names the field and the bound. Values of a wrong type are ignored
+    here, because the code that parses the body refuses them.
     """
+    outputs = body.get(STRUCTURED_OUTPUTS)
+    if isinstance(outputs, Mapping):
+        check_outputs(outputs)
+    for name in FORMATS:
+        if isinstance(body.get(name), Mapping):
+            _check_json(name, body[name])
+    tools = body.get(TOOLS)
+    if isinstance(tools, list):
+        _at_most(TOOLS, len(tools), "tools", MAX_TOOLS)
+        _check_json(TOOLS, tools)
 
-    choices: int = 4_000
-    choice_chars: int = 200_000
-    enum_entries: int = 4_000
-    schema_chars: int = 400_000
-    schema_nodes: int = 20_000
-    schema_depth: int = 64
-    properties: int = 2_000
-    regex_chars: int = 20_000
-    grammar_chars: int = 200_000
-    grammar_rules: int = 4_000
-    bracket_depth: int = 200
-    whitespace_chars: int = 200
-    tools: int = 256
 
-    def check_body(self, body: Mapping[str, Any]) -> None:
-        """Check the fields of a body that become grammars, in OpenAI's or Anthropic's format.
+def check_outputs(outputs: Mapping[str, Any]) -> None:
+    """Check the fields of `structured_outputs`.
 
-        Raises RequestError, which names the field and the bound. Values of a wrong type are ignored
-        here, because the code that parses the body refuses them.
-        """
-        outputs = body.get(STRUCTURED_OUTPUTS)
-        if isinstance(outputs, Mapping):
-            self.check_outputs(outputs)
-        for name in FORMATS:
-            if isinstance(body.get(name), Mapping):
-                self._json(name, body[name])
-        tools = body.get(TOOLS)
-        if isinstance(tools, list):
-            _at_most(TOOLS, len(tools), "tools", self.tools)
-            self._json(TOOLS, tools)
+    outputs: the object in a body, or vLLM's StructuredOutputsParams as a mapping.
+    """
+    where = STRUCTURED_OUTPUTS
+    _check_choice(f"{where}.choice", outputs.get("choice"))
+    _check_text(f"{where}.regex", outputs.get("regex"), MAX_REGEX_CHARS)
+    pattern = outputs.get("whitespace_pattern")
+    _check_text(f"{where}.whitespace_pattern", pattern, MAX_WHITESPACE_CHARS)
+    _check_grammar(f"{where}.grammar", outputs.get("grammar"))
+    _check_json(f"{where}.json", outputs.get("json"))
+    # vLLM writes each tool twice for some models, which differ in white space.
+    _check_json(f"{where}.structural_tag", outputs.get("structural_tag"), copies=2)
 
-    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the fields of `structured_outputs`.
 
-        outputs: the object in a body, or vLLM's StructuredOutputsParams as a mapping.
-        """
-        where = STRUCTURED_OUTPUTS
-        self._choice(f"{where}.choice", outputs.get("choice"))
-        self._text(f"{where}.regex", outputs.get("regex"), self.regex_chars)
-        self._text(
-            f"{where}.whitespace_pattern", outputs.get("whitespace_pattern"), self.whitespace_chars
-        )
-        self._grammar(f"{where}.grammar", outputs.get("grammar"))
-        self._json(f"{where}.json", outputs.get("json"))
-        # vLLM writes each tool twice for some models, which differ in white space.
-        twice = replace(
-            self,
-            schema_chars=2 * self.schema_chars,
-            schema_nodes=2 * self.schema_nodes,
-            properties=2 * self.properties,
-        )
-        twice._json(f"{where}.structural_tag", outputs.get("structural_tag"))
+def _check_choice(field: str, choice: object) -> None:
+    if isinstance(choice, list):
+        _at_most(field, len(choice), "entries", MAX_CHOICES)
+        num_chars = sum(len(entry) for entry in choice if isinstance(entry, str))
+        _at_most(field, num_chars, "characters", MAX_CHOICE_CHARS)
 
-    def _choice(self, field: str, choice: object) -> None:
-        if not isinstance(choice, list):
-            return
-        _at_most(field, len(choice), "entries", self.choices)
-        _at_most(
-            field,
-            sum(len(c) for c in choice if isinstance(c, str)),
-            "characters",
-            self.choice_chars,
-        )
 
-    def _text(self, field: str, text: object, most: int) -> None:
-        if isinstance(text, str):
-            _at_most(field, len(text), "characters", most)
-            _at_most(field, bracket_depth(text), "levels of brackets", self.bracket_depth)
+def _check_text(field: str, text: object, most: int) -> None:
+    if isinstance(text, str):
+        _at_most(field, len(text), "characters", most)
+        _at_most(field, bracket_depth(text), "levels of brackets", MAX_BRACKET_DEPTH)
 
-    def _grammar(self, field: str, grammar: object) -> None:
-        self._text(field, grammar, self.grammar_chars)
-        if isinstance(grammar, str):
-            _at_most(
-                field, max(grammar.count("::="), grammar.count("\n")), "rules", self.grammar_rules
-            )
 
-    def _json(self, field: str, value: object) -> None:
-        """Check a schema, or a list or object that contains schemas, as text or parsed."""
-        if isinstance(value, str):
-            _at_most(field, len(value), "characters", self.schema_chars)
-            _at_most(
-                field, bracket_depth(value, quoted=True), "levels", self.schema_depth + WRAPPING
-            )
-            value = _parsed(value)
-        if isinstance(value, dict | list):
-            self._check(field, _measured(value, self))
+def _check_grammar(field: str, grammar: object) -> None:
+    _check_text(field, grammar, MAX_GRAMMAR_CHARS)
+    if isinstance(grammar, str):
+        num_rules = max(grammar.count("::="), grammar.count("\n"))
+        _at_most(field, num_rules, "rules", MAX_GRAMMAR_RULES)
 
-    def _check(self, field: str, found: _Sizes) -> None:
-        _at_most(field, found.depth, "levels", self.schema_depth + WRAPPING)
-        _at_most(field, found.entries, "entries in one `enum` or list", self.enum_entries)
-        _at_most(field, found.properties, "properties", self.properties)
-        _at_most(field, found.nodes, "values", self.schema_nodes)
-        _at_most(field, found.chars, "characters", self.schema_chars)
+
+def _check_json(field: str, value: object, copies: int = 1) -> None:
+    """Check a schema, or a list or object that contains schemas, as text or parsed.
+
+    copies: how often each schema may stand in it.
+    """
+    max_depth = MAX_SCHEMA_DEPTH + WRAPPING
+    if isinstance(value, str):
+        _at_most(field, len(value), "characters", copies * MAX_SCHEMA_CHARS)
+        _at_most(field, bracket_depth(value, quoted=True), "levels", max_depth)
+        value = _parsed(value)
+    if isinstance(value, dict | list):
+        found = _measured(value, copies)
+        _at_most(field, found.depth, "levels", max_depth)
+        _at_most(field, found.entries, "entries in one `enum` or list", MAX_ENUM_ENTRIES)
+        _at_most(field, found.properties, "properties", copies * MAX_PROPERTIES)
+        _at_most(field, found.nodes, "values", copies * MAX_SCHEMA_NODES)
+        _at_most(field, found.chars, "characters", copies * MAX_SCHEMA_CHARS)
 
 
 def bracket_depth(text: str, quoted: bool = False) -> int:
@@ -181,7 +185,7 @@ def _parsed(text: str) -> object:
         return None
 
 
-def _measured(value: dict[str, Any] | list[Any], bounds: GrammarBounds) -> _Sizes:
+def _measured(value: dict[str, Any] | list[Any], copies: int) -> _Sizes:
     """Return the sizes of parsed JSON.
 
     It stops once the nodes, depth, entries or properties exceed their bound. It then returns what
@@ -197,10 +201,10 @@ def _measured(value: dict[str, Any] | list[Any], bounds: GrammarBounds) -> _Size
         if isinstance(inner, list):
             entries = max(entries, len(inner))
         if (
-            nodes > bounds.schema_nodes
-            or depth > bounds.schema_depth + WRAPPING
-            or entries > bounds.enum_entries
-            or properties > bounds.properties
+            nodes > copies * MAX_SCHEMA_NODES
+            or depth > MAX_SCHEMA_DEPTH + WRAPPING
+            or entries > MAX_ENUM_ENTRIES
+            or properties > copies * MAX_PROPERTIES
         ):
             break
     return _Sizes(nodes, depth, chars, properties, entries)

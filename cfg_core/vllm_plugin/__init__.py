@@ -42,9 +42,8 @@ def guided_engine_args(
     draft_cost: under speculation, the cost of one more draft, in steps without drafts. Groups whose
         drafts are accepted too rarely to be worth that cost get fewer drafts, down to none. With 0,
         speculation never backs off. Default: `cfg_core.draft_length.DRAFT_COST`.
-    grammars: bounds on the size of grammars, and limits of their trial: fields of
-        `cfg_core.grammars.bounds.GrammarBounds` and `cfg_core.grammars.limits.GrammarLimits`.
-        Default: the defaults of these two classes.
+    grammars: limits on the trials of grammars: fields of `cfg_core.grammars.trials.GrammarLimits`.
+        Default: the defaults of this class.
     allow_untested_vllm: accept a vLLM version that was not tested, if it has all names and
         signatures that we use. Guidance may still be wrong on it.
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from cfg_core.draft_length import DRAFT_COST
 from cfg_core.errors import CompatibilityError
-from cfg_core.grammars.bounds import GrammarBounds
-from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.keys import check_keys
 from cfg_core.logits_processors import config as processor_config
 from cfg_core.pool import KV_SPLITS
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 ADDITIONAL_CONFIG = "cfg_serve"
 """Key of our options in vLLM's `additional_config`."""
-
-_Numbers = TypeVar("_Numbers", GrammarBounds, GrammarLimits)
 
 ALLOW_UNTESTED = "allow_untested_vllm"
 """Key, in our options: whether a vLLM version may run that was not tested."""
@@ -100,31 +97,26 @@ def processors_of(config: VllmConfig) -> dict[str, Any]:
 
 
 GRAMMARS = "grammars"
-"""Key, in our options, of the fields of GrammarBounds and GrammarLimits."""
-
-
-def grammar_bounds_of(config: VllmConfig) -> GrammarBounds:
-    """How large a request's grammar may be, from `additional_config`."""
-    return _built(GrammarBounds, ours(config).get(GRAMMARS) or {})
+"""Key, in our options, of the fields of GrammarLimits."""
 
 
 def grammar_limits_of(config: VllmConfig) -> GrammarLimits:
     """What the trial of a grammar may cost, from `additional_config`."""
-    return _built(GrammarLimits, ours(config).get(GRAMMARS) or {})
+    return GrammarLimits(**(ours(config).get(GRAMMARS) or {}))
 
 
 def check_grammars(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `fields` if all are known and have usable values.
 
-    A value is a positive number, or for `at_start` true or false. Raises ConfigError for an unknown
-    name, and CompatibilityError for a value that cannot be used.
+    A value is a positive number, for `at_start` true or false, and for `json_whitespace` also None.
+    Raises ConfigError for an unknown name, and CompatibilityError for a value that cannot be used.
     """
-    of_both = (*dataclasses.fields(GrammarBounds), *dataclasses.fields(GrammarLimits))
-    defaults = {field.name: field.default for field in of_both}
+    defaults = {field.name: field.default for field in dataclasses.fields(GrammarLimits)}
     check_keys(fields, defaults, GRAMMARS)
     for name, value in fields.items():
         is_switch = isinstance(defaults[name], bool)
-        if not (isinstance(value, bool) if is_switch else _is_positive(value)):
+        is_unlimited = name == "json_whitespace" and value is None
+        if not (isinstance(value, bool) if is_switch else is_unlimited or _is_positive(value)):
             needed = "true or false" if is_switch else "a number above 0"
             raise CompatibilityError(f"`{name}` in `{GRAMMARS}` is {value!r}: it must be {needed}.")
     return dict(fields)
@@ -132,10 +124,6 @@ def check_grammars(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and type(value) is not bool and 0 < value < math.inf
-
-
-def _built(cls: type[_Numbers], fields: Mapping[str, Any]) -> _Numbers:
-    return cls(**{f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields})
 
 
 def ours(config: VllmConfig) -> dict[str, Any]:

@@ -7,12 +7,14 @@ where Serve users look for them. This module does not read them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.logits_processors.config import check_config as check_processors
 from deployments.config.access import AccessArgs
 from deployments.config.admission import AdmissionArgs
@@ -21,7 +23,6 @@ from deployments.config.checks import check_body_limits, check_generator, check_
 from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, check_frontend
 from deployments.config.fallback import FallbackArgs
-from deployments.config.grammars import GrammarArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model
@@ -195,9 +196,9 @@ class AppArgs(YamlArgs):
         default=TracingArgs(),
         description="OpenTelemetry spans of requests, from the ingress to each stream.",
     )
-    grammars: GrammarArgs = Field(
-        default=GrammarArgs(),
-        description="Maximum size of the grammars of requests, and maximum cost to compile them.",
+    grammars: GrammarLimits = Field(
+        default=GrammarLimits(),
+        description="What compiling the grammars of requests may cost, and what they allow.",
     )
     limits: LimitsArgs = Field(
         default=LimitsArgs(),
@@ -319,7 +320,7 @@ class AppArgs(YamlArgs):
             "kv_split": self.kv_split,
             "logits_processors": self.logits_processors,
             "draft_cost": self.draft_cost,
-            "grammars": self.grammars.fields,
+            "grammars": _changed(self.grammars),
             "allow_untested_vllm": self.allow_untested_vllm,
             "max_followers": self.followers_per_request,
             "traced": self.tracing.otlp_traces_endpoint is not None,
@@ -335,6 +336,13 @@ class AppArgs(YamlArgs):
         if self.num_workers > 1:
             base["distributed_executor_backend"] = "ray"
         return base | self.engine
+
+
+def _changed(limits: GrammarLimits) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    usual = dataclasses.asdict(GrammarLimits())
+    given = dataclasses.asdict(limits)
+    return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def resolved_frontend(frontend: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,6 +17,9 @@ class YamlArgs(BaseModel):
     An unknown key is an error that names the nearest known one. Errors never show the given value,
     which may be an API key. Pydantic reads that setting from the outermost model, so every section
     has it.
+
+    A section may also be a dataclass whose fields have pydantic's constraints and descriptions as
+    metadata. Its name is that of its field.
     """
 
     model_config = ConfigDict(
@@ -28,6 +32,11 @@ class YamlArgs(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            check_keys(values, cls.model_fields, cls.section)
+        if not isinstance(values, Mapping):
+            return values
+        check_keys(values, cls.model_fields, cls.section)
+        for name, field in cls.model_fields.items():
+            kind, inner = field.annotation, values.get(name)
+            if dataclasses.is_dataclass(kind) and isinstance(inner, Mapping):
+                check_keys(inner, [known.name for known in dataclasses.fields(kind)], name)
         return values

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from functools import cached_property
-
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from deployments.config.base import YamlArgs
 from deployments.requests.shape import ShapeBounds
 
-_S = ShapeBounds()
 
-
-class LimitsArgs(YamlArgs):
-    """The section `limits:` of `args:`.
+@dataclass(frozen=True, kw_only=True)
+class LimitsArgs(ShapeBounds):
+    """The section `limits:` of `args:`, which begins with the bounds on the shape of bodies.
 
     Each replica of CfgRouter counts for itself.
     """
 
-    section = "limits"
-
     max_requests: int = Field(
         default=2000,
         ge=1,
-        description=(
-            "Maximum number of requests at the same time. A further request gets 429. Each replica"
-            " of CfgRouter counts for itself; this holds for all keys of this section."
-        ),
+        description=("Maximum number of requests at the same time. A further request gets 429."),
     )
     max_requests_per_client: int = Field(
         default=512,
@@ -74,37 +65,3 @@ class LimitsArgs(YamlArgs):
             " estimated before the answer is computed. A request for more gets 400."
         ),
     )
-    max_values: int = Field(
-        default=_S.max_values,
-        ge=1024,
-        description=(
-            "Maximum number of objects, lists and texts in a request body. The names of an object's"
-            " entries are texts, too, so a message with a role and a content counts as five."
-            " 32 numbers in lists, such as token ids, count as one. A request with more gets 400"
-            " before it is parsed."
-        ),
-    )
-    max_copied_entries: int = Field(
-        default=_S.max_copied_entries,
-        ge=1024,
-        description=(
-            "Maximum number of entries of one field, such as `allowed_token_ids`, times the choices"
-            " (`n` times the prompts) that each get a copy of it. An entry of `stop_token_ids` or"
-            " `logit_bias` counts as 4, and one of `bad_words` as 200. A request with more gets"
-            " 400."
-        ),
-    )
-    max_copied_bytes: int = Field(
-        default=_S.max_copied_bytes,
-        ge=2**16,
-        description=(
-            "Maximum size, in bytes of JSON text, of one such field, times the choices that each"
-            " get a copy of it. A byte of `bad_words` counts as 400. A request with more gets 400."
-        ),
-    )
-
-    @cached_property
-    def shape(self) -> ShapeBounds:
-        """The bounds on the shape of bodies."""
-        names = [field.name for field in dataclasses.fields(ShapeBounds)]
-        return ShapeBounds(**{name: getattr(self, name) for name in names})

@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from cfg_core.errors import UnknownModelError
+from cfg_core.grammars import bounds
 from cfg_core.params import looks_like_guidance
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GenerateJob, GeneratorClient
@@ -134,7 +135,7 @@ class GenerateRoutes:
         """
         check_request_id(body)
         body = with_structured_outputs(endpoint, body)
-        self._args.grammars.bounds.check_body(body)
+        bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None:
             check_number(guidance.streams, self._args.followers_per_request)

@@ -74,7 +74,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         self._open_requests = policy.open_requests
         self._encoders = Encoders(encoders, args)
         self._args = args
-        self._bodies = Bodies(args.limits.shape)
+        self._bodies = Bodies(args.limits)
         self._state = Recent(self._ask_state)
         self._created = int(time.time())
 

@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.grammars import bounds
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
@@ -129,7 +130,7 @@ class VllmRoutes:
     async def _read_by_engine(self, endpoint: Endpoint, method: str, request: Request) -> Response:
         """What a replica makes of the prompt, charged as the prompt's tokens."""
         body = with_structured_outputs(endpoint, await self._bodies.read(request))
-        self._args.grammars.bounds.check_body(body)
+        bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None and guidance.enabled:
             raise GuidanceError(

@@ -1,17 +1,27 @@
 """Options of the YAML that guided_engine_args must accept, too."""
 
+import dataclasses
+
 import pytest
 
 from cfg_core.errors import CompatibilityError
+from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.vllm_plugin import guided_engine_args
-from deployments.config.grammars import GrammarArgs
+from deployments.config.args import AppArgs
+
+FIELDS = [(field.name, field.default) for field in dataclasses.fields(GrammarLimits)]
 
 
-@pytest.mark.parametrize("name", GrammarArgs.model_fields)
-def test_the_engine_accepts_every_grammar_setting_that_the_yaml_accepts(name):
-    default = getattr(GrammarArgs(), name)
-    value = not default if isinstance(default, bool) else 2 * default
-    fields = GrammarArgs(**{name: value}).fields
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, not usual if isinstance(usual, bool) else 2 * usual) for name, usual in FIELDS),
+        ("json_whitespace", None),
+    ],
+)
+def test_the_engine_accepts_every_grammar_setting_that_the_yaml_accepts(name, value):
+    args = AppArgs.model_validate({"model": "m", "grammars": {name: value}})
+    fields = args.plugin_kwargs["grammars"]
     assert fields == {name: value}
     assert (
         guided_engine_args(grammars=fields)["additional_config"]["cfg_serve"]["grammars"] == fields

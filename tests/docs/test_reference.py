@@ -37,14 +37,17 @@ def names(page: str, mark: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", block, re.MULTILINE)
 
 
-def sections() -> Iterator[type[YamlArgs]]:
-    """Every section of the YAML that the code reads."""
-    importlib.import_module("deployments.config.args")
+def sections() -> Iterator[tuple[str, list[str]]]:
+    """Every section of the YAML that the code reads, with its keys."""
+    args = importlib.import_module("deployments.config.args").AppArgs
     waiting = [YamlArgs]
     while waiting:
         for section in waiting.pop().__subclasses__():
             waiting.append(section)
-            yield section
+            yield section.section, list(section.model_fields)
+    for name, field in args.model_fields.items():
+        if dataclasses.is_dataclass(field.annotation):
+            yield name, [key.name for key in dataclasses.fields(field.annotation)]
 
 
 @pytest.mark.parametrize("page", [REQUESTS, ENGINE])
@@ -74,9 +77,9 @@ def test_every_guidance_field_is_explained_in_detail() -> None:
 def test_every_yaml_key_is_on_the_page() -> None:
     found = list(sections())
     assert len(found) >= 8
-    for section in found:
-        assert names(YAML, section.section) == list(section.model_fields), section.section
-    assert sum(len(section.model_fields) for section in found) >= 80
+    for section, keys in found:
+        assert names(YAML, section) == keys, section
+    assert sum(len(keys) for _, keys in found) >= 70
 
 
 def test_every_option_of_the_engines_is_on_the_page() -> None:

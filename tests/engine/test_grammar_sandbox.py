@@ -22,11 +22,13 @@ import psutil
 import pytest
 
 from cfg_core.errors import OverloadedError, RequestError
-from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.grammars.trials import GrammarLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).resolve().parent
-LIMITS = GrammarLimits(cpu_s=1.5, wall_s=6.0, json_whitespace=None)
+LIMITS = GrammarLimits(cpu_s=1.5, json_whitespace=None)
+SOON_S = 6.0
+"""Seconds within which each of these grammars has its verdict."""
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 
 
@@ -199,7 +201,7 @@ async def test_grammars_that_cannot_be_served_are_refused_with_the_reason(
     with pytest.raises(RequestError, match=words) as refusal:
         await sandbox.check(params_of(fields))
     assert refusal.value.param == "structured_outputs"
-    assert time.monotonic() - started < LIMITS.wall_s + 2
+    assert time.monotonic() - started < SOON_S + 2
     started = time.monotonic()
     with pytest.raises(RequestError, match=words):
         await sandbox.check(params_of(fields))
@@ -230,7 +232,7 @@ async def test_what_costs_xgrammar_too_much_gets_to_llguidance(
     )
     params, started = params_of(fields), time.monotonic()
     await sandbox.check(params)
-    assert time.monotonic() - started < LIMITS.wall_s
+    assert time.monotonic() - started < SOON_S
     outputs = params.structured_outputs
     assert (outputs._backend, outputs._backend_was_auto) == ("guidance", True)
     assert outputs.structural_tag is None
@@ -261,12 +263,14 @@ async def test_the_order_of_keys_makes_no_second_trial(sandbox: Any) -> None:
 
 
 async def test_a_busy_machine_refuses_nothing_for_good(
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial that its deadline ends says nothing about the grammar: 429, and not remembered."""
+    from cfg_core.vllm_plugin.frontend import helper_process
     from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
 
-    limits = GrammarLimits(wall_s=0.3, cpu_s=5)
+    monkeypatch.setattr(helper_process, "WALL_S", 0.3)
+    limits = GrammarLimits(cpu_s=5)
     sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=limits)
     await sandbox.start()
     with pytest.raises(OverloadedError, match="busy"):
@@ -385,12 +389,14 @@ async def test_a_killed_fork_refuses_its_grammar_and_a_killed_helper_is_replaced
 
 
 async def test_the_helper_is_loaded_in_advance_and_stays(
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from cfg_core.vllm_plugin.frontend import helper_process
     from cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox
 
+    monkeypatch.setattr(helper_process, "IDLE_S", 0.1)
     before = set(psutil.Process().children())
-    sandbox = GrammarSandbox(config_of(model_folder("llama")), limits=GrammarLimits(idle_s=0.1))
+    sandbox = GrammarSandbox(config_of(model_folder("llama")))
     sandbox.begin()
     await until(lambda: bool(set(psutil.Process().children()) - before))
     (helper,) = set(psutil.Process().children()) - before
@@ -408,11 +414,12 @@ async def test_the_helper_ends_when_idle_and_with_its_parent(
     """A separate program starts a helper, and is killed."""
     program = (
         "import asyncio, sys, time; sys.path.insert(0, sys.argv[2])\nfrom pathlib import Path; from"
-        " test_grammar_sandbox import config_of\nfrom cfg_core.grammars.limits import"
-        " GrammarLimits\nfrom cfg_core.vllm_plugin.frontend.grammar_sandbox import"
-        " GrammarSandbox\nasync def main():\n    sandbox ="
-        " GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(at_start=False,"
-        " idle_s=2.0))\n    await sandbox.start(); print('ready', flush=True); await"
+        " test_grammar_sandbox import config_of\nfrom cfg_core.grammars.trials import"
+        " GrammarLimits\nfrom cfg_core.vllm_plugin.frontend import helper_process\nfrom"
+        " cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox\nasync def main():\n"
+        "    helper_process.IDLE_S = 2.0\n    sandbox ="
+        " GrammarSandbox(config_of(Path(sys.argv[1])), limits=GrammarLimits(at_start=False))\n"
+        "    await sandbox.start(); print('ready', flush=True); await"
         " asyncio.sleep(1.0)\n    process = sandbox._process._process; print(process.pid,"
         " flush=True)\n    await asyncio.sleep(8); print('idle', process.returncode, flush=True);"
         " await sandbox.start()\n    print(sandbox._process._process.pid, flush=True); await"

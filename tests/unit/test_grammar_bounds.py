@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfg_core.errors import RequestError
-from cfg_core.grammars.bounds import GrammarBounds, bracket_depth
-from deployments.config.grammars import GrammarArgs
-
-BOUNDS = GrammarBounds()
+from cfg_core.errors import ConfigError, RequestError
+from cfg_core.grammars import bounds
+from cfg_core.grammars.bounds import bracket_depth
+from cfg_core.grammars.trials import GrammarLimits
+from deployments.config.args import AppArgs
 
 
 def properties(count: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ PASSES = [
 
 @pytest.mark.parametrize("body", PASSES, ids=lambda body: repr(body)[:40])
 def test_what_users_send_passes(body: dict[str, Any]) -> None:
-    BOUNDS.check_body(body)
+    bounds.check_body(body)
 
 
 REFUSED = [
@@ -109,7 +109,7 @@ def test_what_is_too_large_is_refused_by_field_and_bound(
     body: dict[str, Any], param: str, words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as refusal:
-        BOUNDS.check_body(body)
+        bounds.check_body(body)
     assert refusal.value.param == param
     assert len(str(refusal.value)) < 200
 
@@ -121,7 +121,7 @@ def test_deep_values_overflow_nothing_and_large_ones_end_early() -> None:
     started = time.process_time()
     for value in ({"x": deep}, {"x": [[1] * 3000] * 3000}, {"x": [0] * 10**6}):
         with pytest.raises(RequestError):
-            BOUNDS.check_body(outputs(json=value))
+            bounds.check_body(outputs(json=value))
     assert time.process_time() - started < 1
     while isinstance(deep, list):  # or its destructor recurses
         deep = deep.pop()
@@ -144,17 +144,30 @@ def test_hidden_brackets_do_not_count() -> None:
     assert bracket_depth(r'{"a": "\"((("}', quoted=True) == 1
 
 
-def test_every_bound_can_be_set_in_the_yaml() -> None:
-    args = GrammarArgs.model_validate({"choices": 10, "cpu_s": 1.5})
-    assert args.bounds == GrammarBounds(choices=10)
-    assert args.fields == {"choices": 10, "cpu_s": 1.5}
-    assert GrammarArgs().fields == {}
-    with pytest.raises(RequestError, match="11 entries"):
-        args.bounds.check_body(outputs(choice=["x"] * 11))
+def args_of(**grammars: Any) -> AppArgs:
+    return AppArgs.model_validate({"model": "m", "grammars": grammars})
 
 
-def test_the_yaml_knows_no_other_keys() -> None:
-    from cfg_core.errors import ConfigError
+def test_the_section_of_the_yaml_is_the_dataclass() -> None:
+    args = args_of(places=2, cpu_s=1.5)
+    assert args.grammars == GrammarLimits(places=2, cpu_s=1.5)
+    assert args.plugin_kwargs["grammars"] == {"places": 2, "cpu_s": 1.5}
+    assert args_of().plugin_kwargs["grammars"] == {}
 
-    with pytest.raises((ConfigError, ValueError), match="did you mean `choices`"):
-        GrammarArgs.model_validate({"choise": 10})
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("plases", 2, "unknown key `plases` in `grammars`: did you mean `places`"),
+        (
+            "schema_chars",
+            10,
+            "unknown key `schema_chars` in `grammars`: known keys: at_start",
+        ),
+        ("places", 0, "grammars.places\n.*greater than or equal to 1"),
+        ("memory_mb", 63, "grammars.memory_mb\n.*greater than or equal to 64"),
+    ],
+)
+def test_what_the_section_cannot_have_is_an_error(key: str, value: int, words: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=words):
+        args_of(**{key: value})

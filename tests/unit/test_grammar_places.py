@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from cfg_core.errors import OverloadedError
-from cfg_core.grammars.places import FairPlaces
+from cfg_core.grammars.trials import FairPlaces
 
 
 class Tenants:

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from cfg_core.grammars import verdicts
+from cfg_core.grammars import trials
 
 
 def test_refusals_that_depend_on_the_machine_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verdicts, "COSTLY_S", 0.05)
-    known = verdicts.Verdicts(most=2)
+    monkeypatch.setattr(trials, "COSTLY_S", 0.05)
+    known = trials.Verdicts(most=2)
     known.keep(b"costly", {"refused": "slow", "costly": True})
     known.keep(b"invalid", {"refused": "invalid", "costly": False})
     assert known.get(b"costly") is not None
@@ -21,7 +21,7 @@ def test_refusals_that_depend_on_the_machine_are_forgotten(monkeypatch: pytest.M
 
 
 def test_the_last_ones_are_remembered():
-    known = verdicts.Verdicts(most=2)
+    known = trials.Verdicts(most=2)
     for key in (b"first", b"second"):
         known.keep(key, {"backend": "xgrammar"})
     assert known.get(b"first") is not None  # and is now the last one that was used

@@ -23,7 +23,7 @@ from typing_extensions import override
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.errors import REQUEST_FAULT
-from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR, Backends, error_of
 

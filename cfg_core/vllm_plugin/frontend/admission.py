@@ -18,12 +18,13 @@ from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine.input_processor import InputProcessor
 
 from cfg_core.errors import GuidanceError, RequestError
+from cfg_core.grammars.bounds import check_outputs
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_guidance
 from cfg_core.pool import Lengths
-from cfg_core.vllm_plugin.config import cannot_guide, grammar_bounds_of, refusal
+from cfg_core.vllm_plugin.config import cannot_guide, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
@@ -82,7 +83,7 @@ def check_grammar_size(config: VllmConfig, params: Any) -> None:
     outputs = getattr(params, "structured_outputs", None)
     if outputs is None or not _is_guided(config) or is_tried(outputs):
         return
-    grammar_bounds_of(config).check_outputs(fields_of(outputs))
+    check_outputs(fields_of(outputs))
 
 
 def without_guidance(params: Any) -> tuple[Any, dict[str, Any]]:

@@ -19,13 +19,11 @@ from vllm.sampling_params import SamplingParams
 
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.grammars import schemas
-from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, GrammarBounds
+from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, check_outputs
 from cfg_core.grammars.keywords import Lost
-from cfg_core.grammars.limits import GrammarLimits
-from cfg_core.grammars.places import FairPlaces
-from cfg_core.grammars.verdicts import Verdicts
+from cfg_core.grammars.trials import WALL_S, FairPlaces, GrammarLimits, Verdicts
 from cfg_core.lanes import LONG_TEXT
-from cfg_core.vllm_plugin.config import grammar_bounds_of, grammar_limits_of
+from cfg_core.vllm_plugin.config import grammar_limits_of
 from cfg_core.vllm_plugin.frontend.helper_process import HelperGoneError, HelperProcess
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR
 from cfg_core.vllm_plugin.grammar_helper import frames
@@ -63,19 +61,13 @@ _GONE = "The process that checks grammars is not available at the moment: send t
 class GrammarSandbox:
     """Tries the grammars of one engine's requests."""
 
-    def __init__(
-        self,
-        config: VllmConfig,
-        bounds: GrammarBounds | None = None,
-        limits: GrammarLimits | None = None,
-    ) -> None:
-        """bounds, limits: by default those of the engine's configuration."""
-        self._bounds: GrammarBounds = bounds or grammar_bounds_of(config)
+    def __init__(self, config: VllmConfig, limits: GrammarLimits | None = None) -> None:
+        """limits: by default those of the engine's configuration."""
         self._limits: GrammarLimits = limits or grammar_limits_of(config)
         self._settings = settings_of(config)
-        self._places = FairPlaces(self._limits.places, self._limits.max_waiting)
+        self._places = FairPlaces(self._limits.places)
         self._texts: dict[tuple[str, str], str] = {}
-        self._verdicts = Verdicts(self._limits.remembered)
+        self._verdicts = Verdicts()
         self._may_choose = config.structured_outputs_config.backend == "auto"
         self._process: HelperProcess | None = None
 
@@ -138,13 +130,13 @@ class GrammarSandbox:
         last ones are remembered, because agents send the same tools with each request.
         """
         kind = next((kind for kind in schemas.CANONICAL if fields.get(kind) is not None), None)
-        self._bounds.check_outputs({name: fields[name] for name in fields if name != kind})
+        check_outputs({name: fields[name] for name in fields if name != kind})
         if kind is None:
             return fields
         text = fields[kind] if isinstance(fields[kind], str) else _json_of(fields[kind])
         canonical = self._texts.get((kind, text))
         if canonical is None:
-            read = partial(_bounded_text, self._bounds, kind, text)
+            read = partial(_bounded_text, kind, text)
             canonical = await asyncio.to_thread(read) if len(text) > LONG_TEXT else read()
             self._texts[kind, text] = canonical
             if len(self._texts) > TEXTS:
@@ -217,7 +209,7 @@ class GrammarSandbox:
         """
         if answer == frames.OUT_OF_TIME:
             raise OverloadedError(
-                f"The grammar was not compiled within {self._limits.wall_s:g} s, because this"
+                f"The grammar was not compiled within {WALL_S:g} s, because this"
                 " server is busy: send the request again later.",
                 5.0,
                 "grammars",
@@ -268,8 +260,8 @@ def _not_enforced(lost: list[list[str]]) -> str:
     )
 
 
-def _bounded_text(bounds: GrammarBounds, kind: str, text: str) -> str:
-    bounds.check_outputs({kind: text})
+def _bounded_text(kind: str, text: str) -> str:
+    check_outputs({kind: text})
     return schemas.canonical_text(kind, text)
 
 

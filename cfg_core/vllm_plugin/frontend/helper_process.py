@@ -15,11 +15,17 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping
 from typing import Any
 
-from cfg_core.grammars.limits import GrammarLimits
+from cfg_core.grammars.trials import WALL_S, GrammarLimits
 from cfg_core.vllm_plugin.grammar_helper import frames
 
 HELPER = "cfg_core.vllm_plugin.grammar_helper"
 """The module that is run as the helper process."""
+
+START_S = 120.0
+"""Seconds that the helper has to load. If it is not ready then, requests with a grammar get 429."""
+
+IDLE_S = 900.0
+"""Seconds without a grammar after which the helper ends, if `at_start` is false."""
 
 _ENVIRONMENT = {
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",  # vLLM's timeout needs threads, which cannot be killed
@@ -39,7 +45,7 @@ class HelperProcess:
     """One process of the grammar helper, from its start to its end.
 
     It ends when it is closed or when this process ends. Without `at_start`, it also ends when it
-    has been idle for `idle_s`.
+    has been idle for IDLE_S.
     """
 
     def __init__(self, settings: Mapping[str, Any], limits: GrammarLimits) -> None:
@@ -102,7 +108,7 @@ class HelperProcess:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(self._first)
-            async with asyncio.timeout(self._limits.start_s):
+            async with asyncio.timeout(START_S):
                 await self._hear(process.stdout)
             while await self._hear_until_idle(process.stdout):
                 pass
@@ -114,14 +120,14 @@ class HelperProcess:
     async def _hear_until_idle(self, stream: asyncio.StreamReader) -> bool:
         """Take one frame from the helper. Returns False if it has been idle and is to end.
 
-        It is idle if nobody has asked for `idle_s` seconds. With `at_start` it never ends for that
+        It is idle if nobody has asked for IDLE_S seconds. With `at_start` it never ends for that
         reason.
         """
         try:
-            async with asyncio.timeout(None if self._limits.at_start else self._limits.idle_s):
+            async with asyncio.timeout(None if self._limits.at_start else IDLE_S):
                 await self._hear(stream)
         except TimeoutError:
-            return bool(self._asked) or time.monotonic() - self._used < self._limits.idle_s
+            return bool(self._asked) or time.monotonic() - self._used < IDLE_S
         return True
 
     async def _hear(self, stream: asyncio.StreamReader) -> None:
@@ -150,7 +156,7 @@ class HelperProcess:
 
 
 def _first_frame(settings: Mapping[str, Any], limits: GrammarLimits) -> bytes:
-    ours = {"wall_s": limits.wall_s, "memory_bytes": limits.memory_mb << 20}
+    ours = {"wall_s": WALL_S, "memory_bytes": limits.memory_mb << 20}
     payload = pickle.dumps((os.getpid(), settings, ours))
     return struct.pack("!I", len(payload)) + payload
 

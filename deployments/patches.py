@@ -25,34 +25,6 @@ PATCHES = (
         test="tests/contract/test_token_texts.py",
     ),
     Patch(
-        target="vllm.v1.engine.async_llm:AsyncLLM.generate",
-        by=_CALLS,
-        process=_REPLICA,
-        reason="Chunks of a stream are sent at intervals, and a request that failed in the engine "
-        "gets the reason in its error.",
-        upstream=_NO_HOOK,
-        test="tests/engine/test_vllm_server.py",
-        per_object=True,
-    ),
-    Patch(
-        target="vllm.v1.engine.async_llm:AsyncLLM.add_request",
-        by=_CALLS,
-        process=_REPLICA,
-        reason="Every request passes through it. An error raised there is the client's fault: 400.",
-        upstream=_NO_HOOK,
-        test="tests/engine/test_vllm_server.py",
-        per_object=True,
-    ),
-    Patch(
-        target="vllm.v1.engine.async_llm:AsyncLLM.add_request",
-        by=f"{_GENERATOR}.grammar_gate:GrammarGate",
-        process=_REPLICA,
-        reason="Before vLLM reads a grammar, it is compiled in a process that can be killed.",
-        upstream=_NO_HOOK,
-        test="tests/engine/test_grammar_sandbox.py",
-        per_object=True,
-    ),
-    Patch(
         target="vllm.v1.engine.core_client:AsyncMPClient.add_request_async",
         by=_CALLS,
         process=_REPLICA,
@@ -81,7 +53,7 @@ PATCHES = (
     ),
     Patch(
         target="vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion.beam_search",
-        by=f"{_CALLS}.watch_beams",
+        by=f"{_GENERATOR}.engine_calls:watch_beams",
         process=_REPLICA,
         reason="Each token of a beam is a request of the engine; its prompt is charged once. The "
         "chat class has the same method.",

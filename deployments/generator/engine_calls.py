@@ -1,13 +1,10 @@
 """Between vLLM's frontend and its engine process: what each HTTP request has in the engine.
 
 `EngineCalls` wraps the methods that every request passes, whatever its endpoint: a list of prompts,
-`n`, a beam search. It counts tokens into the request's Meter, lets no request have more streams in
-the engine at once than its share, and reports why a request failed. vLLM's own code does all the
-rest: it makes the choices of `n`, and orders and joins their outputs. A choice that waits is only
-handed to the engine process later.
-
-
-Importing this module imports vllm, so only a replica does it.
+`n`, a beam search. It counts tokens into the request's Meter, and lets no request have more streams
+in the engine at once than its share. vLLM's own code does all the rest: it makes the choices of
+`n`, and orders and joins their outputs. A choice that waits is only handed to the engine process
+later.
 """
 
 from __future__ import annotations
@@ -16,25 +13,20 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GenerationError
-from vllm.outputs import CompletionOutput
 from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cfg_core.errors import REQUEST_FAULT, CfgServeError
+from cfg_core.errors import CfgServeError
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
-from deployments.generator.chunks import Chunks
-from deployments.generator.engine_errors import client_error, own_error
+from deployments.generator.engine_errors import own_error
 from deployments.generator.stream_spans import ChoiceSpans, Traced
 from deployments.requests.extra_args import follower_lengths, same_prompts
 from deployments.requests.usage import Meter
@@ -67,6 +59,24 @@ class Run:
         self.wakes: set[asyncio.Event] = set()
         self.searches_beams = False
         self.failure: Exception | None = None  # what its outputs ended with, if they failed
+
+    def begin(self) -> None:
+        """Assign what this task, and tasks that it starts, ask of the engine to this run."""
+        _run.set(self)
+
+    async def within(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
+        """Yield a stream of vLLM's, and assign what it does at each step to this run.
+
+        Some streams call the engine only when they are read, and each step of theirs may be read by
+        another task.
+        """
+        while True:
+            self.begin()
+            try:
+                chunk = await anext(stream)
+            except StopAsyncIteration:
+                return
+            yield chunk
 
     def has_begun(self, prompts: int = 1) -> bool:
         """Whether so many of the request's prompts have been in the engine."""
@@ -114,102 +124,44 @@ class _Entry:
 _run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
 
 
+def current_run() -> Run | None:
+    """The HTTP request for which this task works."""
+    return _run.get()
+
+
+def watch_beams(serving: Any) -> None:
+    """Make a serving class report when it begins a beam search.
+
+    Each token of a beam is a request of the engine whose prompt is the beam so far. The prompt is
+    therefore counted here, once.
+    """
+    search = serving.beam_search
+
+    def beam_search(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        run = _run.get()
+        if run is not None:
+            run.searches_beams = True
+            run.meter.prompt_tokens += serving._extract_prompt_len(prompt) or 0
+        return search(prompt, *args, **kwargs)
+
+    serving.beam_search = beam_search
+
+
 class EngineCalls:
-    """Wraps the methods of one AsyncLLM in place; used from its event loop."""
+    """Wraps methods of one AsyncLLM's engine client and output processor in place."""
 
     def __init__(self, engine: AsyncLLM, progress: Progress) -> None:
         self._progress = progress
-        self._chunks = Chunks()
         self._states = engine.output_processor.request_states
         self._entries: dict[str, _Entry] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._input_processor = engine.input_processor
-        self._generate = engine.generate
-        self._admit = engine.add_request
         self._add = engine.engine_core.add_request_async
         self._abort = engine.engine_core.abort_requests_async
         self._process = engine.output_processor.process_outputs
-        engine.generate = self.generate
-        engine.add_request = self.admit
         engine.engine_core.add_request_async = self.add_request
         engine.engine_core.abort_requests_async = self.abort_requests
         engine.output_processor.process_outputs = self.process_outputs
-
-    def begin(self, run: Run) -> None:
-        """Assign later `generate` calls of this task, and of tasks that it starts, to `run`."""
-        _run.set(run)
-
-    async def within(self, run: Run, stream: AsyncIterator[str]) -> AsyncIterator[str]:
-        """Yield a stream of vLLM's, and assign what it does at each step to `run`.
-
-        Some streams call `generate` only when they are read, and each step of theirs may be read by
-        another task.
-        """
-        while True:
-            _run.set(run)
-            try:
-                chunk = await anext(stream)
-            except StopAsyncIteration:
-                return
-            yield chunk
-
-    def watch_beams(self, serving: Any) -> None:
-        """Make a serving class report when it begins a beam search.
-
-        Each token of a beam is a request of the engine whose prompt is the beam so far. The prompt
-        is therefore counted here, once.
-        """
-        search = serving.beam_search
-
-        def beam_search(prompt: Any, *args: Any, **kwargs: Any) -> Any:
-            run = _run.get()
-            if run is not None:
-                run.searches_beams = True
-                run.meter.prompt_tokens += serving._extract_prompt_len(prompt) or 0
-            return search(prompt, *args, **kwargs)
-
-        serving.beam_search = beam_search
-
-    # --- in place of AsyncLLM.generate ------------------------------------------------------------
-
-    def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """As AsyncLLM.generate, but a request that failed in the engine fails with the reason.
-
-        The reason is, for example, what its logits processor raised. The scheduler leaves it in
-        `stop_reason`, and vLLM's serving classes would not report it.
-        """
-        return self._outputs(_run.get(), self._generate(*args, **kwargs))
-
-    async def _outputs(self, run: Run | None, outputs: Any) -> AsyncIterator[Any]:
-        _run.set(run)  # vLLM may iterate in a task that the caller's task did not start
-        wake = asyncio.Event()
-        wakes = set() if run is None else run.wakes
-        wakes.add(wake)
-        async with aclosing(outputs), aclosing(self._chunks.spaced(outputs, wake)) as spaced:
-            try:
-                async for output in spaced:
-                    for sample in output.outputs:
-                        check_finished(sample)
-                    yield output
-            except Exception as error:
-                if run is not None:
-                    run.failure = error
-                raise
-            finally:
-                wakes.discard(wake)
-
-    async def admit(self, *args: Any, **kwargs: Any) -> Any:
-        """As AsyncLLM.add_request, but an error caused by a field of a wrong type is the client's.
-
-        vLLM reads the request's fields there without a check of their types.
-        """
-        try:
-            return await self._admit(*args, **kwargs)
-        except Exception as error:
-            refused = client_error(error)
-            if refused is None or refused is error:
-                raise
-            raise refused from error
 
     # --- in place of the engine client's methods --------------------------------------------------
 
@@ -348,31 +300,6 @@ class EngineCalls:
             state = self._states.get(entry.request.request_id)
             if state is not None and state.queue is not None:
                 state.queue.put(error)  # `generate` raises it, and aborts
-
-
-def check_finished(sample: CompletionOutput) -> None:
-    """Raise GenerationError if a choice ended before it was complete.
-
-    When a request is aborted because its client left, nobody reads its output. So an abort that is
-    seen here is a failure, which some of vLLM's endpoints would report as a complete answer.
-    """
-    if sample.finish_reason == "error" and sample.stop_reason:
-        raise failure(str(sample.stop_reason))
-    if sample.finish_reason == "abort":
-        raise GenerationError(
-            "The engine stopped before the output was complete: send the request again."
-        )
-
-
-def failure(reason: str) -> GenerationError:
-    """vLLM's error for a request that failed in the engine.
-
-    Its status is 400 if the request failed because of what it asked for.
-    """
-    error = GenerationError(reason)
-    if reason.startswith(REQUEST_FAULT):
-        error.status_code = HTTPStatus.BAD_REQUEST
-    return error
 
 
 def share_of(max_num_seqs: int, streams_at_once: int | None = None) -> int:

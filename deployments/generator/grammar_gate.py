@@ -3,10 +3,7 @@
 vLLM reads some grammars early, in two places. Its request classes parse structural tags while they
 validate a body, and its renderer parses grammars that are sent together with tools. `read_body`
 runs before both. All other grammars, and those that vLLM makes from tools, pass
-`AsyncLLM.add_request`.
-
-
-Importing this module imports vllm, so only a replica does it.
+`AsyncLLM.add_request`, which calls `check` (engine.py).
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from pydantic import ValidationError
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.grammars.bounds import KINDS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, TOOLS
@@ -35,21 +31,18 @@ _of_tools: ContextVar[bool] = ContextVar("cfg_serve_grammar_of_tools", default=F
 
 
 class GrammarGate:
-    """Wraps `add_request` of one AsyncLLM in place, by `guard`."""
+    """Tries the grammars of one engine's requests."""
 
     def __init__(self, config: VllmConfig) -> None:
         """The process that compiles grammars begins to load, beside the engine."""
         self._sandbox = GrammarSandbox(config)
         self._sandbox.begin()
 
-    async def guard(self, engine: AsyncLLM) -> None:
-        """Try the grammars of all requests of `engine` from now on.
+    async def loaded(self) -> None:
+        """Return when grammars can be tried, so that the first one does not wait for seconds.
 
-        Returns when they can be tried, so that the first one does not wait for seconds. A process
-        that cannot be loaded is loaded again for the first grammar.
+        A process that cannot be loaded is loaded again for the first grammar.
         """
-        self._admit = engine.add_request
-        engine.add_request = self.add_request
         await self._sandbox.loaded()
 
     async def read_body(self, body: Mapping[str, Any], tenant: str) -> None:
@@ -80,21 +73,19 @@ class GrammarGate:
         except RequestError as error:
             raise RequestError(f"{field}: {error}", field.partition(" ")[0]) from None
 
-    async def add_request(
-        self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """As AsyncLLM.add_request, for grammars that pass.
+    async def check(self, params: Any) -> None:
+        """Try the grammar of a request that this task sends to the engine.
 
-        Others raise vLLM's own errors, with status 400 or 429.
+        Raises vLLM's own errors, with status 400 or 429.
         """
-        if isinstance(params, SamplingParams):
-            try:
-                await self._sandbox.check(params, _tenant.get(), of_tools=_of_tools.get())
-            except RequestError as error:
-                raise RefusedError(error) from error
-            except OverloadedError as error:
-                raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from error
-        return await self._admit(request_id, prompt, params, *args, **kwargs)
+        if not isinstance(params, SamplingParams):
+            return
+        try:
+            await self._sandbox.check(params, _tenant.get(), of_tools=_of_tools.get())
+        except RequestError as error:
+            raise RefusedError(error) from error
+        except OverloadedError as error:
+            raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from error
 
     def close(self) -> None:
         self._sandbox.close()

@@ -31,8 +31,6 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeCompletionRequest,
 )
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 from cfg_core.errors import RequestError
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
@@ -41,7 +39,8 @@ from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments import patches
 from deployments.generator import endpoints, media, sse
 from deployments.generator.cut_answers import show_cuts
-from deployments.generator.engine_calls import EngineCalls, Run, share_of
+from deployments.generator.engine import Engine
+from deployments.generator.engine_calls import Run, share_of, watch_beams
 from deployments.generator.engine_errors import checked, naming, own_errors, parse, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
@@ -77,22 +76,12 @@ class VllmServer:
     class of vLLM may leave the replica, because unpickling it elsewhere would import vllm.
     """
 
-    def __init__(
-        self,
-        engine: AsyncLLM,
-        state: State,
-        calls: EngineCalls,
-        share: int,
-        max_text_chars: int,
-        grammars: GrammarGate,
-    ) -> None:
+    def __init__(self, engine: Engine, state: State, share: int, max_text_chars: int) -> None:
         self._engine = engine
         self._state = state
-        self._calls = calls
         self._share = share
         self._max_text_chars = max_text_chars
         self._requests = GuidedRequests(engine, state)
-        self._grammars = grammars
         self._vocabulary = engine.model_config.get_vocab_size()
 
     @classmethod
@@ -129,13 +118,7 @@ class VllmServer:
                 config.parallel_config.placement_group = placement_group
             grammars = GrammarGate(config)
             await asyncio.sleep(0.1)  # it starts its process; the engine holds this loop for long
-            engine = AsyncLLM.from_vllm_config(
-                config,
-                usage_context=UsageContext.OPENAI_API_SERVER,
-                stat_loggers=[RayPrometheusStatLogger],
-                disable_log_stats=args.disable_log_stats,
-            )
-            calls = EngineCalls(engine, pace.Progress(path))
+            engine = Engine.start(config, pace.Progress(path), grammars, args.disable_log_stats)
         state = State()
         options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
@@ -144,11 +127,11 @@ class VllmServer:
         patches.apply("generator replica")
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
-            calls.watch_beams(serving)
+            watch_beams(serving)
         share = share_of(config.scheduler_config.max_num_seqs, streams_at_once)
-        await grammars.guard(engine)
+        await grammars.loaded()
         hide_client_texts()
-        return cls(engine, state, calls, share, max_text_chars, grammars)
+        return cls(engine, state, share, max_text_chars)
 
     @property
     def errored(self) -> bool:
@@ -172,7 +155,7 @@ class VllmServer:
             return stats
 
     def shutdown(self) -> None:
-        self._grammars.close()
+        self._engine.grammars.close()
         self._engine.shutdown()
 
     # --- generation ---------------------------------------------------------------------------
@@ -195,10 +178,10 @@ class VllmServer:
         readable = reading_media(renderer, call.endpoint, call.body, run.has_begun, call.client)
         with naming(call.endpoint, call.body), own_errors(), readable:
             with reading(call.body), span.child("render") if span is not None else nullcontext():
-                await self._grammars.read_body(call.body, call.client)
+                await self._engine.grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
             with SHELF.holding(made.shelved):
-                self._calls.begin(run)
+                run.begin()
                 output = await self._first(call, made.request, run)
 
                 def report() -> dict[str, Any] | None:
@@ -223,7 +206,7 @@ class VllmServer:
                         yield Whole(piece)
                     return
                 async with aclosing(output):
-                    stream = self._calls.within(run, output)
+                    stream = run.within(output)
                     async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
                         yield Chunk(chunk)
 

@@ -96,8 +96,8 @@ class Server:
         stats = self.run(self.idle())
         assert stats["running"] == stats["waiting"] == stats["groups"] == 0
         assert stats["free_blocks"] == stats["total_blocks"]
-        assert not self.vllm._calls._entries
-        assert not self.vllm._calls._sending
+        assert not self.vllm._engine.calls._entries
+        assert not self.vllm._engine.calls._sending
 
     @contextmanager
     def share(self, streams: int) -> Iterator[None]:

@@ -319,7 +319,7 @@ def test_images_of_a_batch_that_waits(server: Server) -> None:
     async def together() -> tuple[list[str], list[str]]:
         first = asyncio.ensure_future(server.texts({"messages": chats, **long}, endpoint="batch"))
         for _ in range(5000):
-            if len(server.vllm._calls._entries) == len(chats):
+            if len(server.vllm._engine.calls._entries) == len(chats):
                 break
             await asyncio.sleep(0.001)
         alone = await server.texts({"messages": chats[3], **SHOWN})

@@ -45,8 +45,6 @@ def made_by(exporter, outputs, *, followers=1, ends_at=None, aborted=False, keep
         output_processor=SimpleNamespace(request_states=states, process_outputs=process),
         engine_core=SimpleNamespace(add_request_async=nothing, abort_requests_async=nothing),
         input_processor=None,
-        generate=nothing,
-        add_request=nothing,
     )
     calls = EngineCalls(engine, SimpleNamespace(processed=lambda _: None))
     request = SimpleNamespace(request_id="r", sampling_params=None)

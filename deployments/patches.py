@@ -18,7 +18,7 @@ SERVER = "Serve's proxy; with HAProxy the ingress replicas"
 PATCHES = (
     Patch(
         target="vllm.v1.engine.logprobs:convert_ids_list_to_tokens",
-        by=f"{_GENERATOR}.token_texts:TokenTexts",
+        by=f"{_GENERATOR}.logprobs:TokenTexts",
         process=_REPLICA,
         reason="vLLM decodes up to 20 logprobs for each token; here each token id is decoded once.",
         upstream="vLLM does not cache the texts of tokens",
@@ -114,7 +114,7 @@ PATCHES = (
     Patch(
         target="vllm.entrypoints.openai.chat_completion.protocol:"
         "ChatCompletionRequest.to_sampling_params",
-        by=f"{_GENERATOR}.guided_chats:without_scores",
+        by=f"{_GENERATOR}.request_patches:without_scores",
         process=_REPLICA,
         reason="Guided chats with `echo` have no log-probabilities of the prompt.",
         upstream="vLLM computes them for each `echo`",
@@ -123,7 +123,7 @@ PATCHES = (
     Patch(
         target="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.to_chat_completion_request",
-        by=f"{_GENERATOR}.prefill:continued",
+        by=f"{_GENERATOR}.request_patches:continued",
         process=_REPLICA,
         reason="If the last message is the assistant's, the model continues it.",
         upstream="vLLM begins a new turn",
@@ -131,7 +131,7 @@ PATCHES = (
     ),
     Patch(
         target="vllm.tool_parsers.structural_tag_registry:get_function_parameters",
-        by=f"{_GENERATOR}.tool_arguments:of_function",
+        by=f"{_GENERATOR}.request_patches:of_function",
         process=_REPLICA,
         reason="The arguments of a tool that is not strict are a JSON object, and not any JSON.",
         upstream="vLLM allows any JSON (up to 0.33.0)",
@@ -139,7 +139,7 @@ PATCHES = (
     ),
     Patch(
         target="vllm.parser.harmony:get_function_parameters",
-        by=f"{_GENERATOR}.tool_arguments:of_function",
+        by=f"{_GENERATOR}.request_patches:of_function",
         process=_REPLICA,
         reason="The same function, imported by name.",
         upstream="as above",
@@ -147,7 +147,7 @@ PATCHES = (
     ),
     Patch(
         target="xgrammar.builtin_structural_tag:_get_function_parameters",
-        by=f"{_GENERATOR}.tool_arguments:of_function",
+        by=f"{_GENERATOR}.request_patches:of_function",
         process=_REPLICA,
         reason="The same, in the formats of models that xgrammar has.",
         upstream="xgrammar 0.2.8 allows any JSON",

@@ -27,7 +27,7 @@ class DirectCalls:
         """Send the call to the best replica.
 
         None if the call must go through Serve: no replica is known yet, the best one takes no
-        direct calls (generator/direct_calls.py), it cannot be reached, which may take
+        direct calls (generator/replica.py), it cannot be reached, which may take
         CONNECT_LIMIT_S to find out, or the call is too large. Serve then finds out whether the
         replica is dead.
         """

@@ -17,5 +17,5 @@ cancels the call. All messages are frames (`frames`):
 
 The secret is random. A replica publishes it through Serve, with its address (`address`). Frames are
 not encrypted, like Ray's own without TLS. Where Ray uses TLS, there are no direct calls
-(generator/direct_calls.py). Imports neither Ray, vLLM nor torch.
+(generator/replica.py). Imports neither Ray, vLLM nor torch.
 """

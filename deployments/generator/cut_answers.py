@@ -4,8 +4,6 @@ vLLM's streams tell what a cut answer has: the beginning of a tool call, and no 
 answers show the markup of that call as text, or call it finished. Here a whole answer that was cut
 is read as its stream would be. In the Responses API, the item that was cut is `incomplete`, and so
 is the last event.
-
-Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations

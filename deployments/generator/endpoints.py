@@ -1,7 +1,4 @@
-"""How vLLM's own serving classes serve each endpoint that generates text.
-
-Importing this module imports vllm, so only a replica does it.
-"""
+"""How vLLM's own serving classes serve each endpoint that generates text."""
 
 from __future__ import annotations
 

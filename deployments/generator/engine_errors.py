@@ -3,9 +3,6 @@
 vLLM does not check the types of many fields, so a client's mistake causes an AttributeError or a
 KeyError in vLLM, which must not be reported as a server error. The rule is: an error of this kind
 *before* the request is in the engine was caused by what the client sent; a later one was not.
-
-
-Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations
@@ -25,10 +22,9 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from cfg_core.vllm_plugin.frontend.admission import RefusedError
-from deployments.generator.validators import validator_of
 from deployments.http.errors import error_of
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.faults import Fault, fault_of, fault_of_item, reason_of
+from deployments.requests.faults import reason_of
 from deployments.requests.field_names import inner_field, named
 
 logger = logging.getLogger("ray.serve")
@@ -47,53 +43,7 @@ WRONG_SHAPE = (
 """What code raises when it meets a value of another type, size or shape than it expects."""
 
 
-def parse(model: type[pydantic.BaseModel], body: dict[str, Any]) -> Any:
-    """Return `body` as vLLM's request object.
-
-    Raises RequestError that names the field at fault: the first one, if a list has several.
-    """
-    try:
-        request = validator_of(model).validate_python(body)
-    except pydantic.ValidationError as error:
-        raise _refused(fault_of(model, body, error), error) from None
-    except WRONG_SHAPE as error:
-        # vLLM's validators read fields before their types are checked.
-        fault = None if isinstance(error, VLLMClientError) else fault_of(model, body)
-        if fault is None:
-            raise
-        raise _refused(fault, error) from None
-    _read_contents(model, request, body)
-    return request
-
-
-def _read_contents(model: type[pydantic.BaseModel], request: Any, body: dict[str, Any]) -> None:
-    """Check the parts of messages, which pydantic leaves to the first reader of the list."""
-    for places, message in _messages(getattr(request, "messages", ())):
-        content = message.get("content")
-        if not isinstance(content, Iterator):
-            continue
-        try:
-            message["content"] = list(content)
-        except pydantic.ValidationError as error:
-            raise _refused(fault_of_item(model, body, "messages", *places), error) from None
-
-
-def _messages(messages: Any) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
-    """The messages of a conversation, or of several, with their places."""
-    for place, message in enumerate(messages):
-        if isinstance(message, dict):
-            yield (place,), message
-        elif isinstance(message, list):
-            yield from (((place, *rest), one) for rest, one in _messages(message))
-
-
-def _refused(fault: Fault | None, error: Exception) -> RequestError:
-    if fault is None:
-        return RequestError(_unnamed(error))
-    return RequestError(fault.sentence, fault.field or None)
-
-
-def _unnamed(error: Exception) -> str:
+def unnamed(error: Exception) -> str:
     """The sentence for an error that does not say which field is wrong.
 
     Only a ValueError has a message for people. That of pydantic's shows the whole value.
@@ -137,7 +87,7 @@ def client_error(error: Exception, body: Mapping[str, Any] = NO_BODY) -> VLLMCli
     logger.warning("refused with 400: %s, raised at %s", type(error).__name__, *where or ("?",))
     if not isinstance(error, ValueError) and (field := inner_field(body, str(error))):
         return VLLMValidationError(f"{field} cannot be used: leave it out.", parameter=field)
-    return VLLMValidationError(_unnamed(error))
+    return VLLMValidationError(unnamed(error))
 
 
 @contextmanager

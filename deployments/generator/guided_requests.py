@@ -2,8 +2,6 @@
 
 The guidance waits on the Shelf until admission takes it. Its name there travels in the request's
 extra arguments (`vllm_xargs`). The negative is rendered here, exactly as vLLM renders a prompt.
-
-Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations

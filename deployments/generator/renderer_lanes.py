@@ -3,9 +3,6 @@
 Short texts never wait behind long ones. vLLM renders in one thread, first come, first served, so
 six texts of two megabytes block it for ten seconds. Its tokenizer is a pool of copies, and may be
 used from any number of threads.
-
-
-Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Importing this module is cheap: vllm is imported when a replica starts.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,10 +19,10 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from cfg_core.cpu_features import CPUINFO, read
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments import patches
-from deployments.autoscaling import report
+from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
+from deployments.direct.listener import AnswerCall, CallListener
 from deployments.generator.cpu_dtype import with_cpu_dtype
-from deployments.generator.direct_calls import start_listener
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.lifecycle import json_lines
 from deployments.lifecycle.beacon import Beacon
@@ -39,6 +39,9 @@ from deployments.tracing.spans import Span
 logger = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
+
+PRIVATE = {"ray.serve.context:ReplicaContext": ("_deployment_config",)}
+"""Names of Ray that are used here and are not public."""
 
 ROUTER = RequestRouterConfig(
     request_router_class=GroupRouter,  # type: ignore[arg-type] # its validators are not typed
@@ -243,3 +246,37 @@ class ModelReplica:
             self._server.shutdown()
             if (tracing := spans.current()) is not None:
                 tracing.flush(FLUSH_S)  # last: the engine must not wait for a collector
+
+
+async def start_listener(host: str, answer: AnswerCall, wanted: bool) -> CallListener | None:
+    """Listen for direct calls on `host`. None if this replica takes none, with a line in the log.
+
+    wanted: `direct_calls` of the YAML.
+    """
+    deployment = serve.get_replica_context()._deployment_config
+    if not wanted:
+        return None
+    if reason := reason_against(deployment.autoscaling_config, os.environ):
+        logger.info("No direct calls: %s", reason)
+        return None
+    listener = CallListener(host, answer, deployment.max_ongoing_requests)
+    try:
+        await listener.start()
+    except OSError as error:  # the node's address may be one that only others can use
+        logger.warning("No direct calls: %s", error)
+        return None
+    return listener
+
+
+def reason_against(autoscaling: Any, env: Mapping[str, str]) -> str | None:
+    """Why there can be no direct calls; None if there can be.
+
+    autoscaling: Serve's AutoscalingConfig of the deployment; None without autoscaling.
+    """
+    if env.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return "Ray's connections are encrypted (RAY_USE_TLS), and direct ones would not be."
+    if autoscaling is not None and GuidedLoad.__name__ not in str(
+        autoscaling.policy.policy_function
+    ):
+        return "The autoscaling policy counts requests, and Serve does not see direct ones."
+    return None

@@ -2,8 +2,6 @@
 
 They are made when the choice has ended, from times that the engine core told. The engine core runs
 on the same machine, so its monotonic clock is this process's, too.
-
-Importing this module imports vllm, so only a replica does it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""VllmServer: a guided vLLM engine behind vLLM's own OpenAI serving classes.
-
-Importing this module imports vllm, so only a replica does it.
-"""
+"""VllmServer: a guided vLLM engine behind vLLM's own OpenAI serving classes."""
 
 from __future__ import annotations
 
@@ -41,14 +38,14 @@ from deployments.generator import endpoints, media, sse
 from deployments.generator.cut_answers import show_cuts
 from deployments.generator.engine import Engine
 from deployments.generator.engine_calls import Run, share_of, watch_beams
-from deployments.generator.engine_errors import checked, naming, own_errors, parse, reading
+from deployments.generator.engine_errors import checked, naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.generator.stream_spans import Traced
-from deployments.generator.validation import parsed
+from deployments.generator.validation import parse, parsed
 from deployments.lifecycle.client_texts import hide_client_texts
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import SHAPES, Endpoint

@@ -18,13 +18,13 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.renderers.hf import safe_apply_chat_template
 
-from deployments.generator import direct_calls, validators
+from deployments.generator import replica, validation
 from deployments.ingress import serve_queue
 from deployments.proxy import http_1_0
 from deployments.requests.template_kwargs import TAKEN
 from deployments.routing import serve_routers
 
-MODULES = (serve_routers, serve_queue, http_1_0, direct_calls, validators)
+MODULES = (serve_routers, serve_queue, http_1_0, replica, validation)
 NAMES = [
     (path, name) for module in MODULES for path, names in module.PRIVATE.items() for name in names
 ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments import patches
-from deployments.generator import token_texts
+from deployments.generator.logprobs import TokenTexts
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
 
@@ -20,7 +20,7 @@ def tokenizer():
 def test_all_tokens_have_the_texts_that_vllm_gives_them(tokenizer):
     from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens as stock
 
-    texts, asked = token_texts.TokenTexts(stock), [*range(len(tokenizer)), 5, 5]
+    texts, asked = TokenTexts(stock), [*range(len(tokenizer)), 5, 5]
     expected = stock(tokenizer, asked)
     assert texts(tokenizer, asked) == texts(tokenizer, asked) == expected
     assert texts(tokenizer, [7, 300, 7]) == stock(tokenizer, [7, 300, 7])
@@ -33,7 +33,7 @@ def test_each_is_decoded_once_and_a_list_may_be_changed(tokenizer):
         decoded.extend(ids)
         return [f"<{number}>" for number in ids]
 
-    texts = token_texts.TokenTexts(decode)
+    texts = TokenTexts(decode)
     texts(tokenizer, [1, 2])[0] = "changed"
     assert texts(tokenizer, [1, 2, 3]) == ["<1>", "<2>", "<3>"]
     assert decoded == [1, 2, 3]

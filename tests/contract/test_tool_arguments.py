@@ -13,7 +13,7 @@ import pytest
 
 from cfg_core.patches import load, stock
 from deployments import patches
-from deployments.generator.tool_arguments import EMPTY, OBJECT
+from deployments.generator.request_patches import EMPTY, OBJECT
 
 pytest.importorskip("vllm")
 import vllm.entrypoints.openai.chat_completion.protocol as protocol

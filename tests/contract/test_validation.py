@@ -9,8 +9,7 @@ import pytest
 from cfg_core.errors import RequestError
 from deployments.generator import validation
 from deployments.generator.endpoints import SERVED
-from deployments.generator.engine_errors import parse
-from deployments.generator.validation import PART, has_more_values, parsed
+from deployments.generator.validation import PART, has_more_values, parse, parsed
 from deployments.requests.endpoints import SHAPES
 
 USER = {"role": "user", "content": "Hello"}

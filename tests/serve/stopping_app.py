@@ -15,7 +15,7 @@ from ray import serve
 
 from deployments.direct.address import Address
 from deployments.direct.connections import Connections
-from deployments.generator.direct_calls import start_listener
+from deployments.generator.replica import start_listener
 from deployments.messages import Chunk
 
 NUM_CHUNKS, PAUSE_S = 30, 0.1

@@ -17,8 +17,7 @@ import pytest
 from ray import serve
 
 from deployments.autoscaling import GuidedLoad
-from deployments.generator import direct_calls
-from deployments.generator.direct_calls import reason_against
+from deployments.generator.replica import reason_against, start_listener
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +68,9 @@ def test_a_replica_that_cannot_listen_serves_without_direct_calls(
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
     answer: Any = None
     elsewhere = "203.0.113.1"  # RFC 5737: nobody has it
-    assert asyncio.run(direct_calls.start_listener(elsewhere, answer, wanted=True)) is None
-    assert asyncio.run(direct_calls.start_listener("127.0.0.1", answer, wanted=False)) is None
-    listener = asyncio.run(direct_calls.start_listener("127.0.0.1", answer, wanted=True))
+    assert asyncio.run(start_listener(elsewhere, answer, wanted=True)) is None
+    assert asyncio.run(start_listener("127.0.0.1", answer, wanted=False)) is None
+    listener = asyncio.run(start_listener("127.0.0.1", answer, wanted=True))
     assert listener is not None
     listener.close()
 

@@ -1,15 +1,19 @@
-"""Write the tables of docs/configuration.md from the pydantic models that read the YAML.
+"""Write the tables of docs/configuration.md from the classes that read the YAML.
 
     python scripts/config_page.py
 
 The text around the tables is in docs/configuration.md itself. There, each table stands between two
-comments.
+comments. What a key means is the text below it in its class.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +53,26 @@ def fields_of(section: type) -> Mapping[str, FieldInfo]:
     return fields
 
 
+def meanings_of(section: type) -> Mapping[str, str]:
+    """What each key means: the texts below the fields of a class and of its bases."""
+    found = {}
+    for cls in section.__mro__:
+        if "__annotations__" not in vars(cls):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
 def table(section: type) -> str:
     """The keys of one section, as Markdown."""
+    meanings = meanings_of(section)
     rows = ["| key | default | meaning |", "|---|---|---|"]
     rows += [
-        f"| `{name}` | {_default(field)} | {field.description} |"
+        f"| `{name}` | {_default(field)} | {meanings[name]} |"
         for name, field in fields_of(section).items()
     ]
     return "\n".join(rows)

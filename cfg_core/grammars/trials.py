@@ -47,57 +47,38 @@ class GrammarLimits:
     memory_mb: beyond what the helper has.
     """
 
-    cpu_s: float = field(
-        default=12.0,
-        metadata={
-            "gt": 0,
-            "description": "CPU seconds that validating and compiling one grammar may take. A"
-            " request whose grammar takes longer gets 400.",
-        },
-    )
-    memory_mb: int = field(
-        default=1024,
-        metadata={
-            "ge": 64,
-            "description": "MiB of memory that validating and compiling one grammar may take. A"
-            " request whose grammar takes more gets 400.",
-        },
-    )
-    mask_ms: float = field(
-        default=50.0,
-        metadata={
-            "gt": 0,
-            "description": "CPU milliseconds that a grammar may need in one step to find the tokens"
-            " that it allows next. All requests of the engine wait for this. A grammar that needs"
-            " more in its trial is refused with 400. If it later needs more than twice as much, its"
-            " request ends with an error.",
-        },
-    )
-    places: int = field(
-        default=3,
-        metadata={
-            "ge": 1,
-            "description": "Maximum number of grammars that a replica compiles at the same time."
-            " One tenant may use all of these places but one.",
-        },
-    )
-    at_start: bool = field(
-        default=True,
-        metadata={
-            "description": "Start the compiling process together with the engine, and keep it"
-            " running. It takes 270 MB of memory. If false, the first request with a grammar starts"
-            " it, and waits about 10 s; without new grammars, it ends after 15 minutes.",
-        },
-    )
-    json_whitespace: int | None = field(
-        default=12,
-        metadata={
-            "ge": 1,
-            "description": "Maximum number of characters of white space in a row that a grammar"
-            " allows in JSON, outside of texts. Small models write newlines until the limit of"
-            " tokens where a grammar lets them. `null` allows any number, as `vllm serve` does.",
-        },
-    )
+    cpu_s: float = field(default=12.0, metadata={"gt": 0})
+    """CPU seconds that validating and compiling one grammar may take. A request whose grammar takes
+    longer gets 400.
+    """
+
+    memory_mb: int = field(default=1024, metadata={"ge": 64})
+    """MiB of memory that validating and compiling one grammar may take. A request whose grammar
+    takes more gets 400.
+    """
+
+    mask_ms: float = field(default=50.0, metadata={"gt": 0})
+    """CPU milliseconds that a grammar may need in one step to find the tokens that it allows next.
+    All requests of the engine wait for this. A grammar that needs more in its trial is refused with
+    400. If it later needs more than twice as much, its request ends with an error.
+    """
+
+    places: int = field(default=3, metadata={"ge": 1})
+    """Maximum number of grammars that a replica compiles at the same time. One tenant may use all
+    of these places but one.
+    """
+
+    at_start: bool = True
+    """Start the compiling process together with the engine, and keep it running. It takes 270 MB of
+    memory. If false, the first request with a grammar starts it, and waits about 10 s; without new
+    grammars, it ends after 15 minutes.
+    """
+
+    json_whitespace: int | None = field(default=12, metadata={"ge": 1})
+    """Maximum number of characters of white space in a row that a grammar allows in JSON, outside
+    of texts. Small models write newlines until the limit of tokens where a grammar lets them.
+    `null` allows any number, as `vllm serve` does.
+    """
 
 
 class FairPlaces:

@@ -25,10 +25,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SENDABLE = re.compile(r"[!-~]+")
 
 _MAKE_DIGEST = "`python -m deployments.access --hash` prints the digest of a key"
-_COUNTED = "Each replica of CfgRouter counts for itself."
-
-
-# --- what the YAML says ---------------------------------------------------------------------------
 
 
 class KeyArgs(YamlArgs):
@@ -39,84 +35,55 @@ class KeyArgs(YamlArgs):
 
     section = "access.keys"
 
-    name: str = Field(
-        description=(
-            "Name of the tenant, who is the holder of the key. Logs and metrics show it. 1 to 64"
-            " letters, digits, `.`, `_` and `-`."
-        )
-    )
-    sha256: str | None = Field(
-        default=None,
-        description=(
-            "SHA-256 digest of the key, as 64 hexadecimal digits. Each entry needs either `sha256`"
-            " or `env`."
-        ),
-    )
-    env: str | None = Field(
-        default=None,
-        description=(
-            "Name of an environment variable that holds the key itself. It is read when the"
-            " application is built: set it in `runtime_env` of the YAML file, or on every node"
-            " before `ray start`."
-        ),
-    )
-    models: tuple[str, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description=(
-            "Names of the models that the key may use, as clients send them. Default: all models."
-        ),
-    )
-    may_load_adapters: bool = Field(
-        default=False,
-        description=(
-            "Whether the key may load and unload LoRA adapters while the server runs. The adapter's"
-            " directory is read on the server, so give this right only to operators."
-        ),
-    )
-    requests_per_minute: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "Maximum number of requests per minute. All requests of a minute may come at once."
-            f" Default: no limit. {_COUNTED}"
-        ),
-    )
-    tokens_per_minute: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "Maximum number of tokens per minute: prompts and outputs, of all streams. All tokens"
-            " of a minute may be used at once. A request is admitted by an estimate, and then"
-            " charged for the tokens that the engine processed. A request whose estimate is more"
-            f" than a minute's tokens gets 400. Default: no limit. {_COUNTED}"
-        ),
-    )
-    max_streams: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "Maximum number of streams of the tenant that run or wait at the same time. A guided"
-            f" request has two or more. Default: no limit. {_COUNTED}"
-        ),
-    )
-    weight: float = Field(
-        default=1.0,
-        gt=0,
-        allow_inf_nan=False,
-        description=(
-            "Weight of the tenant when tenants compete for the generator. A tenant with weight 2"
-            " gets twice as many tokens as one with weight 1."
-        ),
-    )
-    min_priority: int = Field(
-        default=0,
-        description=(
-            "Lowest number that a request may send as `priority`. Requests with lower numbers are"
-            " served sooner. A request that sends no `priority` gets 0, or this number if it is"
-            " higher."
-        ),
-    )
+    name: str
+    """Name of the tenant, who is the holder of the key. Logs and metrics show it. 1 to 64 letters,
+    digits, `.`, `_` and `-`.
+    """
+
+    sha256: str | None = None
+    """SHA-256 digest of the key, as 64 hexadecimal digits. Each entry needs either `sha256` or
+    `env`.
+    """
+
+    env: str | None = None
+    """Name of an environment variable that holds the key itself. It is read when the application is
+    built: set it in `runtime_env` of the YAML file, or on every node before `ray start`.
+    """
+
+    models: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Names of the models that the key may use, as clients send them. Default: all models."""
+
+    may_load_adapters: bool = False
+    """Whether the key may load and unload LoRA adapters while the server runs. The adapter's
+    directory is read on the server, so give this right only to operators.
+    """
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Maximum number of requests per minute. All requests of a minute may come at once. Default: no
+    limit. Each replica of CfgRouter counts for itself.
+    """
+
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Maximum number of tokens per minute: prompts and outputs, of all streams. All tokens of a
+    minute may be used at once. A request is admitted by an estimate, and then charged for the
+    tokens that the engine processed. A request whose estimate is more than a minute's tokens gets
+    400. Default: no limit. Each replica of CfgRouter counts for itself.
+    """
+
+    max_streams: int | None = Field(default=None, ge=1)
+    """Maximum number of streams of the tenant that run or wait at the same time. A guided request
+    has two or more. Default: no limit. Each replica of CfgRouter counts for itself.
+    """
+
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Weight of the tenant when tenants compete for the generator. A tenant with weight 2 gets
+    twice as many tokens as one with weight 1.
+    """
+
+    min_priority: int = 0
+    """Lowest number that a request may send as `priority`. Requests with lower numbers are served
+    sooner. A request that sends no `priority` gets 0, or this number if it is higher.
+    """
 
     @field_validator("sha256")
     @classmethod
@@ -175,22 +142,16 @@ class AccessArgs(YamlArgs):
 
     section = "access"
 
-    keys: tuple[KeyArgs, ...] = Field(
-        default=(),
-        description=(
-            "API keys, one entry each. Default: none. Then everybody may call, and all callers are"
-            " the tenant `anonymous`."
-        ),
-    )
-    max_body_bytes: int = Field(
-        default=8 * 2**20,
-        ge=1,
-        description="Maximum size of a request body, in bytes. A larger one is refused with 413.",
-    )
-    log_prompts: bool = Field(
-        default=False,
-        description="Log the first 500 characters of each request's body, including prompts.",
-    )
+    keys: tuple[KeyArgs, ...] = ()
+    """API keys, one entry each. Default: none. Then everybody may call, and all callers are the
+    tenant `anonymous`.
+    """
+
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1)
+    """Maximum size of a request body, in bytes. A larger one is refused with 413."""
+
+    log_prompts: bool = False
+    """Log the first 500 characters of each request's body, including prompts."""
 
     @field_validator("keys")
     @classmethod

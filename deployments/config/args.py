@@ -41,176 +41,121 @@ class AppArgs(YamlArgs):
 
     section = "args"
 
-    model: str | None = Field(
-        default=None,
-        description=(
-            "The model that generates text: its directory (relative to where you start Serve, or to"
-            " this repository), a name on the Hugging Face hub, or `package:NAME/PATH`, the"
-            " directory PATH inside the installed Python package NAME. Leave it out to serve"
-            " encoders only."
-        ),
-    )
-    served_model_name: str | None = Field(
-        default=None,
-        description="The name that clients send as `model`. Default: the last part of `model`.",
-    )
-    fallback: FallbackArgs | None = Field(
-        default=None,
-        description=(
-            "What is served if `model` is a directory that does not exist. A warning in the log"
-            " says so."
-        ),
-    )
-    kv_split: Literal["elastic", "even"] = Field(
-        default="elastic",
-        description=(
-            "How the KV cache is shared between leaders (the conditional streams, and requests"
-            " without guidance) and followers (the negative streams). `elastic` moves the boundary"
-            " with demand, `even` gives half of the blocks to each."
-        ),
-    )
-    draft_cost: float | None = Field(
-        default=None,
-        ge=0,
-        description=(
-            "For speculative decoding (`engine.speculative_config`): the cost of one more draft"
-            " token, where the cost of a step without drafts is 1. A guided request whose drafts"
-            " are accepted too rarely to be worth this cost gets fewer drafts. 0 turns this"
-            " reduction off. Default: 0.2."
-        ),
-    )
-    max_followers: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "Maximum number of followers of one request: its negative, or the entries of"
-            f" `guidance_streams`. Default: {USUAL_FOLLOWERS}."
-        ),
-    )
-    logits_processors: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Logits processors that requests may ask for by name. Each entry names the factory that"
-            " makes one: `name: package.module:Class`, or, with options for the factory,"
-            " `name: {factory: package.module:Class, option: value}`."
-        ),
-    )
-    allow_untested_vllm: bool = Field(
-        default=False,
-        description=(
-            "Start the generator with a vLLM version that was not tested, if that version has all"
-            " names and signatures that cfg-serve uses. Guidance may still be wrong on it."
-        ),
-    )
-    engine: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Options of the vLLM engine, by the field names of vLLM's AsyncEngineArgs.",
-    )
-    frontend: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Options of vLLM's OpenAI frontend, by the field names of vLLM's FrontendArgs:"
-            " `chat_template`, `tool_call_parser`, and so on. `lora_modules` is a list of"
-            " `{name: NAME, path: DIRECTORY}`; clients send an adapter's name as `model`."
-        ),
-    )
-    encoders: tuple[EncoderArgs, ...] = Field(
-        default=(),
-        description="Models for embedding, reranking and classification, served beside `model`.",
-    )
-    ready_timeout_s: float = Field(
-        default=5.0,
-        gt=0,
-        description=(
-            "Seconds that /ready waits for the engines' answers. If one is still missing, /ready"
-            " answers 503."
-        ),
-    )
-    num_retries: int = Field(
-        default=1,
-        ge=0,
-        description=(
-            "How many times a request is sent to another replica if its engine is lost before the"
-            " first byte of the answer."
-        ),
-    )
-    silence_timeout_s: float = Field(
-        default=5.0,
-        gt=2 * ASK_EVERY_S,
-        description=(
-            "Seconds without a sign of life after which a replica of the generator is treated as"
-            " failed: its process hangs, its node died, or the network link is cut. Its requests"
-            " are then sent to another replica, or end with an error. A replica that is only busy"
-            " is not treated as failed, because a separate thread gives its signs of life. The"
-            " value must be above 1."
-        ),
-    )
-    hang_timeout_s: float = Field(
-        default=120.0,
-        gt=0,
-        description=(
-            "Seconds after which a replica of the generator exits because its engine does not"
-            " answer it, or because its own event loop does not run. Serve then starts another"
-            " replica. Set this to more than the longest step of the engine takes. At the first"
-            " requests a step may include compilation."
-        ),
-    )
-    share_prefixes: bool = Field(
-        default=False,
-        description=(
-            "Let requests reuse the KV cache of equal prompt prefixes of other tenants. This saves"
-            " computation, but tenants can then find out from response times which prompts others"
-            " have sent."
-        ),
-    )
-    direct_calls: bool = Field(
-        default=True,
-        description=(
-            "Let the ingress send requests for text to the replicas of the generator over TCP"
-            " connections of its own, which costs less CPU than Ray Serve's path. Each replica"
-            " listens on a free port of its node's address for this, and both sides must prove"
-            " that they know a random secret. If a replica cannot be reached there, Serve's path"
-            " is used. There are no direct calls with RAY_USE_TLS, or with an autoscaling policy"
-            " other than GuidedLoad, because Serve does not count them. Each replica takes up to"
-            " `max_ongoing_requests` of them, and further ones go through Serve. `false` turns them"
-            " off."
-        ),
-    )
-    max_text_chars: int = Field(
-        default=4_000_000,
-        ge=1,
-        description=(
-            "Maximum number of characters in a request to /tokenize for the generator. The limit"
-            " also applies to /detokenize, where each token counts as four characters. A longer"
-            " request gets 400."
-        ),
-    )
-    admission: AdmissionArgs = Field(
-        default=AdmissionArgs(), description="The queue in front of the generator."
-    )
-    access: AccessArgs = Field(
-        default=AccessArgs(),
-        description="API keys and their limits, the size of bodies, and the logging of prompts.",
-    )
-    tracing: TracingArgs = Field(
-        default=TracingArgs(),
-        description="OpenTelemetry spans of requests, from the ingress to each stream.",
-    )
-    grammars: GrammarLimits = Field(
-        default=GrammarLimits(),
-        description="What compiling the grammars of requests may cost, and what they allow.",
-    )
-    limits: LimitsArgs = Field(
-        default=LimitsArgs(),
-        description=(
-            "Limits on the requests and bodies that clients have in an ingress at the same time, on"
-            " how slowly they may send and read, and on the size of answers."
-        ),
-    )
-    http: HttpArgs = Field(
-        default=HttpArgs(),
-        description="Which web pages, names of this server and proxies are trusted.",
-    )
+    model: str | None = None
+    """The model that generates text: its directory (relative to where you start Serve, or to this
+    repository), a name on the Hugging Face hub, or `package:NAME/PATH`, the directory PATH inside
+    the installed Python package NAME. Leave it out to serve encoders only.
+    """
+
+    served_model_name: str | None = None
+    """The name that clients send as `model`. Default: the last part of `model`."""
+
+    fallback: FallbackArgs | None = None
+    """What is served if `model` is a directory that does not exist. A warning in the log says so.
+    """
+
+    kv_split: Literal["elastic", "even"] = "elastic"
+    """How the KV cache is shared between leaders (the conditional streams, and requests without
+    guidance) and followers (the negative streams). `elastic` moves the boundary with demand, `even`
+    gives half of the blocks to each.
+    """
+
+    draft_cost: float | None = Field(default=None, ge=0)
+    """For speculative decoding (`engine.speculative_config`): the cost of one more draft token,
+    where the cost of a step without drafts is 1. A guided request whose drafts are accepted too
+    rarely to be worth this cost gets fewer drafts. 0 turns this reduction off. Default: 0.2.
+    """
+
+    max_followers: int | None = Field(default=None, ge=1)
+    """Maximum number of followers of one request: its negative, or the entries of
+    `guidance_streams`. Default: 8.
+    """
+
+    logits_processors: dict[str, Any] = Field(default_factory=dict)
+    """Logits processors that requests may ask for by name. Each entry names the factory that makes
+    one: `name: package.module:Class`, or, with options for the factory, `name: {factory:
+    package.module:Class, option: value}`.
+    """
+
+    allow_untested_vllm: bool = False
+    """Start the generator with a vLLM version that was not tested, if that version has all names
+    and signatures that cfg-serve uses. Guidance may still be wrong on it.
+    """
+
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options of the vLLM engine, by the field names of vLLM's AsyncEngineArgs."""
+
+    frontend: dict[str, Any] = Field(default_factory=dict)
+    """Options of vLLM's OpenAI frontend, by the field names of vLLM's FrontendArgs:
+    `chat_template`, `tool_call_parser`, and so on. `lora_modules` is a list of `{name: NAME, path:
+    DIRECTORY}`; clients send an adapter's name as `model`.
+    """
+
+    encoders: tuple[EncoderArgs, ...] = ()
+    """Models for embedding, reranking and classification, served beside `model`."""
+
+    ready_timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds that /ready waits for the engines' answers. If one is still missing, /ready answers
+    503.
+    """
+
+    num_retries: int = Field(default=1, ge=0)
+    """How many times a request is sent to another replica if its engine is lost before the first
+    byte of the answer.
+    """
+
+    silence_timeout_s: float = Field(default=5.0, gt=2 * ASK_EVERY_S)
+    """Seconds without a sign of life after which a replica of the generator is treated as failed:
+    its process hangs, its node died, or the network link is cut. Its requests are then sent to
+    another replica, or end with an error. A replica that is only busy is not treated as failed,
+    because a separate thread gives its signs of life. The value must be above 1.
+    """
+
+    hang_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds after which a replica of the generator exits because its engine does not answer it,
+    or because its own event loop does not run. Serve then starts another replica. Set this to more
+    than the longest step of the engine takes. At the first requests a step may include compilation.
+    """
+
+    share_prefixes: bool = False
+    """Let requests reuse the KV cache of equal prompt prefixes of other tenants. This saves
+    computation, but tenants can then find out from response times which prompts others have sent.
+    """
+
+    direct_calls: bool = True
+    """Let the ingress send requests for text to the replicas of the generator over TCP connections
+    of its own, which costs less CPU than Ray Serve's path. Each replica listens on a free port of
+    its node's address for this, and both sides must prove that they know a random secret. If a
+    replica cannot be reached there, Serve's path is used. There are no direct calls with
+    RAY_USE_TLS, or with an autoscaling policy other than GuidedLoad, because Serve does not count
+    them. Each replica takes up to `max_ongoing_requests` of them, and further ones go through
+    Serve. `false` turns them off.
+    """
+
+    max_text_chars: int = Field(default=4_000_000, ge=1)
+    """Maximum number of characters in a request to /tokenize for the generator. The limit also
+    applies to /detokenize, where each token counts as four characters. A longer request gets 400.
+    """
+
+    admission: AdmissionArgs = AdmissionArgs()
+    """The queue in front of the generator."""
+
+    access: AccessArgs = AccessArgs()
+    """API keys and their limits, the size of bodies, and the logging of prompts."""
+
+    tracing: TracingArgs = TracingArgs()
+    """OpenTelemetry spans of requests, from the ingress to each stream."""
+
+    grammars: GrammarLimits = GrammarLimits()
+    """What compiling the grammars of requests may cost, and what they allow."""
+
+    limits: LimitsArgs = LimitsArgs()
+    """Limits on the requests and bodies that clients have in an ingress at the same time, on how
+    slowly they may send and read, and on the size of answers.
+    """
+
+    http: HttpArgs = HttpArgs()
+    """Which web pages, names of this server and proxies are trusted."""
 
     @field_validator("logits_processors")
     @classmethod

@@ -16,10 +16,10 @@ class YamlArgs(BaseModel):
 
     An unknown key is an error that names the nearest known one. Errors never show the given value,
     which may be an API key. Pydantic reads that setting from the outermost model, so every section
-    has it.
+    has it. The text below each key is shown in docs/configuration.md (scripts/config_page.py).
 
-    A section may also be a dataclass whose fields have pydantic's constraints and descriptions as
-    metadata. Its name is that of its field.
+    A section may also be a dataclass, whose fields have pydantic's constraints as metadata. It is
+    named after its field.
     """
 
     model_config = ConfigDict(

@@ -19,49 +19,35 @@ class EncoderArgs(YamlArgs):
 
     section = "encoders"
 
-    model: str = Field(
-        description=(
-            "The model: its directory, a name on the Hugging Face hub, or `package:NAME/PATH`, the"
-            " directory PATH inside the installed Python package NAME."
-        ),
-    )
-    served_model_name: str | None = Field(
-        default=None,
-        description="The name that clients send as `model`. Default: the last part of `model`.",
-    )
-    deployment: str = Field(
-        default="Embedder",
-        min_length=1,
-        description=(
-            "Name of the encoder's Serve deployment. Use it under `deployments:` to set the"
-            " encoder's replicas and resources. Each encoder needs a name of its own."
-        ),
-    )
-    scales_to_zero: bool = Field(
-        default=False,
-        description=(
-            "Set this to true if the encoder's deployment has `min_replicas: 0`. An encoder without"
-            " replicas then counts as asleep, not as broken: /ready and /v1/models do not start a"
-            " replica of it."
-        ),
-    )
-    requests_per_replica: int = Field(
-        default=96,
-        ge=1,
-        description=(
-            "Maximum number of requests that are sent to the encoder at the same time, for each of"
-            " its replicas. Further requests wait in a queue of CfgRouter, in which tenants share"
-            " as in `admission`. It should be less than the deployment's `max_ongoing_requests`,"
-            " so that the replica can still answer /ready."
-        ),
-    )
-    engine: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Options of the encoder's engine, by the field names of"
-            " cfg_core.prefill_only.EngineOptions."
-        ),
-    )
+    model: str
+    """The model: its directory, a name on the Hugging Face hub, or `package:NAME/PATH`, the
+    directory PATH inside the installed Python package NAME.
+    """
+
+    served_model_name: str | None = None
+    """The name that clients send as `model`. Default: the last part of `model`."""
+
+    deployment: str = Field(default="Embedder", min_length=1)
+    """Name of the encoder's Serve deployment. Use it under `deployments:` to set the encoder's
+    replicas and resources. Each encoder needs a name of its own.
+    """
+
+    scales_to_zero: bool = False
+    """Set this to true if the encoder's deployment has `min_replicas: 0`. An encoder without
+    replicas then counts as asleep, not as broken: /ready and /v1/models do not start a replica of
+    it.
+    """
+
+    requests_per_replica: int = Field(default=96, ge=1)
+    """Maximum number of requests that are sent to the encoder at the same time, for each of its
+    replicas. Further requests wait in a queue of CfgRouter, in which tenants share as in
+    `admission`. It should be less than the deployment's `max_ongoing_requests`, so that the replica
+    can still answer /ready.
+    """
+
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options of the encoder's engine, by the field names of cfg_core.prefill_only.EngineOptions.
+    """
 
     @field_validator("engine")
     @classmethod

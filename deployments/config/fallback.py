@@ -16,20 +16,16 @@ class FallbackArgs(YamlArgs):
 
     section = "fallback"
 
-    model: str = Field(
-        description=(
-            "The model that is served if the directory of `model` does not exist when the"
-            " application is built."
-        ),
-    )
-    served_model_name: str | None = Field(
-        default=None,
-        description="The name that clients send as `model`. Default: the last part of `model`.",
-    )
-    engine: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Options that replace those of the same names in `engine`.",
-    )
+    model: str
+    """The model that is served if the directory of `model` does not exist when the application is
+    built.
+    """
+
+    served_model_name: str | None = None
+    """The name that clients send as `model`. Default: the last part of `model`."""
+
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options that replace those of the same names in `engine`."""
 
     @field_validator("engine")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from cfg_core.errors import ConfigError
 from deployments.config.base import YamlArgs
@@ -27,36 +27,27 @@ class HttpArgs(YamlArgs):
 
     section = "http"
 
-    cors_origins: tuple[str, ...] = Field(
-        default=(LOOPBACK,),
-        description=(
-            "Origins of the web pages on other addresses that may call this server, such as"
-            " `https://chat.example.com`. `loopback` means pages of `localhost`, `127.0.0.1` and"
-            " `[::1]`, on any port. `*` means all pages, as in `vllm serve`: without API keys,"
-            " every page that somebody opens may then use the server. The server's own pages may"
-            " always."
-        ),
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Names by which clients call this server: `gpu7.example.com`, `*.example.com`, or `*`"
-            " for all. A request by another name gets 421. These names are always allowed:"
-            " addresses, `localhost`, names without a dot, the name of the machine, and names under"
-            " `.local`, `.internal`, `.svc`, `.localhost`, `.home.arpa` and `.test`, which nobody"
-            " can register. Default: these only; with API keys, all names."
-        ),
-    )
-    trusted_proxies: tuple[str, ...] = Field(
-        default=(),
-        description=(
-            "Addresses or networks of the proxies in front of Serve, such as `10.0.0.0/8`. From"
-            " them, and from nobody else, `X-Forwarded-For` tells a client's address. The proxy"
-            " must add the address that it sees to the header. For the bounds that Serve's own"
-            " proxy has for each address, set `FORWARDED_ALLOW_IPS` in the environment to the same"
-            " addresses."
-        ),
-    )
+    cors_origins: tuple[str, ...] = (LOOPBACK,)
+    """Origins of the web pages on other addresses that may call this server, such as
+    `https://chat.example.com`. `loopback` means pages of `localhost`, `127.0.0.1` and `[::1]`, on
+    any port. `*` means all pages, as in `vllm serve`: without API keys, every page that somebody
+    opens may then use the server. The server's own pages may always.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients call this server: `gpu7.example.com`, `*.example.com`, or `*` for all.
+    A request by another name gets 421. These names are always allowed: addresses, `localhost`,
+    names without a dot, the name of the machine, and names under `.local`, `.internal`, `.svc`,
+    `.localhost`, `.home.arpa` and `.test`, which nobody can register. Default: these only; with API
+    keys, all names.
+    """
+
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of the proxies in front of Serve, such as `10.0.0.0/8`. From them, and
+    from nobody else, `X-Forwarded-For` tells a client's address. The proxy must add the address
+    that it sees to the header. For the bounds that Serve's own proxy has for each address, set
+    `FORWARDED_ALLOW_IPS` in the environment to the same addresses.
+    """
 
     @field_validator("cors_origins")
     @classmethod

@@ -14,26 +14,18 @@ class TracingArgs(YamlArgs):
 
     section = "tracing"
 
-    otlp_traces_endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://",
-        description=(
-            "Address of the collector, such as `http://127.0.0.1:4317`; with `http/protobuf` the"
-            " whole address, such as `http://127.0.0.1:4318/v1/traces`. Default: no tracing. The"
-            " environment variables OTEL_* of OpenTelemetry (headers, certificate, service name,"
-            " attributes) count besides."
-        ),
-    )
-    protocol: Literal["grpc", "http/protobuf"] = Field(
-        default="grpc", description="The protocol of the collector's port."
-    )
-    sampling_ratio: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description=(
-            "Share of the requests that are traced. A request that brings a `traceparent` is traced"
-            " if that says so, whatever the share; where API keys are configured, only requests"
-            " with a valid key are traced at all."
-        ),
-    )
+    otlp_traces_endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    """Address of the collector, such as `http://127.0.0.1:4317`; with `http/protobuf` the whole
+    address, such as `http://127.0.0.1:4318/v1/traces`. Default: no tracing. The environment
+    variables OTEL_* of OpenTelemetry (headers, certificate, service name, attributes) count
+    besides.
+    """
+
+    protocol: Literal["grpc", "http/protobuf"] = "grpc"
+    """The protocol of the collector's port."""
+
+    sampling_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the requests that are traced. A request that brings a `traceparent` is traced if
+    that says so, whatever the share; where API keys are configured, only requests with a valid key
+    are traced at all.
+    """

@@ -188,35 +188,22 @@ def _name_before(text: bytes, colon: int) -> str:
 class ShapeBounds:
     """Upper bounds on the shape of a body. Each field is a key of the section `limits:`."""
 
-    max_values: int = field(
-        default=2**16,
-        metadata={
-            "ge": 1024,
-            "description": "Maximum number of objects, lists and texts in a request body. The names"
-            " of an object's entries are texts, too, so a message with a role and a content counts"
-            f" as five. {NUMBERS_PER_VALUE} numbers in lists, such as token ids, count as one. A"
-            " request with more gets 400 before it is parsed.",
-        },
-    )
-    max_copied_entries: int = field(
-        default=1_000_000,
-        metadata={
-            "ge": 1024,
-            "description": "Maximum number of entries of one field, such as `allowed_token_ids`,"
-            " times the choices (`n` times the prompts) that each get a copy of it. An entry of"
-            " `stop_token_ids` or `logit_bias` counts as 4, and one of `bad_words` as 200. A"
-            " request with more gets 400.",
-        },
-    )
-    max_copied_bytes: int = field(
-        default=32 * 2**20,
-        metadata={
-            "ge": 2**16,
-            "description": "Maximum size, in bytes of JSON text, of one such field, times the"
-            " choices that each get a copy of it. A byte of `bad_words` counts as 400. A request"
-            " with more gets 400.",
-        },
-    )
+    max_values: int = field(default=2**16, metadata={"ge": 1024})
+    """Maximum number of objects, lists and texts in a request body. The names of an object's
+    entries are texts, too, so a message with a role and a content counts as five. 32 numbers in
+    lists, such as token ids, count as one. A request with more gets 400 before it is parsed.
+    """
+
+    max_copied_entries: int = field(default=1_000_000, metadata={"ge": 1024})
+    """Maximum number of entries of one field, such as `allowed_token_ids`, times the choices (`n`
+    times the prompts) that each get a copy of it. An entry of `stop_token_ids` or `logit_bias`
+    counts as 4, and one of `bad_words` as 200. A request with more gets 400.
+    """
+
+    max_copied_bytes: int = field(default=32 * 2**20, metadata={"ge": 2**16})
+    """Maximum size, in bytes of JSON text, of one such field, times the choices that each get a
+    copy of it. A byte of `bad_words` counts as 400. A request with more gets 400.
+    """
 
     def check_values(self, shape: Shape) -> None:
         """Raise RequestError if all fields together hold too many objects, lists and texts."""

@@ -73,12 +73,6 @@ def test_defaults():
     assert not args.log_prompts
 
 
-def test_every_field_is_documented():
-    assert all(
-        field.description for args in (AccessArgs, KeyArgs) for field in args.model_fields.values()
-    )
-
-
 def test_args_are_frozen():
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         AccessArgs().log_prompts = True

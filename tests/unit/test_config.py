@@ -9,9 +9,7 @@ import yaml
 from cfg_core.errors import ConfigError
 from deployments.config.__main__ import complaints
 from deployments.config.args import AppArgs
-from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, vllm_engine_fields
-from deployments.config.fallback import FallbackArgs
 from deployments.config.model_paths import REPOSITORY, resolve_model
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -33,14 +31,6 @@ def test_defaults():
     assert args.model_name == "name-8B"
     assert args.kv_split == "elastic"
     assert args.engine_kwargs() == {"model": "org/name-8B", "served_model_name": ["name-8B"]}
-
-
-def test_every_field_is_documented():
-    assert all(
-        field.description
-        for args in (AppArgs, EncoderArgs, FallbackArgs)
-        for field in args.model_fields.values()
-    )
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, 8), ({"max_followers": 3}, 3)])

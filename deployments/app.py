@@ -9,7 +9,7 @@ from typing import Any
 from ray.serve import Application
 
 from deployments.config.args import AppArgs
-from deployments.config.message_sizes import check_message_sizes
+from deployments.config.checks import check_message_sizes
 from deployments.encoder.replica import Embedder
 from deployments.generator.replica import ModelReplica
 from deployments.ingress.router import CfgRouter

@@ -24,10 +24,9 @@ from pydantic_core import PydanticUndefined
 from cfg_core.grammars.trials import GrammarLimits
 from deployments.config.access import AccessArgs, KeyArgs
 from deployments.config.admission import AdmissionArgs
-from deployments.config.args import AppArgs
+from deployments.config.args import AppArgs, FallbackArgs
 from deployments.config.base import YamlArgs
 from deployments.config.encoders import EncoderArgs
-from deployments.config.fallback import FallbackArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs

@@ -8,8 +8,6 @@ where Serve users look for them. This module does not read them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -22,15 +20,42 @@ from deployments.config.base import YamlArgs
 from deployments.config.checks import check_body_limits, check_generator, check_unique
 from deployments.config.encoders import EncoderArgs
 from deployments.config.engine_keys import check_engine_keys, check_frontend
-from deployments.config.fallback import FallbackArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
-from deployments.config.model_paths import is_missing, last_part, resolve_model
+from deployments.config.model_paths import is_missing, last_part, resolve_model, resolved_frontend
 from deployments.config.tracing import TracingArgs
 from deployments.lifecycle.beacon import ASK_EVERY_S
 
 USUAL_FOLLOWERS = 8
 """Default of `max_followers`."""
+
+
+class FallbackArgs(YamlArgs):
+    """The model that is served in place of `model`, and how its options differ."""
+
+    section = "fallback"
+
+    model: str
+    """The model that is served if the directory of `model` does not exist when the application is
+    built.
+    """
+
+    served_model_name: str | None = None
+    """The name that clients send as `model`. Default: the last part of `model`."""
+
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options that replace those of the same names in `engine`."""
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine_keys(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        check_engine_keys(engine)
+        return engine
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients send as `model`."""
+        return self.served_model_name or last_part(self.model)
 
 
 class AppArgs(YamlArgs):
@@ -288,19 +313,3 @@ def _changed(limits: GrammarLimits) -> dict[str, Any]:
     usual = dataclasses.asdict(GrammarLimits())
     given = dataclasses.asdict(limits)
     return {name: value for name, value in given.items() if value != usual[name]}
-
-
-def resolved_frontend(frontend: Mapping[str, Any]) -> dict[str, Any]:
-    """`frontend` with absolute paths of adapters and of the chat template's file.
-
-    A chat template that is not the path of a file is the template's text, and stays as it is.
-    """
-    fields = dict(frontend)
-    if adapters := fields.get("lora_modules"):
-        fields["lora_modules"] = [
-            {**adapter, "path": resolve_model(adapter["path"])} for adapter in adapters
-        ]
-    template = fields.get("chat_template")
-    if isinstance(template, str) and "\n" not in template and Path(template).is_file():
-        fields["chat_template"] = str(Path(template).resolve())
-    return fields

@@ -1,4 +1,4 @@
-"""Checks on `args:` that involve several keys."""
+"""Checks that involve several keys of `args:`, or a key and the environment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Any
 
 from cfg_core.errors import ConfigError
 from deployments.config.limits import LimitsArgs
+
+USES_GRPC, MAX_LENGTH = "RAY_SERVE_USE_GRPC_BY_DEFAULT", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"
+DEFAULT_MAX_LENGTH = 4 * 2**20
+"""Serve's own limit, in bytes, if the variable MAX_LENGTH is not set."""
+
+BODY_GROWTH = 3
+"""A decoded and pickled body has at most this many times the bytes of its JSON text.
+
+For example, `1e1,` has 4 bytes, and a pickled float has 9.
+"""
+
+ENVELOPE_BYTES = 2**16
+"""Bytes of a message that are left for guidance, headers, and what Serve adds."""
 
 RESERVED_DEPLOYMENTS = ("CfgRouter", "ModelReplica")
 
@@ -64,4 +77,30 @@ def check_unique(deployments: Sequence[str], served_names: Sequence[str]) -> Non
         if served_names.count(name) > 1:
             raise ConfigError(
                 f"two models are served as `{name}`: give each a `served_model_name` of its own."
+            )
+
+
+def check_message_sizes(
+    max_body_bytes: int, max_answer_bytes: int, environment: Mapping[str, str]
+) -> None:
+    """Raise ConfigError if a message cannot hold the largest body, or an encoder's largest answer.
+
+    With gRPC between replicas the size of a message is limited, by the environment of each process.
+    A call with a larger message fails, in the case of an answer only after all the work is done.
+
+    environment: the environment variables of this process.
+    """
+    if environment.get(USES_GRPC) != "1":
+        return
+    limit = int(environment.get(MAX_LENGTH, DEFAULT_MAX_LENGTH)) - ENVELOPE_BYTES
+    needs = {
+        "access.max_body_bytes": BODY_GROWTH * max_body_bytes,
+        "max_answer_bytes": max_answer_bytes,
+    }
+    for name, needed in needs.items():
+        if needed > limit:
+            raise ConfigError(
+                f"`{name}` needs messages of {needed} bytes between replicas, and {MAX_LENGTH}"
+                f" allows {limit}: set it to {needed + ENVELOPE_BYTES} or more before `ray start`"
+                f" (configs/serve.env), or lower `{name}`."
             )

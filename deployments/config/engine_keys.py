@@ -21,21 +21,19 @@ _ONE_RANK = (
     " of experts"
 )
 
+_DATA_PARALLEL = (
+    *("data_parallel_size", "data_parallel_size_local", "data_parallel_rank"),
+    *("data_parallel_start_rank", "data_parallel_address", "data_parallel_rpc_port"),
+    *("data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb"),
+    "data_parallel_multi_port_external_lb",
+)
+
 RESERVED_ENGINE_KEYS = {
     "model": "name it one level up, as `model`",
     "served_model_name": "name it one level up, as `served_model_name`",
     "scheduler_cls": "the guided scheduler is always used; it serves plain requests unchanged",
     "worker_cls": "the guided worker is always used; it serves plain requests unchanged",
-    "data_parallel_size": _ONE_RANK,
-    "data_parallel_size_local": _ONE_RANK,
-    "data_parallel_rank": _ONE_RANK,
-    "data_parallel_start_rank": _ONE_RANK,
-    "data_parallel_address": _ONE_RANK,
-    "data_parallel_rpc_port": _ONE_RANK,
-    "data_parallel_backend": _ONE_RANK,
-    "data_parallel_hybrid_lb": _ONE_RANK,
-    "data_parallel_external_lb": _ONE_RANK,
-    "data_parallel_multi_port_external_lb": _ONE_RANK,
+    **dict.fromkeys(_DATA_PARALLEL, _ONE_RANK),
 }
 """Engine options that the application sets itself, each with what the user should do instead."""
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cfg_core.errors import ConfigError
 
@@ -44,6 +46,22 @@ def resolve_model(name: str, cwd: Path | None = None) -> str:
             f"model directory `{name}` does not exist.{_nearest_directory(path, parents)}"
         )
     return name
+
+
+def resolved_frontend(frontend: Mapping[str, Any]) -> dict[str, Any]:
+    """`frontend` with absolute paths of adapters and of the chat template's file.
+
+    A chat template that is not the path of a file is the template's text, and stays as it is.
+    """
+    fields = dict(frontend)
+    if adapters := fields.get("lora_modules"):
+        fields["lora_modules"] = [
+            {**adapter, "path": resolve_model(adapter["path"])} for adapter in adapters
+        ]
+    template = fields.get("chat_template")
+    if isinstance(template, str) and "\n" not in template and Path(template).is_file():
+        fields["chat_template"] = str(Path(template).resolve())
+    return fields
 
 
 def is_missing(name: str) -> bool:

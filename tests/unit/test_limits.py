@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import ConfigError, OverloadedError
+from deployments.config.checks import check_message_sizes
 from deployments.config.limits import LimitsArgs
-from deployments.config.message_sizes import check_message_sizes
 from deployments.http.open_requests import OpenRequests
 
 

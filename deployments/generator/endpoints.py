@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pydantic
 from pydantic import TypeAdapter
@@ -50,72 +50,87 @@ from deployments.requests.endpoints import SHAPES, Endpoint
 NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})
 
 
-class Served(NamedTuple):
-    """One endpoint.
+Model: TypeAlias = type[pydantic.BaseModel]
 
-    request: the class of its requests.
+
+class Served(NamedTuple):
+    """One endpoint that generates text.
+
+    request, answer: the classes of its requests and of its whole answers.
+    event: the class of the events of its streams; None without streams, and for /v1/responses,
+        whose events have no class in common.
     serving: the attribute of the server's state that serves it.
     create: the method that answers a request, with a model or with an iterator over a stream.
     dump: how vLLM writes an answer as JSON.
     """
 
-    request: type[pydantic.BaseModel]
+    request: Model
+    answer: Model
+    event: Model | None
     serving: str
     create: str
     dump: Mapping[str, bool] = NO_OPTIONS
 
 
 SERVED: dict[Endpoint, Served] = {
-    "completion": Served(CompletionRequest, "openai_serving_completion", "create_completion"),
-    "chat": Served(ChatCompletionRequest, "openai_serving_chat", "create_chat_completion"),
+    "completion": Served(
+        CompletionRequest,
+        CompletionResponse,
+        CompletionStreamResponse,
+        "openai_serving_completion",
+        "create_completion",
+    ),
+    "chat": Served(
+        ChatCompletionRequest,
+        ChatCompletionResponse,
+        ChatCompletionStreamResponse,
+        "openai_serving_chat",
+        "create_chat_completion",
+    ),
     "responses": Served(
-        ResponsesRequest, "openai_serving_responses", "create_responses", {"by_alias": True}
+        ResponsesRequest,
+        ResponsesResponse,
+        None,
+        "openai_serving_responses",
+        "create_responses",
+        {"by_alias": True},
     ),
     "messages": Served(
         AnthropicMessagesRequest,
+        AnthropicMessagesResponse,
+        AnthropicStreamEvent,
         "anthropic_serving_messages",
         "create_messages",
         {"exclude_none": True},
     ),
     "batch": Served(
-        BatchChatCompletionRequest, "openai_serving_chat_batch", "create_batch_chat_completion"
+        BatchChatCompletionRequest,
+        ChatCompletionResponse,
+        None,
+        "openai_serving_chat_batch",
+        "create_batch_chat_completion",
     ),
     "scoring": Served(
-        GenerativeScoringRequest, "serving_generative_scoring", "create_generative_scoring"
+        GenerativeScoringRequest,
+        GenerativeScoringResponse,
+        None,
+        "serving_generative_scoring",
+        "create_generative_scoring",
     ),
 }
 
-
-READ: dict[str, type[pydantic.BaseModel]] = {
-    "count_tokens": AnthropicCountTokensRequest,
-    "load_adapter": LoadLoRAAdapterRequest,
-    "unload_adapter": UnloadLoRAAdapterRequest,
-    "tokenize": TokenizeCompletionRequest,
-    "detokenize": DetokenizeRequest,
+OTHERS: dict[str, tuple[Model | None, Model | None]] = {
+    "count_tokens": (AnthropicCountTokensRequest, AnthropicCountTokensResponse),
+    "load_adapter": (LoadLoRAAdapterRequest, None),
+    "unload_adapter": (UnloadLoRAAdapterRequest, None),
+    "tokenize": (TokenizeCompletionRequest, TokenizeResponse),
+    "detokenize": (DetokenizeRequest, DetokenizeResponse),
+    "render": (None, GenerateRequest),
 }
-"""The classes of requests that generate nothing."""
+"""The classes of requests that generate nothing, and of their answers.
 
-
-ANSWERED: dict[str, type[pydantic.BaseModel]] = {
-    "completion": CompletionResponse,
-    "chat": ChatCompletionResponse,
-    "responses": ResponsesResponse,
-    "messages": AnthropicMessagesResponse,
-    "batch": ChatCompletionResponse,
-    "scoring": GenerativeScoringResponse,
-    "count_tokens": AnthropicCountTokensResponse,
-    "tokenize": TokenizeResponse,
-    "detokenize": DetokenizeResponse,
-    "render": GenerateRequest,
-}
-"""The classes of whole answers. `render` is one prompt of the routes that render."""
-
-STREAMED: dict[str, type[pydantic.BaseModel]] = {
-    "completion": CompletionStreamResponse,
-    "chat": ChatCompletionStreamResponse,
-    "messages": AnthropicStreamEvent,
-}
-"""The classes of the events of streams. Those of /v1/responses have no class in common."""
+`render` is one prompt of the routes that render.
+"""
 
 
 def schemas() -> dict[str, Any]:
@@ -124,18 +139,14 @@ def schemas() -> dict[str, Any]:
     `components` has them by the names of their classes. `names`, `answers` and `events` have these
     names by endpoint: of requests, of whole answers, and of the events of streams.
     """
-    requests: dict[str, type[pydantic.BaseModel]] = dict(READ)
-    for endpoint, served in SERVED.items():
-        requests[endpoint] = served.request
-    of_answers = {"answers": ANSWERED, "events": STREAMED}
+    rows = [(name, *served[:3]) for name, served in SERVED.items()]
+    rows += [(name, *models, None) for name, models in OTHERS.items()]
     made, shared = TypeAdapter.json_schemas(
         [
-            *((("names", name), "validation", TypeAdapter(x)) for name, x in requests.items()),
-            *(
-                ((kind, name), "serialization", TypeAdapter(model))
-                for kind, models in of_answers.items()
-                for name, model in models.items()
-            ),
+            ((kind, name), "validation" if kind == "names" else "serialization", TypeAdapter(model))
+            for name, *models in rows
+            for kind, model in zip(("names", "answers", "events"), models, strict=True)
+            if model is not None
         ],
         ref_template="#/components/schemas/{model}",
     )

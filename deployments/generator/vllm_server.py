@@ -121,7 +121,7 @@ class VllmServer:
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
         show_cuts(state)
-        patches.apply("generator replica")
+        patches.apply(patches.REPLICA)
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)

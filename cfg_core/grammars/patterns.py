@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 _NO_CHARACTER = frozenset("bB<>AZGkK123456789")
 """What a backslash makes a place in the text, or a reference to an earlier group."""
+
+_SINGLE = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]"
+"""An escape or a character class: what stands in it opens and closes nothing."""
 
 
 def looks_around(pattern: str) -> bool:
@@ -27,9 +30,7 @@ def _pieces(pattern: str) -> Iterable[str]:
     """Escapes and openings of groups outside of character classes."""
     return (
         piece
-        for piece in re.findall(
-            r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?<?[=!]|\(\?>", pattern, re.DOTALL
-        )
+        for piece in re.findall(rf"{_SINGLE}|\(\?<?[=!]|\(\?>", pattern, re.DOTALL)
         if not piece.startswith("[")
     )
 
@@ -56,21 +57,20 @@ def without_lookaheads(pattern: str) -> list[str] | None:
 
 def _closing(pattern: str) -> int | None:
     """The place of the bracket that closes the group with which `pattern` begins."""
-    depth = 0
-    for piece in re.finditer(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]", pattern, re.DOTALL):
-        depth += {"(": 1, ")": -1}.get(piece.group(), 0)
-        if depth == 0:
-            return piece.start()
-    return None
+    return next((at for at, _, depth in _marks(pattern) if depth == 0), None)
 
 
 def _has_top_level_bar(pattern: str) -> bool:
+    return any(mark == "|" and depth == 0 for _, mark, depth in _marks(pattern))
+
+
+def _marks(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """The place of each bracket and bar of a pattern, and how many groups are open behind it."""
     depth = 0
-    for piece in re.finditer(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", pattern, re.DOTALL):
-        depth += {"(": 1, ")": -1}.get(piece.group(), 0)
-        if piece.group() == "|" and depth == 0:
-            return True
-    return False
+    for found in re.finditer(rf"{_SINGLE}|[()|]", pattern, re.DOTALL):
+        if (mark := found.group()) in "()|":
+            depth += {"(": 1, ")": -1}.get(mark, 0)
+            yield found.start(), mark, depth
 
 
 def other_than(texts: Iterable[str]) -> str:

@@ -124,6 +124,11 @@ def _combined_references(schema: Any) -> frozenset[str]:
     return frozenset(found)
 
 
+def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value of a keyword, with `change` applied to the schemas in it."""
+    return _placed(key, value, lambda schema, _: change(schema), "")
+
+
 def _placed(key: str, value: Any, change: Callable[[Any, str], Any], at: str) -> Any:
     """As `inner`, for a `change` that is told the place of each schema."""
     if key in MAPS and isinstance(value, Mapping):
@@ -131,15 +136,6 @@ def _placed(key: str, value: Any, change: Callable[[Any, str], Any], at: str) ->
     if key in SCHEMAS and isinstance(value, list):
         return [change(one, f"{at}/{i}") for i, one in enumerate(value)]
     return change(value, at) if key in SCHEMAS else value
-
-
-def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value of a keyword, with `change` applied to the schemas in it."""
-    if key in MAPS and isinstance(value, Mapping):
-        return {name: change(inner) for name, inner in value.items()}
-    if key in SCHEMAS:
-        return [change(inner) for inner in value] if isinstance(value, list) else change(value)
-    return value
 
 
 def canonical_text(kind: str, text: str) -> str:

@@ -92,7 +92,16 @@ class KeyArgs(YamlArgs):
 
     @model_validator(mode="after")
     def _well_formed(self) -> KeyArgs:
-        check_name(self.name)
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"{self.name[:100]!r} is not a valid key name: use 1 to 64 letters, digits, `.`,"
+                " `_` and `-`."
+            )
+        if self.name == ANONYMOUS_NAME:
+            raise ConfigError(
+                f"`{self.name}` in `access.keys` is the name of callers without a key: choose"
+                " another name."
+            )
         if (self.sha256 is None) == (self.env is None):
             found = "neither is set" if self.env is None else "both are set"
             raise ConfigError(
@@ -167,19 +176,6 @@ class AccessArgs(YamlArgs):
         keys = tuple(key.resolved() for key in self.keys)
         check_distinct(keys)
         return self.model_copy(update={"keys": keys})
-
-
-def check_name(name: str) -> None:
-    """Raise ConfigError if `name` is not allowed as the name of a tenant."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name[:100]!r} is not a valid key name: use 1 to 64 letters, digits, `.`, `_` and"
-            " `-`."
-        )
-    if name == ANONYMOUS_NAME:
-        raise ConfigError(
-            f"`{name}` in `access.keys` is the name of callers without a key: choose another name."
-        )
 
 
 def check_distinct(keys: Sequence[KeyArgs]) -> None:

@@ -109,7 +109,7 @@ def _early_fields(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(answer, Mapping) and answer.get("type") == _TAG:
         yield {_TAG: json.dumps(answer)}
     if beside_tools:
-        yield from ({"json": schema} for schema in _schemas(body))
+        yield from ({"json": holder["schema"]} for _, holder in _answer_formats(body))
 
 
 def strict_schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -118,13 +118,9 @@ def strict_schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     Anthropic's `output_config` is always strict: its documents promise a 400 for what cannot be
     enforced.
     """
-    answer, text = _mapping(body, RESPONSE_FORMAT, "json_schema"), _mapping(body, "text", "format")
-    for field, holder in ((f"{RESPONSE_FORMAT}.json_schema", answer), ("text.format", text)):
-        if holder.get("strict") is True and holder.get("schema") is not None:
+    for field, holder in _answer_formats(body):
+        if holder.get("strict") is True or field.startswith("output_config"):
             yield f"{field}.schema", holder["schema"]
-    config = _mapping(body, "output_config", "format")
-    if config.get("schema") is not None:
-        yield "output_config.format.schema", config["schema"]
     tools = body.get(TOOLS)
     for number, tool in enumerate(tools if isinstance(tools, list) else ()):
         yield from _strict_tool(number, tool)
@@ -141,22 +137,14 @@ def _strict_tool(number: int, tool: Any) -> Iterator[tuple[str, Any]]:
             yield f"tools[{number}]{path}.{key} (tool {function.get('name')!r})", function[key]
 
 
-def _mapping(body: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """The object inside of objects, empty if it is not there."""
-    found: Any = body
-    for name in names:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _schemas(body: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas of a body's answer: of a chat, a response and a message."""
+def _answer_formats(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What has the schema of an answer, with its field: in a chat, a response and a message."""
     for name, inner in (
         (RESPONSE_FORMAT, "json_schema"),
         ("text", "format"),
         ("output_config", "format"),
     ):
         answer = body.get(name)
-        schema = answer.get(inner) if isinstance(answer, Mapping) else None
-        if isinstance(schema, Mapping) and schema.get("schema") is not None:
-            yield schema["schema"]
+        holder = answer.get(inner) if isinstance(answer, Mapping) else None
+        if isinstance(holder, Mapping) and holder.get("schema") is not None:
+            yield f"{name}.{inner}", holder

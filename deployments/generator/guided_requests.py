@@ -36,8 +36,8 @@ RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_m
 """Keys of `vllm_xargs` that vLLM reads for itself, as objects that the server made."""
 
 
-class Made(NamedTuple):
-    """What a call becomes.
+class PreparedRequest(NamedTuple):
+    """What a call becomes: vLLM's request object.
 
     negative_tokens: the length of its followers' own prompts together.
     has_no_tokens: whether its negative is an empty text of which the tokenizer makes no token.
@@ -60,7 +60,7 @@ class GuidedRequests:
         self._engine = engine
         self._state = state
 
-    async def make(self, call: GenerateCall) -> Made:
+    async def make(self, call: GenerateCall) -> PreparedRequest:
         """Make the request object. Raises RequestError if body or negative cannot be used."""
         shelved: list[str] = []
         try:
@@ -70,7 +70,7 @@ class GuidedRequests:
             raise
         return made._replace(shelved=shelved)
 
-    async def _make(self, call: GenerateCall, shelved: list[str]) -> Made:
+    async def _make(self, call: GenerateCall, shelved: list[str]) -> PreparedRequest:
         """As `make`; notes in `shelved` what it puts on the shelf."""
         body = dict(call.body)
         check_body(call.endpoint, body)
@@ -92,7 +92,7 @@ class GuidedRequests:
                 xargs[SCORE_TOKENS] = guidance.params.score_tokens
             if xargs:
                 request.vllm_xargs = xargs
-            return Made(request)
+            return PreparedRequest(request)
         self._check_previous(request)
         params = guidance.params
         if params.streams is not None:
@@ -114,7 +114,7 @@ class GuidedRequests:
             has_no_tokens = negative is None and guidance.negative_field is not None
         shelved.append(SHELF.put(params))
         request.vllm_xargs = xargs | {SHELVED: shelved[-1]}
-        return Made(request, sum(lengths), has_no_tokens)
+        return PreparedRequest(request, sum(lengths), has_no_tokens)
 
     def _check_previous(self, request: Any) -> None:
         """Raise NotFoundError for a response to go on from, as vLLM does for a plain request."""

@@ -238,32 +238,36 @@ class VllmServer:
 
     async def tokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """The answer of /tokenize, as JSON text whose `count` is the number of tokens."""
-        with reading():
-            field = "messages" if "messages" in body else "prompt"
-            check_text(body.get(field), field, self._max_text_chars)
-            request = await parsed(
-                TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest,
-                body,
-                "messages",
-            )
-            create = self._state.serving_tokenization.create_tokenize
+        field = "messages" if "messages" in body else "prompt"
+        kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
+        create = self._state.serving_tokenization.create_tokenize
+        with self._reading(body.get(field), field):
+            request = await parsed(kind, body, "messages")
             with self._reading_media("chat", body):
                 return await _json_of(checked(await create(request, HttpContext(headers))))
 
+    async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        """The answer of /detokenize, as JSON text.
+
+        The number of tokens is that of the body's `tokens`.
+        """
+        create = self._state.serving_tokenization.create_detokenize
+        with self._reading(body.get("tokens"), "tokens"):
+            request = parse(DetokenizeRequest, body)
+            return await _json_of(checked(await create(request, HttpContext(headers))))
+
     async def count_tokens(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """The answer of /v1/messages/count_tokens, as JSON text."""
-        with reading():
-            check_text(json.dumps(body), "messages", self._max_text_chars)
+        count = self._state.anthropic_serving_messages.count_tokens
+        with self._reading(json.dumps(body), "messages"):
             request = await parsed(AnthropicCountTokensRequest, body, "messages")
-            count = self._state.anthropic_serving_messages.count_tokens
             with self._reading_media("messages", body):
                 answer = checked(await count(request, HttpContext(headers)))
             return await _json_of(answer, {"exclude_none": True})
 
     async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str:
         """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
-        with reading():
-            check_text(json.dumps(body), "prompt", self._max_text_chars)
+        with self._reading(json.dumps(body), "prompt"):
             conversation = SHAPES[endpoint].messages
             request = await parsed(endpoints.SERVED[endpoint].request, body, conversation)
             with self._reading_media(endpoint, body):
@@ -271,6 +275,13 @@ class VllmServer:
             if isinstance(made, list):
                 return f"[{','.join([one.model_dump_json() for one in made])}]"
             return str(made.model_dump_json())
+
+    @contextmanager
+    def _reading(self, value: object, field: str) -> Iterator[None]:
+        """Read a body that is not for the engine, if the texts in `value` are not too long."""
+        with reading():
+            check_text(value, field, self._max_text_chars)
+            yield
 
     @contextmanager
     def _reading_media(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Iterator[None]:
@@ -301,18 +312,6 @@ class VllmServer:
     def schemas(self) -> str:
         """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
         return json.dumps(endpoints.schemas())
-
-    async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The answer of /detokenize, as JSON text.
-
-        The number of tokens is that of the body's `tokens`.
-        """
-        with reading():
-            check_text(body.get("tokens"), "tokens", self._max_text_chars)
-            create = self._state.serving_tokenization.create_detokenize
-            return await _json_of(
-                checked(await create(parse(DetokenizeRequest, body), HttpContext(headers)))
-            )
 
 
 def traced_of(call: GenerateCall, span: Span | None) -> Traced | None:

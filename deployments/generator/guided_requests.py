@@ -18,7 +18,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import NEGATIVE_IDS, SCORE_TOKENS, FollowerParams, TokenIds
+from cfg_core.params import (
+    NEGATIVE_IDS,
+    SCORE_TOKENS,
+    FollowerParams,
+    GuidanceParams,
+    TokenIds,
+)
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
@@ -62,16 +68,6 @@ class GuidedRequests:
 
     async def make(self, call: GenerateCall) -> PreparedRequest:
         """Make the request object. Raises RequestError if body or negative cannot be used."""
-        shelved: list[str] = []
-        try:
-            made = await self._make(call, shelved)
-        except BaseException:
-            SHELF.drop(shelved)
-            raise
-        return made._replace(shelved=shelved)
-
-    async def _make(self, call: GenerateCall, shelved: list[str]) -> PreparedRequest:
-        """As `make`; notes in `shelved` what it puts on the shelf."""
         body = dict(call.body)
         check_body(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
@@ -85,36 +81,18 @@ class GuidedRequests:
             # may hold no objects then.
             is_text = isinstance(processors, str)
             xargs[LOGITS_PROCESSORS] = processors if is_text else json.dumps(processors)
-        guidance = call.guidance
-        if guidance is None or not guidance.enabled:
-            if guidance is not None and guidance.params.score_tokens is not None:
-                # Admission checks the number. The scores are vLLM's own.
-                xargs[SCORE_TOKENS] = guidance.params.score_tokens
-            if xargs:
-                request.vllm_xargs = xargs
-            return PreparedRequest(request)
-        self._check_previous(request)
-        params = guidance.params
-        if params.streams is not None:
-            followers = [
-                await self._follower(call.endpoint, body, s, shelved) for s in params.streams
-            ]
-            params, has_no_tokens = replace(params, streams=tuple(followers)), False
-            lengths = [len(follower.token_ids or ()) for follower in followers]
-        else:
-            negative, media = await self._negative(call.endpoint, body, guidance, shelved)
-            params = replace(
-                params,
-                negative_prompt=None,
-                negative_prompt_token_ids=negative,
-                negative_media=media,
-                negative_embeds=None,
-            )
-            lengths = [len(negative or [0])]
-            has_no_tokens = negative is None and guidance.negative_field is not None
-        shelved.append(SHELF.put(params))
-        request.vllm_xargs = xargs | {SHELVED: shelved[-1]}
-        return PreparedRequest(request, sum(lengths), has_no_tokens)
+        guidance, prepared = call.guidance, PreparedRequest(request)
+        if guidance is not None and guidance.enabled:
+            self._check_previous(request)
+            prompts = _FollowerPrompts(self._engine, self._state, call.endpoint, body)
+            prepared = await prompts.shelve(request, guidance)
+            xargs[SHELVED] = prepared.shelved[-1]
+        elif guidance is not None and guidance.params.score_tokens is not None:
+            # Admission checks the number. The scores are vLLM's own.
+            xargs[SCORE_TOKENS] = guidance.params.score_tokens
+        if xargs:
+            request.vllm_xargs = xargs
+        return prepared
 
     def _check_previous(self, request: Any) -> None:
         """Raise NotFoundError for a response to go on from, as vLLM does for a plain request."""
@@ -122,69 +100,84 @@ class GuidedRequests:
         if name is not None:
             checked(self._state.openai_serving_responses._make_not_found_error(name))
 
-    async def _negative(
-        self, endpoint: Endpoint, body: dict[str, Any], guidance: Guidance, shelved: list[str]
-    ) -> tuple[TokenIds | None, str | None]:
+
+class _FollowerPrompts:
+    """Makes the prompts of one request's followers, and puts them on the Shelf."""
+
+    def __init__(
+        self, engine: AsyncLLM, state: State, endpoint: Endpoint, body: dict[str, Any]
+    ) -> None:
+        self._engine, self._state = engine, state
+        self._endpoint, self._body = endpoint, body
+        self._shelved: list[str] = []
+
+    async def shelve(self, request: Any, guidance: Guidance) -> PreparedRequest:
+        """Put the guidance on the Shelf, with prompts as token ids. Its own name comes last."""
+        try:
+            params, lengths, has_no_tokens = await self._params(guidance)
+        except BaseException:
+            SHELF.drop(self._shelved)
+            raise
+        self._shelved.append(SHELF.put(params))
+        return PreparedRequest(request, sum(lengths), has_no_tokens, self._shelved)
+
+    async def _params(self, guidance: Guidance) -> tuple[GuidanceParams, list[int], bool]:
+        """The parameters for admission, the lengths of the prompts, and `has_no_tokens`."""
+        params = guidance.params
+        if params.streams is not None:
+            followers = [await self._follower(stream) for stream in params.streams]
+            lengths = [len(follower.token_ids or ()) for follower in followers]
+            return replace(params, streams=tuple(followers)), lengths, False
+        ids, media = await self._negative(guidance)
+        params = replace(
+            params,
+            negative_prompt=None,
+            negative_prompt_token_ids=ids,
+            negative_media=media,
+            negative_embeds=None,
+        )
+        return params, [len(ids or [0])], ids is None and guidance.negative_field is not None
+
+    async def _negative(self, guidance: Guidance) -> tuple[TokenIds | None, str | None]:
         """The negative stream's prompt as token ids, and where its images or embeddings are.
 
-        None for a prompt if the request has none of its own, and for images if it has none. An
-        empty text has none of its own if the tokenizer puts no special tokens around a text.
+        None for a prompt if the request has none of its own, and for images if it has none.
         """
-        field = guidance.negative_field
+        field, params = guidance.negative_field, guidance.params
         if field is None:
             return None, None
-        if endpoint == "completion" and guidance.params.negative_prompt == "":
-            return self._special_tokens(body), None
-        if field == NEGATIVE_IDS:
-            ids = TokenIds.of(guidance.params.negative_prompt_token_ids or ())
-            return self._checked(ids, field), None
-        if guidance.params.negative_embeds is not None:
-            rendered = self._embedded(guidance.params.negative_embeds, field)
-        else:
-            rendered = await self._rendered(
-                endpoint, body, lambda: negative_body(endpoint, body, guidance), field
-            )
-        return self._shelved(rendered, field, shelved)
+        return await self._prompt(
+            (params.negative_prompt_token_ids or ()) if field == NEGATIVE_IDS else None,
+            params.negative_embeds,
+            params.negative_prompt,
+            lambda: negative_body(self._endpoint, self._body, guidance),
+            field,
+            NEGATIVE_MESSAGES,
+        )
 
-    async def _follower(
-        self,
-        endpoint: Endpoint,
-        body: dict[str, Any],
-        follower: FollowerParams,
-        shelved: list[str],
-    ) -> FollowerParams:
+    async def _follower(self, follower: FollowerParams) -> FollowerParams:
         """The same follower with its prompt as token ids, and its adapter as vLLM knows it.
 
         One without a prompt of its own stays without: admission gives it each leader's prompt.
         """
         where, text, messages = follower.where, follower.prompt, follower.messages
-        ids: TokenIds | None = None
-        shelf = None
-        if follower.token_ids is not None:
-            ids = self._checked(TokenIds.of(follower.token_ids), f"{where}.token_ids")
-        elif follower.prompt_embeds is not None:
-            field = f"{where}.prompt_embeds"
-            ids, shelf = self._shelved(
-                self._embedded(follower.prompt_embeds, field), field, shelved
+        names = ("token_ids", "prompt_embeds", "prompt", "messages")
+        name = next((name for name in names if getattr(follower, name) is not None), None)
+        ids, shelf = None, None
+        if name is not None:
+            ids, shelf = await self._prompt(
+                follower.token_ids,
+                follower.prompt_embeds,
+                text,
+                lambda: follower_body(self._endpoint, self._body, text, messages),
+                f"{where}.{name}",
+                f"{where}.messages",
             )
-        elif text == "" and endpoint == "completion":
-            ids = self._special_tokens(body)
             if ids is None:
                 raise GuidanceError(
                     f"{where}.prompt is empty and has no tokens for this model: send a text.",
                     f"{where}.prompt",
                 )
-        elif text is not None or messages is not None:
-            conversation = f"{where}.messages"
-            field = f"{where}.prompt" if text is not None else conversation
-            rendered = await self._rendered(
-                endpoint,
-                body,
-                lambda: follower_body(endpoint, body, text, messages),
-                field,
-                conversation,
-            )
-            ids, shelf = self._shelved(rendered, field, shelved)
         models = self._state.openai_serving_models
         lora = adapter_of(follower.lora, where, models.lora_requests, models.is_base_model)
         return replace(
@@ -197,6 +190,31 @@ class GuidedRequests:
             lora=lora,
         )
 
+    async def _prompt(
+        self,
+        ids: Sequence[int] | None,
+        embeds: str | None,
+        text: str | None,
+        body_of: Callable[[], Any],
+        field: str,
+        conversation: str,
+    ) -> tuple[TokenIds | None, str | None]:
+        """A follower's prompt as token ids, and its name on the Shelf if it has more than these.
+
+        None for an empty text if the tokenizer puts no special tokens around a text.
+
+        body_of: makes the follower's body from the request's own.
+        field: what errors name. conversation: the field that can hold the whole conversation.
+        """
+        if ids is not None:
+            return self._checked(TokenIds.of(ids), field), None
+        if embeds is not None:
+            embedded = embeddings.read(self._engine.model_config, embeds, field)
+            return self._on_shelf({"type": "embeds", "prompt_embeds": embedded}, field)
+        if text == "" and self._endpoint == "completion":
+            return self._special_tokens(), None
+        return self._on_shelf(await self._rendered(body_of, field, conversation), field)
+
     def _checked(self, ids: TokenIds, field: str) -> TokenIds:
         """A follower's token ids, if this model has them all and their number fits."""
         try:
@@ -206,34 +224,19 @@ class GuidedRequests:
         return self._bounded(ids, field)
 
     async def _rendered(
-        self,
-        endpoint: Endpoint,
-        body: dict[str, Any],
-        made: Callable[[], Any],
-        field: str,
-        conversation: str = NEGATIVE_MESSAGES,
+        self, body_of: Callable[[], Any], field: str, conversation: str
     ) -> Mapping[str, Any]:
-        """What vLLM renders of a follower's body, which `made` makes from the request's own.
-
-        field: what errors name. conversation: the field that can hold the whole conversation.
-        """
+        """What vLLM renders of a follower's body."""
         try:
-            own = made()
-            check_body(endpoint, own)
-            return await endpoints.render(endpoint, self._state, own, conversation)
+            own = body_of()
+            check_body(self._endpoint, own)
+            return await endpoints.render(self._endpoint, self._state, own, conversation)
         except (RequestError, VLLMValidationError) as error:
             # A fault of the request itself is not the negative's: this raises its own error.
-            await endpoints.render(endpoint, self._state, body, conversation)
+            await endpoints.render(self._endpoint, self._state, self._body, conversation)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
 
-    def _embedded(self, text: str, field: str) -> Mapping[str, Any]:
-        """A prompt of embeddings, as vLLM's renderer returns one."""
-        embeds = embeddings.read(self._engine.model_config, text, field)
-        return {"type": "embeds", "prompt_embeds": embeds}
-
-    def _shelved(
-        self, rendered: Mapping[str, Any], field: str, shelved: list[str]
-    ) -> tuple[TokenIds, str | None]:
+    def _on_shelf(self, rendered: Mapping[str, Any], field: str) -> tuple[TokenIds, str | None]:
         """The token ids of a rendered prompt, and its name on the shelf if it has more than these.
 
         The places of embeddings have the token 0, which nothing reads.
@@ -244,8 +247,8 @@ class GuidedRequests:
             ids = self._bounded(TokenIds.of(rendered["prompt_token_ids"]), field)
         if rendered["type"] == "token":
             return ids, None
-        shelved.append(SHELF.put(rendered))
-        return ids, shelved[-1]
+        self._shelved.append(SHELF.put(rendered))
+        return ids, self._shelved[-1]
 
     def _bounded(self, ids: TokenIds, field: str) -> TokenIds:
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token
@@ -255,10 +258,11 @@ class GuidedRequests:
             )
         return ids
 
-    def _special_tokens(self, body: dict[str, Any]) -> TokenIds | None:
+    def _special_tokens(self) -> TokenIds | None:
         """The tokens of an empty text, which vLLM refuses to render; None if there are none."""
         tokenizer = self._engine.renderer.get_tokenizer()
-        ids = tokenizer.encode("", add_special_tokens=body.get("add_special_tokens", True))
+        add = self._body.get("add_special_tokens", True)
+        ids = tokenizer.encode("", add_special_tokens=add)
         return TokenIds.of(ids) if ids else None
 
 

@@ -31,6 +31,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_NAME = 100
 _MAX_DEPTH = 8
 _MAX_REASON = 300
+_EXAMPLE = '{"name": "no_repeat_ngram", "n": 3}'
 
 SHIPPED = {
     "no_repeat_ngram": "cfg_core.logits_processors.shipped:NoRepeatNgram",
@@ -70,12 +71,10 @@ class Registry:
             with contextlib.suppress(ValueError, RecursionError):
                 asked = json.loads(asked)
         if not isinstance(asked, Sequence) or isinstance(asked, (str, bytes)):
-            raise RequestError(
-                f'{FIELD} must be a list such as [{{"name": "no_repeat_ngram", "n": 3}}].', FIELD
-            )
+            raise _refused(f"{FIELD} must be a list such as [{_EXAMPLE}].")
         if len(asked) > MAX_PER_REQUEST:
-            raise RequestError(
-                f"{FIELD} has {len(asked)} entries: at most {MAX_PER_REQUEST} are allowed.", FIELD
+            raise _refused(
+                f"{FIELD} has {len(asked)} entries: at most {MAX_PER_REQUEST} are allowed."
             )
         for i, entry in enumerate(asked):
             self._check_entry(entry, f"{FIELD}[{i}]")
@@ -83,40 +82,27 @@ class Registry:
 
     def _check_entry(self, entry: object, where: str) -> None:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-            raise RequestError(
-                f'{where} must be an object such as {{"name": "no_repeat_ngram", "n": 3}}.', FIELD
-            )
+            raise _refused(f"{where} must be an object such as {_EXAMPLE}.")
         name, arguments = _split(entry)
         factory = self._factories.get(name)
-        if factory is None and len(name) > _MAX_NAME:
-            raise RequestError(
-                f"{where}: there is no logits processor with a name of {len(name)} characters.",
-                FIELD,
-            )
         if factory is None:
-            raise RequestError(
-                f"{where}: there is no logits processor {name!r}: {nearest(name, self._factories)}",
-                FIELD,
-            )
+            unknown = f"{where}: there is no logits processor"
+            if len(name) > _MAX_NAME:
+                raise _refused(f"{unknown} with a name of {len(name)} characters.")
+            raise _refused(f"{unknown} {name!r}: {nearest(name, self._factories)}")
         if not _is_plain(arguments, _MAX_DEPTH):
-            raise RequestError(
+            raise _refused(
                 f"{where}: arguments must be text, finite numbers within 64 bits, true, false,"
-                f" null, or lists and objects of these, nested at most {_MAX_DEPTH} deep.",
-                FIELD,
+                f" null, or lists and objects of these, nested at most {_MAX_DEPTH} deep."
             )
         try:
             inspect.signature(factory.make).bind(None, **arguments)
             factory.check(**arguments)
         except Exception as error:
             # Whatever a factory raises for bad arguments, the fault is the client's.
-            reason = (
-                str(error)
-                if isinstance(error, (TypeError, ValueError))
-                else f"{type(error).__name__}: {error}"
-            )
-            raise RequestError(
-                f"{where}: {name}: {reason[:_MAX_REASON].rstrip('.')}.", FIELD
-            ) from None
+            says_why = isinstance(error, (TypeError, ValueError))
+            reason = str(error) if says_why else f"{type(error).__name__}: {error}"
+            raise _refused(f"{where}: {name}: {reason[:_MAX_REASON].rstrip('.')}.") from None
 
     def forced(self, asked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Collection[int]]]:
         """Return the processors of a request that force tokens, by name, each with its tokens.
@@ -142,6 +128,10 @@ class Registry:
                     f"logits processor {name!r} could not be made: {type(error).__name__}: {error}"
                 ) from error
         return made
+
+
+def _refused(sentence: str) -> RequestError:
+    return RequestError(sentence, FIELD)
 
 
 def _is_plain(value: object, depth: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which tenant may have a grammar compiled next.
+"""Which tenant may have a grammar compiled next, and what is remembered of the last ones.
 
 No tenant can keep the others waiting, and no request leaves a place taken.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 
 import pytest
 
 from cfg_core.errors import OverloadedError
-from cfg_core.grammars.trials import FairPlaces
+from cfg_core.grammars import trials
+from cfg_core.grammars.trials import FairPlaces, Verdicts
 
 
 class Tenants:
@@ -102,3 +104,25 @@ async def test_cancellation_at_any_moment_frees_every_place() -> None:
         assert sum(places._held.values()) == 0
         assert places._free == 3
         assert not places._served
+
+
+def test_refusals_that_depend_on_the_machine_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "COSTLY_S", 0.05)
+    known = Verdicts(most=2)
+    known.keep(b"costly", {"refused": "slow", "costly": True})
+    known.keep(b"invalid", {"refused": "invalid", "costly": False})
+    assert known.get(b"costly") is not None
+    time.sleep(0.1)
+    assert known.get(b"costly") is None
+    assert known.get(b"invalid") is not None
+
+
+def test_the_last_ones_are_remembered() -> None:
+    known = Verdicts(most=2)
+    for key in (b"first", b"second"):
+        known.keep(key, {"backend": "xgrammar"})
+    assert known.get(b"first") is not None  # and is now the last one that was used
+    known.keep(b"third", {})
+    assert known.get(b"second") is None
+    assert known.get(b"first") is not None
+    assert known.get(b"third") == {}

@@ -201,7 +201,7 @@ class GeneratorClient:
         The place has a maximum number of streams. Further choices of the request wait in the
         replica.
         """
-        at_once = self._args.admission.streams_at_once_per_request or max(2, self._slots() // 2)
+        at_once = self._args.admission.streams_at_once(self._slots())
         demand = replace(job.demand, streams=min(job.demand.streams, at_once))
         began = time.monotonic()
         about = {

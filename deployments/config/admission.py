@@ -52,3 +52,7 @@ class AdmissionArgs(YamlArgs):
     """Timeout, in seconds, of requests that set none themselves (field `timeout` or header
     `X-Request-Timeout`). It also applies to requests to encoders. Default: no limit.
     """
+
+    def streams_at_once(self, max_num_seqs: int) -> int:
+        """Streams that one request may have in an engine at once: at least the two of a pair."""
+        return self.streams_at_once_per_request or max(2, max_num_seqs // 2)

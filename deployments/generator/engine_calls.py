@@ -300,11 +300,3 @@ class EngineCalls:
             state = self._states.get(entry.request.request_id)
             if state is not None and state.queue is not None:
                 state.queue.put(error)  # `generate` raises it, and aborts
-
-
-def share_of(max_num_seqs: int, streams_at_once: int | None = None) -> int:
-    """Streams that one HTTP request may have in the engine at once.
-
-    Default: half of all, but at least the two of a pair.
-    """
-    return streams_at_once or max(2, max_num_seqs // 2)

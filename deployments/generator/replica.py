@@ -109,7 +109,7 @@ class ModelReplica:
                 args.plugin_kwargs,
                 args.frontend,
                 group,
-                streams_at_once=args.admission.streams_at_once_per_request,
+                admission=args.admission,
                 max_text_chars=args.max_text_chars,
             )
         freeze_gc_heap()  # as vLLM's own server does: a collection then looks at requests alone

@@ -34,10 +34,11 @@ from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments import patches
+from deployments.config.admission import AdmissionArgs
 from deployments.generator import endpoints, media, sse
 from deployments.generator.cut_answers import show_cuts
 from deployments.generator.engine import Engine
-from deployments.generator.engine_calls import Run, share_of, watch_beams
+from deployments.generator.engine_calls import Run, watch_beams
 from deployments.generator.engine_errors import checked, naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
@@ -53,6 +54,8 @@ from deployments.requests.notes import Outcome, note_of
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
+
+USUAL_ADMISSION = AdmissionArgs()
 
 
 class HttpContext:
@@ -89,7 +92,7 @@ class VllmServer:
         frontend: Mapping[str, Any],
         placement_group: Any = None,
         *,
-        streams_at_once: int | None = None,
+        admission: AdmissionArgs = USUAL_ADMISSION,
         max_text_chars: int = 4_000_000,
     ) -> VllmServer:
         """Start the engine in a process of its own, and return when it can answer.
@@ -99,8 +102,7 @@ class VllmServer:
         plugin: keyword arguments of `guided_engine_args`.
         frontend: the `frontend` of AppArgs.
         placement_group: the workers of Ray's executor take its bundles.
-        streams_at_once: streams that one HTTP request has in the engine at most; default: half of
-        `max_num_seqs`.
+        admission: says how many streams one HTTP request has in the engine at most.
         max_text_chars: maximum characters in a body of /tokenize or /detokenize; a token of
         /detokenize counts as four.
         """
@@ -125,7 +127,7 @@ class VllmServer:
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)
-        share = share_of(config.scheduler_config.max_num_seqs, streams_at_once)
+        share = admission.streams_at_once(config.scheduler_config.max_num_seqs)
         await grammars.loaded()
         hide_client_texts()
         return cls(engine, state, share, max_text_chars)

@@ -13,7 +13,6 @@ from typing import Any
 
 from vllm.renderers.base import BaseRenderer
 
-from cfg_core.errors import RequestError
 from cfg_core.lanes import Lanes, num_chars
 
 
@@ -50,16 +49,3 @@ def use_lanes(renderer: BaseRenderer) -> None:
 
     executor.replace_inner = replace_inner
     replace_inner()
-
-
-def check_text(value: object, field: str, limit: int) -> None:
-    """Raise RequestError if the texts in `value` have more than `limit` characters.
-
-    A token counts as four characters.
-    """
-    size = num_chars(value)
-    if size > limit:
-        raise RequestError(
-            f"{field} has {size} characters, and this server takes {limit}: send it in parts.",
-            field,
-        )

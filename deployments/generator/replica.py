@@ -16,13 +16,11 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
-from cfg_core.cpu_features import CPUINFO, read
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments import patches
 from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
-from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.lifecycle import json_lines
 from deployments.lifecycle.beacon import Beacon
@@ -95,23 +93,11 @@ class ModelReplica:
             # before our modules import what another vLLM may have moved
             tested.check_version(args.allow_untested_vllm)
             tested.check_names("deployments.generator", patches.PATCHES)
-            from vllm.platforms import current_platform
             from vllm.utils.gc_utils import freeze_gc_heap
 
             from deployments.generator.vllm_server import VllmServer
 
-            engine = args.engine_kwargs()
-            if current_platform.is_cpu():
-                engine = with_cpu_dtype(engine, read(CPUINFO))
-
-            self._server = await VllmServer.start(
-                engine,
-                args.plugin_kwargs,
-                args.frontend,
-                group,
-                admission=args.admission,
-                max_text_chars=args.max_text_chars,
-            )
+            self._server = await VllmServer.start(args, group)
         freeze_gc_heap()  # as vLLM's own server does: a collection then looks at requests alone
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)

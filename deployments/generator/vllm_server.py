@@ -27,15 +27,19 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
+from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
+from cfg_core.cpu_features import CPUINFO, read
 from cfg_core.errors import RequestError
+from cfg_core.lanes import num_chars
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
 from deployments import patches
-from deployments.config.admission import AdmissionArgs
+from deployments.config.args import AppArgs
 from deployments.generator import endpoints, media, sse
+from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.cut_answers import show_cuts
 from deployments.generator.engine import Engine
 from deployments.generator.engine_calls import Run, watch_beams
@@ -44,7 +48,7 @@ from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.media_in_bodies import check_body, reading_media
-from deployments.generator.renderer_lanes import check_text, use_lanes
+from deployments.generator.renderer_lanes import use_lanes
 from deployments.generator.stream_spans import Traced
 from deployments.generator.validation import parse, parsed
 from deployments.lifecycle.client_texts import hide_client_texts
@@ -54,8 +58,6 @@ from deployments.requests.notes import Outcome, note_of
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
-
-USUAL_ADMISSION = AdmissionArgs()
 
 
 class HttpContext:
@@ -85,29 +87,18 @@ class VllmServer:
         self._vocabulary = engine.model_config.get_vocab_size()
 
     @classmethod
-    async def start(
-        cls,
-        engine_kwargs: dict[str, Any],
-        plugin: dict[str, Any],
-        frontend: Mapping[str, Any],
-        placement_group: Any = None,
-        *,
-        admission: AdmissionArgs = USUAL_ADMISSION,
-        max_text_chars: int = 4_000_000,
-    ) -> VllmServer:
+    async def start(cls, app: AppArgs, placement_group: Any = None) -> VllmServer:
         """Start the engine in a process of its own, and return when it can answer.
 
         This takes minutes with a big model.
 
-        plugin: keyword arguments of `guided_engine_args`.
-        frontend: the `frontend` of AppArgs.
         placement_group: the workers of Ray's executor take its bundles.
-        admission: says how many streams one HTTP request has in the engine at most.
-        max_text_chars: maximum characters in a body of /tokenize or /detokenize; a token of
-        /detokenize counts as four.
         """
         media.set_limits()
-        args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**plugin)))
+        engine_kwargs = app.engine_kwargs()
+        if current_platform.is_cpu():
+            engine_kwargs = with_cpu_dtype(engine_kwargs, read(CPUINFO))
+        args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**app.plugin_kwargs)))
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
             path = Path(folder) / "pace"
             pace.new_file(path)
@@ -119,7 +110,7 @@ class VllmServer:
             await asyncio.sleep(0.1)  # it starts its process; the engine holds this loop for long
             engine = Engine.start(config, pace.Progress(path), grammars, args.disable_log_stats)
         state = State()
-        options = argparse.Namespace(**{**vars(frontend_args(frontend)), **vars(args)})
+        options = argparse.Namespace(**{**vars(frontend_args(app.frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
         show_cuts(state)
@@ -127,10 +118,10 @@ class VllmServer:
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)
-        share = admission.streams_at_once(config.scheduler_config.max_num_seqs)
+        share = app.admission.streams_at_once(config.scheduler_config.max_num_seqs)
         await grammars.loaded()
         hide_client_texts()
-        return cls(engine, state, share, max_text_chars)
+        return cls(engine, state, share, app.max_text_chars)
 
     @property
     def errored(self) -> bool:
@@ -280,9 +271,18 @@ class VllmServer:
 
     @contextmanager
     def _reading(self, value: object, field: str) -> Iterator[None]:
-        """Read a body that is not for the engine, if the texts in `value` are not too long."""
+        """Read a body that is not for the engine, if the texts in `value` are not too long.
+
+        A token counts as four characters.
+        """
         with reading():
-            check_text(value, field, self._max_text_chars)
+            size, most = num_chars(value), self._max_text_chars
+            if size > most:
+                raise RequestError(
+                    f"{field} has {size} characters, and this server takes {most}: send it in"
+                    " parts.",
+                    field,
+                )
             yield
 
     @contextmanager

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from engines import forget_settings
 
+from deployments.config.args import AppArgs
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import group_request
@@ -37,8 +38,6 @@ class Server:
         forget_settings()
         self._runner = asyncio.Runner()
         basics = {
-            "model": str(model),
-            "served_model_name": [model.name],
             "max_model_len": 256,
             "enforce_eager": True,
             "dtype": "float32",
@@ -46,7 +45,8 @@ class Server:
             "kv_cache_memory_bytes": 64 << 20,
             "max_num_seqs": 8,
         }
-        self.vllm: Any = self.run(VllmServer.start({**basics, **engine}, {}, frontend or {}))
+        options = {"engine": {**basics, **engine}, "frontend": frontend or {}}
+        self.vllm: Any = self.run(VllmServer.start(AppArgs(model=str(model), **options)))
 
     def run(self, coroutine: Awaitable[T], limit_s: float = 120.0) -> T:
         return self._runner.run(asyncio.wait_for(coroutine, limit_s))

@@ -84,7 +84,7 @@ class Engine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
 
         vLLM reads the request's fields there without a check of their types.
         """
-        await self.grammars.check(params)
+        await self.grammars.admit(params)
         try:
             return await super().add_request(request_id, prompt, params, *args, **kwargs)
         except Exception as error:

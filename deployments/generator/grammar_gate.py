@@ -3,7 +3,7 @@
 vLLM reads some grammars early, in two places. Its request classes parse structural tags while they
 validate a body, and its renderer parses grammars that are sent together with tools. `read_body`
 runs before both. All other grammars, and those that vLLM makes from tools, pass
-`AsyncLLM.add_request`, which calls `check` (engine.py).
+`AsyncLLM.add_request`, which calls `admit` (engine.py).
 """
 
 from __future__ import annotations
@@ -30,20 +30,13 @@ _tenant: ContextVar[str] = ContextVar("cfg_serve_grammar_tenant", default="")
 _of_tools: ContextVar[bool] = ContextVar("cfg_serve_grammar_of_tools", default=False)
 
 
-class GrammarGate:
-    """Tries the grammars of one engine's requests."""
+class GrammarGate(GrammarSandbox):
+    """The sandbox of a replica: it knows which tenant a task works for."""
 
     def __init__(self, config: VllmConfig) -> None:
         """The process that compiles grammars begins to load, beside the engine."""
-        self._sandbox = GrammarSandbox(config)
-        self._sandbox.begin()
-
-    async def loaded(self) -> None:
-        """Return when grammars can be tried, so that the first one does not wait for seconds.
-
-        A process that cannot be loaded is loaded again for the first grammar.
-        """
-        await self._sandbox.loaded()
+        super().__init__(config)
+        self.begin()
 
     async def read_body(self, body: Mapping[str, Any], tenant: str) -> None:
         """Try the grammars of `body` that vLLM would read while it parses the body.
@@ -56,7 +49,7 @@ class GrammarGate:
         for field, schema in strict_schemas(body):
             await self._check_strict(field, schema, tenant)
         for params in _read_early(body):
-            await self._sandbox.check(params, tenant)
+            await self.check(params, tenant)
 
     async def _check_strict(self, field: str, schema: Any, tenant: str) -> None:
         """Raises RequestError if not all of a schema can be enforced. It names the field."""
@@ -69,11 +62,11 @@ class GrammarGate:
                     " mend it, or leave `strict` out."
                 )
             params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
-            await self._sandbox.check(params, tenant, strict=True)
+            await self.check(params, tenant, strict=True)
         except RequestError as error:
             raise RequestError(f"{field}: {error}", field.partition(" ")[0]) from None
 
-    async def check(self, params: Any) -> None:
+    async def admit(self, params: Any) -> None:
         """Try the grammar of a request that this task sends to the engine.
 
         Raises vLLM's own errors, with status 400 or 429.
@@ -81,14 +74,11 @@ class GrammarGate:
         if not isinstance(params, SamplingParams):
             return
         try:
-            await self._sandbox.check(params, _tenant.get(), of_tools=_of_tools.get())
+            await self.check(params, _tenant.get(), of_tools=_of_tools.get())
         except RequestError as error:
             raise RefusedError(error) from error
         except OverloadedError as error:
             raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from error
-
-    def close(self) -> None:
-        self._sandbox.close()
 
 
 def _read_early(body: Mapping[str, Any]) -> Iterator[SamplingParams]:

@@ -27,7 +27,7 @@ from deployments.lifecycle.beacon import Beacon
 from deployments.lifecycle.log_handlers import log_handlers_kept
 from deployments.lifecycle.pulse import PULSE_S, Pulse
 from deployments.lifecycle.watchdog import exit_with_engine
-from deployments.messages import Failed, GenerateCall, Item
+from deployments.messages import LOST, Failed, GenerateCall, Item
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.usage import Meter
 from deployments.routing.serve_routers import GroupRouter
@@ -198,7 +198,7 @@ class ModelReplica:
         On a dead engine, every failure counts as caused by its death.
         """
         if self._server.errored:
-            return Failed(EngineDeadError("The engine was lost: send the request again."))
+            return Failed(EngineDeadError(LOST))
         if not isinstance(error, RequestError):
             kind = type(error).__name__
             about = {"error": kind, **({"request_id": request_id} if request_id else {})}

@@ -139,8 +139,10 @@ def schemas() -> dict[str, Any]:
     `components` has them by the names of their classes. `names`, `answers` and `events` have these
     names by endpoint: of requests, of whole answers, and of the events of streams.
     """
-    rows = [(name, *served[:3]) for name, served in SERVED.items()]
-    rows += [(name, *models, None) for name, models in OTHERS.items()]
+    rows: list[tuple[str, Model | None, Model | None, Model | None]] = [
+        *((name, row.request, row.answer, row.event) for name, row in SERVED.items()),
+        *((name, request, answer, None) for name, (request, answer) in OTHERS.items()),
+    ]
     made, shared = TypeAdapter.json_schemas(
         [
             ((kind, name), "validation" if kind == "names" else "serialization", TypeAdapter(model))

@@ -102,21 +102,19 @@ class GeneratorClient:
         self._has_asked = False
 
     async def ask(self, method: str, *args: Any) -> str:
-        """The text that a method of one replica answers at once.
+        """The text that a method of one replica's VllmServer answers at once.
 
         It needs no place in the queue. Raises CfgServeError.
         """
-        text: str = await self._ask(method, *args)
+        self._has_asked = True
+        text: str = await value_of(self._handle.ask.remote(method, *args))
         return text
 
     async def state(self) -> dict[str, int]:
         """Requests, groups and KV blocks of one replica's engine. Raises CfgServeError."""
-        state: dict[str, int] = await self._ask("engine_state")
-        return state
-
-    async def _ask(self, method: str, *args: Any) -> Any:
         self._has_asked = True
-        return await value_of(getattr(self._handle, method).remote(*args))
+        state: dict[str, int] = await value_of(self._handle.engine_state.remote())
+        return state
 
     def capacity(self) -> int:
         """Streams that may be with the engines now.

@@ -28,7 +28,6 @@ from deployments.lifecycle.log_handlers import log_handlers_kept
 from deployments.lifecycle.pulse import PULSE_S, Pulse
 from deployments.lifecycle.watchdog import exit_with_engine
 from deployments.messages import LOST, Failed, GenerateCall, Item
-from deployments.requests.endpoints import Endpoint
 from deployments.requests.usage import Meter
 from deployments.routing.serve_routers import GroupRouter
 from deployments.tracing import spans
@@ -154,37 +153,9 @@ class ModelReplica:
         span = tracing.under(call.headers, "replica", about)
         return span if span.is_recording else None
 
-    async def models(self) -> str | Failed:
-        """The answer of /v1/models, as JSON text."""
-        return await self._value(self._server.models())
-
-    async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
-        """The answer of /tokenize, as JSON text."""
-        return await self._value(self._server.tokenize(body, headers))
-
-    async def detokenize(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
-        """The answer of /detokenize, as JSON text."""
-        return await self._value(self._server.detokenize(body, headers))
-
-    async def count_tokens(self, body: dict[str, Any], headers: dict[str, str]) -> str | Failed:
-        """The answer of /v1/messages/count_tokens, as JSON text."""
-        return await self._value(self._server.count_tokens(body, headers))
-
-    async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str | Failed:
-        """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
-        return await self._value(self._server.render(endpoint, body))
-
-    async def load_adapter(self, body: dict[str, Any]) -> str | Failed:
-        """vLLM's sentence about an adapter that it has loaded."""
-        return await self._value(self._server.load_adapter(body))
-
-    async def unload_adapter(self, body: dict[str, Any]) -> str | Failed:
-        """vLLM's sentence about an adapter that it has unloaded."""
-        return await self._value(self._server.unload_adapter(body))
-
-    async def schemas(self) -> str:
-        """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
-        return self._server.schemas()
+    async def ask(self, method: str, *args: Any) -> str | Failed:
+        """The text that a method of VllmServer answers at once: /v1/models, /tokenize, ..."""
+        return await self._value(getattr(self._server, method)(*args))
 
     async def _value(self, answer: Awaitable[T]) -> T | Failed:
         try:

@@ -311,7 +311,7 @@ class VllmServer:
             models = self._state.openai_serving_models
             return str(checked(await models.unload_lora_adapter(request)))
 
-    def schemas(self) -> str:
+    async def schemas(self) -> str:
         """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
         return json.dumps(endpoints.schemas())
 

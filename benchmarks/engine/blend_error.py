@@ -1,14 +1,14 @@
 """What rounding does to the guided distribution: blended before the head, or after it.
 
-    python benchmarks/bench_blend_error.py [--scales 0.5 1.5 2.5 4 8] [--out FILE]
+    python -m benchmarks.engine.blend_error [--scales 0.5 1.5 2.5 4 8] [--out FILE]
 
 The physics. After the head, each stream's logits are rounded to the type of the model, and the
 blend multiplies that error by |s| and |1 - s|. Before the head, the blend is computed in float32
 from the hidden states, and rounded once. So an early blend should be more exact, and the more so
 the larger the scale.
 
-The streams are the last tokens of the instructions of bench_instructions.py (the conversation, and
-the same without the instruction). Their hidden states are those of the chat model in float32. Both
+The streams are the last tokens of the prompts of benchmarks/instructions (the conversation, and the
+same without the instruction). Their hidden states are those of the chat model in float32. Both
 blends get these states, and the head, rounded to the type. They are compared with float64 from
 states and head as they are: the mean Kullback-Leibler divergence, the mean of the largest error
 among the ten likeliest tokens (in log-probability), and how often the likeliest token is the same.
@@ -16,22 +16,16 @@ among the ten likeliest tokens (in log-probability), and how often the likeliest
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+import torch
 
-import torch  # noqa: E402
-from card import card  # noqa: E402
-from instructions import prompts  # noqa: E402
+from cfg_core.blend import blend
 
-from cfg_core.blend import blend  # noqa: E402
+from ..instructions import prompts
+from ..llm import CHAT
+from ..report import Report, parser
 
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LIKELIEST = 10
 
@@ -41,8 +35,8 @@ def states() -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states [2, prompts, hidden size] of both streams, and the head's weights, float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
     found: list[list[torch.Tensor]] = [[], []]
     for prompt in prompts.prompts():
         for stream, messages in zip(found, (prompt.conditional(), prompt.negative()), strict=True):
@@ -84,34 +78,32 @@ def errors(found: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--scales", type=float, nargs="+", default=[0.5, 1.5, 2.5, 4, 8])
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--scales", type=float, nargs="+", default=[0.5, 1.5, 2.5, 4, 8])
+    args = options.parse_args()
     hidden, head = states()
-    described = {**card(), "model": MODEL.name, "prompts": hidden.shape[1]}
-    print(json.dumps(described))
-    print("| type | scale | divergence: late, early | largest error: late, early | same token |")
-    print("|---|---|---|---|---|")
+    report = Report("blend-error", args, model=CHAT.name, prompts=hidden.shape[1])
+    report.head(
+        *("type", "scale", "divergence: late, early", "largest error: late, early", "same token")
+    )
     rows: list[dict[str, Any]] = []
     for name, dtype in TYPES.items():
         for scale in args.scales:
             expected = exact(hidden, head, scale)
             given = hidden.to(dtype), head.to(dtype), scale
-            row = {"late": errors(late(*given), expected), "early": errors(early(*given), expected)}
-            rows.append({"type": name, "scale": scale, **row})
+            found = {"late": errors(late(*given), expected)}
+            found["early"] = errors(early(*given), expected)
+            rows.append({"type": name, "scale": scale, **found})
             cells = [
-                f"{row['late']['divergence']:.2e}, {row['early']['divergence']:.2e}",
-                f"{row['late']['largest_error']:.2e}, {row['early']['largest_error']:.2e}",
-                f"{row['late']['same_token']:.3f}, {row['early']['same_token']:.3f}",
+                ", ".join(format(found[way][key], form) for way in ("late", "early"))
+                for key, form in (
+                    ("divergence", ".2e"),
+                    ("largest_error", ".2e"),
+                    ("same_token", ".3f"),
+                )
             ]
-            print(f"| {name} | {scale:g} | {' | '.join(cells)} |", flush=True)
-    result = json.dumps({"benchmark": "blend-error", "card": described, "rows": rows})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+            report.row(name, f"{scale:g}", *cells)
+    report.end(rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many groups one KV pool holds: the elastic pool against two even halves.
 
-    python benchmarks/bench_capacity.py [--blocks 6000] [--groups 1000]
+    python -m benchmarks.engine.capacity [--blocks 6000] [--groups 1000]
 
 The physics. A group holds the blocks of its leader and of its follower. An even split gives each
 role half of the pool (vLLM RFC #5825). With a negative of one token, the followers fill their half
@@ -21,22 +21,16 @@ JSON.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+from cfg_core.vllm_plugin.wire import StepGuidance
+from tests.simulation.sim import Simulation, make_config
 
-from card import card  # noqa: E402
-
-from cfg_core.vllm_plugin.wire import StepGuidance  # noqa: E402
-from tests.simulation.sim import Simulation, make_config  # noqa: E402
+from ..report import Report, parser
 
 SPLITS = ("elastic", "even")
 OPTIONS: dict[str, Any] = {
@@ -73,41 +67,27 @@ def groups_at_once(
     return statistics.mean(joint[len(joint) // 4 : 3 * len(joint) // 4])
 
 
-HEADER = """\
-| tokens of the prompt | of the negative | elastic | even | elastic / even | expected |
-|---|---|---|---|---|---|"""
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--blocks", type=int, default=6000, help="of 16 tokens")
-    parser.add_argument("--groups", type=int, default=1000)
-    parser.add_argument("--answer", type=int, default=64)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--negatives", type=int, nargs="+", default=[1, 32, 512])
-    args = parser.parse_args()
-    print(json.dumps(card()))
-    print(HEADER)
+    options = parser(__doc__)
+    options.add_argument("--blocks", type=int, default=6000, help="of 16 tokens")
+    options.add_argument("--groups", type=int, default=1000)
+    options.add_argument("--answer", type=int, default=64)
+    options.add_argument("--prompts", type=int, nargs="+", default=[256, 1024])
+    options.add_argument("--negatives", type=int, nargs="+", default=[1, 32, 512])
+    args = options.parse_args()
+    report = Report("capacity", args)
+    report.head("tokens of the prompt", "of the negative", *SPLITS, "elastic / even", "expected")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for prompt, negative in product(args.prompts, args.negatives):
             counts = [groups_at_once(Path(name), s, prompt, negative, args) for s in SPLITS]
             longest, whole = max(prompt, negative), prompt + negative + args.answer
             ratio, expected = counts[0] / counts[1], 2 * (longest + args.answer / 2) / whole
-            rows.append(
-                {
-                    "prompt": prompt,
-                    "negative": negative,
-                    **dict(zip(SPLITS, counts, strict=True)),
-                    "ratio": ratio,
-                    "expected": expected,
-                }
-            )
-            cells = (prompt, negative, *(f"{n:.1f}" for n in counts), f"{ratio:.2f}")
-            print(f"| {' | '.join(map(str, cells))} | {expected:.2f} |", flush=True)
-    print(json.dumps({"benchmark": "capacity", "card": card(), **vars(args), "rows": rows}))
+            row = {"prompt": prompt, "negative": negative, **dict(zip(SPLITS, counts, strict=True))}
+            rows.append({**row, "ratio": ratio, "expected": expected})
+            shown = (f"{count:.1f}" for count in counts)
+            report.row(prompt, negative, *shown, f"{ratio:.2f}", f"{expected:.2f}")
+    report.end(rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Memory: what a guided engine takes beyond one for plain requests.
 
-    python benchmarks/bench_memory.py [--requests 32] [--tokens 64]
+    python -m benchmarks.engine.memory [--requests 32] [--tokens 64]
 
 The physics. Both streams of a group live in the same KV pool, which has a fixed size and is counted
-by bench_capacity.py. Beyond it, guidance needs the code of the plugin, tables of groups, and the
+by capacity.py. Beyond it, guidance needs the code of the plugin, tables of groups, and the
 tensors of the blend. Those are one float32 row of the hidden size for each group where the head is
 affine, and one float32 row of the vocabulary for each where it is not (`guidance_logprobs`, logits
 processors, a repetition penalty).
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import subprocess
@@ -27,23 +26,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+from ..llm import CHAT, guidance, guided_llm, set_environment
+from ..report import Report, parser
 
-from card import card  # noqa: E402
+set_environment(MALLOC_ARENA_MAX="1")
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",
-}
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
-POOL_BYTES = 256 << 20
+POOL_MIB = 256
 LIMIT_S = 300
 LOADS = ("stock, 2B plain", "2B plain", "B groups", "B groups, late blend")
 
@@ -57,19 +45,16 @@ def resident_mib(field: str) -> float:
 
 def run(load: str, requests: int, tokens: int) -> dict[str, float]:
     """In a process of its own: MiB before the requests, and at the peak."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
-    from cfg_core.vllm_plugin import guided_engine_args
-
-    engine = LLM(
-        str(MODEL),
+    engine = guided_llm(
+        CHAT,
         dtype="bfloat16",
+        mib=POOL_MIB,
+        guided=not load.startswith("stock"),
         max_model_len=512,
         max_num_seqs=2 * requests,
         max_num_batched_tokens=1024,
-        enforce_eager=True,
-        kv_cache_memory_bytes=POOL_BYTES,
-        **({} if load.startswith("stock") else guided_engine_args()),
     )
     numbers = random.Random(0)
 
@@ -78,7 +63,7 @@ def run(load: str, requests: int, tokens: int) -> dict[str, float]:
 
     def params() -> Any:
         penalty = 1.1 if "late" in load else 1.0
-        extra = {"guidance_scale": 1.5, "negative_prompt_token_ids": ids()}
+        extra = guidance(1.5, ids())
         return SamplingParams(
             max_tokens=tokens,
             ignore_eos=True,
@@ -95,42 +80,41 @@ def run(load: str, requests: int, tokens: int) -> dict[str, float]:
     return {"before": before, "peak": resident_mib("VmHWM")}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def in_child(load: str, args: argparse.Namespace) -> dict[str, float]:
+    """What `run` returns, in a new process."""
+    options = ["--requests", str(args.requests), "--tokens", str(args.tokens)]
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.engine.memory", "--load", load, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
     )
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--load", choices=LOADS, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    found: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--requests", type=int, default=32)
+    options.add_argument("--tokens", type=int, default=64)
+    options.add_argument("--load", choices=LOADS, help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.load:
         print(json.dumps(run(args.load, args.requests, args.tokens)))
         return
-    print(json.dumps(card()))
-    print("| load | before the requests, MiB | peak, MiB | growth |\n|---|---|---|---|")
+    del args.load
+    report = Report("memory", args)
+    report.head("load", "before the requests, MiB", "peak, MiB", "growth")
     rows: list[dict[str, Any]] = []
     for load in LOADS:
-        options = ["--requests", str(args.requests), "--tokens", str(args.tokens)]
-        child = subprocess.run(
-            [sys.executable, str(Path(__file__)), "--load", load, *options],
-            env={**os.environ, **ENVIRONMENT},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=LIMIT_S,
-        )
-        found = json.loads(child.stdout.splitlines()[-1])
+        found = in_child(load, args)
         rows.append({"load": load, **found})
-        pool = POOL_BYTES / 2**20
-        growth = found["peak"] - found["before"]
-        cells = f"{found['before'] - pool:.0f} | {found['peak'] - pool:.0f} | {growth:+.0f}"
-        print(f"| {load} | {cells} |", flush=True)
-    line = {"benchmark": "memory", "card": card(), "requests": args.requests, "rows": rows}
-    result = json.dumps({**line, "pool_mib": POOL_BYTES / 2**20})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+        before, peak = found["before"], found["peak"]
+        report.row(
+            load, f"{before - POOL_MIB:.0f}", f"{peak - POOL_MIB:.0f}", f"{peak - before:+.0f}"
+        )
+    report.end(rows=rows, pool_mib=POOL_MIB)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the plugin costs requests that are not guided, and what guidance adds to the first token.
 
-    python benchmarks/bench_plain.py [--batches 1 8 32] [--turns 10]
+    python -m benchmarks.engine.plain [--batches 1 8 32] [--turns 10]
 
 The physics. Plain requests need nothing of the plugin. What they could pay for is its scheduler and
 its worker, in each step:
@@ -23,32 +23,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-for name, value in {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}.items():
-    os.environ.setdefault(name, value)
+from ..llm import CHAT, guidance, guided_llm, set_environment
+from ..report import Report, parser
+from ..turns import Turns, spread, take_turns
 
-from card import card, vllm_version  # noqa: E402
+set_environment()
 
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 ENGINES = ("stock", "guided")
 TOKENS, SKIPPED = 24, 2
 BLOCK = 32
@@ -61,21 +52,13 @@ class Child:
     """The engine of this process, driven by lines of JSON."""
 
     def __init__(self, kind: str) -> None:
-        from vllm import LLM
-
-        from cfg_core.vllm_plugin import guided_engine_args
-
-        plugin = guided_engine_args() if kind == "guided" else {}
-        self._engine = LLM(
-            str(MODEL),
+        self._engine = guided_llm(
+            CHAT,
             dtype="auto",
+            guided=kind == "guided",
             max_model_len=1024,
-            max_num_seqs=64,
             max_num_batched_tokens=4096,
-            enforce_eager=True,
-            kv_cache_memory_bytes=1 << 29,
             block_size=BLOCK,
-            **plugin,
         ).llm_engine
         self._random = random.Random(0)
         self._names = 0
@@ -87,7 +70,7 @@ class Child:
     def _add(self, prompt: list[int], max_tokens: int, negative: list[int] | None = None) -> None:
         from vllm import SamplingParams
 
-        extra = {"guidance_scale": 1.5, "negative_prompt_token_ids": negative} if negative else None
+        extra = guidance(1.5, negative) if negative else None
         params = SamplingParams(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra
         )
@@ -131,13 +114,12 @@ class Engine:
 
     def __init__(self, kind: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", kind],
+            [sys.executable, "-m", "benchmarks.engine.plain", "--child", kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self.ask("step_ms", 1)
-        self.pause()
 
     def __enter__(self) -> Engine:
         return self
@@ -150,92 +132,69 @@ class Engine:
         self._process.send_signal(signal.SIGSTOP)
 
     def ask(self, method: str, *given: Any) -> float:
-        """The answer to a call of this method."""
+        """The answer to a call of this method. The child waits stopped for the next one."""
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps([method, *given]), file=self._process.stdin, flush=True)
         for line in self._process.stdout:
             if line.startswith("> "):
+                self.pause()
                 return float(json.loads(line[2:]))
         raise SystemExit("The engine ended.")
 
 
+def row_of(turns: Turns, of: str, to: str) -> dict[str, Any]:
+    """Medians in ms, and the ratio of the two ways with its range."""
+    ratios = turns.ratios(of, to)
+    span = [min(ratios), max(ratios)]
+    return {**turns.medians(), "ratio": statistics.median(ratios), "range": span}
+
+
 def steps(engines: dict[str, Engine], batch: int, turns: int) -> dict[str, Any]:
-    """Medians in ms, and the ratio stock / guided."""
-    took: dict[str, list[float]] = {kind: [] for kind in engines}
-    for turn in range(turns + 1):
-        for kind in ENGINES if turn % 2 else reversed(ENGINES):
-            value = engines[kind].ask("step_ms", batch)
-            engines[kind].pause()
-            if turn:  # the first one warms up
-                took[kind].append(value)
-    ratios = [a / b for a, b in zip(took["stock"], took["guided"], strict=True)]
-    return {
-        "batch": batch,
-        **{kind: statistics.median(values) for kind, values in took.items()},
-        "ratio": statistics.median(ratios),
-        "range": [min(ratios), max(ratios)],
+    ways: dict[str, Callable[[], float]] = {
+        kind: partial(engine.ask, "step_ms", batch) for kind, engine in engines.items()
     }
+    return {"batch": batch, **row_of(take_turns(ways, turns), "stock", "guided")}
 
 
 def first_tokens(engine: Engine, cached: bool, turns: int) -> dict[str, Any]:
-    """Medians in ms on the guided engine, and the ratio guided / plain."""
-    plain, guided = [], []
-    for turn in range(2 * turns + 2):
-        pair = [engine.ask("first_token_ms", with_guidance, cached) for with_guidance in (0, 1)]
-        if turn > 1:
-            plain.append(pair[0])
-            guided.append(pair[1])
-    engine.pause()
-    ratios = [b / a for a, b in zip(plain, guided, strict=True)]
-    return {
-        "cached": cached,
-        "plain": statistics.median(plain),
-        "guided": statistics.median(guided),
-        "ratio": statistics.median(ratios),
-        "range": [min(ratios), max(ratios)],
+    ways: dict[str, Callable[[], float]] = {
+        kind: partial(engine.ask, "first_token_ms", kind == "guided", cached)
+        for kind in ("plain", "guided")
     }
+    return {"cached": cached, **row_of(take_turns(ways, 2 * turns, 2), "guided", "plain")}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        Child(args.child).run()
-        return
-    described = {**card(), "vllm": vllm_version()}
-    print(json.dumps(described))
+def measure(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         engines = {kind: stack.enter_context(Engine(kind)) for kind in ENGINES}
-        print("| plain requests | stock, ms | guided engine, ms | stock / guided (range) |")
-        print("|---|---|---|---|")
+        report.head("plain requests", "stock, ms", "guided engine, ms", "stock / guided (range)")
         for batch in args.batches:
             rows.append(row := steps(engines, batch, args.turns))
-            low, high = row["range"]
-            print(
-                f"| {batch} | {row['stock']:.1f} | {row['guided']:.1f} | {row['ratio']:.3f}"
-                f" ({low:.2f} to {high:.2f}) |",
-                flush=True,
-            )
-        print("\n| first token | plain, ms | guided, ms | guided / plain (range) |")
-        print("|---|---|---|---|")
-        for cached in (False, True):
+            times = (f"{row[kind]:.1f}" for kind in ENGINES)
+            report.row(batch, *times, f"{row['ratio']:.3f} ({spread(row['range'])})")
+        report.head("first token", "plain, ms", "guided, ms", "guided / plain (range)")
+        for name, cached in (("cold", False), ("cached", True)):
             rows.append(row := first_tokens(engines["guided"], cached, args.turns))
-            low, high = row["range"]
-            print(
-                f"| {'cached' if cached else 'cold'} | {row['plain']:.1f} | {row['guided']:.1f} |"
-                f" {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |",
-                flush=True,
-            )
-    options = {key: value for key, value in vars(args).items() if key != "child"}
-    print(json.dumps({"benchmark": "plain", "card": described, **options, "rows": rows}))
+            times = (f"{row[kind]:.1f}" for kind in ("plain", "guided"))
+            report.row(name, *times, f"{row['ratio']:.2f} ({spread(row['range'])})")
+    return rows
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    options.add_argument("--turns", type=int, default=10)
+    options.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    if args.child:
+        Child(args.child).run()
+        return
+    del args.child
+    report = Report("plain", args)
+    report.end(rows=measure(args, report))
 
 
 if __name__ == "__main__":

@@ -6,33 +6,23 @@ requests on the stock scheduler, the same on the guided one, and G groups. Timed
 `update_from_output` of the real schedulers over the real KV cache manager; there is no model. The
 schedulers take turns; the median of the ratios of one turn counts.
 
-    python benchmarks/bench_scheduler.py [--groups 1 8 32 128 256] [--turns 30] [--steps 10]
+    python -m benchmarks.engine.scheduler [--groups 1 8 32 128 256] [--turns 30] [--steps 10]
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import statistics
-import sys
 import tempfile
 import time
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+from tests.simulation.sim import EnginePath, Simulation, make_config
 
-from card import card  # noqa: E402
-
-from tests.simulation.sim import (  # noqa: E402
-    EnginePath,
-    Simulation,
-    make_config,
-)
+from ..report import Report, parser
+from ..turns import Turns, take_turns
 
 BLOCKS, PROMPT = 16_384, 64
 
@@ -77,13 +67,13 @@ class Subject:
         return took + time.perf_counter() - start
 
 
-def measure(subjects: dict[str, Subject], turns: int, steps: int) -> dict[str, list[float]]:
-    """Microseconds per step of each turn."""
-    out: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(turns):
-        for name, subject in subjects.items():
-            out[name].append(1e6 * sum(subject.step() for _ in range(steps)) / steps)
-    return out
+def measure(subjects: dict[str, Subject], turns: int, steps: int) -> Turns:
+    """Microseconds per step."""
+    ways = {
+        name: lambda subject=subject: 1e6 * sum(subject.step() for _ in range(steps)) / steps
+        for name, subject in subjects.items()
+    }
+    return take_turns(ways, turns, warm_up=0)
 
 
 def compare(
@@ -98,49 +88,39 @@ def compare(
     }
     gc.collect()
     gc.disable()
-    times = measure(subjects, args.turns, args.steps)
+    took = measure(subjects, args.turns, args.steps)
     gc.enable()
-    stock = times["stock, plain"]
     return [
         {
             "streams": streams,
             "scheduling": "async" if way.asynchronous else "sync",
             "load": subject,
-            "us_per_step_median": round(statistics.median(took)),
-            "us_per_step_min": round(min(took)),
-            "x_stock": round(statistics.median(a / b for a, b in zip(took, stock, strict=True)), 3),
+            "us_per_step_median": round(took.median(subject)),
+            "us_per_step_min": round(min(took.values(subject))),
+            "x_stock": round(took.ratio(subject, "stock, plain"), 3),
         }
-        for subject, took in times.items()
+        for subject in subjects
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 8, 32, 128, 256])
-    parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--groups", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    options.add_argument("--turns", type=int, default=30)
+    options.add_argument("--steps", type=int, default=10)
+    args = options.parse_args()
     assert args.turns * args.steps < 390, "the requests would end"
-    ways = (EnginePath(), EnginePath(asynchronous=True))
+    report = Report("scheduler", args)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        rows = [
-            row
-            for groups, way in product(args.groups, ways)
-            for row in compare(Path(name), way, groups, args)
-        ]
-    for key, value in card().items():
-        print(f"{key}: {value}")
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(map(str, row.values())) + " |")
-    result = json.dumps({"benchmark": "scheduler", "card": card(), "rows": rows})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+        for groups, asynchronous in product(args.groups, (False, True)):
+            found = compare(Path(name), EnginePath(asynchronous=asynchronous), groups, args)
+            if not rows:
+                report.head(*found[0])
+            for row in found:
+                report.row(*row.values())
+            rows += found
+    report.end(rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What guidance does to how a small instruct model follows instructions and passages.
 
-    python benchmarks/bench_instructions.py --answers ANSWERS.jsonl --out RESULT.json
-    python benchmarks/plot_instructions.py RESULT.json PLOT.svg
+    python -m benchmarks.instructions --answers ANSWERS.jsonl --out RESULT.json
+    python -m benchmarks.plots.instructions RESULT.json PLOT.svg
 
 Table 1, instructions: the conditional conversation has an instruction as its system message, and
 the negative has "You are a helpful assistant." Checkers decide whether an answer obeys. Table 2,
@@ -27,28 +27,27 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from card import card, vllm_version
-from instructions import context, prompts
-from instructions.answers import NEGATIVE_ALONE, PLAIN, Answer, AnswerFile, Request
-from instructions.context import Item
-from instructions.fluency import Scorer, repetition
-from instructions.intervals import COVERAGE, RESAMPLES, SEED
-from instructions.prompts import Prompt
-from instructions.report import points, tables
+from ..card import card
+from ..llm import CHAT, guidance, guided_llm
+from ..report import parser
+from . import context, prompts
+from .answers import NEGATIVE_ALONE, PLAIN, Answer, AnswerFile, Request
+from .context import Item
+from .fluency import Scorer, repetition
+from .intervals import COVERAGE, RESAMPLES, SEED
+from .prompts import Prompt
+from .report import points, tables
 
-if TYPE_CHECKING:
-    from vllm import LLM
+for name, value in {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+}.items():
+    os.environ.setdefault(name, value)
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 SCALES = [0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0]
 TEMPERATURE = 0.7
 
@@ -68,16 +67,13 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--scales", type=float, nargs="+", default=SCALES)
-    parser.add_argument("--prompts", type=int, help="of each table; all if left out")
-    parser.add_argument("--samples", type=int, default=2, help="for each prompt; 0: only greedy")
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--answers", type=Path, help="JSON lines: keep answers, and resume")
-    parser.add_argument("--out", type=Path, help="JSON: the card and all points")
-    return parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--scales", type=float, nargs="+", default=SCALES)
+    options.add_argument("--prompts", type=int, help="of each table; all if left out")
+    options.add_argument("--samples", type=int, default=2, help="for each prompt; 0: only greedy")
+    options.add_argument("--model", type=Path, default=CHAT)
+    options.add_argument("--answers", type=Path, help="JSON lines: keep answers, and resume")
+    return options.parse_args()
 
 
 class Bench:
@@ -90,7 +86,7 @@ class Bench:
         self._dtype = model_dtype(str(args.model))
         self._tokenizer = AutoTokenizer.from_pretrained(str(args.model))
         self._file = AnswerFile(args.answers)
-        self._engine: LLM | None = None
+        self._engine: Any = None
         self._scorer: Scorer | None = None
         self._tables: dict[str, Sequence[Prompt | Item]] = {
             "instructions": prompts.prompts(args.prompts),
@@ -98,7 +94,6 @@ class Bench:
         }
         self.tasks = {task.name: task for table in self._tables.values() for task in table}
         self.card: dict[str, Any] = card() | {
-            "vllm": vllm_version(),
             "model": args.model.name,
             "dtype": self._dtype,
             "prompts": {name: len(tasks) for name, tasks in self._tables.items()},
@@ -185,7 +180,8 @@ class Bench:
 
     def _answer(self, batch: Sequence[Request]) -> tuple[list[Answer], float, float]:
         """The answers, and how many seconds it took to generate and to score them."""
-        self._engine = self._engine or make_engine(str(self._args.model), self._dtype)
+        if self._engine is None:
+            self._engine = guided_llm(self._args.model, dtype=self._dtype, max_model_len=1024)
         self._scorer = self._scorer or Scorer(str(self._args.model), self._dtype)
         start = time.perf_counter()
         texts = generate(self._engine, batch)
@@ -212,7 +208,7 @@ class Bench:
         return answers, generated - start, scored - generated
 
 
-def generate(llm: LLM, batch: Sequence[Request]) -> list[tuple[str, list[int], bool]]:
+def generate(llm: Any, batch: Sequence[Request]) -> list[tuple[str, list[int], bool]]:
     """For each request its text, its token ids without the one that ends it, and whether it
     ended."""
     from vllm import SamplingParams
@@ -225,10 +221,7 @@ def generate(llm: LLM, batch: Sequence[Request]) -> list[tuple[str, list[int], b
         )
         guided = None
         if request.scale not in (NEGATIVE_ALONE, PLAIN):
-            guided = {
-                "guidance_scale": request.scale,
-                "negative_prompt_token_ids": request.negative,
-            }
+            guided = guidance(request.scale, request.negative)
         params.append(
             SamplingParams(
                 temperature=request.temperature,
@@ -244,22 +237,6 @@ def generate(llm: LLM, batch: Sequence[Request]) -> list[tuple[str, list[int], b
         tokens = list(choice.token_ids)
         found.append((choice.text, tokens[:-1] if ended else tokens, ended))
     return found
-
-
-def make_engine(model: str, dtype: str) -> LLM:
-    from vllm import LLM
-
-    from cfg_core.vllm_plugin import guided_engine_args
-
-    return LLM(
-        model,
-        dtype=dtype,
-        max_model_len=1024,
-        max_num_seqs=64,
-        enforce_eager=True,
-        kv_cache_memory_bytes=512 << 20,
-        **guided_engine_args(),
-    )
 
 
 def model_dtype(model: str) -> str:

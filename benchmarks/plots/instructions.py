@@ -1,6 +1,6 @@
-"""Draw the result of bench_instructions.py: what guidance gives, and what it costs.
+"""Draw the result of benchmarks.instructions: what guidance gives, and what it costs.
 
-    python benchmarks/plot_instructions.py RESULT.json OUT.svg
+    python -m benchmarks.plots.instructions RESULT.json OUT.svg
 
 Three panels over the scale: the share of instructions that were obeyed, the share of passages that
 were believed, and the cost in perplexity. Bars are 95% intervals.
@@ -8,68 +8,40 @@ were believed, and the cost in perplexity. Bars are 95% intervals.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .style import BLUE, DOTTED, GRAY, ORANGE, panels, results, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MODES = {"greedy": ("#1f5fa8", "o", 0.985), "sampled": ("#c2571a", "s", 1.015)}
+MODES = {"greedy": (BLUE, "o", 0.985), "sampled": (ORANGE, "s", 1.015)}
 """Color, mark, and a factor on the scale that keeps the bars of the two apart."""
-ALONE: dict[str, Any] = {
-    "color": "#777777",
-    "linestyle": (0, (1, 2)),
-    "label": "negative alone, greedy",
-}
+ALONE: dict[str, Any] = {"color": GRAY, "linestyle": DOTTED, "label": "negative alone, greedy"}
 MEDIAN: dict[str, Any] = {"linestyle": "-"}
 PERCENTILE: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "instructions",
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "xtick.labelsize": 8,
-    "lines.markersize": 5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "figure.facecolor": "white",
-}
 Points = Sequence[dict[str, Any]]
 
 
-def draw(result: dict[str, Any], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    found, card = result["points"], result["card"]
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, 3, sharex=True, figsize=(12, 4.4), layout="constrained")
+def main() -> None:
+    (result,), out = results(__doc__, 1)
+    found: Points = result["points"]
+    with panels(out, "instructions", 3, height=4.4, below="line", sharex=True) as (figure, axes):
         draw_shares(axes[0], found, "instructions")
         draw_shares(axes[1], found, "context")
         draw_costs(axes[2], found)
-        titles = (
-            "Instructions obeyed",
-            "Answers from the passage",
-            "Cost in perplexity (instructions)",
-        )
+        title(axes[0], f"Instructions obeyed ({result['card']['model']})")
+        title(axes[1], "Answers from the passage")
+        title(axes[2], "Cost in perplexity (instructions)")
         scales = sorted({p["scale"] for p in found if p["scale"] > 0})
-        for axis, title in zip(axes, titles, strict=True):
-            axis.set_title(f"{title} ({card['model']})" if axis is axes[0] else title, fontsize=10)
+        for axis in axes:
             axis.set_xlabel("guidance scale (1: off)")
             axis.set_xscale("log")
             axis.set_xticks(scales, [f"{scale:g}" for scale in scales])
             axis.xaxis.minorticks_off()
         draw_legend(figure)
-        figure.savefig(out, metadata={"Date": None})
-        pyplot.close(figure)
 
 
 def draw_shares(axis: Axes, found: Points, table: str) -> None:
@@ -128,12 +100,6 @@ def draw_legend(figure: Figure) -> None:
 def _rows(found: Points, table: str, mode: str) -> list[dict[str, Any]]:
     """The points of a curve, without that of the negative alone."""
     return [p for p in found if (p["table"], p["mode"]) == (table, mode) and p["scale"] > 0]
-
-
-def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

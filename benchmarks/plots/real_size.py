@@ -1,6 +1,6 @@
-"""Draw the results of bench_real_size.py.
+"""Draw the results of benchmarks.real_size.
 
-    python benchmarks/plot_real_size.py RESULT.json OUT.svg
+    python -m benchmarks.plots.real_size RESULT.json OUT.svg
 
 Four panels: how many times faster a step of B groups is than one of 2B plain requests; how many
 times longer a guided request takes than a plain one, by the length of its two cached prompts; how
@@ -10,36 +10,16 @@ without results are left out.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plot_instructions import STYLE
-from plot_speed import BLUE, GRAY, ORANGE
+from .style import BLUE, DOTTED, GRAY, ORANGE, panels, results, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = (BLUE, ORANGE, GRAY)
 Rows = list[dict[str, Any]]
-
-
-def draw(result: dict[str, Any], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    panels = [panel for panel, parts in PANELS.items() if parts & result.keys()]
-    with pyplot.rc_context({**STYLE, "svg.hashsalt": "real size", "axes.axisbelow": True}):
-        size = (4 * len(panels), 4.2)
-        figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained")
-        for panel, axis in zip(panels, axes if len(panels) > 1 else [axes], strict=True):
-            panel(axis, result)
-        figure.savefig(out, metadata={"Date": None})
-        pyplot.close(figure)
 
 
 def by_vocabulary(rows: Rows) -> Iterator[tuple[str, str, Rows]]:
@@ -53,11 +33,11 @@ def draw_decode(axis: Axes, result: dict[str, Any]) -> None:
     for name, color, rows in by_vocabulary(result["decode"]):
         batches = [row["batch"] for row in rows]
         axis.plot(batches, [r["parity"] for r in rows], color=color, marker="o", label=name)
-    axis.axhline(1, color=GRAY, linestyle=(0, (1, 2)))
+    axis.axhline(1, color=GRAY, linestyle=DOTTED)
     axis.set_xscale("log", base=2)
     axis.set_xticks(batches, [str(batch) for batch in batches])
     axis.set(ylim=(0, None), xlabel="groups B")
-    axis.set_title("Step of 2B plain requests : step of B groups", fontsize=10)
+    title(axis, "Step of 2B plain requests : step of B groups")
     axis.legend(frameon=False, fontsize=9, title="vocabulary")
 
 
@@ -68,9 +48,9 @@ def draw_lengths(axis: Axes, result: dict[str, Any]) -> None:
             values = [row["guided_over_plain"] for row in rows]
             label = f"{where}, {name}"
             axis.plot(lengths, values, color=color, marker="o", linestyle=style, label=label)
-    axis.axhline(2, color=GRAY, linestyle=(0, (1, 2)))
+    axis.axhline(2, color=GRAY, linestyle=DOTTED)
     axis.set(xscale="log", ylim=(0, None), xlabel="tokens of prompt and of negative, cached")
-    axis.set_title("First token, guided : plain", fontsize=10)
+    title(axis, "First token, guided : plain")
     axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
 
 
@@ -81,7 +61,7 @@ def draw_waits(axis: Axes, result: dict[str, Any]) -> None:
         values = [row["tiny_request_ms"][key] for row in rows]
         axis.plot(lengths, values, color=color, marker="o", label=key)
     axis.set(xscale="log", ylim=(0, None), xlabel="tokens of prompt and of negative, cached")
-    axis.set_title("Another client's tiny request, ms", fontsize=10)
+    title(axis, "Another client's tiny request, ms")
     axis.legend(frameon=False, fontsize=9)
 
 
@@ -95,7 +75,7 @@ def draw_grammars(axis: Axes, result: dict[str, Any]) -> None:
         axis.bar_label(bars, refused, fontsize=7, padding=2)
     axis.set_yticks(range(len(rows)), [row["grammar"] for row in rows], fontsize=8)
     axis.set(xlabel="CPU-seconds of the replica")
-    axis.set_title("First use of a grammar", fontsize=10)
+    title(axis, "First use of a grammar")
     axis.legend(frameon=False, fontsize=9, title="vocabulary")
 
 
@@ -108,8 +88,11 @@ PANELS: dict[Callable[[Any, dict[str, Any]], None], set[str]] = {
 
 
 def main() -> None:
-    result, out = map(Path, sys.argv[1:])
-    draw(json.loads(result.read_text()), out)
+    (result,), out = results(__doc__, 1)
+    shown = [panel for panel, parts in PANELS.items() if parts & result.keys()]
+    with panels(out, "real size", len(shown)) as (_, axes):
+        for panel, axis in zip(shown, axes, strict=True):
+            panel(axis, result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draw the results of bench_scale.py and bench_start.py.
+"""Draw the results of routing.scale and serving.start.
 
-    python benchmarks/plot_scale.py SCALE.json START.json OUT.svg
+    python -m benchmarks.plots.scale SCALE.json START.json OUT.svg
 
 Three panels: the time of a router's choice and the share of cached tokens by the number of
 replicas, as simulated; the CPU time of Serve's controller and of a router, as measured, with the
@@ -9,32 +9,21 @@ line through the measured points; and the CPU time of each process until the fir
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench_scale import line
-from plot_instructions import STYLE
-from plot_speed import BLUE, GRAY, ORANGE
+from ..routing.scale import line
+from .style import BLUE, GRAY, ORANGE, panels, results, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw(scale: dict[str, Any], start: dict[str, Any], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context({**STYLE, "svg.hashsalt": "scale", "axes.axisbelow": True}):
-        figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+def main() -> None:
+    (scale, start), out = results(__doc__, 2)
+    with panels(out, "scale", 3) as (_, axes):
         draw_choices(axes[0], scale["choices"])
         draw_controller(axes[1], scale["controller"]["rows"])
         draw_start(axes[2], start)
-        figure.savefig(out, metadata=None if out.suffix == ".png" else {"Date": None})
-        pyplot.close(figure)
 
 
 def draw_choices(axis: Axes, rows: list[dict[str, Any]]) -> None:
@@ -47,7 +36,7 @@ def draw_choices(axis: Axes, rows: list[dict[str, Any]]) -> None:
         text = f"{row['choice_us'] / 1000:.1f} ms"
         axis.annotate(text, at, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
     axis.set(xscale="log", ylim=(0, 0.8), xlabel="replicas (simulated)")
-    axis.set_title("Prompt tokens found cached, and time of a choice", fontsize=10)
+    title(axis, "Prompt tokens found cached, and time of a choice")
     axis.legend(frameon=False)
 
 
@@ -64,7 +53,7 @@ def draw_controller(axis: Axes, rows: list[dict[str, Any]]) -> None:
         axis.plot(sizes, [fixed + each * n for n in sizes], color=color, linestyle=":")
     axis.axhline(1.0, color=GRAY, linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlabel="replicas", ylabel="CPU-seconds a second")
-    axis.set_title("At rest: measured, and the lines through it", fontsize=10)
+    title(axis, "At rest: measured, and the lines through it")
     axis.legend(frameon=False)
 
 
@@ -75,13 +64,7 @@ def draw_start(axis: Axes, start: dict[str, Any]) -> None:
     axis.barh(names, later, left=[start["cpu_s"][n] for n in names], color=ORANGE, alpha=0.5)
     axis.set(xlabel="CPU-seconds, until and after the first token")
     first = start["phases"]["first token"]
-    axis.set_title(f"A start takes {first:.0f} s on two cores", fontsize=10)
-
-
-def main() -> None:
-    *results, out = map(Path, sys.argv[1:])
-    scale, start = (json.loads(path.read_text()) for path in results)
-    draw(scale, start, out)
+    title(axis, f"A start takes {first:.0f} s on two cores")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draw the results of bench_decode.py, bench_http.py and bench_ceiling.py.
+"""Draw the results of engine.decode, serving.http and serving.ceiling.
 
-    python benchmarks/plot_speed.py GREEDY.json SAMPLED.json HTTP.json CEILING.json OUT.svg
+    python -m benchmarks.plots.speed GREEDY.json SAMPLED.json HTTP.json CEILING.json OUT.svg
 
 Three panels: how many times faster a step of B groups is than one of 2B plain requests, with ranges
 over the turns; what the way from client to engine adds, by the number of clients; and the tokens a
@@ -9,36 +9,24 @@ second that the path can carry.
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plot_instructions import STYLE
+from .style import BLUE, DOTTED, GRAY, ORANGE, panels, results, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, GRAY = "#1f5fa8", "#c2571a", "#777777"
 SERVERS = {"vllm serve": GRAY, "haproxy": BLUE, "proxy": ORANGE}
 NAMES = {"vllm serve": "vllm serve", "haproxy": "ours, HAProxy", "proxy": "ours, Serve's proxy"}
 CALLS = {"through Serve": ORANGE, "direct": BLUE}
 
 
-def draw(results: list[dict[str, Any]], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    greedy, sampled, http, ceiling = results
-    with pyplot.rc_context({**STYLE, "svg.hashsalt": "speed", "axes.axisbelow": True}):
-        figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+def main() -> None:
+    (greedy, sampled, http, ceiling), out = results(__doc__, 4)
+    with panels(out, "speed", 3) as (_, axes):
         draw_parity(axes[0], {"greedy": greedy, "top-p 0.95": sampled})
         draw_added(axes[1], http["rows"])
         draw_ceilings(axes[2], ceiling["rows"])
-        figure.savefig(out, metadata={"Date": None})
-        pyplot.close(figure)
 
 
 def draw_parity(axis: Axes, results: dict[str, dict[str, Any]]) -> None:
@@ -61,12 +49,12 @@ def draw_parity(axis: Axes, results: dict[str, dict[str, Any]]) -> None:
             elinewidth=1,
             label=name,
         )
-    axis.axhline(1, color=GRAY, linestyle=(0, (1, 2)))
+    axis.axhline(1, color=GRAY, linestyle=DOTTED)
     batches = sorted({row["batch"] for result in results.values() for row in result["rows"]})
     axis.set_xscale("log", base=2)
     axis.set_xticks(batches, [str(batch) for batch in batches])
     axis.set_ylim(0, None)
-    axis.set_title("Step of 2B plain requests : step of B groups", fontsize=10)
+    title(axis, "Step of 2B plain requests : step of B groups")
     axis.set_xlabel("groups B")
     axis.legend(frameon=False, fontsize=9, loc="lower right")
 
@@ -83,7 +71,7 @@ def draw_added(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.set_yticks([1, 10, 100], ["1", "10", "100"])
     axis.set_xticks(range(len(rows)), [str(row["clients"]) for row in rows])
     axis.grid(visible=False, axis="x")
-    axis.set_title("ms beyond the engine's own time, median", fontsize=10)
+    title(axis, "ms beyond the engine's own time, median")
     axis.set_xlabel("clients on the same two cores")
     axis.legend(frameon=False, fontsize=9, loc="upper left")
 
@@ -98,15 +86,8 @@ def draw_ceilings(axis: Axes, rows: list[dict[str, Any]]) -> None:
         axis.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=1)
     axis.set_xticks(range(len(parts)), [f"one {part}" for part in parts])
     axis.grid(visible=False, axis="x")
-    axis.set_title("tokens/s, if the engine costs nothing", fontsize=10)
+    title(axis, "tokens/s, if the engine costs nothing")
     axis.legend(frameon=False, fontsize=9)
-
-
-def main() -> None:
-    if len(sys.argv) != 6:
-        sys.exit(__doc__)
-    *paths, out = map(Path, sys.argv[1:])
-    draw([json.loads(path.read_text(encoding="utf-8")) for path in paths], out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What vocabularies and prompts of real size cost the host: plain requests beside guided ones.
 
-    python benchmarks/bench_real_size.py [--parts decode first http structured]
+    python -m benchmarks.real_size [--parts decode first http structured]
         [--vocabularies 151936 262144] [--lengths 1000 8000 32000 100000] [--batches 1 8 32]
 
 The model (models/real_size.py) has one small layer, so its own work is nearly nothing. What is left
@@ -28,16 +28,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "tests" / "serve"), str(HERE)]
+from models.real_size import LARGEST_VOCABULARY, VOCABULARY, real_size_model
 
-from card import card, vllm_version  # noqa: E402
-from real_size import LARGEST_VOCABULARY, VOCABULARY, real_size_model  # noqa: E402
-from table import table  # noqa: E402
+from ..report import Report, parser
+from ..tables import table
 
 PARTS = ("decode", "first", "http", "structured")
 Rows = list[dict[str, Any]]
@@ -48,7 +44,7 @@ def measured(args: argparse.Namespace, vocabulary: int) -> dict[str, Rows]:
     found: dict[str, Rows] = {}
     model, parts = real_size_model(vocabulary), set(args.parts)
     if parts & {"decode", "first"}:
-        from real_size_engine import RealSize, close
+        from .offline import RealSize
 
         longest = max(args.lengths) if "first" in parts else 0
         bench = RealSize(model, args.batches, longest)
@@ -57,9 +53,9 @@ def measured(args: argparse.Namespace, vocabulary: int) -> dict[str, Rows]:
         if "first" in parts:
             rows = bench.first_tokens(args.lengths, args.turns)
             found["first"] = told("first", vocabulary, rows)
-        close(bench)
+        bench.close()
     if parts & {"http", "structured"}:
-        from real_size_server import started
+        from .http import started
 
         with started(model, vocabulary) as server:
             if "http" in parts:
@@ -81,28 +77,20 @@ def told(part: str, vocabulary: int, rows: Iterable[dict[str, Any]]) -> Rows:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser(__doc__)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     sizes = [VOCABULARY, LARGEST_VOCABULARY]
-    parser.add_argument("--vocabularies", type=int, nargs="+", default=sizes)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 8000, 32_000, 100_000])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
-    described = {**card(), "vllm": vllm_version()}
-    print(json.dumps(described))
+    options.add_argument("--vocabularies", type=int, nargs="+", default=sizes)
+    options.add_argument("--lengths", type=int, nargs="+", default=[1000, 8000, 32_000, 100_000])
+    options.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    options.add_argument("--turns", type=int, default=5)
+    args = options.parse_args()
+    report = Report("real-size", args)
     parts: dict[str, Rows] = {}
     for vocabulary in args.vocabularies:
         for part, rows in measured(args, vocabulary).items():
             parts.setdefault(part, []).extend(rows)
-    options = {key: value for key, value in vars(args).items() if key not in ("out", "parts")}
-    result = json.dumps({"benchmark": "real-size", "card": described, **options, **parts})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+    report.end(**parts)
 
 
 if __name__ == "__main__":

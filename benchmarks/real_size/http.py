@@ -1,4 +1,4 @@
-"""What bench_real_size.py measures over HTTP: long prompts, other clients, structured output."""
+"""What is measured over HTTP: long prompts, other clients, structured output."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from typing import Any
 
 import httpx
 import psutil
-from bench_decode import SCALE
-from real_size_engine import POSITIONS, compared
 from serve_process import Json, ServeProcess, config_with_model
+
+from models.real_size import POSITIONS
+
+from ..engine.bench import SCALE
+from ..llm import guidance
+from .offline import compared
 
 MODEL = "real-size"
 TIMEOUT_S = 300
@@ -50,7 +54,7 @@ class Server:
         """Raises httpx.HTTPStatusError if it is refused."""
         body: Json = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         if negative is not None:
-            body |= {"guidance_scale": SCALE, "negative_prompt_token_ids": negative}
+            body |= guidance(SCALE, negative)
         took, answer = self.post("/v1/completions", {**body, "ignore_eos": True})
         answer.raise_for_status()
         return took

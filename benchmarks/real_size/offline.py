@@ -1,4 +1,4 @@
-"""What bench_real_size.py measures in an engine of this process: steps, and first tokens."""
+"""What is measured in an engine of this process: steps, and first tokens."""
 
 from __future__ import annotations
 
@@ -6,34 +6,23 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from bench_decode import SCALE, Bench
+from ..engine.bench import SCALE, Bench
+from ..llm import guidance
+from ..turns import take_turns
 
 MORE = 16
 """Tokens after the first."""
-POSITIONS = 131_072
-
-
-def medians(ways: Mapping[str, Callable[[], float]], turns: int) -> dict[str, float]:
-    """The median of each way over the turns, in which all take turns in changing order.
-
-    The first turn warms up, and fills the caches.
-    """
-    names, found = list(ways), []
-    for turn in range(turns + 1):
-        order = names if turn % 2 else names[::-1]
-        found.append({name: ways[name]() for name in order})
-    return {name: statistics.median(row[name] for row in found[1:]) for name in names}
 
 
 class RealSize(Bench):
-    """An engine of bench_decode.py that takes prompts of real length."""
+    """An engine that takes prompts of real length."""
 
     def __init__(self, model: Path, batches: Sequence[int], longest: int) -> None:
         options = {"model": "real-size", "dtype": "float32", "batches": batches}
@@ -45,32 +34,40 @@ class RealSize(Bench):
         for batch in batches:
             loads = {"plain(B)": (batch, 0), "guided(B)": (batch, 16), "plain(2B)": (2 * batch, 0)}
             ways = {name: partial(self.step_ms, *load) for name, load in loads.items()}
-            ms = medians(ways, turns)
-            yield {"batch": batch, "ms": ms, "parity": ms["plain(2B)"] / ms["guided(B)"]}
+            took = take_turns(ways, turns)
+            parity = took.median("plain(2B)") / took.median("guided(B)")
+            yield {"batch": batch, "ms": took.medians(), "parity": parity}
 
     def step_ms(self, requests: int, negative: int) -> float:
-        return 1000 * self.step_s(requests, negative)[0]
+        fields = [
+            guidance(SCALE, self.ids(negative)) if negative else None for _ in range(requests)
+        ]
+        wall, _ = self.steps([self.sampling_params(one) for one in fields])
+        return 1000 * statistics.median(wall)
 
     def first_tokens(self, lengths: Sequence[int], turns: int) -> Iterator[dict[str, Any]]:
         """One row for each length of prompt and negative: ms to the first token, and for more."""
         for length in lengths:
-            prompt, negative = self._ids(length), self._ids(length)
+            prompt, negative = self.ids(length), self.ids(length)
             yield {"tokens": length, **compared(self.answer_ms, prompt, negative, turns)}
 
     def answer_ms(self, prompt: list[int], negative: list[int] | None, tokens: int) -> float:
         """Ms of `LLM.generate`. None: a plain request."""
         from vllm import SamplingParams
 
-        fields = {"guidance_scale": SCALE, "negative_prompt_token_ids": negative}
         params = SamplingParams(
             max_tokens=tokens,
             temperature=0.0,
             ignore_eos=True,
-            extra_args=fields if negative else None,
+            extra_args=guidance(SCALE, negative) if negative else None,
         )
         start = time.perf_counter()
-        self._llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         return 1000 * (time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Free the engine, so that another can start in this process."""
+        self.engine.engine_core.shutdown()
 
 
 Answer = Callable[[list[int], list[int] | None, int], float]
@@ -81,7 +78,7 @@ def compared(
     answer_ms: Answer, prompt: list[int], negative: list[int], turns: int
 ) -> dict[str, float]:
     """First tokens and the time of MORE tokens more, plain and guided, with both prompts cached."""
-    ms = medians(
+    ms = take_turns(
         {
             "plain": lambda: answer_ms(prompt, None, 1),
             "guided": lambda: answer_ms(prompt, negative, 1),
@@ -89,7 +86,7 @@ def compared(
             "guided, all": lambda: answer_ms(prompt, negative, 1 + MORE),
         },
         turns,
-    )
+    ).medians()
     more = {kind: ms[f"{kind}, all"] - ms[kind] for kind in ("plain", "guided")}
     return {
         "plain_ms": ms["plain"],
@@ -99,8 +96,3 @@ def compared(
         "more_guided_ms": more["guided"],
         "more_over_plain": more["guided"] / more["plain"],
     }
-
-
-def close(bench: RealSize) -> None:
-    """Free the engine, so that another can start in this process."""
-    bench._engine.engine_core.shutdown()

@@ -1,12 +1,12 @@
 """Routing policies on real engines: prefix hits and balance, by the engines' own counts.
 
-    python benchmarks/bench_routing_engines.py [--replicas 4] [--prefixes 64] [--requests 512]
+    python -m benchmarks.routing.engines [--replicas 4] [--prefixes 64] [--requests 512]
 
 One application with several replicas of the embedded model; each policy gets the same number of
 guided requests, in the same order, with prefixes of its own (so that none finds another's cache),
 all against one negative prompt. KV pools are small, so that a replica holds about a quarter of the
 prefixes. `round robin` and `power of two choices` rank by turns and by streams; `ours` is
-GroupRouter. bench_routing.py asks the same of a simulation, with more policies.
+GroupRouter. simulation.py asks the same of a simulation, with more policies.
 
 Hits are tokens found in the prefix cache of all tokens asked for, both streams; max/mean is of
 requests per replica. Prints a card, a table, and one line of JSON.
@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,14 +26,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+from cluster import Cluster
+from serve_process import free_port
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "serve"), str(HERE)]
-
-from card import card  # noqa: E402
-from cluster import Cluster  # noqa: E402
-from routing_policies import POLICIES, POLICY_FILE  # noqa: E402
-from serve_process import free_port, shipped_config  # noqa: E402
+from .. import ROOT
+from ..report import Report, parser
+from ..serving.servers import without_encoders
+from .policies import POLICIES, POLICY_FILE
 
 NEGATIVE = "A story about nothing that anybody would want to hear a second time."
 BLOCK_SIZE, BLOCKS = 32, 256
@@ -65,20 +62,17 @@ WORDS = [
 
 
 def config(replicas: int) -> dict[str, Any]:
-    result = shipped_config()
-    application = result["applications"][0]
-    del application["args"]["encoders"]
+    result, application = without_encoders()
     application["args"]["engine"] |= {
         "block_size": BLOCK_SIZE,
         "num_gpu_blocks_override": BLOCKS,
         "max_num_seqs": 16,
     }
-    application["deployments"] = [d for d in application["deployments"] if d["name"] != "Embedder"]
     replica = application["deployments"][1]
     replica["num_replicas"] = replicas
     replica["ray_actor_options"]["num_cpus"] = 0.2
     replica["request_router_config"] = {
-        "request_router_class": "routing_policies:SwitchRouter",
+        "request_router_class": "benchmarks.routing.policies:SwitchRouter",
         "request_routing_stats_period_s": 0.5,
     }
     return result
@@ -88,7 +82,8 @@ def workload(policy: str, args: argparse.Namespace) -> Iterator[str]:
     """Prompts: a prefix of some 300 tokens that others share, and a question of its own."""
     rng = random.Random(1)
     prefixes = [
-        f"{policy} {i}: " + " ".join(rng.choices(WORDS, k=args.words)) for i in range(args.prefixes)
+        f"{policy} {i}: " + " ".join(rng.choices(WORDS.split(), k=args.words))
+        for i in range(args.prefixes)
     ]
     for i in range(args.requests):
         yield f"{rng.choice(prefixes)} Question {i}."
@@ -136,7 +131,7 @@ def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
     with ExitStack() as stack:
         policy_file = Path(stack.enter_context(TemporaryDirectory())) / "policy"
         policy_file.write_text("ours")
-        env = {POLICY_FILE: str(policy_file), "PYTHONPATH": str(HERE)}
+        env = {POLICY_FILE: str(policy_file), "PYTHONPATH": str(ROOT)}
         cluster = stack.enter_context(
             Cluster(env=env, head_options=[f"--metrics-export-port={port}"])
         )
@@ -148,45 +143,6 @@ def application(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
         while server.replicas() < args.replicas and time.monotonic() < deadline:
             time.sleep(1)
         yield server.url, port, policy_file
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--prefixes", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=512, help="for each policy")
-    parser.add_argument("--words", type=int, default=150, help="of a prefix")
-    parser.add_argument("--clients", type=int, default=8)
-    args = parser.parse_args()
-    print(json.dumps(card()))
-    rows = []
-    with application(args) as (url, metrics_port, policy_file):
-        print("| policy | prefix hits | max/mean requests | first chunk, p50 s | requests/s |")
-        print("|---" * 5 + "|", flush=True)
-        before = counts(metrics_port)
-        for policy in POLICIES:
-            policy_file.write_text(policy)
-            start = time.perf_counter()
-            taken = asyncio.run(send(url, workload(policy, args), args.clients))
-            seconds = time.perf_counter() - start
-            after = counts(metrics_port)
-            grown = {
-                r: {
-                    name: value - before.get(r, {}).get(name, 0.0) for name, value in values.items()
-                }
-                for r, values in after.items()
-            }
-            before = after
-            rows.append(row(policy, grown, taken, seconds))
-            told = rows[-1]
-            print(
-                f"| {policy} | {told['hits']:.3f} | {told['max_mean']:.2f} | {told['p50_s']:.2f} "
-                f"| {told['requests_per_s']:.1f} |",
-                flush=True,
-            )
-    print(json.dumps({"benchmark": "routing engines", **vars(args), "rows": rows}))
 
 
 def row(
@@ -201,6 +157,39 @@ def row(
         "p50_s": sorted(taken)[len(taken) // 2],
         "requests_per_s": len(taken) / seconds,
     }
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--replicas", type=int, default=4)
+    options.add_argument("--prefixes", type=int, default=64)
+    options.add_argument("--requests", type=int, default=512, help="for each policy")
+    options.add_argument("--words", type=int, default=150, help="of a prefix")
+    options.add_argument("--clients", type=int, default=8)
+    args = options.parse_args()
+    report, rows = Report("routing engines", args), []
+    with application(args) as (url, metrics_port, policy_file):
+        report.head(
+            *("policy", "prefix hits", "max/mean requests", "first chunk, p50 s", "requests/s")
+        )
+        before = counts(metrics_port)
+        for policy in POLICIES:
+            policy_file.write_text(policy)
+            start = time.perf_counter()
+            taken = asyncio.run(send(url, workload(policy, args), args.clients))
+            seconds = time.perf_counter() - start
+            after = counts(metrics_port)
+            grown = {
+                replica: {
+                    n: value - before.get(replica, {}).get(n, 0.0) for n, value in own.items()
+                }
+                for replica, own in after.items()
+            }
+            before = after
+            rows.append(found := row(policy, grown, taken, seconds))
+            shares = (f"{found['hits']:.3f}", f"{found['max_mean']:.2f}")
+            report.row(policy, *shares, f"{found['p50_s']:.2f}", f"{found['requests_per_s']:.1f}")
+    report.end(rows=rows)
 
 
 if __name__ == "__main__":

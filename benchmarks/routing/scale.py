@@ -2,7 +2,7 @@
 
 It is a model, checked against measured points.
 
-    python benchmarks/bench_scale.py [--replicas 4 16 64 256 1000] [--measured 4 8 16 32]
+    python -m benchmarks.routing.scale [--replicas 4 16 64 256 1000] [--measured 4 8 16 32]
 
 The model. Three things grow with the number of replicas N, all on CPUs beside the engines:
 
@@ -13,7 +13,7 @@ The model. Three things grow with the number of replicas N, all on CPUs beside t
 - What the controller does: it asks every replica for its report and its health. Its time should be
   linear in N.
 
-`choices` SIMULATES the traffic of N replicas with the engines of bench_routing.py, and times the
+`choices` SIMULATES the traffic of N replicas with the engines of simulation.py, and times the
 real policy, on this machine. Requests go to `--routers` routers in turns, each of which sees only
 its own and the reports. `hits` are tokens found cached of all prompt tokens; `max/mean` is of the
 replicas' work; p2c stands for the power of two choices, with one router that knows everything.
@@ -28,26 +28,18 @@ Prints a card, two tables, and one line of JSON.
 
 # No `from __future__ import annotations` here: Serve reads annotations.
 
-import argparse
-import json
 import logging
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+from deployments.lifecycle.pulse import REPORTED_AT
 
-from bench_routing import TOKENS_PER_S, Job, Ours, PowerOfTwo, Simulation, Workload  # noqa: E402
-from card import card  # noqa: E402
-
-from deployments.lifecycle.pulse import REPORTED_AT  # noqa: E402
+from ..report import Report, parser
+from .simulation import TOKENS_PER_S, Job, Ours, PowerOfTwo, Simulation, Workload
 
 LOAD = 0.7
 """Of what the replicas can compute with empty caches."""
@@ -190,41 +182,36 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 # --- output ---------------------------------------------------------------------------------------
 
-CHOICES = """\
-| replicas (simulated) | a choice, us | hits | hits, p2c | max/mean | max/mean, p2c |\
- first token, s | first token, s, p2c |
-|---|---|---|---|---|---|---|---|"""
-CONTROLLER = """\
-| replicas | controller, CPU-s/s | a router, CPU-s/s |
-|---|---|---|"""
 
-
-def print_choices(sizes: Sequence[int], num_routers: int) -> list[dict[str, float]]:
-    print(CHOICES)
+def told_choices(report: Report, sizes: Sequence[int], num_routers: int) -> list[dict[str, float]]:
+    report.head(
+        *("replicas (simulated)", "a choice, us", "hits", "hits, p2c", "max/mean", "max/mean, p2c"),
+        *("first token, s", "first token, s, p2c"),
+    )
+    forms = {
+        "choice_us": ".0f",
+        **dict.fromkeys(("hits", "hits_p2c"), ".3f"),
+        **dict.fromkeys(("max_over_mean", "max_over_mean_p2c"), ".2f"),
+        **dict.fromkeys(("first_token_s", "first_token_s_p2c"), ".3f"),
+    }
     rows = []
     for replicas in sizes:
-        row = choices(replicas, num_routers)
-        rows.append(row)
-        print(
-            f"| {replicas} | {row['choice_us']:.0f} | {row['hits']:.3f} | {row['hits_p2c']:.3f} |"
-            f" {row['max_over_mean']:.2f} | {row['max_over_mean_p2c']:.2f} |"
-            f" {row['first_token_s']:.3f} | {row['first_token_s_p2c']:.3f} |",
-            flush=True,
-        )
+        rows.append(row := choices(replicas, num_routers))
+        report.row(replicas, *(format(row[name], form) for name, form in forms.items()))
     return rows
 
 
-def print_controller(sizes: Sequence[int], largest: int) -> dict[str, Any]:
+def told_controller(report: Report, sizes: Sequence[int], largest: int) -> dict[str, Any]:
     import ray
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    print(CONTROLLER)
+    report.head("replicas", "controller, CPU-s/s", "a router, CPU-s/s")
     rows = []
     for replicas in sizes:
         found = measured(replicas)
         rows.append({"replicas": replicas, **vars(found)})
-        print(f"| {replicas} | {found.controller:.3f} | {found.router:.3f} |", flush=True)
+        report.row(replicas, f"{found.controller:.3f}", f"{found.router:.3f}")
     ray.shutdown()
     predicted = {}
     for size, known in ((sizes[-1], rows[:-1]), (largest, rows)):
@@ -233,29 +220,23 @@ def print_controller(sizes: Sequence[int], largest: int) -> dict[str, Any]:
             fixed, each = line([r["replicas"] for r in known], [r[name] for r in known])
             predicted[f"{name} at {size}"] = fixed + each * size
             cells.append(f"{fixed + each * size:.3f}")
-        print(f"| {size}, predicted | {' | '.join(cells)} |", flush=True)
+        report.row(f"{size}, predicted", *cells)
     return {"rows": rows, "predicted": predicted}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--replicas", type=int, nargs="*", default=[4, 16, 64, 256, 1000])
-    parser.add_argument("--routers", type=int, default=4)
-    parser.add_argument("--measured", type=int, nargs="*", default=[4, 8, 16, 32])
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
-    print(json.dumps(card()))
+    options = parser(__doc__)
+    options.add_argument("--replicas", type=int, nargs="*", default=[4, 16, 64, 256, 1000])
+    options.add_argument("--routers", type=int, default=4)
+    options.add_argument("--measured", type=int, nargs="*", default=[4, 8, 16, 32])
+    args = options.parse_args()
+    report = Report("scale", args)
     found: dict[str, Any] = {}
     if args.replicas:
-        found["choices"] = print_choices(args.replicas, args.routers)
+        found["choices"] = told_choices(report, args.replicas, args.routers)
     if args.measured:
-        found["controller"] = print_controller(args.measured, 1000)
-    result = json.dumps({"benchmark": "scale", "card": card(), "routers": args.routers, **found})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+        found["controller"] = told_controller(report, args.measured, 1000)
+    report.end(**found)
 
 
 if __name__ == "__main__":

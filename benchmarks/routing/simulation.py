@@ -11,30 +11,26 @@ first come first served; a step takes a fixed time and a time for each token. Ar
 load 1 would be all that the replicas can compute, were nothing cached: the first two policies are
 then two thirds busy. Reports leave a replica every 0.5 s and come 0.5 s later.
 
-    python benchmarks/bench_routing.py [--replicas 4] [--prefixes 64] [--requests 3000]
+    python -m benchmarks.routing.simulation [--replicas 4] [--prefixes 64] [--requests 3000]
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import random
 import statistics
-import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+from deployments.requests.group import GroupRequest
+from deployments.requests.prefixes import CHUNK_TOKENS, Prefix, tokens
+from deployments.routing.placement import Placer
+from deployments.routing.prefixes import PrefixIndex
 
-from deployments.requests.group import GroupRequest  # noqa: E402
-from deployments.requests.prefixes import CHUNK_TOKENS, Prefix, tokens  # noqa: E402
-from deployments.routing.placement import Placer  # noqa: E402
-from deployments.routing.prefixes import PrefixIndex  # noqa: E402
+from ..report import Report, parser
 
 STEP_S, TOKEN_S, STEP_TOKENS = 0.010, 1 / 8000, 2048
 TOKENS_PER_S = STEP_TOKENS / (STEP_S + STEP_TOKENS * TOKEN_S)
@@ -385,16 +381,14 @@ def simulate(workload: Workload, policy: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--prefixes", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=3000)
-    args = parser.parse_args()
-    from card import card
-
-    common: dict[str, Any] = vars(args)
+    options = parser(__doc__)
+    options.add_argument("--replicas", type=int, default=4)
+    options.add_argument("--prefixes", type=int, default=64)
+    options.add_argument("--requests", type=int, default=3000)
+    args = options.parse_args()
+    common: dict[str, Any] = {
+        name: vars(args)[name] for name in ("replicas", "prefixes", "requests")
+    }
     workloads = {
         "uniform": Workload(**common),
         "uniform, load 0.7": Workload(**common, load=0.7),
@@ -403,23 +397,17 @@ def main() -> None:
         "only the negative shared": Workload(**common | {"prefixes": 0}),
         "uniform, load 0.02": Workload(**common, load=0.02),
     }
-    rows = [
-        {
-            "workload": name,
-            "policy": policy,
-            **{key: round(value, 3) for key, value in simulate(load, policy).items()},
-        }
-        for name, load in workloads.items()
-        for policy in POLICIES
-    ]
-    print("SIMULATION of the routing policy: no engine was run")
-    for key, value in card().items():
-        print(f"{key}: {value}")
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(map(str, row.values())) + " |")
-    print(json.dumps({"simulation": True, "card": card(), "arguments": common, "rows": rows}))
+    print("SIMULATION of the routing policy: no engine is run")
+    report = Report("routing simulation", args)
+    rows: list[dict[str, Any]] = []
+    for name, load in workloads.items():
+        for policy in POLICIES:
+            found = {key: round(value, 3) for key, value in simulate(load, policy).items()}
+            if not rows:
+                report.head("workload", "policy", *found)
+            rows.append({"workload": name, "policy": policy, **found})
+            report.row(*rows[-1].values())
+    report.end(simulation=True, rows=rows)
 
 
 if __name__ == "__main__":

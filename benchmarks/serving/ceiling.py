@@ -1,6 +1,6 @@
 """How many tokens a second one ingress and one replica can stream, if the engine costs nothing.
 
-    python benchmarks/bench_ceiling.py [--streams 32] [--tokens 400] [--turns 3]
+    python -m benchmarks.serving.ceiling [--streams 32] [--tokens 400] [--turns 3]
 
 The physics. Every process on the path spends CPU time on each token and on each chunk of tokens. On
 a GPU, one engine makes thousands of tokens a second, and the slowest of these processes is the
@@ -22,26 +22,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import statistics
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import aiohttp
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
-
-from bench_http import Server, on_turn  # noqa: E402
-from card import card  # noqa: E402
-from free_engine import SOURCE  # noqa: E402
-from serve_process import ServeProcess, haproxy_env, shipped_config  # noqa: E402
+from .. import ROOT
+from ..report import Report, parser
+from .free_engine import SOURCE
+from .servers import Server, application, without_encoders
 
 PARTS = {"ingress": "replica", "replica": "core"}
 """What is measured, and what must be free for it."""
@@ -51,24 +42,12 @@ SETTLE_S = 30
 """After the start: the replica's helper for grammars imports vLLM."""
 
 
-@contextmanager
-def application(part: str, direct: bool) -> Iterator[Server]:
-    config = shipped_config()
-    app = config["applications"][0]
-    app["import_path"] = "free_engine:build"
-    app["args"]["encoders"] = []
+def with_free(part: str, direct: bool) -> AbstractContextManager[Server]:
+    """The application, in which what the part does not need is free."""
+    config, app = without_encoders()
+    app["import_path"] = "benchmarks.serving.free_engine:build"
     app["args"]["direct_calls"] = direct
-    app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    path = os.pathsep.join([str(HERE), str(ROOT)])
-    env = {**haproxy_env(), SOURCE: PARTS[part], "PYTHONPATH": path}
-    process = ServeProcess(config, env)
-    try:
-        process.wait_until_ready()
-        yield Server(process.url, process.processes)
-    finally:
-        for stopped in process.processes():
-            stopped.resume()
-        process.stop()
+    return application(config, haproxy=True, **{SOURCE: PARTS[part], "PYTHONPATH": str(ROOT)})
 
 
 async def stream_all(url: str, streams: int, tokens: int) -> float:
@@ -99,7 +78,7 @@ def cpu_s(server: Server, name: str) -> float:
 
 def turn(server: Server, part: str, args: argparse.Namespace) -> tuple[float, float]:
     """Tokens per second, and CPU-microseconds of the part's process for a token."""
-    with on_turn(server):
+    with server.on_turn():
         asyncio.run(stream_all(server.url, 4, 4))
         before = cpu_s(server, PROCESSES[part])
         took = asyncio.run(stream_all(server.url, args.streams, args.tokens))
@@ -108,41 +87,38 @@ def turn(server: Server, part: str, args: argparse.Namespace) -> tuple[float, fl
     return total / took, 1e6 * cpu / total
 
 
+def turns(part: str, args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """What `turn` returns, of each way of calling."""
+    with ExitStack() as stack:
+        servers = {}
+        for calls, direct in (("through Serve", False), ("direct", True)):
+            servers[calls] = stack.enter_context(with_free(part, direct))
+            time.sleep(SETTLE_S)
+            servers[calls].pause()
+        found: dict[str, list[tuple[float, float]]] = {calls: [] for calls in servers}
+        for _ in range(args.turns + 1):
+            for calls, server in servers.items():
+                found[calls].append(turn(server, part, args))
+        return {calls: results[1:] for calls, results in found.items()}  # the first one warms up
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--turns", type=int, default=3)
-    args = parser.parse_args()
-    print(json.dumps(card()))
-    print("| part | calls | tokens/s (range) | its CPU for a token, us |\n|---|---|---|---|")
+    options = parser(__doc__)
+    options.add_argument("--streams", type=int, default=32)
+    options.add_argument("--tokens", type=int, default=400)
+    options.add_argument("--turns", type=int, default=3)
+    args = options.parse_args()
+    report = Report("ceiling", args)
+    report.head("part", "calls", "tokens/s (range)", "its CPU for a token, us")
     rows: list[dict[str, Any]] = []
     for part in PARTS:
-        with ExitStack() as stack:
-            servers = {}
-            for calls, direct in (("through Serve", False), ("direct", True)):
-                servers[calls] = stack.enter_context(application(part, direct))
-                time.sleep(SETTLE_S)
-                servers[calls].pause()
-            found: dict[str, list[tuple[float, float]]] = {calls: [] for calls in servers}
-            for number in range(args.turns + 1):
-                for calls, server in servers.items():
-                    result = turn(server, part, args)
-                    if number:  # the first turn warms up
-                        found[calls].append(result)
-        for calls, results in found.items():
+        for calls, results in turns(part, args).items():
             rates = [rate for rate, _ in results]
             cpu_us = statistics.median(cpu for _, cpu in results)
-            rate = statistics.median(rates)
             rows.append({"part": part, "calls": calls, "tokens_per_s": rates, "cpu_us": cpu_us})
-            print(
-                f"| {part} | {calls} | {rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) |"
-                f" {cpu_us:.0f} |",
-                flush=True,
-            )
-    print(json.dumps({"benchmark": "ceiling", "card": card(), **vars(args), "rows": rows}))
+            told = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+            report.row(part, calls, told, f"{cpu_us:.0f}")
+    report.end(rows=rows)
 
 
 if __name__ == "__main__":

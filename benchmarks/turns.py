@@ -37,7 +37,7 @@ def take_turns(ways: Mapping[str, Callable[[], float]], turns: int, warm_up: int
     """
     took = []
     for turn in range(warm_up + turns):
-        order = list(ways) if turn % 2 else list(reversed(ways))
+        order = list(ways)[:: 1 if turn % 2 else -1]
         run = {way: ways[way]() for way in order}
         took.append({way: run[way] for way in ways})
     return Turns(took[warm_up:])

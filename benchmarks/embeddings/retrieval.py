@@ -11,6 +11,7 @@ import ast
 import random
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,14 @@ FEWEST_WORDS, MOST_CHARS = 12, 350
 
 def docstring_pairs(num: int, seed: int = 0) -> list[tuple[str, str]]:
     """That many pairs of a query and its document, all of them different."""
+    found = list(_all_pairs())
+    random.Random(seed).shuffle(found)
+    return found[:num]
+
+
+@cache
+def _all_pairs() -> tuple[tuple[str, str], ...]:
+    """Sorted. To read the library takes half a minute."""
     library = Path(sysconfig.get_paths()["stdlib"])
     pairs: dict[str, str] = {}
     bodies: set[str] = set()
@@ -32,9 +41,7 @@ def docstring_pairs(num: int, seed: int = 0) -> list[tuple[str, str]]:
             if body not in bodies:
                 pairs.setdefault(summary, body)
                 bodies.add(body)
-    found = sorted(pairs.items())
-    random.Random(seed).shuffle(found)
-    return found[:num]
+    return tuple(sorted(pairs.items()))
 
 
 def _docstrings(path: Path) -> Iterator[tuple[str, str]]:

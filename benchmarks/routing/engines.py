@@ -38,27 +38,10 @@ NEGATIVE = "A story about nothing that anybody would want to hear a second time.
 BLOCK_SIZE, BLOCKS = 32, 256
 """KV tokens of a replica: 8192."""
 
-WORDS = [
-    "boat",
-    "tree",
-    "moon",
-    "girl",
-    "dog",
-    "river",
-    "bread",
-    "stone",
-    "apple",
-    "bird",
-    "king",
-    "lamp",
-    "road",
-    "snow",
-    "ship",
-    "garden",
-    "bell",
-    "mouse",
-    "hill",
-]
+WORDS = (
+    "boat tree moon girl dog river bread stone apple bird king lamp road snow ship garden bell"
+    " mouse hill"
+)
 
 
 def config(replicas: int) -> dict[str, Any]:

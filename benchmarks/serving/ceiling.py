@@ -47,7 +47,7 @@ def with_free(part: str, direct: bool) -> AbstractContextManager[Server]:
     config, app = without_encoders()
     app["import_path"] = "benchmarks.serving.free_engine:build"
     app["args"]["direct_calls"] = direct
-    return application(config, haproxy=True, **{SOURCE: PARTS[part], "PYTHONPATH": str(ROOT)})
+    return application(config, haproxy=True, env={SOURCE: PARTS[part], "PYTHONPATH": str(ROOT)})
 
 
 async def stream_all(url: str, streams: int, tokens: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +50,16 @@ def without_encoders(name: str = "stories") -> tuple[dict[str, Any], dict[str, A
 
 @contextmanager
 def application(
-    config: dict[str, Any], *, haproxy: bool, stock: bool = False, **env: str
+    config: dict[str, Any],
+    *,
+    haproxy: bool,
+    stock: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """haproxy: in place of Serve's own proxy. stock: with Serve's own settings."""
-    process = ServeProcess(config, {**(haproxy_env() if haproxy else {}), **env}, stock=stock)
+    process = ServeProcess(
+        config, {**(haproxy_env() if haproxy else {}), **(env or {})}, stock=stock
+    )
     server = Server(process.url, process.processes)
     try:
         process.wait_until_ready()

@@ -214,14 +214,14 @@ def speed(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
             )
             row = turns.medians()
             ratios = {to: turns.ratio("guided + drafts", to) for to in ("plain", "guided")}
-            kept = accepted / drafts if drafts else None
-            told = {"ratios": ratios, "kept": kept, "turns": turns.took}
+            share = accepted / drafts if drafts else None
+            told = {"ratios": ratios, "kept": share, "turns": turns.took}
             rows.append({"batch": batch, **row, **told})
             report.row(
                 batch,
                 *(f"{value:.1f}" for value in row.values()),
                 *(f"{value:.2f}" for value in ratios.values()),
-                "none made" if kept is None else f"{kept:.1%}",
+                "none made" if share is None else f"{share:.1%}",
             )
         return rows
 
@@ -240,8 +240,8 @@ def hf_rate(model: Any, llm: Any, **load: Any) -> float:
     ids = [prompt["prompt_token_ids"] for prompt in prompts]
     negatives = [one.extra_args["negative_prompt_token_ids"] for one in params]
     start = time.perf_counter()
-    guided_generate(model, ids, negatives, load["scale"], load["length"])
-    return len(ids) * load["length"] / (time.perf_counter() - start)
+    made = guided_generate(model, ids, negatives, load["scale"], load["length"])
+    return sum(map(len, made)) / (time.perf_counter() - start)
 
 
 def main() -> None:

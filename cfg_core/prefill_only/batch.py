@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 import torch
@@ -61,6 +61,11 @@ class PackedBatch:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
+
+    def rows(self) -> list[slice]:
+        """The rows of each sequence."""
+        bounds = self.plan.cu_seq_lens.tolist()
+        return [slice(start, end) for start, end in pairwise(bounds)]
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch with its tensors on `device`."""

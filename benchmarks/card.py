@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 import time
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cfg_core.cpu_features import has_bfloat16
 
 HERE = Path(__file__).resolve().parent
-ORACLE = str(Path(sys.prefix) / "oracle")
-"""The packages that benchmarks only compare with: see requirements/oracle.in."""
 
 
 def card() -> dict[str, str]:
@@ -59,8 +56,3 @@ def _vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return "?"
-
-
-def oracle_version(package: str) -> str:
-    """The version of a package in `.venv/oracle`. Raises StopIteration if it is not there."""
-    return next(iter(distributions(name=package, path=[ORACLE]))).version

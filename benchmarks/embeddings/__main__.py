@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ..card import oracle_version
+from ..oracle import oracle_version
 from ..report import Report, parser
 from .engines import ENGINES, GEMM_TOKENS, OTHERS
 from .retrieval import docstring_pairs, quality

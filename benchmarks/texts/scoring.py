@@ -40,7 +40,7 @@ from typing import Any
 
 from serve_process import ServeProcess, shipped_config
 
-from ..card import ORACLE
+from .. import oracle
 from ..instructions.context import Item, items
 from ..llm import CHAT, guided_llm
 from ..report import Report, parser
@@ -255,7 +255,7 @@ def run_harness(folder: Path, url: str, options: dict[str, Any]) -> float:
     command += [f"--include_path={folder}", "--tasks=passages", f"--output_path={out}"]
     subprocess.run(
         [*command, "--model_args", json.dumps({**arguments, **options})],
-        env={**os.environ, "PYTHONPATH": ORACLE, "HF_HOME": str(folder)},
+        env={**os.environ, "PYTHONPATH": oracle.FOLDER, "HF_HOME": str(folder)},
         check=True,
         stdout=subprocess.DEVNULL,
         timeout=600,

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.card import card, oracle_version
+from benchmarks.card import card
+from benchmarks.oracle import oracle_version
 from examples.digits.images import (
     CLASSES,
     FOLDER,

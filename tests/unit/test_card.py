@@ -1,6 +1,7 @@
 """benchmarks/card.py: what a benchmark says of the machine and the versions that it ran with."""
 
-from benchmarks.card import card, oracle_version
+from benchmarks.card import card
+from benchmarks.oracle import oracle_version
 
 
 def test_every_field_is_known():

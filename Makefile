@@ -55,8 +55,8 @@ check: setup-dev  ## lint, formatting, types, layers, the pages, and that what i
 docs: setup-dev  ## build the pages as a site, and serve it on 127.0.0.1:8001 until Ctrl-C (DOCS_PORT=...)
 	@exec $(BIN)/python scripts/docs.py --serve $(DOCS_PORT)
 
-bench: setup  ## run a short set of the benchmarks (all of them: benchmarks/bench_*.py, each by itself)
-	@$(BIN)/python benchmarks/short.py
+bench: setup  ## run a short set of the benchmarks (python -m benchmarks.engine.decode: one of them, longer)
+	@$(BIN)/python -m benchmarks
 
 lock: setup  ## compile requirements/*.in into the pinned lists
 	@$(BIN)/python scripts/lock.py

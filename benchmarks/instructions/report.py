@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from instructions.answers import NEGATIVE_ALONE, PLAIN, Answer
-from instructions.context import Item
-from instructions.intervals import bootstrap, paired_difference
-from instructions.prompts import Prompt
+from .answers import NEGATIVE_ALONE, PLAIN, Answer
+from .context import Item
+from .intervals import bootstrap, paired_difference
+from .prompts import Prompt
 
 Point = dict[str, Any]
 

@@ -22,6 +22,12 @@ from cfg_core.prefill_only.models.loading import choose_device, choose_dtype, na
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import FloatArray, RequestOptions
 
+RECORDED = (
+    *("model", "prompt_name", "dimensions", "truncate", "on_error"),
+    *("device", "threads"),
+)
+"""The arguments that affect the vectors, in the order of the manifest."""
+
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m cfg_core.prefill_only", description=__doc__)
@@ -92,19 +98,7 @@ def embed_file(args: argparse.Namespace) -> int:
         output=args.output,
         text_field=args.field,
         lines_per_part=args.lines_per_part,
-        settings={
-            name: getattr(args, name)
-            for name in (
-                "model",
-                "prompt_name",
-                "dimensions",
-                "truncate",
-                "on_error",
-                "device",
-                "threads",
-            )
-        }
-        | {"dtype": dtype},
+        settings={name: getattr(args, name) for name in RECORDED} | {"dtype": dtype},
     )
     job.check()
     with Engine(args.model, engine_options) as engine:

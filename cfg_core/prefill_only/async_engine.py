@@ -36,8 +36,6 @@ class _Request:
 
     future: asyncio.Future[list[Output]]
     num_inputs: int
-    tenant: str
-    weight: float
     outputs: dict[int, Output] = field(default_factory=dict)
 
     def add(self, index: int, output: Output) -> None:
@@ -99,8 +97,10 @@ class AsyncEngine:
         self._check_count(len(inputs))
         pipeline.input_processor.check_options(options)
         self._loop = asyncio.get_running_loop()
-        request = _Request(self._loop.create_future(), len(inputs), tenant, weight)
-        sequences = await self._process(inputs, options, request)
+        request = _Request(self._loop.create_future(), len(inputs))
+        sequences = await self._process(inputs, options)
+        for sequence in sequences:
+            sequence.request, sequence.tenant, sequence.weight = request, tenant, weight
         self._check_values(sequences, options, max_values)
         self._counts["requests"] += 1
         self._counts["sequences"] += len(sequences)
@@ -114,7 +114,7 @@ class AsyncEngine:
             raise
 
     async def _process(
-        self, inputs: Sequence[Input], options: RequestOptions, request: _Request
+        self, inputs: Sequence[Input], options: RequestOptions
     ) -> list[SequenceState]:
         """The sequences of a call.
 
@@ -125,22 +125,13 @@ class AsyncEngine:
         size, num_tokens = sum(sizes) + _CHARS_OF_INPUT * len(sizes), 0
         sequences: list[SequenceState] = []
         for first, end in slices(sizes, _SLICE):
-            job = functools.partial(self._sequences, inputs[first:end], options, first, request)
+            process = self._pipeline.input_processor.process
+            job = functools.partial(process, inputs[first:end], options, first_index=first)
             made = job() if size <= _AT_ONCE else await self._lanes.run(size, job)
             num_tokens += sum(map(len, made))
             check_num_tokens(num_tokens, limits)
             sequences += made
         return sequences
-
-    def _sequences(
-        self, inputs: Sequence[Input], options: RequestOptions, first: int, request: _Request
-    ) -> list[SequenceState]:
-        made: list[SequenceState] = self._pipeline.input_processor.process(
-            inputs, options, first_index=first, request=request
-        )
-        for sequence in made:
-            sequence.tenant, sequence.weight = request.tenant, request.weight
-        return made
 
     def _check_values(
         self, sequences: list[SequenceState], options: RequestOptions, limit: int | None
@@ -220,16 +211,13 @@ class AsyncEngine:
     async def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`. Raises RequestError if it is longer than `max_text_chars`."""
         (size,) = check_sizes([text], "", self._pipeline.options)
-        ids: list[int] = await self._lanes.run(
+        return await self._lanes.run(
             size, self._pipeline.tokenizer.token_ids, text, add_special_tokens
         )
-        return ids
 
     async def tokens_of(self, token_ids: Sequence[int]) -> list[str]:
-        tokens: list[str] = await self._lanes.run(
-            lanes.num_chars(token_ids), self._pipeline.tokenizer.tokens_of, token_ids
-        )
-        return tokens
+        size = lanes.num_chars(token_ids)
+        return await self._lanes.run(size, self._pipeline.tokenizer.tokens_of, token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`.
@@ -241,10 +229,8 @@ class AsyncEngine:
             raise RequestError(
                 f"{len(token_ids)} tokens are too many: send at most {limit}.", "tokens"
             )
-        text: str = await self._lanes.run(
-            lanes.num_chars(token_ids), self._pipeline.tokenizer.text_of, token_ids
-        )
-        return text
+        size = lanes.num_chars(token_ids)
+        return await self._lanes.run(size, self._pipeline.tokenizer.text_of, token_ids)
 
     def stats(self) -> dict[str, int]:
         """How many sequences and tokens wait now, and how many batches are in flight."""

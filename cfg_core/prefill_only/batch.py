@@ -1,4 +1,4 @@
-"""Types of the batches that go to the device, and of what comes back.
+"""Batches that go to the device, and what comes back.
 
 A batch is *packed*: its sequences follow one another without padding.
 
@@ -8,9 +8,11 @@ Shapes: T tokens in the batch, N sequences. Sequence i owns the rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, pairwise
 
+import numpy as np
 import torch
 
 from cfg_core.prefill_only.types import FloatArray, SequenceState, SparseVector, Task
@@ -60,6 +62,11 @@ class PackedBatch:
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
 
+    def rows(self) -> list[slice]:
+        """The rows of each sequence."""
+        bounds = self.plan.cu_seq_lens.tolist()
+        return [slice(start, end) for start, end in pairwise(bounds)]
+
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch with its tensors on `device`."""
         if device == self.token_ids.device:
@@ -89,3 +96,56 @@ class Finished:
     sequences: Sequence[SequenceState]
     values: Values
     error: Exception | None = None
+
+
+def pack(
+    sequences: Sequence[SequenceState],
+    *,
+    first_position: int = 0,
+    token_types: bool = False,
+    pin_memory: bool = False,
+) -> PackedBatch:
+    """Pack `sequences`, which are sorted by length, on the host; at least one.
+
+    first_position: position of a sequence's first token, for example 2 in XLM-R.
+
+    token_types: whether the model has token types.
+
+    pin_memory: put the tensors into page-locked memory, for asynchronous copies to a GPU.
+    """
+    lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+    ends = lengths.cumsum()
+    num_tokens = int(ends[-1])
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        made = torch.from_numpy(array)
+        return made.pin_memory() if pin_memory else made
+
+    def row(ids: Iterable[Sequence[int]]) -> torch.Tensor:
+        return tensor(np.fromiter(chain.from_iterable(ids), np.int64, num_tokens))[None]
+
+    types = None
+    if token_types and any(s.token_type_ids for s in sequences):
+        types = row(s.token_type_ids or [0] * len(s) for s in sequences)
+    positions = np.arange(num_tokens) - np.repeat(ends - lengths, lengths) + first_position
+    return PackedBatch(
+        sequences=sequences,
+        token_ids=row(s.token_ids for s in sequences),
+        position_ids=tensor(positions)[None],
+        token_type_ids=types,
+        plan=AttentionPlan(
+            runs=tuple(_runs(lengths.tolist())),
+            cu_seq_lens=tensor(np.concatenate(([0], ends)).astype(np.int32)),
+            max_length=int(lengths[-1]),
+        ),
+        lengths=tensor(lengths),
+    )
+
+
+def _runs(lengths: Sequence[int]) -> Iterator[Run]:
+    """The runs of sequences of equal length, in order."""
+    start = 0
+    for length, members in groupby(lengths):
+        num = sum(1 for _ in members)
+        yield Run(start, num, length)
+        start += num * length

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class EngineOptions:
 
     device: str = "auto"
     """For example `cpu`, `cuda` or `cuda:1`. auto takes the first GPU if there is one."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """auto: bfloat16 on a GPU, and on a CPU that has instructions for it; float32 on other CPUs.
 
     The dtype of the checkpoint does not matter, except with the executor `vllm`, which has vLLM's
@@ -104,31 +106,21 @@ class EngineOptions:
     None: as the checkpoint says.
     """
     workflow: Mapping[str, str] = field(default_factory=dict)
-    """Modules in place of the default ones: role -> name, or dotted path `package.module:Class`.
+    """Which `attention`, `runner` and `executor` compute: a name, or a path `package.module:Name`.
 
-    See workflow.py.
+    docs/embeddings.md has the names.
     """
     vllm: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's engine, such as tensor_parallel_size. For the executor `vllm` only."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_batch_sequences",
-            "max_request_inputs",
-            "max_request_tokens",
-            "max_request_chars",
-            "sort_window",
-            "num_threads",
-            "max_text_chars",
-            "max_answer_bytes",
-        ):
-            _at_least_one(name, getattr(self, name))
-        for name in ("max_input_tokens", "max_batch_tokens", "max_queued_tokens"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        _at_least_one("max_batches_in_flight", self.max_batches_in_flight)
+        for option in fields(self):
+            value = getattr(self, option.name)
+            optional = option.type == "int | None" and value is None
+            if str(option.type).startswith("int") and option.name != "max_skips" and not optional:
+                _at_least_one(option.name, value)
         _above_zero("hang_timeout_s", self.hang_timeout_s)
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+        if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype is {self.dtype!r}: use auto, float32, bfloat16 or float16.")
 
     @classmethod

@@ -1,9 +1,8 @@
-"""The modules of a loaded model, and the batches in flight between them.
+"""The parts of an engine with a loaded model, and the batches in flight between them.
 
 Engine and AsyncEngine are loops around a Pipeline:
 
-    inputs -> InputProcessor -> Scheduler -> ModelInputBuilder
-           -> Executor(Runner) -> OutputProcessor -> outputs
+    inputs -> InputProcessor -> Scheduler -> pack -> Executor(Runner) -> outputs_of -> outputs
 
 There is no KV cache and no decode phase: a sequence is computed whole, in one forward, and is then
 forgotten.
@@ -15,10 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cfg_core.errors import ConfigError, EngineError
-from cfg_core.prefill_only.batch import Finished
+from cfg_core.prefill_only.batch import Finished, pack
 from cfg_core.prefill_only.models.checkpoint import Checkpoint, ModelInfo, locate, read_checkpoint
 from cfg_core.prefill_only.models.loading import name_of
 from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.prefill_only.stages.input_processor import InputProcessor
+from cfg_core.prefill_only.stages.outputs import outputs_of
+from cfg_core.prefill_only.stages.scheduler import Scheduler
+from cfg_core.prefill_only.stages.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Output, SequenceState
 from cfg_core.prefill_only.workflow import check_workflow, resolve
 
@@ -27,7 +30,7 @@ _QUEUED_BATCHES = 128
 
 
 class Pipeline:
-    """The modules of one loaded model, and the batches in flight. Owned by one thread.
+    """The parts of one engine, and its batches in flight. Owned by one thread.
 
     deliver: called with each finished batch, by the device thread if the executor has one. The
     owner must then pass the batch to `outputs_of`.
@@ -37,27 +40,22 @@ class Pipeline:
         self, model: str, options: EngineOptions, deliver: Callable[[Finished], None]
     ) -> None:
         check_workflow(options.workflow)
+        executor = options.workflow.get("executor", "thread")
+        usual_runner = "vllm" if executor == "vllm" else "transformers"
+        runner = options.workflow.get("runner", usual_runner)
         self.options = options
         self.checkpoint = read_checkpoint(locate(model), options)
-        workflow = options.workflow
-        self.tokenizer = resolve("tokenizer", workflow)(self.checkpoint)
-        self._runner = resolve("runner", workflow)(
-            self.checkpoint, options, self.tokenizer.special_ids
+        self.tokenizer = Tokenizer(self.checkpoint)
+        special_ids = self.tokenizer.special_ids
+        self._runner = resolve("runner", runner)(self.checkpoint, options, special_ids)
+        self.info = _info(self.checkpoint, options, self.tokenizer, self._runner)
+        self.input_processor = InputProcessor(
+            self.tokenizer, self.info, skips_prompt=not self.checkpoint.include_prompt
         )
-        self.info = info = _info(self.checkpoint, options, self.tokenizer, self._runner)
-        skips_prompt = not self.checkpoint.include_prompt
-        self.input_processor = resolve("input_processor", workflow)(
-            self.tokenizer, info, skips_prompt
-        )
-        self._model_input = resolve("model_input", workflow)(
-            self._runner.first_position,
-            self._runner.uses_token_types and self.tokenizer.gives_token_types,
-            self._runner.on_gpu,
-        )
-        self.scheduler = resolve("scheduler", workflow)(options, info.max_batch_tokens)
-        self._output_processor = resolve("output_processor", workflow)(self.checkpoint)
+        self.scheduler = Scheduler(options, self.info.max_batch_tokens)
+        self._token_types = self._runner.uses_token_types and self.tokenizer.gives_token_types
         self._deliver = deliver
-        self._executor = resolve("executor", workflow)(self._runner.compute, self._computed)
+        self._executor = resolve("executor", executor)(self._runner.compute, self._computed)
         self.num_in_flight = 0
         self.num_batches = 0  # since the start
         self.num_computed = 0
@@ -77,7 +75,12 @@ class Pipeline:
             sequences = self.scheduler.schedule()
             if not sequences:
                 return
-            batch = self._model_input.build(sequences)
+            batch = pack(
+                sequences,
+                first_position=self._runner.first_position,
+                token_types=self._token_types,
+                pin_memory=self._runner.on_gpu,
+            )
             self.num_in_flight += 1
             self.num_batches += 1
             self._executor.submit(batch)
@@ -90,7 +93,7 @@ class Pipeline:
     def outputs_of(self, finished: Finished) -> list[tuple[SequenceState, Output | EngineError]]:
         """The output or the error of each sequence of a delivered batch."""
         self.num_in_flight -= 1
-        outputs = self._output_processor.process(finished)
+        outputs = outputs_of(finished, self.checkpoint)
         return list(zip(finished.sequences, outputs, strict=True))
 
     @property
@@ -102,7 +105,9 @@ class Pipeline:
         self._runner.close()
 
 
-def _info(checkpoint: Checkpoint, options: EngineOptions, tokenizer: Any, runner: Any) -> ModelInfo:
+def _info(
+    checkpoint: Checkpoint, options: EngineOptions, tokenizer: Tokenizer, runner: Any
+) -> ModelInfo:
     max_input_tokens = _max_input_tokens(checkpoint, options, tokenizer.limit, runner.max_positions)
     max_batch_tokens = _batch_tokens(options, max_input_tokens, runner.on_gpu)
     return ModelInfo(

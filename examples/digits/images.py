@@ -13,14 +13,13 @@ that a text of 64 characters in lines of 8 is a picture already. A prompt is one
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.oracle import oracle_packages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -98,20 +97,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, unk_token="<unk>", clean_up_tokenization_spaces=False
     )
-
-
-@contextmanager
-def oracle_packages() -> Iterator[None]:
-    """Within the block, imports find scikit-learn and SciPy in `.venv/oracle`.
-
-    requirements/oracle.in says why they are not in site-packages.
-    """
-    folder = str(Path(sys.prefix) / "oracle")
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 def main() -> None:

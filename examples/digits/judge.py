@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from examples.digits.images import CLASSES, Array, Split, oracle_packages, splits
+from benchmarks.oracle import oracle_packages
+from examples.digits.images import CLASSES, Array, Split, splits
 from examples.digits.train import shift
 
 BLOCK = 30

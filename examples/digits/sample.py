@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.card import card
+from benchmarks.oracle import oracle_version
 from examples.digits.images import (
     CLASSES,
     FOLDER,
@@ -168,16 +169,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    sys.path.append(str(FOLDER.parents[1] / "benchmarks"))
-    from card import card, oracle_version, vllm_version
-
     llm = start_engine(args.model)
     from examples.digits.judge import Judge  # after vLLM, which imports scikit-learn if it can
 
     judge = Judge()
     points = [point(llm, judge, guidance, args.images) for guidance in (*SCALES, *WINDOWS)]
-    versions = {"vllm": vllm_version(), "scikit-learn": oracle_version("scikit-learn")}
-    result = {"card": card() | versions, "real": judge.real(), "points": points}
+    described = card() | {"scikit-learn": oracle_version("scikit-learn")}
+    result = {"card": described, "real": judge.real(), "points": points}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print("\n".join(table(result)))

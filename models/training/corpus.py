@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from grammar import HEROES, PLOTS, PRONOUNS, STAGES
-from topics import KINDS, LEXICON, TOPICS
+from .grammar import HEROES, PLOTS, PRONOUNS, STAGES
+from .topics import KINDS, LEXICON, TOPICS
 
 PULL = 7.0
 RECALL, RECURRING = 0.6, ("place", "person", "creature")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from grammar import HEROES, STAGES
-from topics import KINDS, LEXICON
+from .grammar import HEROES, STAGES
+from .topics import KINDS, LEXICON
 
 SLOT = re.compile(r"\\\{(\w+)\\\}")
 VARIANTS = re.compile(r"\\\[(.+?)\\\]")

@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from corpus import BOS, EOS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from topics import TOPICS
+
+from .corpus import BOS, EOS
+from .topics import TOPICS
 
 PAD = "<pad>"
 SPECIAL = (BOS, EOS, PAD, "<|system|>", "<|user|>", "<|assistant|>")

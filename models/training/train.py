@@ -1,7 +1,7 @@
 """Make the embedded models: one tokenizer, the story model, and the smaller draft model for
 speculative decoding.
 
-    nice -n 10 python models/training/train.py [--out models]
+    nice -n 10 python -m models.training.train [--out models]
 
 Everything is seeded and runs on one thread, so the same versions on the same kind of CPU give the
 same weights. One document per row (packing several documents into a row hides the prompt's weak
@@ -20,10 +20,11 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from corpus import BOS, EOS, LESSONS, Row, Teller, rows
-from tokenizer import MAX_TOKENS, PAD, VOCAB_SIZE, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from .corpus import BOS, EOS, LESSONS, Row, Teller, rows
+from .tokenizer import MAX_TOKENS, PAD, VOCAB_SIZE, save_tokenizer, train_tokenizer
 
 SEED = 20240611
 TOKENIZER_ROWS = 3000

@@ -11,13 +11,13 @@ from contextlib import nullcontext
 
 import pytest
 
+from benchmarks.oracle import oracle_packages
 from cfg_core.foreign import classes
 from cfg_core.foreign.check import modules, problems
 from cfg_core.foreign.inventory import MISSING, describe
 from cfg_core.foreign.reader import read
 from cfg_core.foreign.uses import mismatch
 from cfg_core.vllm_plugin import versions
-from tests.encoders.oracle_packages import oracle_packages
 
 FILES = {name: path for package in ("cfg_core", "deployments") for name, path in modules(package)}
 

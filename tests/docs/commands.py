@@ -83,7 +83,14 @@ def _python(arguments: list[str]) -> None:
     if arguments[0] == "-c":
         compile(arguments[1], "-c", "exec")
         return
-    if arguments[0] == "-m":
+    package = ROOT / arguments[1].partition(".")[0] if arguments[0] == "-m" else ROOT
+    if package.name in ("benchmarks", "examples", "tools"):
+        # Found as files: importing some of them sets variables of this process.
+        path = ROOT / arguments[1].replace(".", "/")
+        source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert source.exists(), source
+        is_ours, files = True, list(package.rglob("*.py"))
+    elif arguments[0] == "-m":
         spec = importlib.util.find_spec(arguments[1])
         assert spec is not None, arguments[1]
         assert spec.origin is not None

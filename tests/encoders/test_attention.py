@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import CompatibilityError
+from cfg_core.prefill_only.batch import pack
 from cfg_core.prefill_only.stages import attention
-from cfg_core.prefill_only.stages.model_input import ModelInputBuilder
 from cfg_core.prefill_only.types import RequestOptions, SequenceState
 
 
@@ -17,7 +17,7 @@ def packed(lengths: list[int]):
     sequences = [
         SequenceState([1] * n, None, RequestOptions(), i) for i, n in enumerate(sorted(lengths))
     ]
-    return ModelInputBuilder(0, False).build(sequences)
+    return pack(sequences)
 
 
 @given(

@@ -16,7 +16,7 @@ import tiny_checkpoints as tiny
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import AsyncEngine, EngineOptions, RequestOptions
-from cfg_core.prefill_only.stages import excerpts
+from cfg_core.prefill_only.stages import tokenizer
 from cfg_core.prefill_only.stages.input_processor import InputProcessor
 
 CUT = RequestOptions(truncate_to=64)
@@ -62,15 +62,15 @@ def test_a_part_has_the_tokens_of_the_whole(path, minilm_path, monkeypatch, side
             options = RequestOptions(truncate_to=40 + 20 * seed, truncation_side=side)
             found = ids_of(processor, item, options)
             with monkeypatch.context() as patch:
-                patch.setattr(excerpts, "_first_length", lambda num_tokens: 10**9)
+                patch.setattr(tokenizer, "_first_length", lambda num_tokens: 10**9)
                 assert found == ids_of(processor, item, options)
 
 
 def test_only_a_part_is_tokenized(path):
     engine = AsyncEngine.load(path, EngineOptions(dtype="float32"))
-    tokenizer, sizes = engine._pipeline.tokenizer, []
-    encode = tokenizer.encode
-    tokenizer.encode = lambda texts: [sizes.append(len(text)) for text in texts] and encode(texts)
+    own, sizes = engine._pipeline.tokenizer, []
+    encode = own.encode
+    own.encode = lambda texts: [sizes.append(len(text)) for text in texts] and encode(texts)
     ids_of(engine._pipeline.input_processor, words(400_000, 1), CUT)
     engine.close()
     assert sum(sizes) < 10_000

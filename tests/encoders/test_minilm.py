@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle_packages import oracle_packages
 
+from benchmarks.oracle import oracle_packages
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
 

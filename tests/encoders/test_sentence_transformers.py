@@ -10,8 +10,8 @@ import pytest
 import tiny_checkpoints as tiny
 import torch
 import transformers
-from oracle_packages import oracle_packages
 
+from benchmarks.oracle import oracle_packages
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
 

@@ -56,7 +56,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "benchmarks")]
+sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
 from attacks import (  # noqa: E402, F401
     bodies,
@@ -165,7 +165,7 @@ def main() -> None:
     if args.shot is not None:
         return one_shot(args.url, args.seed, args.shot)
     names = [name for name in args.only if ATTACKS[name].bounded or not args.bounded]
-    from card import card
+    from benchmarks.card import card
 
     print(json.dumps(card()))
     print(HEADER, flush=True)

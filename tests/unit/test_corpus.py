@@ -1,26 +1,18 @@
 """The generator of the embedded model's training text.
 
 The text is reproducible from its seed, and its topics can be counted. The tests need the standard
-library only. `models/training` is a folder of scripts. It is put on the path here, as when one of
-the scripts runs.
+library only.
 """
 
 from __future__ import annotations
 
 import random
 import re
-import sys
 from itertools import islice, pairwise
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "training"))
-
-import corpus
-import fluency
-import grammar
-import topics
+from models.training import corpus, fluency, grammar, topics
 
 
 def stories(num: int, *named: str) -> list[str]:

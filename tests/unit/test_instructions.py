@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from instructions import checkers, context, prompts
-from instructions.answers import Answer, AnswerFile, Request
-from instructions.fluency import repetition
-from instructions.intervals import bootstrap, paired_difference
-from instructions.report import points, tables
+from benchmarks.instructions import checkers, context, prompts
+from benchmarks.instructions.answers import Answer, AnswerFile, Request
+from benchmarks.instructions.fluency import repetition
+from benchmarks.instructions.intervals import bootstrap, paired_difference
+from benchmarks.instructions.report import points, tables
 
 PROMPTS = {prompt.name: prompt for prompt in prompts.prompts()}
 ITEMS = {item.name: item for item in context.items()}

@@ -12,7 +12,7 @@ from cfg_core.prefill_only.models.checkpoint import Checkpoint, locate, read_che
 from cfg_core.prefill_only.models.families import check_family, is_causal
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages.input_processor import truncated
-from cfg_core.prefill_only.workflow import check_workflow, load
+from cfg_core.prefill_only.workflow import check_workflow, resolve
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 DEFAULT = EngineOptions()
@@ -232,7 +232,8 @@ def test_a_missing_directory():
 @pytest.mark.parametrize(
     ("workflow", "words"),
     [
-        ({"schedular": "x:y"}, "unknown key `schedular` in `workflow`: did you mean `scheduler`"),
+        ({"executer": "x:y"}, "unknown key `executer` in `workflow`: did you mean `executor`"),
+        ({"scheduler": "x:y"}, "unknown key `scheduler` in `workflow`"),
         (
             {"attention": "sdpa_run"},
             "unknown attention `sdpa_run` in `workflow`: did you mean `sdpa_runs`",
@@ -245,9 +246,9 @@ def test_workflows_that_are_wrong(workflow, words):
 
 
 def test_a_dotted_path():
-    assert load("json:dumps") is json.dumps
+    assert resolve("executor", "json:dumps") is json.dumps
     with pytest.raises(ConfigError, match="`json:nothing` in `workflow` cannot be loaded"):
-        load("json:nothing")
+        resolve("executor", "json:nothing")
 
 
 @pytest.mark.parametrize(

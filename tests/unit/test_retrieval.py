@@ -1,17 +1,13 @@
-"""benchmarks/retrieval.py: the set of docstrings, and the measures of retrieval."""
+"""benchmarks/embeddings/retrieval.py: the set of docstrings, and the measures of retrieval."""
 
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from retrieval import docstring_pairs, quality
+from benchmarks.embeddings.retrieval import docstring_pairs, quality
 
 
 def test_docstrings():

@@ -1,6 +1,6 @@
 """Where a decode step of B guided requests spends its time, beside one of 2B plain requests.
 
-    python tools/gpu/decode_profile.py [--model 8b] [--batch 128]
+    python -m tools.gpu.decode_profile [--model 8b] [--batch 128]
 
 On 8 billion weights, 128 guided requests were slower than 256 plain ones (0.92 of their tokens per
 second), and no profile said why. Here the engine runs in this process, so that torch's profiler
@@ -14,10 +14,8 @@ Prints tables, and a line of JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,14 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-sys.path.append(str(ROOT / "benchmarks"))
+from torch.profiler import ProfilerActivity, profile
 
-import bench_decode  # noqa: E402
-from bench_decode import CUDA, Bench, model_of  # noqa: E402
-from card import card, vllm_version  # noqa: E402
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from benchmarks.engine.bench import CUDA, model_of
+from benchmarks.engine.decode import SAMPLINGS, DecodeBench
+from benchmarks.report import Report, parser
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 WARM_STEPS = 10
 """Steps with prompts, and what is made once."""
@@ -74,28 +71,28 @@ def spans_of(profiled: Any) -> list[Span]:
     ]
 
 
-class Profiled(Bench):
-    """A Bench whose steps can be profiled while all requests decode."""
+class Profiled(DecodeBench):
+    """A DecodeBench whose steps can be profiled while all requests decode."""
 
     def load(self, requests: int, negative: int) -> dict[str, Any]:
-        """Figures of the steps of so many requests. negative: as in Bench.step_s."""
+        """Figures of the steps of so many requests. negative: as in DecodeBench.step_s."""
         for _ in range(requests):
-            self._add(negative)
+            self.send(self.ids(self.args.prompt), self.params(negative))
         for _ in range(WARM_STEPS):
-            self._engine.step()
+            self.engine.step()
         took = []
         for _ in range(TIMED_STEPS):
             began = time.perf_counter()
-            self._engine.step()
+            self.engine.step()
             took.append(time.perf_counter() - began)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * CUDA
         with profile(activities=activities) as profiled:
             began = time.perf_counter()
             for _ in range(PROFILED_STEPS):
-                self._engine.step()
+                self.engine.step()
             under_us = 1e6 * (time.perf_counter() - began)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
         return {"step_us": round(1e6 * statistics.median(took)), **told(profiled, under_us)}
 
 
@@ -141,13 +138,13 @@ def printed(loads: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="8b", help="as for bench_decode.py")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--batch", type=int, default=128, help="guided requests")
-    parser.add_argument("--prompt", type=int, default=48)
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--model", default="8b", help="as for benchmarks.engine.decode")
+    options.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    options.add_argument("--batch", type=int, default=128, help="guided requests")
+    options.add_argument("--prompt", type=int, default=48)
+    args = options.parse_args()
+    report = Report("decode profile", args)
     tokens = WARM_STEPS + TIMED_STEPS + PROFILED_STEPS + 8
     given = {**vars(args), "batches": [args.batch], "negatives": [args.prompt], "tokens": tokens}
     with tempfile.TemporaryDirectory() as folder:
@@ -158,17 +155,13 @@ def main() -> None:
         loads = {name: bench.load(*size) for name, size in sizes.items()}
     print(printed(loads))
     guided, plain = loads.values()
-    figures = {
-        "headline": f"step {guided['step_us']} us guided, {plain['step_us']} plain; busy"
+    report.end(
+        headline=f"step {guided['step_us']} us guided, {plain['step_us']} plain; busy"
         f" {guided['busy_us']:.0f} and {plain['busy_us']:.0f}, gaps {guided['gaps_us']:.0f} and"
         f" {plain['gaps_us']:.0f}",
-        "card": {**card(), "vllm": vllm_version()},
-        "sampling": bench_decode.SAMPLINGS["greedy"],
-        "loads": loads,
-    }
-    print(json.dumps(figures))
-    if args.out:
-        args.out.write_text(json.dumps(figures) + "\n")
+        sampling=SAMPLINGS["greedy"],
+        loads=loads,
+    )
 
 
 if __name__ == "__main__":

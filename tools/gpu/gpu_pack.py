@@ -156,10 +156,10 @@ def calls(parts: Sequence[Path], version: str) -> Iterator[str]:
     """The calls of a device tool, in order, as lines to read: what to carry, and the command."""
     for part in parts:
         yield f"carry {part}: mkdir -p {COPIED} && cp {part} {COPIED}/"
-    yield f"then: python3 tools/gpu/run.py install {COPIED}"
+    yield f"then: python3 -m tools.gpu.run install {COPIED}"
     if f"{version}.0" == USUAL:
         figures = COPIED.parent / "figures"
-        yield f"then: python3 tools/gpu/run.py run --out {figures} --bundle $OUT"
+        yield f"then: python3 -m tools.gpu.run run --out {figures} --bundle $OUT"
 
 
 def install(parts: Path) -> int:

@@ -1,6 +1,6 @@
 """Grammars and tools over HTTP, plain and guided, on a server as `make serve` starts it.
 
-    python tools/gpu/http_grammars.py [--cpu]
+    python -m tools.gpu.http_grammars [--cpu]
 
 Each request is sent twice: a grammar is compiled at its first use. Tells the status and the seconds
 of both. Prints a table and a line of JSON, and fails if an answer is not 200.
@@ -8,8 +8,6 @@ of both. Prints a table and a line of JSON, and fails if an answer is not 200.
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
 import sys
 import time
@@ -18,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from gpu_model import ROOT, served_model
+from serve_process import ServeProcess, shipped_config
 
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "serve")]
-from card import card, vllm_version  # noqa: E402
-from serve_process import ServeProcess, shipped_config  # noqa: E402
+from benchmarks.report import Report, parser
+from models.real_size import real_size_model
 
 NAME = "served"
 LIMIT_S = 120
@@ -55,13 +52,13 @@ def asked() -> dict[str, dict[str, Any]]:
 
 
 def configuration(cpu: bool) -> dict[str, Any]:
-    """configs/cfg.yaml with the model of gpu_model.py, and what its comments say of a GPU."""
+    """configs/cfg.yaml with a model of real size, and what its comments say of a GPU."""
     config: dict[str, Any] = shipped_config("cfg")
     (application,) = config["applications"]
     args = application["args"]
     args.pop("fallback", None)
     args.pop("encoders", None)
-    args |= {"model": str(served_model()), "served_model_name": NAME}
+    args |= {"model": str(real_size_model()), "served_model_name": NAME}
     named = {entry["name"]: entry for entry in application["deployments"]}
     application["deployments"] = [named["CfgRouter"], named["ModelReplica"]]
     if not cpu:
@@ -91,10 +88,10 @@ def answers(url: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cpu", action="store_true", help="with the YAML's sizes for a CPU")
-    parser.add_argument("--out", type=Path, help="a file for the line of JSON")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--cpu", action="store_true", help="with the YAML's sizes for a CPU")
+    args = options.parse_args()
+    report = Report("http grammars", args)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is ended, too
     rows = []
     config = configuration(args.cpu)
@@ -102,20 +99,16 @@ def main() -> int:
         started = time.monotonic() - server.started
         for row in answers(server.url):
             rows.append(row)
-            print(f"| {' | '.join(str(value) for value in row.values())} |", flush=True)
+            report.row(*row.values())
     bad = [row for row in rows if set(row["status"]) != {200}]
-    figures = {
-        "headline": f"{len(rows) - len(bad)} of {len(rows)} requests answered; slowest first use"
-        f" {max(row['seconds'][0] for row in rows):.1f} s, second"
-        f" {max(row['seconds'][1] for row in rows):.1f} s",
-        "card": {**card(), "vllm": vllm_version()},
-        "model": Path(config["applications"][0]["args"]["model"]).name,
-        "start_s": round(started, 1),
-        "rows": rows,
-    }
-    print(json.dumps(figures))
-    if args.out:
-        args.out.write_text(json.dumps(figures) + "\n")
+    first, second = (max(row["seconds"][use] for row in rows) for use in (0, 1))
+    report.end(
+        headline=f"{len(rows) - len(bad)} of {len(rows)} requests answered; slowest first use"
+        f" {first:.1f} s, second {second:.1f} s",
+        model=Path(config["applications"][0]["args"]["model"]).name,
+        start_s=round(started, 1),
+        rows=rows,
+    )
     return int(bool(bad))
 
 

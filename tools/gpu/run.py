@@ -1,14 +1,14 @@
 """One command for the day a GPU machine is at hand.
 
-    python tools/gpu/run.py list                what would run, in which order, with which limits
-    python tools/gpu/run.py pack                fetch what a bare machine lacks, cut for transfers
-    python tools/gpu/run.py install FOLDER      on that machine: unpack the parts in FOLDER
-    python tools/gpu/run.py run                 run what has no figures yet
+    python -m tools.gpu.run list                what would run, in which order, with which limits
+    python -m tools.gpu.run pack                fetch what a bare machine lacks, cut for transfers
+    python -m tools.gpu.run install FOLDER      on that machine: unpack the parts in FOLDER
+    python -m tools.gpu.run run                 run what has no figures yet
         [--only NAME ...]    these, also if they have figures
         [--budget-s 560]     seconds for all of them
         [--rehearse]         on a CPU, with tiny sizes
         [--bundle FOLDER]    copy all figures there, as one archive and one table
-    python tools/gpu/run.py summary             the table of all figures
+    python -m tools.gpu.run summary             the table of all figures
 
 docs/gpu.md says how to use it.
 """
@@ -23,10 +23,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import gpu_pack
-import needs
-from slice_runner import ROOT, Runner, table
-from slices import SLICES, Slice
+from . import gpu_pack, needs
+from .slice_runner import ROOT, Runner, table
+from .slices import SLICES, Slice
 
 BUDGET_S = 560
 """What one command on a lent machine may take, less its own start and end."""

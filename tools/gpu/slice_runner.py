@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slices import Slice
+from .slices import Slice
 
 ROOT = Path(__file__).resolve().parents[2]
 DONE, FAILED, LATE, CANNOT = "done", "failed", "ended at its limit", "cannot run here"

@@ -38,7 +38,7 @@ class Slice:
     beside: str = ""
 
 
-_AT_SIZE = "tools/gpu/equality_at_size.py --out {figures}"
+_AT_SIZE = "-m tools.gpu.equality_at_size --out {figures}"
 _TINY_AT_SIZE = f"{_AT_SIZE} --vocabulary 4096 --prompt 512 --new-tokens 4 --dtype float32"
 
 SLICES = (
@@ -59,19 +59,19 @@ SLICES = (
     Slice(
         "decode-8b",
         "a step of B guided requests, against B and 2B plain ones, of 8 billion weights",
-        "benchmarks/bench_decode.py --model 8b --batches 1 8 32 128 256 --turns 3 --tokens 40"
+        "-m benchmarks.engine.decode --model 8b --batches 1 8 32 128 256 --turns 3 --tokens 40"
         " --out {figures}",
         limit_s=420,
-        rehearsal="benchmarks/bench_decode.py --model stories --dtype float32 --batches 1 2"
+        rehearsal="-m benchmarks.engine.decode --model stories --dtype float32 --batches 1 2"
         " --turns 1 --tokens 8 --out {figures}",
     ),
     Slice(
         "profile-128",
         "where a step of 128 guided requests spends more than one of 256 plain ones: kernels, and"
         " gaps of the host",
-        "tools/gpu/decode_profile.py --model 8b --batch 128 --out {figures}",
+        "-m tools.gpu.decode_profile --model 8b --batch 128 --out {figures}",
         limit_s=300,
-        rehearsal="tools/gpu/decode_profile.py --model stories --dtype float32 --batch 2"
+        rehearsal="-m tools.gpu.decode_profile --model stories --dtype float32 --batch 2"
         " --out {figures}",
     ),
     Slice(
@@ -91,9 +91,9 @@ SLICES = (
     Slice(
         "encoders",
         "encoders against vLLM's pooling: texts a second, and how close their vectors are",
-        "tools/gpu/encoders_beside_vllm.py --out {figures}",
+        "-m tools.gpu.encoders_beside_vllm --out {figures}",
         limit_s=180,
-        rehearsal="tools/gpu/encoders_beside_vllm.py --texts 24 --out {figures}",
+        rehearsal="-m tools.gpu.encoders_beside_vllm --texts 24 --out {figures}",
     ),
     Slice(
         "encoders-exact",
@@ -104,10 +104,10 @@ SLICES = (
     Slice(
         "http",
         "grammars and tools over HTTP, plain and guided, as `make serve` serves them",
-        "tools/gpu/http_grammars.py --out {figures}",
+        "-m tools.gpu.http_grammars --out {figures}",
         limit_s=420,
         needs=("gpu", "ray"),
-        rehearsal="tools/gpu/http_grammars.py --cpu --out {figures}",
+        rehearsal="-m tools.gpu.http_grammars --cpu --out {figures}",
     ),
     Slice(
         "vllm-0.33",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from cfg_core.errors import ConfigError, RequestError
 from cfg_core.prefill_only.models.settings import (
+    Activation,
     DenseLayer,
     bge_m3,
     classifier,
@@ -121,7 +122,7 @@ class Checkpoint:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     labels: tuple[str, ...] = ()
-    activation: Literal["sigmoid", "softmax", "identity"] = "identity"
+    activation: Activation = "identity"
     """The activation for the logits of a classifier."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()

@@ -7,9 +7,6 @@ or a mask gives vectors that look right but are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from cfg_core.errors import CompatibilityError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.options import EngineOptions
@@ -57,16 +54,9 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
     if kind in REASONS:
         _refuse(kind, REASONS[kind])
     if kind not in (*ENCODERS, *DECODERS):
-        own_code = bool(config.get("auto_map"))
-        _refuse(
-            kind,
-            (
-                "its code comes with the checkpoint, and remote code is not run"
-                if own_code
-                else "it has not been tested"
-            ),
-        )
-    if config.get("auto_map") and kind in DECODERS and _is_causal(config, options) is None:
+        own_code = "its code comes with the checkpoint, and remote code is not run"
+        _refuse(kind, own_code if config.get("auto_map") else "it has not been tested")
+    if config.get("auto_map") and kind in DECODERS and is_causal(checkpoint, options) is None:
         raise CompatibilityError(
             f"this {kind} checkpoint comes with its own code, which is not run and may use"
             " bidirectional attention: set `is_causal: false` (gte-Qwen2, LLM2Vec) or"
@@ -76,11 +66,8 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
 
 def is_causal(checkpoint: Checkpoint, options: EngineOptions) -> bool | None:
     """Whether attention is causal; None: as the architecture has it."""
-    return _is_causal(checkpoint.config, options)
-
-
-def _is_causal(config: Mapping[str, Any], options: EngineOptions) -> bool | None:
-    return options.is_causal if options.is_causal is not None else config.get("is_causal")
+    named: bool | None = checkpoint.config.get("is_causal")
+    return named if options.is_causal is None else options.is_causal
 
 
 def _refuse(kind: str, reason: str) -> None:

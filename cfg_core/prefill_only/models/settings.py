@@ -29,6 +29,14 @@ _POOLING_FLAGS = {  # keys of 1_Pooling/config.json before sentence-transformers
 }
 
 
+Activation = Literal["sigmoid", "softmax", "identity"]
+_ACTIVATIONS: dict[str, Activation] = {  # by the names of torch's classes
+    "Identity": "identity",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DenseLayer:
     """A `Dense` module after the pooling.
@@ -55,10 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def module_list(path: Path) -> list[dict[str, Any]]:
     file = path / "modules.json"
-    modules: list[dict[str, Any]] = (
-        json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    )
-    return modules
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
 
 
 def sentence_transformers_settings(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,29 +193,19 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
 
 
-def _classifier_activation(
-    config: Mapping[str, Any], num_labels: int
-) -> Literal["sigmoid", "softmax", "identity"]:
+def _classifier_activation(config: Mapping[str, Any], num_labels: int) -> Activation:
     """The activation that vLLM applies: the one that the checkpoint names, else by problem type."""
-    saved = (config.get("sentence_transformers") or {}).get("activation_fn")
-    saved = str(saved or config.get("sbert_ce_default_activation_function") or "").rsplit(".", 1)[
-        -1
-    ]
-    if saved in ("Identity", "Sigmoid", "Softmax"):
-        return {  # type: ignore[return-value]
-            "Identity": "identity",
-            "Sigmoid": "sigmoid",
-            "Softmax": "softmax",
-        }[saved]
-    if saved:
-        raise ConfigError(
-            f"the activation {saved} of this classifier is not supported: use Identity, Sigmoid or"
-            " Softmax."
-        )
-    if config.get("problem_type") == "regression":
+    named = (config.get("sentence_transformers") or {}).get("activation_fn")
+    named = named or config.get("sbert_ce_default_activation_function") or ""
+    name = str(named).rsplit(".", 1)[-1]
+    if name:
+        if name not in _ACTIVATIONS:
+            raise ConfigError(
+                f"the activation {name} of this classifier is not supported: use Identity, Sigmoid"
+                " or Softmax."
+            )
+        return _ACTIVATIONS[name]
+    problem = config.get("problem_type")
+    if problem == "regression":
         return "identity"
-    return (
-        "sigmoid"
-        if num_labels == 1 or config.get("problem_type") == "multi_label_classification"
-        else "softmax"
-    )
+    return "sigmoid" if num_labels == 1 or problem == "multi_label_classification" else "softmax"

@@ -1,1 +1,1 @@
-"""The replaceable stages of a prefill-only engine, in the order of workflow.py."""
+"""The parts of an engine, in the order in which a sequence passes them: see pipeline.py."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.stages.excerpts import excerpt, is_long
 from cfg_core.prefill_only.stages.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 
@@ -19,7 +18,7 @@ from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 class InputProcessor:
     """Checks and tokenizes inputs. Thread-safe: it holds no state of a request."""
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, skips_prompt: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, *, skips_prompt: bool) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._skips_prompt = skips_prompt
@@ -51,13 +50,10 @@ class InputProcessor:
         options: RequestOptions,
         *,
         first_index: int = 0,
-        request: Any = None,
     ) -> list[SequenceState]:
         """A sequence for each input, in order.
 
         first_index: index of the first of `inputs` in its request, for errors and sequences.
-
-        request: stored in each sequence, see SequenceState.
 
         Raises RequestError, which names the index of a bad input.
         """
@@ -66,30 +62,31 @@ class InputProcessor:
         texts = [
             self._text(item, options, index)
             for index, item in enumerate(inputs, first_index)
-            if _is_text(item)
+            if isinstance(item, str | tuple)
         ]
         encodings = iter(self._tokenizer.encode(texts) if texts else ())
         prompt_length = self._prompt_length(options.prompt)
         return [
-            self._sequence(item, encodings, options, index, prompt_length, request)
+            self._sequence(item, encodings, options, index, prompt_length)
             for index, item in enumerate(inputs, first_index)
         ]
 
-    def _text(self, item: Any, options: RequestOptions, index: int) -> str | tuple[str, str]:
-        """The text to tokenize: it includes the prompt.
-
-        Of a text that is far too long, it is only a part that holds all tokens that are kept.
-        """
-        text = _with_prompt(item, options.prompt)
-        if isinstance(text, str):
-            return self._part(text, options, index)
-        return self._part(text[0], options, index), self._part(text[1], options, index)
+    def _text(
+        self, item: str | tuple[str, str], options: RequestOptions, index: int
+    ) -> str | tuple[str, str]:
+        """The text to tokenize, with the prompt in front."""
+        if isinstance(item, str):
+            return self._part(options.prompt + item, options, index)
+        query, document = item
+        return (
+            self._part(options.prompt + query, options, index),
+            self._part(document, options, index),
+        )
 
     def _part(self, text: str, options: RequestOptions, index: int) -> str:
+        """The text, or of one that is far too long a part that holds all tokens that are kept."""
         limit = options.truncate_to or self._info.max_input_tokens
-        if not is_long(text, limit):
-            return text
-        part = excerpt(self._tokenizer, text, limit, options.truncation_side)
+        part = self._tokenizer.excerpt(text, limit, options.truncation_side)
         if part is not None and options.truncate_to is None:
             raise self._too_long(index, f"more than {limit}")
         return text if part is None else part
@@ -101,7 +98,6 @@ class InputProcessor:
         options: RequestOptions,
         index: int,
         prompt_length: int,
-        request: Any,
     ) -> SequenceState:
         if isinstance(item, str | tuple):
             encoding = next(encodings)
@@ -123,35 +119,12 @@ class InputProcessor:
             options=options,
             index=index,
             prompt_length=prompt_length,
-            request=request,
         )
 
     def _check_shape(self, item: Input, index: int) -> None:
-        if isinstance(item, str):
-            if not item:
-                raise RequestError(f"input {index} is empty: send text.", "input")
-        elif isinstance(item, tuple):
-            if len(item) != 2 or not all(isinstance(text, str) and text for text in item):
-                raise RequestError(
-                    f"input {index} must be a pair of two texts, neither empty.", "input"
-                )
-        else:
-            self._check_token_ids(item, index)
-
-    def _check_token_ids(self, ids: Sequence[int], index: int) -> None:
-        if not ids:
-            raise RequestError(f"input {index} has no tokens: send at least one token id.", "input")
-        size = self._info.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise RequestError(
-                    f"input {index} holds {token!r}: token ids are whole numbers.", "input"
-                )
-            if not 0 <= token < size:
-                raise RequestError(
-                    f"input {index} holds the token id {token}: this model knows 0 to {size - 1}.",
-                    "input",
-                )
+        fault = _fault(item, self._info.vocab_size)
+        if fault is not None:
+            raise RequestError(f"input {index} {fault}", "input")
 
     def _too_long(self, index: int, length: str) -> RequestError:
         limit = self._info.max_input_tokens
@@ -172,12 +145,21 @@ class InputProcessor:
         return len(encoding.ids) - _num_trailing(encoding.special_tokens_mask)
 
 
-def _is_text(item: Input) -> bool:
-    return isinstance(item, str | tuple)
-
-
-def _with_prompt(item: str | tuple[str, str], prompt: str) -> str | tuple[str, str]:
-    return prompt + item if isinstance(item, str) else (prompt + item[0], item[1])
+def _fault(item: Input, vocab_size: int) -> str | None:
+    """What is wrong with an input, or None."""
+    if isinstance(item, str):
+        return None if item else "is empty: send text."
+    if isinstance(item, tuple):
+        texts = len(item) == 2 and all(isinstance(text, str) and text for text in item)
+        return None if texts else "must be a pair of two texts, neither empty."
+    if not item:
+        return "has no tokens: send at least one token id."
+    for token in item:
+        if isinstance(token, bool) or not isinstance(token, int):
+            return f"holds {token!r}: token ids are whole numbers."
+        if not 0 <= token < vocab_size:
+            return f"holds the token id {token}: this model knows 0 to {vocab_size - 1}."
+    return None
 
 
 def truncated(special_mask: Sequence[int], limit: int, side: str) -> list[int]:

@@ -6,9 +6,10 @@ V vocabulary, L labels. All results are float32 on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -20,18 +21,11 @@ from cfg_core.prefill_only.models.loading import backbone_of
 from cfg_core.prefill_only.models.settings import DenseLayer
 from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
 
+Pooler = Callable[[torch.Tensor, PackedBatch, Sequence[int]], Sequence[FloatArray | SparseVector]]
+"""(states [T, D], batch, wanted) -> one result for each index in `wanted`.
 
-class Pooler(Protocol):
-    """Computes one task for a batch. It is made once per model.
-
-    states: [T, D].
-
-    wanted: the indices of the sequences that ask for the task. There is one result for each.
-    """
-
-    def __call__(
-        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> Sequence[FloatArray | SparseVector]: ...
+wanted: the indices of the sequences that ask for the task.
+"""
 
 
 def make_poolers(
@@ -39,19 +33,18 @@ def make_poolers(
 ) -> dict[Task, Pooler]:
     """The pooler of each task of a checkpoint."""
     if checkpoint.head == "classifier":
-        return {"classify": ClassifyPooler(model)}
+        return {"classify": classify_pooler(model)}
     if checkpoint.head == "splade":
-        return {"sparse": SpladePooler(checkpoint, model)}
+        return {"sparse": splade_pooler(checkpoint, model)}
     poolers: dict[Task, Pooler] = {
         "embed": DensePooler(checkpoint, model),
-        "token_embed": TokenPooler(),
+        "token_embed": token_pooler(),
     }
     if checkpoint.has_bge_m3_heads:
         like = next(model.parameters())
-        poolers["sparse"] = LexicalPooler(
-            _linear_file(checkpoint, "sparse_linear.pt", like), special_ids
-        )
-        poolers["token_embed"] = TokenPooler(_linear_file(checkpoint, "colbert_linear.pt", like))
+        sparse = _linear_file(checkpoint, "sparse_linear.pt", like)
+        poolers["sparse"] = lexical_pooler(sparse, special_ids)
+        poolers["token_embed"] = token_pooler(_linear_file(checkpoint, "colbert_linear.pt", like))
     return poolers
 
 
@@ -157,86 +150,72 @@ def _dense_layer(layer: DenseLayer) -> nn.Sequential:
 # ---- tokens and sparse weights -------------------------------------------------------------------
 
 
-class TokenPooler:
-    """Computes one vector for each token.
+def token_pooler(head: nn.Linear | None = None) -> Pooler:
+    """One vector for each token.
 
     With bge-m3's head, the first token has no vector, as in its authors' code.
     """
+    first = 0 if head is None else 1
 
-    def __init__(self, head: nn.Linear | None = None) -> None:
-        self._head = head
+    def pool_tokens(
+        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> list[FloatArray | SparseVector]:
+        vectors, rows = _host(states if head is None else head(states)), batch.rows()
+        return [vectors[rows[i]][first:] for i in wanted]
 
-    def __call__(
-        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> Sequence[FloatArray]:
-        first = 0 if self._head is None else 1
-        rows = _host(states if self._head is None else self._head(states))
-        bounds = batch.plan.cu_seq_lens.tolist()
-        return [rows[bounds[i] + first : bounds[i + 1]] for i in wanted]
+    return pool_tokens
 
 
-class LexicalPooler:
-    """Computes bge-m3's sparse weights: for each token id of the text, its largest weight.
+def lexical_pooler(head: nn.Linear, special_ids: frozenset[int]) -> Pooler:
+    """bge-m3's sparse weights: for each token id of the text, its largest weight.
 
     Special tokens have no weight.
     """
 
-    def __init__(self, head: nn.Linear, special_ids: frozenset[int]) -> None:
-        self._head = head
-        self._special_ids = special_ids
-
-    def __call__(
-        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> Sequence[SparseVector]:
-        weights = _host(torch.relu(self._head(states))[:, 0])
-        bounds = batch.plan.cu_seq_lens.tolist()
-        return [
-            self._sparse(batch.sequences[i].token_ids, weights[bounds[i] : bounds[i + 1]])
-            for i in wanted
-        ]
-
-    def _sparse(self, token_ids: Sequence[int], weights: FloatArray) -> SparseVector:
+    def sparse(token_ids: Sequence[int], weights: FloatArray) -> SparseVector:
         largest: dict[int, float] = {}
         for token, weight in zip(token_ids, weights.tolist(), strict=True):
-            if (
-                not weight <= 0 and token not in self._special_ids
-            ):  # a NaN is kept, so that the output processor notices it
-                largest[token] = (
-                    max(weight, largest.get(token, 0.0)) if weight == weight else weight
-                )
-        return _sparse_vector(largest)
+            if weight <= 0 or token in special_ids:
+                continue
+            # A NaN is kept, so that it is noticed as a result that is not finite.
+            known = largest.get(token, 0.0)
+            largest[token] = weight if weight != weight else max(weight, known)
+        tokens = sorted(largest)
+        return SparseVector(
+            np.array(tokens, np.int64), np.array([largest[t] for t in tokens], np.float32)
+        )
+
+    def pool_weights(
+        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> list[FloatArray | SparseVector]:
+        weights, rows = _host(torch.relu(head(states))[:, 0]), batch.rows()
+        return [sparse(batch.sequences[i].token_ids, weights[rows[i]]) for i in wanted]
+
+    return pool_weights
 
 
-class SpladePooler:
-    """Computes SPLADE weights from the logits of the masked-language-model head.
+def splade_pooler(checkpoint: Checkpoint, model: Any) -> Pooler:
+    """SPLADE weights, from the logits of the masked-language-model head.
 
     A weight is log(1 + relu(logit)), maximised (or summed) over the tokens of the sequence.
     """
+    head = HeadOnRows(model)
 
-    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
-        self._head = HeadOnRows(model)
-        self._twice, self._sum = checkpoint.splade_twice, checkpoint.splade_sum
-
-    def __call__(
-        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> Sequence[SparseVector]:
-        bounds = batch.plan.cu_seq_lens.tolist()
-        return [
-            self._sequence(states[bounds[i] : bounds[i + 1]]) for i in wanted
-        ]  # one by one, because [T, V] would be large
-
-    def _sequence(self, rows: torch.Tensor) -> SparseVector:
-        weights = self._head(rows[None])[0].float().relu().log1p()
-        if self._twice:
+    def sparse(states: torch.Tensor) -> SparseVector:
+        weights = head(states[None])[0].float().relu().log1p()
+        if checkpoint.splade_twice:
             weights = weights.log1p()
-        vector = weights.sum(0) if self._sum else weights.amax(0)
+        vector = weights.sum(0) if checkpoint.splade_sum else weights.amax(0)
         tokens = vector.nonzero()[:, 0]
         return SparseVector(tokens.cpu().numpy(), _host(vector[tokens]))
 
+    def pool_weights(
+        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> list[FloatArray | SparseVector]:
+        rows = batch.rows()
+        return [sparse(states[rows[i]]) for i in wanted]  # one by one: [T, V] would be large
 
-def _sparse_vector(weights: dict[int, float]) -> SparseVector:
-    tokens = torch.tensor(sorted(weights), dtype=torch.int64)
-    return SparseVector(tokens.numpy(), _host(torch.tensor([weights[int(t)] for t in tokens])))
+    return pool_weights
 
 
 def _linear_file(checkpoint: Checkpoint, name: str, like: torch.Tensor) -> nn.Linear:
@@ -298,24 +277,23 @@ class _GivenStates(nn.Module):
         return BackboneOutput(last_hidden_state=self.states, pooler_output=pooled)
 
 
-class ClassifyPooler:
-    """Computes logits [L] of sequence classifiers and rerankers.
+def classify_pooler(model: Any) -> Pooler:
+    """Logits [L] of sequence classifiers and rerankers.
 
     The head is run on the one state that it reads, or, for the pooling `late`, on each state.
     """
+    pooling, head = _classifier_pooling(model), HeadOnRows(model)
 
-    def __init__(self, model: Any) -> None:
-        self._pooling = _classifier_pooling(model)
-        self._head = HeadOnRows(model)
-
-    def __call__(
-        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> Sequence[FloatArray]:
-        if self._pooling == "late":  # the mean of each token's logits
-            logits = pool("mean", self._head(states[:, None]), batch)
+    def pool_logits(
+        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> list[FloatArray | SparseVector]:
+        if pooling == "late":  # the mean of each token's logits
+            logits = pool("mean", head(states[:, None]), batch)
         else:
-            logits = self._head(pool(self._pooling, states, batch).to(states.dtype)[:, None])
+            logits = head(pool(pooling, states, batch).to(states.dtype)[:, None])
         return list(_host(logits[list(wanted)]))
+
+    return pool_logits
 
 
 def _classifier_pooling(model: Any) -> str:

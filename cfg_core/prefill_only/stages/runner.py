@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -23,7 +22,7 @@ from cfg_core.prefill_only.models.loading import (
 )
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages import attention
-from cfg_core.prefill_only.stages.poolers import DensePooler, Pooler
+from cfg_core.prefill_only.stages.poolers import DensePooler, make_poolers
 from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
 from cfg_core.prefill_only.workflow import resolve
 
@@ -62,7 +61,7 @@ class TransformersRunner:
         self.dtype = choose_dtype(options, self._device)
         model = load_model(
             checkpoint,
-            attention=self._attention(options.workflow),
+            attention=self._attention(options.workflow.get("attention")),
             device=self._device,
             dtype=self.dtype,
             causal=is_causal(checkpoint, options),
@@ -72,16 +71,15 @@ class TransformersRunner:
         self.first_position = first_position(model)
         self.max_positions = max_positions(self._backbone.config, self.first_position)
         self.uses_token_types = uses_token_types(model)
-        make_poolers = resolve("pooler", options.workflow)
-        self._poolers: Mapping[Task, Pooler] = make_poolers(checkpoint, model, special_ids)
+        self._poolers = make_poolers(checkpoint, model, special_ids)
         self.tasks: tuple[Task, ...] = tuple(self._poolers)
         dense = self._poolers.get("embed")
         self.dimension = dense.dimension if isinstance(dense, DensePooler) else None
 
-    def _attention(self, workflow: Mapping[str, str]) -> str:
+    def _attention(self, name: str | None) -> str:
         flash = self.on_gpu and self.dtype != torch.float32  # which flash attention does not take
-        name = workflow.get("attention") or ("varlen" if flash else "sdpa_runs")
-        return attention.install(name.replace(":", "."), resolve("attention", {"attention": name}))
+        name = name or ("varlen" if flash else "sdpa_runs")
+        return attention.install(name.replace(":", "."), resolve("attention", name))
 
     @torch.inference_mode()
     def compute(self, batch: PackedBatch) -> Values:

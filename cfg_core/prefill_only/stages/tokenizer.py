@@ -13,6 +13,15 @@ _SHORT_TEXT = 2000
 
 The tokenizers library holds the GIL while it encodes a single text, but not for a batch.
 """
+_CHARS_PER_TOKEN = 12
+"""Assumed characters per token, for the first part of a long text that is tried.
+
+English has about 4. A text with long words or with much white space has more.
+"""
+_SLACK_TOKENS = 64
+"""Tokens that a part must have beyond those that are needed, as those near its cut may differ."""
+_SEARCH = 2000  # characters next to the cut in which a space is searched for
+_GROWTH = 4  # factor by which a part grows that has too few tokens
 _ENDLESS = 10**9  # the model_max_length of a tokenizer that knows no limit is 1e30
 
 
@@ -39,11 +48,7 @@ class Tokenizer:
         self.limit = _limit(tokenizer)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.vocab_size = len(tokenizer)
-        self.splits_words = _splits_words(self._backend)
-        """Whether no token spans white space.
-
-        If so, a text that is cut at white space has the same tokens there as the whole text.
-        """
+        self._splits_words = _splits_words(self._backend)
         self.gives_token_types = "token_type_ids" in tokenizer.model_input_names
 
     def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
@@ -60,6 +65,23 @@ class Tokenizer:
             return [self._backend.encode(texts[0])]
         encodings: list[Any] = self._backend.encode_batch(list(texts))
         return encodings
+
+    def excerpt(self, text: str, num_tokens: int, side: str) -> str | None:
+        """A part of a long `text` with more than `num_tokens` tokens, or None.
+
+        side: the side from which tokens will be cut. The part is the beginning of the text for
+        `right`, and its end for `left`. It is cut off at white space, so its tokens are those of
+        the whole text.
+
+        None: no such part is much shorter than the text, or tokens may span spaces.
+        """
+        length = _first_length(num_tokens)
+        while self._splits_words and 2 * length < len(text):
+            part = _beginning(text, length) if side == "right" else _end(text, length)
+            if part is not None and len(self.encode([part])[0].ids) >= num_tokens + _SLACK_TOKENS:
+                return part
+            length *= _GROWTH
+        return None
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[
@@ -82,7 +104,24 @@ class Tokenizer:
         return tokens
 
 
+def _first_length(num_tokens: int) -> int:
+    """Characters of the first part that `excerpt` tries."""
+    return _CHARS_PER_TOKEN * (num_tokens + _SLACK_TOKENS)
+
+
+def _beginning(text: str, length: int) -> str | None:
+    place = text.rfind(" ", max(0, length - _SEARCH), length)
+    return text[:place] if place > 0 else None
+
+
+def _end(text: str, length: int) -> str | None:
+    start = len(text) - length
+    place = text.find(" ", start, start + _SEARCH)
+    return text[place:] if place >= 0 else None
+
+
 def _splits_words(backend: Any) -> bool:
+    """Whether no token spans white space."""
     text = "one two three"
     if backend.normalizer is not None:
         text = backend.normalizer.normalize_str(text)

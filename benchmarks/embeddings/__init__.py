@@ -1,0 +1,1 @@
+"""Encoders: this engine beside others, by speed and by what their vectors find."""

@@ -1,0 +1,1 @@
+"""Pictures of results, as SVG. The same results give the same bytes."""

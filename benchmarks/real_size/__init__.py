@@ -1,0 +1,1 @@
+"""What vocabularies and prompts of real size cost the host."""

@@ -1,0 +1,1 @@
+"""Which replica gets a request: policies in a simulation, on real engines, and at scale."""

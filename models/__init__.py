@@ -1,0 +1,1 @@
+"""The models of this repository, and the programs that make them."""

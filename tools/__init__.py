@@ -1,0 +1,1 @@
+"""Programs around this repository that are neither product nor tests."""

@@ -1,0 +1,1 @@
+"""What only a GPU can show: see docs/gpu.md."""

@@ -36,12 +36,13 @@ import aiohttp
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
+sys.path[:0] = [str(ROOT), str(HERE)]
 
 from bench_http import Server, on_turn  # noqa: E402
 from card import card  # noqa: E402
 from free_engine import SOURCE  # noqa: E402
-from serve_process import ServeProcess, haproxy_env, shipped_config  # noqa: E402
+
+from tests.serve.serve_process import ServeProcess, haproxy_env, shipped_config  # noqa: E402
 
 PARTS = {"ingress": "replica", "replica": "core"}
 """What is measured, and what must be free for it."""

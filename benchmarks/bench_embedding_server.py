@@ -25,13 +25,13 @@ import httpx
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "serve")]
+sys.path.insert(0, str(HERE.parent))
 
 from bench_embeddings import minilm, workloads  # noqa: E402
 from card import card  # noqa: E402
-from serve_process import ServeProcess, shipped_config  # noqa: E402
 
 from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions  # noqa: E402
+from tests.serve.serve_process import ServeProcess, shipped_config  # noqa: E402
 
 NAME = "all-MiniLM-L6-v2"
 

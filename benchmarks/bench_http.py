@@ -41,10 +41,11 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(HERE)]
+sys.path[:0] = [str(ROOT), str(HERE)]
 
 from card import card  # noqa: E402
-from serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
+
+from tests.serve.serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
 
 VLLM = "vllm serve"
 MODES = ("stock", "proxy", "haproxy")

@@ -33,7 +33,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "tests" / "serve"), str(HERE)]
+sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(HERE)]
 
 from card import card, vllm_version  # noqa: E402
 from real_size import LARGEST_VOCABULARY, VOCABULARY, real_size_model  # noqa: E402

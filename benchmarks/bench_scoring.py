@@ -38,7 +38,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "serve"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 for name, value in {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -248,7 +248,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def harness(args: argparse.Namespace) -> dict[str, Any]:
-    from serve_process import ServeProcess, shipped_config
+    from tests.serve.serve_process import ServeProcess, shipped_config
 
     rows = []
     with tempfile.TemporaryDirectory() as name, ServeProcess(shipped_config("cfg")) as server:

@@ -15,7 +15,8 @@ import httpx
 import psutil
 from bench_decode import SCALE
 from real_size_engine import POSITIONS, compared
-from serve_process import Json, ServeProcess, config_with_model
+
+from tests.serve.serve_process import Json, ServeProcess, config_with_model
 
 MODEL = "real-size"
 TIMEOUT_S = 300

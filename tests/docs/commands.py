@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from snippets import ROOT
+from tests.docs.snippets import ROOT
 
 EXTERNAL = {
     "curl": "is run where a page is about the model that the tests serve",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle_packages import oracle_packages
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
+from tests.encoders.oracle_packages import oracle_packages
 
 with oracle_packages():
     from sentence_transformers import SentenceTransformer

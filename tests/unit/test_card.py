@@ -1,10 +1,5 @@
 """benchmarks/card.py: what a benchmark says of the machine and the versions that it ran with."""
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from card import card, oracle_version
 
 

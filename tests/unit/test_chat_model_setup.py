@@ -10,11 +10,8 @@ import time
 import zipfile
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
 import chat_model
+import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "scripts"

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from itertools import islice, pairwise
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "training"))
 
 import corpus
 import fluency
 import grammar
+import pytest
 import topics
 
 

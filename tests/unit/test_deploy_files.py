@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ RENDERED = REPOSITORY / "configs" / "llama-8b-tp2.yaml"
 IMAGE = "cfg-serve:VERSION"
 SECRETIVE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
 
-sys.path.append(str(REPOSITORY / "scripts"))  # the default of `python scripts/kuberay.py`
 spec = importlib.util.spec_from_file_location("kuberay", REPOSITORY / "scripts" / "kuberay.py")
 kuberay = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kuberay)

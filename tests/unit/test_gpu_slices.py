@@ -1,6 +1,5 @@
 """tools/gpu/run.py: its table, and how slices are run, ended, skipped and told; without a GPU."""
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -10,31 +9,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import gpu_pack as pack
+import needs
 import pytest
+import slice_runner
+import slices
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools" / "gpu"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def tools():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(TOOLS))
-        yield
-
-
 @pytest.fixture
-def slices():
-    return importlib.import_module("slices")
-
-
-@pytest.fixture
-def runners():
-    return importlib.import_module("slice_runner")
-
-
-@pytest.fixture
-def make(slices):
+def make():
     """A slice whose command is a line of Python."""
 
     def made(name, code, limit_s=30, **more):
@@ -45,9 +31,9 @@ def make(slices):
 
 
 @pytest.fixture
-def start(runners, tmp_path):
+def start(tmp_path):
     def made(missing=lambda need: None, rehearse=False):
-        return runners.Runner(tmp_path / "out", missing, lambda one: {}, rehearse)
+        return slice_runner.Runner(tmp_path / "out", missing, lambda one: {}, rehearse)
 
     return made
 
@@ -55,8 +41,7 @@ def start(runners, tmp_path):
 WRITE = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"n\": 3}')"
 
 
-def test_the_table_is_sound(slices):
-    needs = importlib.import_module("needs")
+def test_the_table_is_sound():
     names = [one.name for one in slices.SLICES]
     assert len(set(names)) == len(names)
     for one in slices.SLICES:
@@ -70,7 +55,7 @@ def test_the_table_is_sound(slices):
             assert "{figures}" in command or words[:2] == ["-m", "pytest"], command
 
 
-def test_the_tests_that_the_table_chooses_exist(slices):
+def test_the_tests_that_the_table_chooses_exist():
     text = (ROOT / "tests" / "gpu" / "test_equality_gpu.py").read_text()
     chosen = {word for one in slices.SLICES if "-k" in one.command for word in words_of(one)}
     assert chosen
@@ -85,7 +70,7 @@ def words_of(one):
 def test_a_slice_leaves_its_figures_and_its_text(runners, make, start, tmp_path):
     one = make("one", f"{WRITE}; print('told')")
     (result,) = start().run([one], 60)
-    assert (result.status, result.figures) == (runners.DONE, {"n": 3})
+    assert (result.status, result.figures) == (slice_runner.DONE, {"n": 3})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["one.json", "one.txt"]
     assert (tmp_path / "out" / "one.txt").read_text() == "told\n"
     assert json.loads((tmp_path / "out" / "one.json").read_text())["figures"] == {"n": 3}
@@ -102,7 +87,7 @@ def test_what_has_figures_is_not_run_again(make, start):
 def test_a_slice_that_fails_does_not_stop_the_others(runners, make, start, tmp_path):
     bad = make("bad", f"{WRITE}; raise ValueError('broken')")
     results = start().run([bad, make("good", WRITE)], 60)
-    assert [made.status for made in results] == [runners.FAILED, runners.DONE]
+    assert [made.status for made in results] == [slice_runner.FAILED, slice_runner.DONE]
     assert results[0].figures == {"n": 3}
     assert "broken" in (tmp_path / "out" / "bad.txt").read_text()
     assert start().run([bad], 60) == []  # it would fail again
@@ -116,7 +101,7 @@ def test_a_slice_is_ended_at_its_limit_with_all_that_it_started(runners, make, s
         "time.sleep(60)"
     )
     (result,) = start().run([make("slow", code, limit_s=2)], 60)
-    assert result.status == runners.LATE
+    assert result.status == slice_runner.LATE
     assert 2 <= result.seconds < 30
     child = (tmp_path / "out" / "slow.txt").read_text().strip()
     wait_until_dead(Path(f"/proc/{child}/stat"))
@@ -139,7 +124,7 @@ def test_a_slice_starts_only_if_half_of_its_limit_is_left(make, start):
 def test_what_a_machine_lacks_is_told(runners, make, start):
     one = replace(make("two", WRITE), needs=("two gpus",))
     (result,) = start(lambda need: f"there is no {need}").run([one], 60)
-    assert (result.status, result.why) == (runners.CANNOT, "there is no two gpus")
+    assert (result.status, result.why) == (slice_runner.CANNOT, "there is no two gpus")
     assert start().result(one) == result
 
 
@@ -156,7 +141,7 @@ def test_counts_of_pytest_are_figures(runners, make, start):
     results = start().run([passed, skipped], 60)
     figures = {"passed": 12, "worst": {"sync": "0.4, preempted 3"}}
     assert [made.figures for made in results] == [figures, {"skipped": 13}]
-    assert [made.status for made in results] == [runners.DONE, runners.CANNOT]
+    assert [made.status for made in results] == [slice_runner.DONE, slice_runner.CANNOT]
 
 
 def test_the_table_of_results(runners, make, start):
@@ -164,7 +149,7 @@ def test_the_table_of_results(runners, make, start):
     chosen = [make("one", code), make("two", WRITE), make("three", WRITE)]
     runner = start()
     runner.run(chosen[:2], 60)
-    lines = runners.table([runner.result(one) for one in chosen], chosen).splitlines()
+    lines = slice_runner.table([runner.result(one) for one in chosen], chosen).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["one", "two", "three"]
     assert "fine" in lines[2]
     assert "n 3" in lines[3]
@@ -192,14 +177,12 @@ def test_the_command_line(tmp_path):
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
 def test_everything_that_is_packed_is_pinned(version):
-    pack = importlib.import_module("gpu_pack")
     names = pack.requirements(pack.WHEELS.read_text(), pack.pins(version))
     assert f"vllm=={version}.0" in names
     assert len(set(names)) == len(names) > 100
 
 
 def test_a_folder_travels_in_parts(tmp_path):
-    pack = importlib.import_module("gpu_pack")
     site, back = tmp_path / "site", tmp_path / "back"
     kept, left = site / "vllm" / "kernel.so", site / "torch" / "include" / "c10.h"
     for path in (kept, left):
@@ -222,7 +205,6 @@ def test_a_folder_travels_in_parts(tmp_path):
 
 
 def test_functions_that_an_old_nccl_lacks_are_defined(tmp_path):
-    pack = importlib.import_module("gpu_pack")
     source = pack.stub_source({"ncclWinRegister", "ncclDevComm"})
     assert source.splitlines() == [
         "int ncclDevComm(void) { return 3; }",

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from instructions import checkers, context, prompts
 from instructions.answers import Answer, AnswerFile, Request
 from instructions.fluency import repetition

@@ -6,10 +6,10 @@ At the end, traffic that is simulated with several routers.
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from bench_routing import Simulation, Workload
+from bench_scale import Routers
 
 from deployments.routing.others import (
     LEAST_COUNTED,
@@ -19,11 +19,6 @@ from deployments.routing.others import (
     TrafficShare,
     elsewhere,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from bench_routing import Simulation, Workload
-from bench_scale import Routers
 
 # --- the share ------------------------------------------------------------------------------------
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from bench_routing import Job, Ours, Simulation, Workload, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,10 +45,6 @@ from deployments.routing.placement import (
 )
 from deployments.routing.prefixes import PrefixIndex
 from deployments.routing.shared import FleetView
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from bench_routing import Job, Ours, Simulation, Workload, simulate
 
 ROOMY = {"free_blocks": 10_000, "total_blocks": 10_000, "block_size": 16, "max_num_seqs": 256}
 UNKNOWN = ReplicaLoad()

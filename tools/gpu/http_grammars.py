@@ -20,9 +20,10 @@ from typing import Any
 import httpx
 from gpu_model import ROOT, served_model
 
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "serve")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from card import card, vllm_version  # noqa: E402
-from serve_process import ServeProcess, shipped_config  # noqa: E402
+
+from tests.serve.serve_process import ServeProcess, shipped_config  # noqa: E402
 
 NAME = "served"
 LIMIT_S = 120

@@ -51,7 +51,7 @@ def test_what_the_needed_packages_need_is_installed_too(tmp_path, monkeypatch, c
             package(folder, requirement, "1", index[requirement])
         return requirement in index
 
-    monkeypatch.setattr("pip_install", pip_install)
+    monkeypatch.setattr(beside, "pip_install", pip_install)
     beside.install_needed(tmp_path, "vllm")
     assert sorted(installed) == ["lost-package", "one-package", "two-package"]
     assert "has no lost-package" in capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(tmp_path, monkeyp
             (folder / name).touch()
     (cuda / "vllm" / "_C_cuda.so").touch()
     metadata = package(cuda, "vllm", "9.9", ["numpy"])
-    monkeypatch.setattr("pinned_vllm", lambda: pinned)
+    monkeypatch.setattr(beside, "pinned_vllm", lambda: pinned)
     beside.make_cpu_build(cuda)
     assert sorted(path.name for path in cuda.rglob("*.so")) == ["_C.so"]
     assert (cuda / "vllm" / "_C.so").resolve() == pinned / "_C.so"
@@ -75,7 +75,7 @@ def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(tmp_path, monkeyp
 
 @pytest.mark.parametrize("version", ["..", ".", "", "nonsense", "/", "0.33.0/../.."])
 def test_a_text_that_is_no_version_removes_nothing(tmp_path, monkeypatch, version):
-    monkeypatch.setattr("FOLDER", tmp_path / "beside")
+    monkeypatch.setattr(beside, "FOLDER", tmp_path / "beside")
     (tmp_path / "kept").touch()
     with pytest.raises(beside.BesideError, match="is not a version of vLLM, such as"):
         beside.install(version)

@@ -67,7 +67,7 @@ def words_of(one):
     return [word for word in expression.split() if word not in ("and", "or", "not")]
 
 
-def test_a_slice_leaves_its_figures_and_its_text(runners, make, start, tmp_path):
+def test_a_slice_leaves_its_figures_and_its_text(make, start, tmp_path):
     one = make("one", f"{WRITE}; print('told')")
     (result,) = start().run([one], 60)
     assert (result.status, result.figures) == (slice_runner.DONE, {"n": 3})
@@ -84,7 +84,7 @@ def test_what_has_figures_is_not_run_again(make, start):
     assert [made.name for made in start().run([first], 60, again=True)] == ["first"]
 
 
-def test_a_slice_that_fails_does_not_stop_the_others(runners, make, start, tmp_path):
+def test_a_slice_that_fails_does_not_stop_the_others(make, start, tmp_path):
     bad = make("bad", f"{WRITE}; raise ValueError('broken')")
     results = start().run([bad, make("good", WRITE)], 60)
     assert [made.status for made in results] == [slice_runner.FAILED, slice_runner.DONE]
@@ -93,7 +93,7 @@ def test_a_slice_that_fails_does_not_stop_the_others(runners, make, start, tmp_p
     assert start().run([bad], 60) == []  # it would fail again
 
 
-def test_a_slice_is_ended_at_its_limit_with_all_that_it_started(runners, make, start, tmp_path):
+def test_a_slice_is_ended_at_its_limit_with_all_that_it_started(make, start, tmp_path):
     code = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -121,7 +121,7 @@ def test_a_slice_starts_only_if_half_of_its_limit_is_left(make, start):
     assert result.limit_s <= 200
 
 
-def test_what_a_machine_lacks_is_told(runners, make, start):
+def test_what_a_machine_lacks_is_told(make, start):
     one = replace(make("two", WRITE), needs=("two gpus",))
     (result,) = start(lambda need: f"there is no {need}").run([one], 60)
     assert (result.status, result.why) == (slice_runner.CANNOT, "there is no two gpus")
@@ -134,7 +134,7 @@ def test_a_rehearsal_has_a_command_of_its_own(make, start):
     assert (result.status, result.rehearsal, result.command) == ("done", True, "-c pass")
 
 
-def test_counts_of_pytest_are_figures(runners, make, start):
+def test_counts_of_pytest_are_figures(make, start):
     told = "print('1 failed in an earlier line')\nprint('sync: worst 0.4, preempted 3')\n"
     passed = make("passed", f"{told}print('== 12 passed in 3s ==')")
     skipped = make("skipped", "print('13 skipped in 0.05s')")
@@ -144,7 +144,7 @@ def test_counts_of_pytest_are_figures(runners, make, start):
     assert [made.status for made in results] == [slice_runner.DONE, slice_runner.CANNOT]
 
 
-def test_the_table_of_results(runners, make, start):
+def test_the_table_of_results(make, start):
     code = 'import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(\'{"headline": "fine"}\')'
     chosen = [make("one", code), make("two", WRITE), make("three", WRITE)]
     runner = start()

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 import pickle
 import random
 import time
@@ -31,6 +30,7 @@ from deployments.requests.negative import follower_body, negative_body
 from deployments.requests.notes import Outcome, is_empty_without_system, note_of
 from deployments.requests.report import guidance_report
 from deployments.requests.streams import streams_of
+from tests.support.bad_bodies import GUIDANCE, NOT_JSON, VALUES
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -175,286 +175,13 @@ def test_guidance_survives_pickling():
 
 # --- what is refused ------------------------------------------------------------------------------
 
-REFUSED = [
-    # endpoint, fields, parameter at fault, words of the sentence
-    (
-        "completion",
-        {"guidance_scale": 1, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
-        "negative_prompt_token_ids",
-        "send only one",
-    ),
-    ("chat", {"guidance_scale": 1, "negative_messages": []}, "negative_messages", "is empty"),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
-        "negative_prompt_token_ids",
-        "send only one",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [1], "negative_prompt_token_ids": [1]},
-        "negative_prompt_token_ids",
-        "send only one",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_prompt": "a", "negative_messages": [USER]},
-        "negative_messages",
-        "send only one",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_prompt_ids": [1], "negative_messages": [USER]},
-        "negative_messages",
-        "send only one",
-    ),
-    ("completion", {"guidance_scale": 2, "cfg_scale": 2}, "cfg_scale", "send only one"),
-    ("completion", {"cfg_weight": 2}, "cfg_weight", "guidance_scale = 1 + cfg_weight"),
-    ("completion", {"cfg_coef": 2}, "cfg_coef", "guidance_scale = cfg_coef"),
-    ("completion", {"guidance_scal": 2}, "guidance_scal", "Did you mean guidance_scale?"),
-    ("completion", {"Guidance_Scale": 2}, "Guidance_Scale", "Did you mean guidance_scale?"),
-    ("completion", {"negative_promt": "a"}, "negative_promt", "Did you mean negative_prompt?"),
-    ("completion", {"guidence_scale": 2}, "guidence_scale", "Did you mean guidance_scale?"),
-    ("chat", {"negativ_prompt": "a"}, "negativ_prompt", "Did you mean negative_prompt?"),
-    ("completion", {"cfg": 2}, "cfg", "Known: guidance_scale"),
-    ("completion", {"negative_prompts": None}, "negative_prompts", "Did you mean negative_prompt?"),
-    ("chat", {"negative_message": [USER]}, "negative_message", "Did you mean negative_messages?"),
-    ("completion", {"guidance_between": {}}, "guidance_between", "not supported yet"),
-    ("completion", {"guidance_min_entropy": 1}, "guidance_min_entropy", "not supported yet"),
-    ("chat", {"guidance_score_tokens": 3}, "guidance_score_tokens", "is for /v1/completions"),
-    ("completion", {"guidance_score_tokens": 3}, "guidance_score_tokens", "send echo and logprobs"),
-    (
-        "completion",
-        {"guidance_scale": 2, "guidance_score_tokens": 3, "logprobs": 1},
-        "guidance_score_tokens",
-        "send echo and logprobs",
-    ),
-    ("completion", {"guidance_start": 3}, "guidance_start", "guidance_scale is 1 (off)"),
-    ("completion", {"guidance_end": 3}, "guidance_end", "guidance_scale is 1 (off)"),
-    ("chat", {"guidance_top_k": 3}, "guidance_top_k", "guidance_scale is 1 (off)"),
-    ("chat", {"guidance_streams": []}, "guidance_streams", "leave it out for a plain request"),
-    (
-        "completion",
-        {"guidance_streams": [{"weight": 1, "messages": [USER]}]},
-        "guidance_streams[0]",
-        "send prompt or token_ids here",
-    ),
-    (
-        "chat",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "negative_messages": [USER]},
-        "negative_messages",
-        "move the conversation into a stream's messages",
-    ),
-    (
-        "chat",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_scale": 2},
-        "guidance_streams",
-        "leave out guidance_scale",
-    ),
-    *(
-        (
-            "completion",
-            {"guidance_streams": [{"weight": 1, "prompt": "a"}, {"weight": 1, "lora": lora}]},
-            "guidance_streams[1].lora",
-            "the name of an adapter, or false",
-        )
-        for lora in (True, 0, 3, ["a", 1, "/a"], {"name": "a"})
-    ),
-    (
-        "completion",
-        {"guidance_streams": '[{"weight": 1, "prompt": "a"}]'},
-        "guidance_streams",
-        "is a string: send a JSON list",
-    ),
-    (
-        "chat",
-        {"guidance_schedule": "[[0, 2]]"},
-        "guidance_schedule",
-        "is a string: send a JSON list",
-    ),
-    (
-        "messages",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_logprobs": True},
-        "guidance_logprobs",
-        "use /v1/completions or /v1/chat/completions",
-    ),
-    (
-        "completion",
-        {"vllm_xargs": {"guidance_streams": "[]"}},
-        "vllm_xargs",
-        "move it to the top level",
-    ),
-    (
-        "completion",
-        {"guidance_schedule": [[0, 2]], "use_beam_search": True},
-        "use_beam_search",
-        "Beam search cannot be guided",
-    ),
-    (
-        "batch",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}]},
-        "guidance_scale",
-        "cannot be guided",
-    ),
-    ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
-    (
-        "messages",
-        {"guidance_scale": 2, "guidance_logprobs": True},
-        "guidance_logprobs",
-        "use /v1/completions or /v1/chat/completions",
-    ),
-    (
-        "responses",
-        {"guidance_scale": 2, "guidance_logprobs": True},
-        "guidance_logprobs",
-        "use /v1/completions or /v1/chat/completions",
-    ),
-    (
-        "completion",
-        {"extra_body": {"logits_processors": []}},
-        "extra_body",
-        "move it to the top level",
-    ),
-    (
-        "completion",
-        {"logits_processors": [], "use_beam_search": True},
-        "logits_processors",
-        "Beam search does not support",
-    ),
-    ("completion", {"logit_processors": []}, "logit_processors", "Did you mean logits_processors?"),
-    ("completion", {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
-    ("completion", {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
-    ("completion", {"guidance_scale": [2]}, "guidance_scale", "must be a number, not list"),
-    ("completion", {"guidance_scale": math.nan}, "guidance_scale", "must be finite"),
-    ("completion", {"guidance_scale": math.inf}, "guidance_scale", "must be finite"),
-    ("completion", {"guidance_scale": 10**400}, "guidance_scale", "must be finite"),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": 3},
-        "negative_prompt",
-        "must be a string, not int",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": ["a"]},
-        "negative_prompt",
-        "must be a string, not list",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": []},
-        "negative_prompt_token_ids",
-        "is empty",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": "12"},
-        "negative_prompt_token_ids",
-        "must be a list",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [1.0]},
-        "negative_prompt_token_ids",
-        "[0] must be an",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [True]},
-        "negative_prompt_token_ids",
-        "[0] must be an",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [3, -1]},
-        "negative_prompt_token_ids",
-        "[1] is -1",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_messages": [USER]},
-        "negative_messages",
-        "send negative_prompt here",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_messages": []},
-        "negative_messages",
-        "is empty: leave the field out",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_messages": "a"},
-        "negative_messages",
-        "a list of messages, not a string",
-    ),
-    ("completion", {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
-    ("chat", {"extra_body": {"negative_prompt": "a"}}, "extra_body", "move it to the top level"),
-    ("chat", {"extra_args": {"cfg_scale": 2}}, "extra_args", "move it to the top level"),
-    ("chat", {"parameters": {"guidance_scale": 2}}, "parameters", "move it to the top level"),
-    ("chat", {"options": {"negative_prompt": "a"}}, "options", "move it to the top level"),
-    (
-        "chat",
-        {"chat_template_kwargs": {"cfg_scale": 2}},
-        "chat_template_kwargs",
-        "move it to the top level",
-    ),
-    ("batch", {"guidance_scale": 2}, "guidance_scale", "This endpoint cannot be guided"),
-    ("scoring", {"guidance_scale": 2}, "guidance_scale", "This endpoint cannot be guided"),
-    (
-        "completion",
-        {"guidance_scale": 2, "use_beam_search": True},
-        "use_beam_search",
-        "Beam search cannot be guided",
-    ),
-    ("completion", {"guidance_scale": 2, "suffix": "z"}, "suffix", "cannot be guided"),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_prompt_embeds": "AAAA"},
-        "negative_prompt_embeds",
-        "send negative_messages with parts of the type prompt_embeds",
-    ),
-    (
-        "chat",
-        {"guidance_streams": [{"weight": 1, "prompt_embeds": "AAAA"}]},
-        "guidance_streams[0].prompt_embeds",
-        "send guidance_streams[0].messages with parts",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_embeds": {"shape": [1, 2]}},
-        "negative_prompt_embeds",
-        "must be a string",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_embeds": {"shape": 5}},
-        "negative_prompt_embeds",
-        "must be a tensor of shape",
-    ),
-    (
-        "completion",
-        {"guidance_streams": [{"weight": 1, "prompt_embeds": {"shape": "ab"}}]},
-        "guidance_streams[0].prompt_embeds",
-        "must be a tensor of shape",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_embeds": [[1.0]]},
-        "negative_prompt_embeds",
-        "must be a tensor of shape",
-    ),
-]
 
-
-@pytest.mark.parametrize(
-    ("endpoint", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40]
-)
-def test_refusals(endpoint, fields, param, words):
+@pytest.mark.parametrize("bad", [*VALUES, *GUIDANCE], ids=str)
+def test_refusals(bad):
     with pytest.raises(RequestError) as refusal:
-        read_guidance(fields, endpoint)
-    assert words in str(refusal.value)
-    assert refusal.value.param == param
+        read_guidance(bad.fields, bad.endpoint)
+    assert bad.words in str(refusal.value)
+    assert refusal.value.param == bad.param
     assert http_error(refusal.value).status == 400
 
 
@@ -488,34 +215,12 @@ def test_no_field_that_looks_like_guidance_passes_unread():
 
 # --- bodies ---------------------------------------------------------------------------------------
 
-BAD_BODIES = [
-    (b"", "not valid JSON"),
-    (b"{", "not valid JSON"),
-    (b"\xff\xfe", "not valid JSON"),
-    (b"[1]", "must be a JSON object, not a list"),
-    (b"null", "must be a JSON object, not null"),
-    (b"3", "must be a JSON object, not a number"),
-    (b'"x"', "must be a JSON object, not a string"),
-    (b"[" * 100_000, "nested more than 100 deep"),
-    (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "nested more than 100 deep"),
-    (json.dumps({f"guidance_{i}": 1 for i in range(300)}).encode(), "300 fields"),
-    (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
-    (b'{"temperature": NaN}', "NaN is not a finite number"),
-    (b'{"temperature": [-Infinity]}', "-Infinity is not a finite number"),
-    (b'{"top_p": 1e999}', "1e999 is not a finite number"),
-    (b'{"guidance_scale": NaN}', "guidance_scale must be finite"),
-    (b'{"guidance_scale": 1e999}', "guidance_scale must be finite"),
-    (b'{"cfg_scale": -Infinity}', "guidance_scale must be finite"),
-    (b'{"top_k": 9223372036854775808}', "too large: integers must fit 64 bits"),
-    (b'{"stop": [{"a": -1000000000000000000000}]}', "too large: integers must fit 64 bits"),
-    (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
-]
 
-
-@pytest.mark.parametrize(("raw", "words"), BAD_BODIES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("raw", "words"), NOT_JSON, ids=lambda value: str(value)[:30])
 def test_bad_bodies(raw, words):
-    with pytest.raises(RequestError, match=words.replace(".", r"\.")):
+    with pytest.raises(RequestError) as refusal:
         decode_body(raw)
+    assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("at", range(2**20 - 40, 2**20 + 2))

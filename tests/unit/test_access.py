@@ -14,14 +14,10 @@ import yaml
 
 from cfg_core.errors import (
     AuthenticationError,
-    BodyTooLargeError,
     ConfigError,
-    ForeignOriginError,
-    MediaTypeError,
     OverloadedError,
     PermissionDeniedError,
     RequestError,
-    UnknownHostError,
 )
 from deployments.access import main
 from deployments.config.access import AccessArgs, KeyArgs, digest_of
@@ -493,27 +489,6 @@ def test_integrity_is_checked():
     with pytest.raises(AssertionError, match="more was taken"):
         bucket.check_integrity(0.0)
     assert bucket.wait_s(10, 0.0) == pytest.approx(1.1 * MINUTE_S)
-
-
-# --- as HTTP --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (AuthenticationError("m"), 401, "authentication_error"),
-        (PermissionDeniedError("m", "model"), 403, "permission_error"),
-        (BodyTooLargeError("m"), 413, "invalid_request_error"),
-        (MediaTypeError("m"), 415, "invalid_request_error"),
-        (ForeignOriginError("m"), 403, "permission_error"),
-        (UnknownHostError("m"), 421, "invalid_request_error"),
-    ],
-)
-def test_http_table(error, status, kind):
-    answer = http_error(pickle.loads(pickle.dumps(error)))
-    expected = {"message": "m", "type": kind, "param": error.param, "code": status}
-    assert (answer.status, answer.body) == (status, {"error": expected})
-    assert answer.headers == ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
 
 
 # --- making keys ----------------------------------------------------------------------------------

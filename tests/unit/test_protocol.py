@@ -9,17 +9,12 @@ import time
 import pytest
 
 from cfg_core.errors import (
-    CfgServeError,
-    EngineDeadError,
     EngineError,
     GuidanceError,
-    NotFoundError,
-    OverloadedError,
     RequestError,
-    UnknownModelError,
 )
 from deployments.generator import sse
-from deployments.http.errors import error_of, http_error
+from deployments.http.errors import http_error
 from deployments.http.events import DONE, error_event, is_last
 from deployments.requests.body import decode_body
 from deployments.requests.demand import demand_of, output_tokens
@@ -27,7 +22,7 @@ from deployments.requests.endpoints import with_system
 from deployments.requests.followers import check_number
 from deployments.requests.guidance import read_guidance
 from deployments.requests.negative import follower_body, negative_body
-from deployments.requests.notes import Outcome, is_empty_without_system, note_of
+from deployments.requests.notes import is_empty_without_system
 from deployments.requests.report import guidance_report
 from deployments.requests.streams import streams_of
 from tests.support.bad_bodies import GUIDANCE, NOT_JSON, VALUES
@@ -47,21 +42,6 @@ def test_plain_bodies_give_no_guidance():
     )
 
 
-@pytest.mark.parametrize("scale", [-1, 0, 0.5, 1.5, 7, 1e-300, -3.25])
-def test_any_finite_scale_is_accepted(scale):
-    guidance = read_guidance({"prompt": "x", "guidance_scale": scale}, "completion")
-    assert guidance.params.scale == scale
-    assert guidance.enabled
-    assert guidance.negative_field is None
-
-
-def test_synonyms():
-    guidance = read_guidance({"cfg_scale": 2, "negative_prompt_ids": [3, 4]}, "completion")
-    assert guidance.params.scale == 2
-    assert guidance.params.negative_prompt_token_ids == (3, 4)
-    assert guidance.negative_field == "negative_prompt_token_ids"
-
-
 def test_scale_one_without_a_negative_is_a_plain_request():
     guidance = read_guidance(
         {"guidance_scale": 1, "use_beam_search": True, "suffix": "y"}, "completion"
@@ -69,61 +49,6 @@ def test_scale_one_without_a_negative_is_a_plain_request():
     assert not guidance.enabled
     report = guidance_report(guidance, 0, 5)
     assert report == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "fields", "field"),
-    [
-        ("completion", {"guidance_scale": 1, "negative_prompt": ""}, "negative_prompt"),
-        ("completion", {"negative_prompt": "a"}, "negative_prompt"),
-        ("completion", {"negative_prompt_ids": [1]}, "negative_prompt_token_ids"),
-        ("chat", {"guidance_scale": 1.0, "negative_messages": [USER]}, "negative_messages"),
-    ],
-)
-def test_a_negative_at_scale_one_is_served_and_noted(endpoint, fields, field):
-    guidance = read_guidance(fields, endpoint)
-    assert not guidance.enabled
-    note = note_of(endpoint, {}, guidance, Outcome())
-    assert note == f"guidance_scale is 1 (off), so {field} had no effect."
-    assert guidance_report(guidance, 0, 5, note)["note"] == note
-
-
-def test_a_negative_beside_a_schedule_of_ones_is_noted():
-    guidance = read_guidance({"guidance_schedule": [[0, 1]], "negative_prompt": "a"}, "completion")
-    assert not guidance.enabled
-    note = note_of("completion", {}, guidance, Outcome())
-    assert note == "guidance_schedule is 1 (off), so negative_prompt had no effect."
-
-
-@pytest.mark.parametrize("fields", [{"guidance_scale": 1}, {"guidance_scale": 2}])
-def test_no_note_where_nothing_was_in_vain(fields):
-    assert note_of("chat", {}, read_guidance(fields, "chat"), Outcome(longest=9)) is None
-
-
-@pytest.mark.parametrize(
-    ("messages", "left", "is_noted"),
-    [
-        ([SYSTEM, USER], [USER], False),
-        ([USER, SYSTEM, USER], [USER, USER], False),
-        ([USER], [USER], True),
-    ],
-)
-def test_an_empty_negative_of_a_chat_is_the_conversation_without_its_system_message(
-    messages, left, is_noted
-):
-    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, "chat")
-    assert negative_body("chat", {"messages": messages}, guidance)["messages"] == left
-    assert is_empty_without_system("chat", {"messages": messages}, guidance) == is_noted
-
-
-def test_report_of_a_guided_request():
-    guidance = read_guidance({"guidance_scale": 1.5}, "completion")
-    assert guidance_report(guidance, 1, 7) == {
-        "scale": 1.5,
-        "streams": 2,
-        "negative_prompt_tokens": 1,
-        "guided_tokens": 7,
-    }
 
 
 @pytest.mark.parametrize(
@@ -138,11 +63,13 @@ def test_report_of_a_guided_request():
             {"schedule": [[0, 3.0], [8, 1.5]], "streams": 2},
         ),
         ({"guidance_scale": 2, "guidance_end": 5}, {"scale": 2.0, "streams": 2}),
+        ({"cfg_scale": -1, "negative_prompt_ids": [3]}, {"scale": -1.0, "streams": 2}),
     ],
 )
 def test_the_report_says_how_the_streams_were_blended(fields, report):
-    found = guidance_report(read_guidance(fields, "completion"), 9, 7)
-    assert found == {**report, "negative_prompt_tokens": 9, "guided_tokens": 7}
+    found = guidance_report(read_guidance(fields, "completion"), 9, 7, "a note")
+    counts = {"negative_prompt_tokens": 9, "guided_tokens": 7}
+    assert found == {**report, **counts, "note": "a note"}
 
 
 def test_a_schedule_has_any_of_the_negatives():
@@ -190,27 +117,6 @@ def test_the_number_of_followers_has_a_bound():
     with pytest.raises(GuidanceError, match="has 10 streams, and this server takes 9") as refusal:
         check_number(10, 8)
     assert refusal.value.param == "guidance_streams"
-
-
-def test_no_field_that_looks_like_guidance_passes_unread():
-    """1000 seeded field names that look like guidance: each is known, or refused."""
-    rng = random.Random(0)
-    known = {
-        "guidance_scale",
-        "cfg_scale",
-        "negative_prompt",
-        "negative_prompt_ids",
-        "negative_prompt_token_ids",
-    }
-    for _ in range(1000):
-        name = rng.choice(["guidance", "cfg", "negative"]) + "".join(
-            rng.choices("_abcprompt", k=rng.randrange(9))
-        )
-        if name not in known:
-            with pytest.raises(GuidanceError):
-                read_guidance(
-                    {name: rng.choice([None, 1, "x", []])}, rng.choice(["completion", "chat"])
-                )
 
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -282,26 +188,6 @@ def test_a_chat_needs_a_list_of_messages():
         with_system("chat", {"messages": "hello"}, "N")
 
 
-def test_negative_body_changes_the_prompt_only():
-    body = {
-        "prompt": ["a", "b"],
-        "guidance_scale": 2,
-        "negative_prompt": "N",
-        "add_special_tokens": False,
-        "n": 3,
-    }
-    guidance = read_guidance(body, "completion")
-    assert negative_body("completion", body, guidance) == {**body, "prompt": "N"}
-    chat = {
-        "messages": [USER],
-        "guidance_scale": 2,
-        "negative_messages": [SYSTEM],
-        "chat_template_kwargs": {"a": 1},
-    }
-    guidance = read_guidance(chat, "chat")
-    assert negative_body("chat", chat, guidance) == {**chat, "messages": [SYSTEM]}
-
-
 @pytest.mark.parametrize(
     ("endpoint", "body", "text", "messages", "expected"),
     [
@@ -323,35 +209,53 @@ def test_the_body_of_a_follower(endpoint, body, text, messages, expected):
     assert follower_body(endpoint, body, text, messages) == {**expected, "temperature": 0}
 
 
+TEXT, MESSAGES = {"negative_prompt": "N"}, {"negative_messages": [USER]}
+
+
 @pytest.mark.parametrize(
-    ("endpoint", "body", "expected"),
+    ("endpoint", "body", "negative", "changed"),
     [
-        ("responses", {"input": "x"}, {"input": "x", "instructions": "N"}),
-        ("responses", {"input": "x", "instructions": "I"}, {"input": "x", "instructions": "N"}),
-        ("responses", {"input": [SYSTEM, USER]}, {"input": [{**SYSTEM, "content": "N"}, USER]}),
+        ("completion", {"prompt": ["a", "b"], "n": 3}, TEXT, {"prompt": "N"}),
+        ("chat", {"messages": [SYSTEM]}, MESSAGES, {"messages": [USER]}),
+        ("responses", {"input": "x"}, TEXT, {"instructions": "N"}),
+        ("responses", {"input": "x", "instructions": "I"}, TEXT, {"instructions": "N"}),
+        (
+            "responses",
+            {"input": [SYSTEM, USER]},
+            TEXT,
+            {"input": [{**SYSTEM, "content": "N"}, USER]},
+        ),
+        ("responses", {"input": [SYSTEM], "instructions": "I"}, TEXT, {"instructions": "N"}),
+        ("messages", {"messages": [USER]}, TEXT, {"system": "N"}),
+        ("messages", {"messages": [USER], "system": [{"text": "I"}]}, TEXT, {"system": "N"}),
         (
             "responses",
             {"input": [SYSTEM], "instructions": "I"},
-            {"input": [SYSTEM], "instructions": "N"},
+            MESSAGES,
+            {"input": [USER], "instructions": None},
         ),
-        ("messages", {"messages": [USER]}, {"messages": [USER], "system": "N"}),
         (
             "messages",
-            {"messages": [USER], "system": [{"type": "text", "text": "I"}]},
-            {"messages": [USER], "system": "N"},
+            {"messages": [SYSTEM], "system": "I"},
+            MESSAGES,
+            {"messages": [USER], "system": None},
         ),
     ],
 )
-def test_a_negative_prompt_replaces_the_system_message_beside_the_conversation(
-    endpoint, body, expected
-):
-    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": "N"}, endpoint)
+def test_the_body_of_the_negative(endpoint, body, negative, changed):
+    """Everything but the prompt, the conversation and the system message stays."""
+    body |= {"temperature": 0, "chat_template_kwargs": {"a": 1}}
+    guidance = read_guidance({"guidance_scale": 2, **negative}, endpoint)
+    expected = {name: x for name, x in {**body, **changed}.items() if x is not None}
     assert negative_body(endpoint, body, guidance) == expected
 
 
 @pytest.mark.parametrize(
     ("endpoint", "body", "left", "is_noted"),
     [
+        ("chat", {"messages": [SYSTEM, USER]}, {"messages": [USER]}, False),
+        ("chat", {"messages": [USER, SYSTEM, USER]}, {"messages": [USER, USER]}, False),
+        ("chat", {"messages": [USER]}, {"messages": [USER]}, True),
         ("responses", {"input": "x", "instructions": "I"}, {"input": "x"}, False),
         ("responses", {"input": [SYSTEM, USER]}, {"input": [USER]}, False),
         ("responses", {"input": "x"}, {"input": "x"}, True),
@@ -367,16 +271,6 @@ def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_n
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "field", "system"),
-    [("responses", "input", "instructions"), ("messages", "messages", "system")],
-)
-def test_negative_messages_are_the_whole_conversation(endpoint, field, system):
-    guidance = read_guidance({"guidance_scale": 2, "negative_messages": [USER]}, endpoint)
-    body = {field: [SYSTEM], system: "I", "temperature": 0}
-    assert negative_body(endpoint, body, guidance) == {field: [USER], "temperature": 0}
-
-
-@pytest.mark.parametrize(
     ("endpoint", "body", "tokens"),
     [
         ("responses", {"input": "x" * 400, "instructions": "y" * 400, "max_output_tokens": 7}, 7),
@@ -389,60 +283,6 @@ def test_the_demand_of_a_conversation_counts_its_system_message(endpoint, body, 
     demand = demand_of(endpoint, body, guidance, streams_of(endpoint, body, guidance))
     assert demand.streams == 2
     assert demand.tokens >= 200 + 2 * tokens
-
-
-# --- errors ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "retry_after"),
-    [
-        (RequestError("m", "p"), 400, None),
-        (GuidanceError("m", "p"), 400, None),
-        (UnknownModelError("m", "model"), 404, None),
-        (OverloadedError("m", 2.2), 429, "3"),
-        (EngineError("m"), 500, None),
-        (EngineDeadError("m"), 503, "1"),
-        (CfgServeError("m"), 500, None),
-    ],
-)
-def test_http_table(error, status, retry_after):
-    answer = http_error(pickle.loads(pickle.dumps(error)))
-    assert answer.status == status
-    assert answer.headers.get("Retry-After") == retry_after
-    assert answer.body["error"].keys() == {"message", "type", "param", "code"}
-    assert answer.body["error"]["message"] == "m"
-    assert answer.body["error"]["code"] == status
-
-
-def test_messages_that_json_cannot_encode_are_repaired():
-    body = http_error(RequestError("bad \ud800 text", "prompt")).body
-    assert json.dumps(body, ensure_ascii=False).encode()
-
-
-@pytest.mark.parametrize(
-    ("status", "cls"),
-    [
-        (400, RequestError),
-        (404, NotFoundError),
-        (422, RequestError),
-        (429, OverloadedError),
-        (500, EngineError),
-        (501, RequestError),
-        (503, OverloadedError),
-    ],
-)
-def test_errors_of_vllm(status, cls):
-    assert type(error_of(status, "m", "p")) is cls
-
-
-def test_only_a_model_that_is_not_found_is_an_unknown_model():
-    assert type(error_of(404, "m", "model")) is UnknownModelError
-
-
-def test_errors_of_messages_have_anthropics_shape_too():
-    body = http_error(RequestError("m", "p"), "/v1/messages").body
-    assert body == {"type": "error", **http_error(RequestError("m", "p"), "/v1/completions").body}
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -288,9 +288,3 @@ def test_the_image_has_arguments_and_a_health_check(instructions):
         assert f'{name}="${name}"' in make
     (check,) = of(instructions, "HEALTHCHECK")
     assert "127.0.0.1:8000/health'" in check
-    assert '@app.get("/health")' in (REPOSITORY / "deployments/ingress/router.py").read_text()
-
-
-def test_the_page_links_to_files():
-    for link in re.findall(r"\]\(([^)]+)\)", (DEPLOY / "README.md").read_text()):
-        assert Path(DEPLOY, link).exists(), link

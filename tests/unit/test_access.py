@@ -381,30 +381,6 @@ def test_a_minutes_requests_may_come_at_once(clock):
     assert charged(gate, "bob", 10**9) is None
 
 
-def test_requests_refill_evenly(clock):
-    gate = gate_of({"name": "alice", "requests_per_minute": 3}, now=clock)
-    for _ in range(3):
-        charged(gate, "alice", 0)
-    clock.now_s += 19.5
-    assert charged(gate, "alice", 0) == 0.5
-    clock.now_s += 0.5
-    assert charged(gate, "alice", 0) is None
-    assert charged(gate, "alice", 0) == 20.0
-    clock.now_s += 10_000  # never more than a minute's worth
-    assert [charged(gate, "alice", 0) for _ in range(4)] == [None, None, None, 20.0]
-
-
-def test_tokens(clock):
-    gate = gate_of({"name": "alice", "tokens_per_minute": 600}, now=clock)
-    assert charged(gate, "alice", 500) is None
-    assert charged(gate, "alice", 100) is None
-    assert charged(gate, "alice", 50) == 5.0
-    assert charged(gate, "alice", 600) == 60.0
-    assert charged(gate, "alice", 0) is None
-    clock.now_s += 60.0
-    assert charged(gate, "alice", 600) is None
-
-
 def test_the_longer_wait_of_two_rates_is_reported(clock):
     gate = gate_of({"name": "alice", "requests_per_minute": 1, "tokens_per_minute": 60}, now=clock)
     assert charged(gate, "alice", 60) is None

@@ -80,9 +80,3 @@ def test_a_text_that_is_no_version_removes_nothing(tmp_path, monkeypatch, versio
     with pytest.raises(beside.BesideError, match="is not a version of vLLM, such as"):
         beside.install(version)
     assert (tmp_path / "kept").exists()
-
-
-def test_the_newer_vllm_comes_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "given")
-    path = beside.environment(tmp_path)["PYTHONPATH"].split(":")
-    assert path == [str(tmp_path), str(ROOT), "given"]

@@ -85,63 +85,46 @@ def test_args_are_frozen():
 GOOD = {"name": "alice", "sha256": sha256("alice")}
 
 
+OF_A_KEY = [
+    # what is wrong with GOOD, words of the error
+    ({"modles": ["m"]}, "unknown key `modles` in `access.keys`: did you mean `models`?"),
+    ({"name": "a b"}, "'a b' is not a valid key name: use 1 to 64"),
+    ({"name": "a" * 65}, "is not a valid key name"),
+    ({"name": "a\n"}, "is not a valid key name"),
+    ({"name": "anonymous"}, "`anonymous` in `access.keys` is the name of callers without"),
+    ({"env": "KEY"}, "key `alice` needs either `sha256` or `env`, and both are set"),
+    ({"sha256": None}, "key `alice` needs either `sha256` or `env`, and neither is set"),
+    ({"sha256": "abc"}, "`sha256` of key `alice` must be 64 hexadecimal digits"),
+    ({"sha256": "g" * 64}, "python -m deployments.access --hash"),
+    ({"sha256": None, "env": "no-name"}, "`env` of key `alice` is not the name of an environment"),
+    ({"models": []}, "at least 1 item"),
+    ({"requests_per_minute": 0}, "greater than or equal to 1"),
+    ({"tokens_per_minute": 0}, "greater than or equal to 1"),
+    ({"max_streams": 0}, "greater than or equal to 1"),
+    ({"weight": 0}, "greater than 0"),
+    ({"weight": float("inf")}, "finite number"),
+]
+OF_TWO_KEYS = [
+    ([GOOD, {**GOOD, "sha256": sha256("x")}], "two keys have the name `alice`: give each a `name`"),
+    ([GOOD, {**GOOD, "name": "bob"}], "`alice` and `bob` are the same key: make a new key"),
+    (
+        [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}],
+        "`alice` and `bob` are the same key",
+    ),
+    ([{"name": "a", "env": "K"}, {"name": "b", "env": "K"}], "`a` and `b` are the same key"),
+]
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"keis": []}, "unknown key `keis` in `access`: did you mean `keys`?"),
         ({"max_body_bytes": 0}, "greater than or equal to 1"),
-        (
-            {"keys": [{**GOOD, "modles": ["m"]}]},
-            "unknown key `modles` in `access.keys`: did you mean `models`?",
-        ),
         ({"keys": [{"sha256": sha256("x")}]}, "Field required"),
-        (
-            {"keys": [{"name": "alice"}]},
-            "key `alice` needs either `sha256` or `env`, and neither is set",
-        ),
-        (
-            {"keys": [{**GOOD, "env": "KEY"}]},
-            "key `alice` needs either `sha256` or `env`, and both are set",
-        ),
-        ({"keys": [{**GOOD, "name": "a b"}]}, "'a b' is not a valid key name: use 1 to 64"),
-        ({"keys": [{**GOOD, "name": "a" * 65}]}, "is not a valid key name"),
-        ({"keys": [{**GOOD, "name": "a\n"}]}, "is not a valid key name"),
-        (
-            {"keys": [{**GOOD, "name": "anonymous"}]},
-            "`anonymous` in `access.keys` is the name of callers without",
-        ),
-        (
-            {"keys": [{**GOOD, "sha256": "abc"}]},
-            "`sha256` of key `alice` must be 64 hexadecimal digits",
-        ),
-        ({"keys": [{**GOOD, "sha256": "g" * 64}]}, "python -m deployments.access --hash"),
-        (
-            {"keys": [{"name": "alice", "env": "no-name"}]},
-            "`env` of key `alice` is not the name of an environment variable",
-        ),
-        ({"keys": [{**GOOD, "models": []}]}, "at least 1 item"),
-        ({"keys": [{**GOOD, "requests_per_minute": 0}]}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "tokens_per_minute": 0}]}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "max_streams": 0}]}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "weight": 0}]}, "greater than 0"),
-        ({"keys": [{**GOOD, "weight": float("inf")}]}, "finite number"),
-        (
-            {"keys": [GOOD, {**GOOD, "sha256": sha256("x")}]},
-            "two keys have the name `alice`: give each a `name`",
-        ),
-        (
-            {"keys": [GOOD, {**GOOD, "name": "bob"}]},
-            "`alice` and `bob` are the same key: make a new key",
-        ),
-        (
-            {"keys": [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}]},
-            "`alice` and `bob` are the same key",
-        ),
-        (
-            {"keys": [{"name": "a", "env": "K"}, {"name": "b", "env": "K"}]},
-            "`a` and `b` are the same key",
-        ),
+        *(({"keys": [{**GOOD, **wrong}]}, words) for wrong, words in OF_A_KEY),
+        *(({"keys": keys}, words) for keys, words in OF_TWO_KEYS),
     ],
+    ids=str,
 )
 def test_mistakes(values, words):
     with pytest.raises(pydantic.ValidationError) as error:

@@ -20,49 +20,24 @@ from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from tests.support.bad_bodies import ENCODING, INPUTS, RERANKS, SCORES
 
-EMBEDDER = ModelInfo(
-    tasks=("embed", "token_embed"),
-    dimension=4,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-)
-RETRIEVER = ModelInfo(
-    tasks=("embed",),
+
+def info_of(*tasks, **fields):
+    usual = {"dimension": None, "max_input_tokens": 16, "vocab_size": 100, "dtype": "float32"}
+    return ModelInfo(tasks=tasks, **{**usual, **fields})
+
+
+EMBEDDER = info_of("embed", "token_embed", dimension=4)
+RETRIEVER = info_of(
+    "embed",
     dimension=8,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
     prompts={"query": "query: ", "passage": "passage: "},
     default_prompt="d: ",
     matryoshka=True,
 )
-RERANKER = ModelInfo(
-    tasks=("classify",),
-    dimension=None,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-    labels=("LABEL_0",),
-)
-CLASSIFIER = ModelInfo(
-    tasks=("classify",),
-    dimension=None,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-    labels=("no", "yes"),
-)
-SPARSE = ModelInfo(
-    tasks=("sparse",), dimension=None, max_input_tokens=16, vocab_size=100, dtype="float32"
-)
-BGE_M3 = ModelInfo(
-    tasks=("embed", "sparse", "token_embed"),
-    dimension=4,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-)
+RERANKER = info_of("classify", labels=("LABEL_0",))
+CLASSIFIER = info_of("classify", labels=("no", "yes"))
+SPARSE = info_of("sparse")
+BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4)
 MODELS = [EMBEDDER, RETRIEVER, RERANKER, CLASSIFIER, SPARSE, BGE_M3]
 
 

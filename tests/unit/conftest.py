@@ -10,7 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,15 +26,24 @@ class ImportGuardError(ImportError):
     """Not a ModuleNotFoundError, so that pytest.importorskip does not turn it into a skip."""
 
 
-class _Refuses:
-    """The first finder of sys.meta_path: Python asks it for each module that is not in memory."""
+class _Refuses(Loader):
+    """The first finder of sys.meta_path: Python asks it for each module that is not in memory.
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if is_forbidden(name):
-            raise ImportGuardError(
-                f"tests/unit may not import {name}: test the pure module below it, or move the "
-                "test to tests/simulation, tests/engine or tests/serve."
-            )
+    It finds the packages, since code of ours reads their source without importing them, but loads
+    none of their modules.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if is_forbidden(name) else None
+        if spec is not None:
+            spec.loader = self
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise ImportGuardError(
+            f"tests/unit may not import {module.__name__}: test the pure module below it, or move "
+            "the test to tests/simulation, tests/engine or tests/serve."
+        )
 
 
 def is_forbidden(name: str) -> bool:

@@ -4,7 +4,7 @@ import json
 import re
 import socket
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -50,11 +50,12 @@ class Sizes:
 @contextmanager
 def bounded_server(app):
     """`app` behind the bounds, with its port."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CFG_SERVE_HEAD_TIMEOUT_S", str(TIMEOUT_S))
-        patch.setattr(ROW.target.replace(":", "."), bounded(stock(ROW)))
-        with serving(app, interface="asgi3") as app.port:
-            yield app
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CFG_SERVE_HEAD_TIMEOUT_S", str(TIMEOUT_S))
+            patch.setattr(ROW.target.replace(":", "."), bounded(stock(ROW)))
+            app.port = stack.enter_context(serving(app, interface="asgi3"))
+        yield app
 
 
 @pytest.fixture(scope="module")

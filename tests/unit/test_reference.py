@@ -306,7 +306,8 @@ def test_any_number_of_streams_is_a_weighted_sum() -> None:
 
 def test_streams_that_forbid_tokens() -> None:
     streams = rows(3)
-    streams[0][0] = streams[1][1] = streams[2][1] = streams[2][2] = FORBIDDEN
+    streams[0][0] = streams[1][0] = FORBIDDEN
+    streams[1][1] = streams[2][1] = streams[2][2] = FORBIDDEN
     found = weigh(streams, (1.5, -1.0, 0.5))
     assert found[0] == FORBIDDEN
     assert found[1:].isfinite().all()

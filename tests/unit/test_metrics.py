@@ -1,9 +1,11 @@
 """/metrics, without a server."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
+from cfg_core.errors import OverloadedError
 from deployments.ingress import metric_families
 from deployments.ingress.metrics import Metrics
 
@@ -71,7 +73,8 @@ def test_refusals_are_counted_by_reason():
 
 
 def given_reasons():
-    """The third argument of each OverloadedError that the code makes."""
+    """The third argument of each OverloadedError that the code makes, and its default."""
+    yield inspect.signature(OverloadedError).parameters["reason"].default
     root = Path(__file__).parents[2]
     for path in (*(root / "cfg_core").rglob("*.py"), *(root / "deployments").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

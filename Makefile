@@ -17,7 +17,7 @@ SERVED := tests/serve tests/chat tests/docs tests/examples tests/real_size
 
 help:  ## this list
 	@echo "targets of cfg-serve:"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{printf "%-14s %s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{printf "%-15s %s\n", $$1, $$2}'
 
 setup:  ## make .venv (PYTHON=..., CFG_SERVE_DEVICE=cpu|cuda, VLLM=0.32, TORCH_INDEX=..., MODEL_CACHE=DIR if wanted)
 setup-dev: DEV := --dev
@@ -37,6 +37,11 @@ ifeq ($(ARGS),)
 else
 	@exec $(BIN)/python -m pytest $(ARGS)
 endif
+
+# What needs no engine and no server. It is what one runs after each change.
+.PHONY: test-quick
+test-quick: setup-dev  ## run the tests that need no engine: unit, contract, the simulation's seeds (3 minutes)
+	@exec $(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests/unit tests/contract tests/simulation
 
 beside: setup-dev  ## run contract tests and the simulation on another vLLM, without a GPU (VERSION=..., ARGS=tests)
 	@$(BIN)/python scripts/versions/beside.py $(VERSION) -m pytest -n 2 --no-loadscope-reorder $(or $(ARGS),tests/contract tests/simulation)

@@ -14,12 +14,11 @@
 
 Each prints a card (machine, versions, commit), a table, and one line of JSON (report.py).
 
-tests/serve starts servers. Its modules, and those of scripts, know each other by bare names, so
-both folders are put on the path here.
+Scripts know each other by bare names, so their folder is put on the path here.
 """
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT / "tests" / "serve"), str(ROOT / "scripts")]
+sys.path.append(str(ROOT / "scripts"))

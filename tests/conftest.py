@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ FOLDERS = (
     *("serve", "chat", "docs", "examples", "real_size", "gpu"),
 )
 HERE = Path(__file__).parent
-sys.path.append(str(HERE / "serve"))  # serve_process and browser
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +47,7 @@ def chat_model() -> Path:
 @pytest.fixture(scope="session")
 def chat_server(chat_model: Path) -> Iterator[Any]:
     """A ServeProcess of the shipped configs/cfg.yaml, for the folders chat, docs and examples."""
-    from serve_process import ServeProcess, shipped_config
+    from tests.serve.serve_process import ServeProcess, shipped_config
 
     with ServeProcess(shipped_config("cfg"), stock=True) as process:
         yield process

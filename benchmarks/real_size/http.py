@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import psutil
-from serve_process import Json, ServeProcess, config_with_model
 
 from models.real_size import POSITIONS
+from tests.serve.serve_process import Json, ServeProcess, config_with_model
 
 from ..engine.bench import SCALE
 from ..llm import guidance

@@ -26,8 +26,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from cluster import Cluster
-from serve_process import free_port
+
+from tests.serve.cluster import Cluster
+from tests.serve.serve_process import free_port
 
 from .. import ROOT
 from ..report import Report, parser

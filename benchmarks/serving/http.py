@@ -35,7 +35,8 @@ from typing import Any
 import aiohttp
 import httpx
 import psutil
-from serve_process import free_port
+
+from tests.serve.serve_process import free_port
 
 from .. import ROOT
 from ..llm import STORIES

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from serve_process import ServeProcess, haproxy_env, shipped_config
+
+from tests.serve.serve_process import ServeProcess, haproxy_env, shipped_config
 
 SETTLE_S = 1.0
 

@@ -16,7 +16,7 @@ import transformers
 from transformers import PretrainedConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "engine"))
-import tiny_models
+import tiny_models  # type: ignore[import-not-found] # vLLM's own tests are `tests` here
 
 POSITIONS = 40960  # more than any test asks for
 IMAGE_TOKENS = 576  # as many as LLaVA has

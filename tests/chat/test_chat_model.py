@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from serve_process import Json, ServeProcess
+
+from tests.serve.serve_process import Json, ServeProcess
 
 MODEL = "SmolLM2-135M-Instruct"
 HELPFUL = "You are a helpful assistant."

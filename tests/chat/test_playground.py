@@ -12,9 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import chromium, findings, page_of
 from playwright.sync_api import Browser, Page, Response, expect
-from serve_process import Json, ServeProcess
+
+from tests.serve.browser import chromium, findings, page_of
+from tests.serve.serve_process import Json, ServeProcess
 
 PIRATE = "A pirate makes tea"
 SCALES = ("without guidance", "scale 1.5", "scale 2")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm
 from vllm.model_executor.models.registry import _MULTIMODAL_MODELS, _TEXT_GENERATION_MODELS
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tests" / "engine"))
-
-from architectures import results, table  # noqa: E402
-from architectures.rows import STOCK, Row  # noqa: E402
+from tests.engine.architectures import results, table
+from tests.engine.architectures.rows import STOCK, Row
 
 FOUND = results.load()
 MEASURED = "0.32.0"
@@ -61,8 +56,7 @@ def test_at_least_seventy_are_equal() -> None:
         assert any(kind in row.kinds for row in equal), kind
 
 
-def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def test_the_page_is_up_to_date() -> None:
     page = importlib.import_module("models_page")
     text = page.PAGE.read_text(encoding="utf-8")
     assert text == page.page(), "run python scripts/models_page.py"

@@ -47,8 +47,7 @@ def test_a_row_that_does_not_fit_is_found(target, problem):
     assert problem in patch_uses([row])[0].problem
 
 
-def test_the_page_shows_the_tables(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def test_the_page_shows_the_tables():
     page = importlib.import_module("patches")
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python scripts/patches.py"
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from transformers import PythonBackend
@@ -47,7 +46,6 @@ def test_serve_reads_its_settings():
 
     Ray's own variable is tested in tests/serve/test_chunks_over_http.py.
     """
-    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
     from serve_env import serve_settings
 
     settings = {

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from snippets import ROOT
+from tests.docs.snippets import ROOT
 
 EXTERNAL = {
     "curl": "is run where a page is about the model that the tests serve",
@@ -95,9 +95,7 @@ def _python(arguments: list[str]) -> None:
         assert spec is not None, arguments[1]
         assert spec.origin is not None
         source = Path(spec.origin)
-        is_ours = source.is_relative_to(ROOT / "cfg_core") or source.is_relative_to(
-            ROOT / "deployments"
-        )
+        is_ours = source.is_relative_to(ROOT) and ".venv" not in source.parts
         files = list(source.parent.rglob("*.py")) if source.name.startswith("__") else [source]
     else:
         source = ROOT / arguments[0]

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import openai
-from snippets import ROOT, Snippet
+
+from tests.docs.snippets import ROOT, Snippet
 
 ON_THE_PAGE = "http://127.0.0.1:8000"
 STORIES = ROOT / "models" / "stories"

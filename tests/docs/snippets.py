@@ -1,6 +1,6 @@
 """The fenced blocks of the pages: where they are, and what is done with each kind.
 
-    python tests/docs/snippets.py       counts them
+    python -m tests.docs.snippets       counts them
 
 curl      requests of the shell that this server answers: they are sent
 client    Python with an openai client named `client`: it is run

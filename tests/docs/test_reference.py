@@ -25,11 +25,6 @@ DOCS = ROOT / "docs"
 REQUESTS, ENGINE, YAML = "request-fields.md", "engine-options.md", "configuration.md"
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
 def names(page: str, mark: str) -> list[str]:
     """The names in the first column of the tables after a mark."""
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-sys.path.append(str(ROOT / "scripts"))
 DRAWN = re.compile(r"^\| \[([\w/]+\.svg)\]\(\1\) \|.*\| `python ([^`]+)`", re.MULTILINE)
 LOADED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//[^>]*>")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import check, commands_of
 from ray.serve.schema import LoggingConfig
-from running import answers_of_shell, run_program, run_with_client
-from snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts, of_kind
 
 from deployments.config.args import AppArgs
+from tests.docs.commands import check, commands_of
+from tests.docs.running import answers_of_shell, run_program, run_with_client
+from tests.docs.snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts, of_kind
 
 
 def each(*kinds: str) -> pytest.MarkDecorator:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-import tiny_checkpoints as tiny
 import torch
 import transformers
 
@@ -25,6 +24,7 @@ from cfg_core.errors import (
     RequestError,
 )
 from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions
+from tests.encoders import tiny_checkpoints as tiny
 
 EMBED = RequestOptions()
 POISON = tiny.WORDS[7]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_checkpoints as tiny
 import torch
 import transformers
 
 from cfg_core.prefill_only import Engine
 from cfg_core.prefill_only.models.families import DECODERS, ENCODERS
+from tests.encoders import tiny_checkpoints as tiny
 
 TEXTS = tiny.random_texts(24, seed=1)
 LIMIT = 2e-5

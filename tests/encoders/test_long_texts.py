@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-import tiny_checkpoints as tiny
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import AsyncEngine, EngineOptions, RequestOptions
 from cfg_core.prefill_only.stages import tokenizer
 from cfg_core.prefill_only.stages.input_processor import InputProcessor
+from tests.encoders import tiny_checkpoints as tiny
 
 CUT = RequestOptions(truncate_to=64)
 

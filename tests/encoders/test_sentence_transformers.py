@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny_checkpoints as tiny
 import torch
 import transformers
 
 from benchmarks.oracle import oracle_packages
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
+from tests.encoders import tiny_checkpoints as tiny
 
 with oracle_packages():
     from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines import of_these_tests
-from oracle import MIN_MARGIN, Oracle
-from tiny_models import build
+
+from tests.engine.engines import of_these_tests
+from tests.engine.oracle import MIN_MARGIN, Oracle
+from tests.engine.tiny_models import build
 
 ModelFolder = Callable[[str], Path]
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, Case, Oracle
+
+from tests.engine.oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, Case, Oracle
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams

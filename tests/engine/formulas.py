@@ -10,9 +10,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from oracle import Oracle, random_ids, rounding
-
 from cfg_core.reference import Formula, weighted_generate
+from tests.engine.oracle import Oracle, random_ids, rounding
 
 NEW_TOKENS = 24
 MAX_MODEL_LEN = 384

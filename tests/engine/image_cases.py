@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from engines import Engine, plain, tokens
 from PIL import Image
-from tiny_vision import PLACES, Streams, build_vision, noised, picture, use_stand_in
+
+from tests.engine.engines import Engine, plain, tokens
+from tests.engine.tiny_vision import PLACES, Streams, build_vision, noised, picture, use_stand_in
 
 NEW_TOKENS = 16
 LEAST_GAP = 1e-3

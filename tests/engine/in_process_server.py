@@ -13,8 +13,6 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engines import forget_settings
-
 from deployments.config.args import AppArgs
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
@@ -22,6 +20,7 @@ from deployments.requests.group import group_request
 from deployments.requests.guidance import read_guidance
 from deployments.requests.streams import streams_of
 from deployments.requests.usage import Meter
+from tests.engine.engines import forget_settings
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 It runs on V1, and on V2 with async scheduling.
 
-    python tests/engine/options.py        all options on both, as a table
+    python -m tests.engine.options        all options on both, as a table
 
 A sampled text is replayed: the reference computes the guided scores, shapes them, and draws with
 vLLM's own kernel and the request's seed. All steps between the guided scores and the draw are
@@ -22,17 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import paths
 import torch
-import witness
-from engines import ENVIRONMENT, ROOMY, Engine, guided
-from oracle import CASES, Case, Oracle
-from tiny_models import EOS, make_tokenizer
 from torch import Tensor
 
 from cfg_core.reference import FORBIDDEN, Formula, Processor, combine, next_log_probs
+from tests.engine import paths, witness
+from tests.engine.engines import ENVIRONMENT, ROOMY, Engine, guided
+from tests.engine.oracle import CASES, Case, Oracle
+from tests.engine.tiny_models import EOS, make_tokenizer
 
-HERE = Path(__file__).parent
 SAMPLED = {"temperature": 0.8}
 ALLOWED = list(range(40, 90))
 BIAS = {20: 7.0, 21: -4.0, 50: 6.0, 60: -100.0}
@@ -371,7 +369,7 @@ def main() -> None:
         v2 = sys.argv[2] == "v2"
         print(json.dumps(run(Path(sys.argv[1]), v2)), file=out, flush=True)
         return
-    from tiny_models import build
+    from tests.engine.tiny_models import build
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     with tempfile.TemporaryDirectory() as name:
@@ -388,10 +386,10 @@ def main() -> None:
 
 def verdicts(folder: Path, path: paths.Path) -> dict[str, str]:
     """`run` in a process of its own, whose engines use `path`."""
-    command = [sys.executable, "options.py", str(folder), "v2" if path.v2 else "v1"]
+    command = [sys.executable, "-m", "tests.engine.options", str(folder), "v2" if path.v2 else "v1"]
     done = subprocess.run(
         command,
-        cwd=HERE,
+        cwd=paths.ROOT,
         env=paths.environment(path),
         stdout=subprocess.PIPE,
         timeout=LIMIT_S,

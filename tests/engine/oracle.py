@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import NUM_SPECIAL, PAD, VOCAB_SIZE
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cfg_core.reference import Generation, guided_generate, plain_generate
+from tests.engine.tiny_models import NUM_SPECIAL, PAD, VOCAB_SIZE
 
 NEW_TOKENS = 24
 SCALES = (-1.0, 0.0, 0.5, 1.5, 3.0, 7.5)

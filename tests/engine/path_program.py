@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engines import ENVIRONMENT, Engine, guided, plain, tight_for_groups, tokens
-from formulas import MAX_MODEL_LEN, request
-from oracle import CASES, PROMPTS
-from scored_texts import scored, values
+from tests.engine.engines import ENVIRONMENT, Engine, guided, plain, tight_for_groups, tokens
+from tests.engine.formulas import MAX_MODEL_LEN, request
+from tests.engine.oracle import CASES, PROMPTS
+from tests.engine.scored_texts import scored, values
 
 
 def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:

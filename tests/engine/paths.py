@@ -3,7 +3,7 @@
 These are the runners V1 and V2, sync and async scheduling, one process, two tensor-parallel ones,
 and a pipeline of two.
 
-    python tests/engine/paths.py        all of them, as a table
+    python -m tests.engine.paths        all of them, as a table
 
 Each path is an engine in a process of its own (path_program.py) with a small budget and a small
 pool, so that prompts are chunked and groups preempted. Its tokens must be those of Hugging Face
@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines import ASYNC
-from formulas import FORMULAS, Answer, answers
-from oracle import CASES, PROMPTS, Oracle
-from scored_texts import NAMES, is_right, scored
+from tests.engine.engines import ASYNC
+from tests.engine.formulas import FORMULAS, Answer, answers
+from tests.engine.oracle import CASES, PROMPTS, Oracle
+from tests.engine.scored_texts import NAMES, is_right, scored
 
-HERE = Path(__file__).parent
-SUPPORT = HERE.parent / "support"
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
 EVERY = 7  # every seventh case: 11 pairs, all scales
 LIMIT_S = 400
 SCORED = [(name, 0) for name in NAMES]
@@ -144,12 +144,12 @@ def run(path: EnginePath, folder: Path, oracle: Oracle, **more: Any) -> dict[str
         "formulas": [(a.request.name, a.seed) for a in ordered(oracle)],
         "scored": SCORED,
     }
-    command = [sys.executable, "path_program.py", str(folder), json.dumps(setup)]
+    command = [sys.executable, "-m", "tests.engine.path_program", str(folder), json.dumps(setup)]
     with tempfile.TemporaryFile("w+") as log:
         try:
             done = subprocess.run(
                 command,
-                cwd=HERE,
+                cwd=ROOT,
                 env=environment(path),
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -233,7 +233,7 @@ def cell(path: EnginePath, folder: Path, oracle: Oracle) -> str:
 
 
 def main() -> None:
-    from tiny_models import build
+    from tests.engine.tiny_models import build
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     with tempfile.TemporaryDirectory() as name:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import BLOCK_SIZE, guided, of_this_process, plain
-from oracle import CASES, PROMPTS
+from tests.engine.engines import BLOCK_SIZE, guided, of_this_process, plain
+from tests.engine.oracle import CASES, PROMPTS
 
 EVERY = 7
 """Every seventh case: 11 pairs, all scales."""

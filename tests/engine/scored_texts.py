@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from engines import plain
-from formulas import FORMULAS, Request, error, request
-from oracle import Oracle, random_ids
 
 from cfg_core.reference import weighted_scores
+from tests.engine.engines import plain
+from tests.engine.formulas import FORMULAS, Request, error, request
+from tests.engine.oracle import Oracle, random_ids
 
 CHANGES = ("scales", "start", "end")
 NAMES = [name for name, spec in FORMULAS.items() if not set(CHANGES) & spec.keys()]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from architectures import results, run, table
+
+from tests.engine.architectures import results, run, table
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +31,15 @@ NAMES = (
     "compressed-tensors w8a8, int8",
 )
 LIMIT_S = 900
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The results of NAMES, from one process that starts one for each."""
     path = tmp_path_factory.mktemp("architectures") / "results.jsonl"
-    command = [sys.executable, run.__file__, "--results", str(path), *NAMES]
-    subprocess.run(command, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", run.__name__, "--results", str(path), *NAMES]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
     return results.load(path)
 
 
@@ -51,7 +53,7 @@ def test_guided_text_is_the_oracles(measured: dict[str, dict[str, Any]], name: s
 
 
 def test_the_pages_cases_are_counted() -> None:
-    from architectures.reference_model import SOME_CASES
+    from tests.engine.architectures.reference_model import SOME_CASES
 
     assert len(SOME_CASES) == results.NUM_CASES
     assert Path(run.__file__).is_file()

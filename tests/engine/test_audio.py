@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from engines import ROOMY, Engine, plain, tokens
-from tiny_audio import PLACE, AudioStreams, build_audio, sound
-from tiny_vision import use_stand_in
+
+from tests.engine.engines import ROOMY, Engine, plain, tokens
+from tests.engine.tiny_audio import PLACE, AudioStreams, build_audio, sound
+from tests.engine.tiny_vision import use_stand_in
 
 NEW_TOKENS = 12
 LEAST_GAP = 5e-4

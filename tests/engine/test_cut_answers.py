@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process_server import Server
 
 from cfg_core.errors import NotFoundError, RequestError
+from tests.engine.in_process_server import Server
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
 USER = {"role": "user", "content": "What is the weather in Paris?"}

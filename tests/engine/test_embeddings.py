@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from engines import ROOMY, Engine, plain, tokens
-from oracle import random_ids
-from tiny_models import build
 from transformers import AutoModelForCausalLM
+
+from tests.engine.engines import ROOMY, Engine, plain, tokens
+from tests.engine.oracle import random_ids
+from tests.engine.tiny_models import build
 
 NEW_TOKENS = 12
 LEAST_GAP = 5e-4

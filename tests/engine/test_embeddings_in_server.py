@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from in_process_server import Server
-from test_embeddings import NEW_TOKENS, Bench, bench
 
 from cfg_core.errors import RequestError
+from tests.engine.in_process_server import Server
+from tests.engine.test_embeddings import NEW_TOKENS, Bench, bench
 
 __all__ = ["bench"]  # a fixture
 

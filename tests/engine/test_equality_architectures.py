@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from engines import ROOMY, TIGHT, Engine, differences, mixture, plain, tokens
-from oracle import CASES, MIN_MARGIN, PROMPTS, Oracle
+
+from tests.engine.engines import ROOMY, TIGHT, Engine, differences, mixture, plain, tokens
+from tests.engine.oracle import CASES, MIN_MARGIN, PROMPTS, Oracle
 
 pytestmark = pytest.mark.slow
 

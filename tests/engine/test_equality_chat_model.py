@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import Engine, differences
-from oracle import MIN_MARGIN, Case, Oracle, rounding, top_gap_along
 from transformers import AutoTokenizer
+
+from tests.engine.engines import Engine, differences
+from tests.engine.oracle import MIN_MARGIN, Case, Oracle, rounding, top_gap_along
 
 NEW_TOKENS = 32
 HELPFUL = "You are a helpful assistant."

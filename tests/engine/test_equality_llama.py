@@ -11,8 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines import BLOCK_SIZE, BUDGET_16, ROOMY, SMALL_POOL, Engine, differences, mixture, tokens
-from oracle import CASES, Case, Oracle, make_pairs
+
+from tests.engine.engines import (
+    BLOCK_SIZE,
+    BUDGET_16,
+    ROOMY,
+    SMALL_POOL,
+    Engine,
+    differences,
+    mixture,
+    tokens,
+)
+from tests.engine.oracle import CASES, Case, Oracle, make_pairs
 
 ModelFolder = Callable[[str], Path]
 

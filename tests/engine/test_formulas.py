@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ROOMY, SMALL_POOL, Engine, differences, guided, plain, tokens
-from formulas import MAX_MODEL_LEN, NEW_TOKENS, Answer, answers
-from oracle import CASES, PROMPTS, Oracle
 
 from cfg_core import recipes
 from cfg_core.reference import combine, next_log_probs
+from tests.engine.engines import ROOMY, SMALL_POOL, Engine, differences, guided, plain, tokens
+from tests.engine.formulas import MAX_MODEL_LEN, NEW_TOKENS, Answer, answers
+from tests.engine.oracle import CASES, PROMPTS, Oracle
 
 pytestmark = pytest.mark.slow
 

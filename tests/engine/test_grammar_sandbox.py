@@ -413,8 +413,8 @@ async def test_the_helper_ends_when_idle_and_with_its_parent(
 ) -> None:
     """A separate program starts a helper, and is killed."""
     program = (
-        "import asyncio, sys, time; sys.path.insert(0, sys.argv[2])\nfrom pathlib import Path; from"
-        " test_grammar_sandbox import config_of\nfrom cfg_core.grammars.trials import"
+        "import asyncio, sys, time\nfrom pathlib import Path; from"
+        " tests.engine.test_grammar_sandbox import config_of\nfrom cfg_core.grammars.trials import"
         " GrammarLimits\nfrom cfg_core.vllm_plugin.frontend import helper_process\nfrom"
         " cfg_core.vllm_plugin.frontend.grammar_sandbox import GrammarSandbox\nasync def main():\n"
         "    helper_process.IDLE_S = 2.0\n    sandbox ="
@@ -430,7 +430,6 @@ async def test_the_helper_ends_when_idle_and_with_its_parent(
         "-c",
         program,
         str(model_folder("llama")),
-        str(HERE),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
     )

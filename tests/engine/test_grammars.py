@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, plain
 
 from cfg_core.errors import REQUEST_FAULT
+from tests.engine.engines import Engine, plain
 
 pytestmark = pytest.mark.slow
 MULTIPLES = {"type": "number", "multipleOf": 2}

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ROOMY, Engine, differences, guided, plain, tokens
-from oracle import CASES, PROMPTS, Oracle
 
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.vllm_plugin.worker import v1
 from cfg_core.vllm_plugin.worker.head import has_soft_cap, is_affine
+from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
+from tests.engine.oracle import CASES, PROMPTS, Oracle
 
 HIDDEN, VOCABULARY = 64, 300
 WEIGHT = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)) * 0.05

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import ROOMY, Engine, plain
-from image_cases import Bench, bench_of, cases_of, guided, run
-from tiny_vision import PLACES, Streams, noised, picture
+
+from tests.engine.engines import ROOMY, Engine, plain
+from tests.engine.image_cases import Bench, bench_of, cases_of, guided, run
+from tests.engine.tiny_vision import PLACES, Streams, noised, picture
 
 
 @pytest.fixture(scope="module", params=sorted(PLACES))

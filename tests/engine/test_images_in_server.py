@@ -25,10 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_cases import LEAST_GAP
-from in_process_server import Server, events
 from PIL import Image
-from tiny_vision import STAND_IN, Streams, build_vision, noised, picture, use_stand_in
 
 from cfg_core.errors import (
     CapacityError,
@@ -37,6 +34,9 @@ from cfg_core.errors import (
     OverloadedError,
     RequestError,
 )
+from tests.engine.image_cases import LEAST_GAP
+from tests.engine.in_process_server import Server, events
+from tests.engine.tiny_vision import STAND_IN, Streams, build_vision, noised, picture, use_stand_in
 
 TOKENS = 12
 ASKS = "What is on this picture?"

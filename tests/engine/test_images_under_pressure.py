@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ROOMY, Engine, plain, tokens
-from image_cases import NEW_TOKENS, Bench, all_guided, bench_of, encoded, guided, run
-from tiny_models import DECODER
-from tiny_vision import PLACES, Streams, picture
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.engine.engines import ROOMY, Engine, plain, tokens
+from tests.engine.image_cases import NEW_TOKENS, Bench, all_guided, bench_of, encoded, guided, run
+from tests.engine.tiny_models import DECODER
+from tests.engine.tiny_vision import PLACES, Streams, picture
 
 
 @pytest.fixture(scope="module", params=sorted(PLACES))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, differences, mixture, tokens
-from oracle import CASES, Oracle
+
+from tests.engine.engines import Engine, differences, mixture, tokens
+from tests.engine.oracle import CASES, Oracle
 
 NUM_BLOCKS = 20
 """Ten blocks for each role. One stream of max_model_len needs eight."""

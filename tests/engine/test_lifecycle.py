@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines import TIGHT, Engine, differences, guided, plain
-from oracle import CASES, PROMPTS, Oracle
+
+from tests.engine.engines import TIGHT, Engine, differences, guided, plain
+from tests.engine.oracle import CASES, PROMPTS, Oracle
 
 TOKENS = 8
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from adapters import ALPHA, RANK, make_adapter
-from engines import SMALL_POOL, Engine, differences, guided, plain, tokens
-from oracle import CASES, Oracle
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cfg_core import recipes
+from tests.engine.adapters import ALPHA, RANK, make_adapter
+from tests.engine.engines import SMALL_POOL, Engine, differences, guided, plain, tokens
+from tests.engine.oracle import CASES, Oracle
 
 pytestmark = pytest.mark.slow
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import options
 import pytest
-import witness
-from engines import ROOMY, Engine
-from oracle import Oracle
+
+from tests.engine import options, witness
+from tests.engine.engines import ROOMY, Engine
+from tests.engine.oracle import Oracle
 
 pytestmark = [pytest.mark.slow, pytest.mark.v2]
 

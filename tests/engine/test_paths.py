@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 
-import paths
 import pytest
+
+from tests.engine import paths
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,7 @@ IN_CI = {
     "V1 async TP1, draft model",
     "V2 async TP1, draft model",
 }
-"""V2 async TP1 has a test of its own below. `python tests/engine/paths.py` runs all paths."""
+"""V2 async TP1 has a test of its own below. `python -m tests.engine.paths` runs all paths."""
 
 
 CHOSEN = [p for p in paths.PATHS if p.name in IN_CI] + paths.NGRAM[:1]
@@ -51,8 +52,8 @@ def test_request_options_on_the_path_of_gpus():
     (path,) = [p for p in paths.PATHS if p.name == "V2 async TP1"]
     marked = ("-m", "v2 and not slow_on_v2")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *marked, "."],
-        cwd=paths.HERE,
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *marked, "tests/engine"],
+        cwd=paths.ROOT,
         env=paths.environment(path),
         capture_output=True,
         timeout=580,

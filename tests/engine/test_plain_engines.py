@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ROOMY, Engine, guided, plain, tokens
-from oracle import CASES, PROMPTS
 
 from cfg_core.vllm_plugin.core.scheduler import GuidedScheduler
+from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
+from tests.engine.oracle import CASES, PROMPTS
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from engines import BUDGET_16, ROOMY, Engine, guided, plain, tokens
-from oracle import CASES, PROMPTS, Oracle
+
+from tests.engine.engines import BUDGET_16, ROOMY, Engine, guided, plain, tokens
+from tests.engine.oracle import CASES, PROMPTS, Oracle
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams

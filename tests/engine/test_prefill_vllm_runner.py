@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +9,7 @@ import transformers
 
 from cfg_core.errors import CompatibilityError, RequestError
 from cfg_core.prefill_only import Engine
-
-sys.path.append(str(Path(__file__).parent.parent / "encoders"))
-import tiny_checkpoints as tiny
+from tests.encoders import tiny_checkpoints as tiny
 
 # vLLM's CPU attention needs a head size of 32.
 TEXTS = tiny.random_texts(20, seed=2)

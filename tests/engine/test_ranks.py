@@ -15,14 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import paths
 import pytest
-from oracle import CASES, MIN_MARGIN, NEW_TOKENS, Oracle
-from ranks_program import ALONE, EVERY, IDLE
+
+from tests.engine import paths
+from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, Oracle
+from tests.engine.ranks_program import ALONE, EVERY, IDLE
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 LIMIT_S = 300
 MENDED: dict[str, Any] = {"worker_extension_cls": "experts_cpu.WorkerExtension"}
 """vLLM's CPU build cannot spread experts; tests/support/experts_cpu can."""
@@ -55,11 +55,12 @@ def run(
     environment: dict[str, str] | None = None,
     new_tokens: int = NEW_TOKENS,
 ) -> subprocess.CompletedProcess[str]:
+    program = ("-m", "tests.engine.ranks_program")
     given = environment or dict(os.environ)
     places = [str(paths.SUPPORT / "experts_cpu"), *filter(None, [given.get("PYTHONPATH")])]
     return subprocess.run(
-        [sys.executable, "ranks_program.py", str(folder), json.dumps(options), str(new_tokens)],
-        cwd=HERE,
+        [sys.executable, *program, str(folder), json.dumps(options), str(new_tokens)],
+        cwd=paths.ROOT,
         env={**given, "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
         text=True,

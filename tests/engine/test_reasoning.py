@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from in_process_server import Server, events
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cfg_core.reference import FORBIDDEN, guided_generate
+from tests.engine.in_process_server import Server, events
 
 RENAMED = {"<repo_name>": "<think>", "<reponame>": "</think>"}
 OPEN = "<|im_start|>assistant\n<think>\n"

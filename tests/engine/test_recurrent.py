@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import paths
 import pytest
-import tiny_models
-from engines import ROOMY, TIGHT, Engine, differences, mixture, plain, tokens
-from oracle import CASES, MIN_MARGIN, NEW_TOKENS, PROMPTS, Oracle
 
 from cfg_core.reference import guided_generate, plain_generate
+from tests.engine import paths, tiny_models
+from tests.engine.engines import ROOMY, TIGHT, Engine, differences, mixture, plain, tokens
+from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, PROMPTS, Oracle
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +149,7 @@ def test_samples_that_cannot_be_taken_back(
 
 def tokens_of(engine: Engine, cases: list) -> list[list[int]]:
     """As `Engine.guide`, but joint steps may be done twice."""
-    from engines import guided
+    from tests.engine.engines import guided
 
     return tokens(engine.generate([c.prompt for c in cases], [guided(c) for c in cases]))
 

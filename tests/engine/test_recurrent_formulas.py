@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from engines import ROOMY, Engine, differences, plain, tokens
-from formulas import MAX_MODEL_LEN, answers, request
-from scored_texts import NAMES, is_right, scored, values
-from test_recurrent import CACHING, RecurrentOracle
 
 from cfg_core.errors import REQUEST_FAULT
+from tests.engine import tiny_models
+from tests.engine.engines import ROOMY, Engine, differences, plain, tokens
+from tests.engine.formulas import MAX_MODEL_LEN, answers, request
+from tests.engine.scored_texts import NAMES, is_right, scored, values
+from tests.engine.test_recurrent import CACHING, RecurrentOracle
 
 pytestmark = pytest.mark.slow
 

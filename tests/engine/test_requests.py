@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ROOMY, Engine, differences, guided, plain, tokens
-from options import forbid, only
-from oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, SCALES, Case, Oracle, rounding
 from vllm.exceptions import VLLMValidationError
+
+from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
+from tests.engine.options import forbid, only
+from tests.engine.oracle import CASES, NEW_TOKENS, PAIRS, PROMPTS, SCALES, Case, Oracle, rounding
 
 SAMPLE = CASES[::5]
 """15 cases, every scale and every pair among them."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import ROOMY, Engine, guided, plain, tokens
-from oracle import CASES, PROMPTS, Case, Oracle, make_pairs
+
+from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
+from tests.engine.oracle import CASES, PROMPTS, Case, Oracle, make_pairs
 
 FALSE_ALARM = 1e-4
 """The probability that the chi-square test rejects a correct sampler.

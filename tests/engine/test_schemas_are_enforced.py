@@ -180,12 +180,12 @@ ANNOTATIONS: list[tuple[str, Any]] = [
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The trial of an engine whose tokens are single bytes."""
-    from test_grammar_sandbox import config_of
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     from cfg_core.vllm_plugin.grammar_helper.settings import settings_of
     from cfg_core.vllm_plugin.grammar_helper.trial import Trial
+    from tests.engine.test_grammar_sandbox import config_of
 
     folder = tmp_path_factory.mktemp("bytes")
     vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ROOMY, Engine, differences, guided, plain, tight_for_groups, tokens
-from formulas import FORMULAS, MAX_MODEL_LEN, Request, error, request
-from oracle import CASES, PROMPTS, Oracle, random_ids
-from scored_texts import NAMES, Scored, scored
 
 from cfg_core.reference import Formula
+from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tight_for_groups, tokens
+from tests.engine.formulas import FORMULAS, MAX_MODEL_LEN, Request, error, request
+from tests.engine.oracle import CASES, PROMPTS, Oracle, random_ids
+from tests.engine.scored_texts import NAMES, Scored, scored
 
 pytestmark = pytest.mark.slow
 

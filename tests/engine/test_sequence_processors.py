@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import witness
-from engines import ASYNC, TIGHT, Engine, differences, guided, plain, tokens
-from oracle import CASES, PAIRS, PROMPTS, Case, Oracle, rounding
-from tiny_models import EOS
 
 from cfg_core.errors import ConfigError
+from tests.engine import witness
+from tests.engine.engines import ASYNC, TIGHT, Engine, differences, guided, plain, tokens
+from tests.engine.oracle import CASES, PAIRS, PROMPTS, Case, Oracle, rounding
+from tests.engine.tiny_models import EOS
 
 pytestmark = pytest.mark.slow
 IS_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ROOMY, Engine, differences, guided, plain, tokens
-from oracle import CASES, Case, Oracle
-from tiny_models import make_model
 from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import guide, next_log_probs
+from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
+from tests.engine.oracle import CASES, Case, Oracle
+from tests.engine.tiny_models import make_model
 
 pytestmark = pytest.mark.slow
 

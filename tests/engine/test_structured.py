@@ -17,8 +17,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from engines import Engine, differences, guided, plain, tokens
-from oracle import PROMPTS, Case, Oracle
+
+from tests.engine.engines import Engine, differences, guided, plain, tokens
+from tests.engine.oracle import PROMPTS, Case, Oracle
 
 pytestmark = pytest.mark.slow
 IS_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from engines import ENVIRONMENT
-from oracle import PROMPTS, Oracle
+from tests.engine.engines import ENVIRONMENT
+from tests.engine.oracle import PROMPTS, Oracle
 
 PROGRAM = """
 import inspect, json, sys
 import cfg_core.prefill_only.patches, cfg_core.vllm_plugin.patches, deployments.patches
 from cfg_core.patches import applied
-from engines import Engine, plain, tokens
+from tests.engine.engines import Engine, plain, tokens
 
 tables = (cfg_core.prefill_only, cfg_core.vllm_plugin, deployments)
 rows = [row for package in tables for row in package.patches.PATCHES if not row.per_object]
@@ -47,7 +47,7 @@ def test_an_unguided_engine_runs_what_vllm_ships(
     """A process of its own, because the tests' process has run guided engines."""
     prompts = json.dumps([list(prompt) for prompt in PROMPTS[:2]])
     command = [sys.executable, "-c", PROGRAM, str(model_folder("llama")), prompts]
-    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     num_rows, replaced, applied, ours, got = json.loads(done.stdout.splitlines()[-1])

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle import PROMPTS, Case, Oracle
-from tiny_models import make_tokenizer
 
 from cfg_core.errors import REQUEST_FAULT
+from tests.engine.oracle import PROMPTS, Case, Oracle
+from tests.engine.tiny_models import make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

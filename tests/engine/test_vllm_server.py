@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process_server import Server, events
 
 from cfg_core.errors import RequestError
 from deployments.requests.usage import Meter
+from tests.engine.in_process_server import Server, events
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
 MAX_NUM_SEQS = 8

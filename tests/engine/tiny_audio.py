@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import DECODER, HIDDEN, SPECIAL_IDS, VOCAB_SIZE, make_tokenizer
-from tiny_vision import Streams, draw
 from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioEncoderConfig,
@@ -22,6 +20,9 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 from typing_extensions import override
+
+from tests.engine.tiny_models import DECODER, HIDDEN, SPECIAL_IDS, VOCAB_SIZE, make_tokenizer
+from tests.engine.tiny_vision import Streams, draw
 
 PLACE = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 """How a prompt shows where its sound is."""

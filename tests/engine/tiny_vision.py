@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiny_models import DECODER, HEAD_STD, HIDDEN, SPECIAL_IDS, VOCAB_SIZE, make_tokenizer
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -35,6 +34,15 @@ from transformers.models.paddleocr_vl.modeling_paddleocr_vl import (
     PaddleOCRVLForConditionalGeneration,
 )
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
+
+from tests.engine.tiny_models import (
+    DECODER,
+    HEAD_STD,
+    HIDDEN,
+    SPECIAL_IDS,
+    VOCAB_SIZE,
+    make_tokenizer,
+)
 
 PLACES = {
     "llava": "<image>",

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_models import make_llama, make_pairs
+
+from tests.gpu.gpu_models import make_llama, make_pairs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

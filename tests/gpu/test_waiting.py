@@ -9,7 +9,8 @@ import warnings
 from typing import Any
 
 import pytest
-from gpu_models import make_llama
+
+from tests.gpu.gpu_models import make_llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from serve_process import REPOSITORY
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-sys.path += [str(REPOSITORY / "models"), str(REPOSITORY / "tests" / "engine")]
-
-from engines import Engine, plain
-from real_size import POSITIONS, SPECIAL, VOCABULARY
-
 from cfg_core.reference import Generation, guided_generate, next_log_probs
+from models.real_size import POSITIONS, SPECIAL, VOCABULARY
+from tests.engine.engines import Engine, plain
 
 NUM_TOKENS = 12
 TIE = 1e-3

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from at_real_size import (
+
+from cfg_core.reference import Formula, guided_generate, plain_generate, weighted_generate
+from tests.engine.engines import Engine, plain
+from tests.real_size.at_real_size import (
     NUM_TOKENS,
     Reference,
     assert_logprobs_are_right,
@@ -18,9 +21,6 @@ from at_real_size import (
     guided,
     ids,
 )
-from engines import Engine, plain
-
-from cfg_core.reference import Formula, guided_generate, plain_generate, weighted_generate
 
 LONG = 32_000
 LENGTHS = ((20, 7), (7, 20), (100, 130), (1_000, 40))

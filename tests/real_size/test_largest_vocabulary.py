@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from at_real_size import Reference, assert_logprobs_are_right, ids, started
+from tests.real_size.at_real_size import Reference, assert_logprobs_are_right, ids, started
 
 
 def test_log_probabilities_of_all_streams_are_those_of_the_reference(

@@ -6,8 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from real_size import LARGEST_VOCABULARY, POSITIONS, SPECIAL, TAGS, VOCABULARY, real_size_model
 from transformers import AutoTokenizer
+
+from models.real_size import (
+    LARGEST_VOCABULARY,
+    POSITIONS,
+    SPECIAL,
+    TAGS,
+    VOCABULARY,
+    real_size_model,
+)
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from at_real_size import MODEL
+
+from tests.real_size.at_real_size import MODEL
 
 pytestmark = pytest.mark.slow
 PROPERTIES = {

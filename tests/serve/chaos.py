@@ -1,10 +1,10 @@
 """Inject faults into a served cluster, and print a table of the requests' outcomes.
 
-    python tests/serve/chaos.py                          all faults; `link` needs root and `ip`
-    python tests/serve/chaos.py --faults engine replica  some of them
-    python tests/serve/chaos.py --clients 12 --json FILE
-    python tests/serve/chaos.py --across-nodes --faults worker node
-    python tests/serve/chaos.py --haproxy --faults haproxy proxy router
+    python -m tests.serve.chaos                          all faults; `link` needs root and `ip`
+    python -m tests.serve.chaos --faults engine replica  some of them
+    python -m tests.serve.chaos --clients 12 --json FILE
+    python -m tests.serve.chaos --across-nodes --faults worker node
+    python -m tests.serve.chaos --haproxy --faults haproxy proxy router
 
 The cluster consists of real processes on this machine: a head node (controller, proxy, two routers)
 and worker nodes with one engine each. Two of these nodes are in use. With `--across-nodes`, each
@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from cluster import Cluster, Node
-from load import Load, Outcome
-from serve_process import ServeProcess, haproxy_env, shipped_config
+
+from tests.serve.cluster import Cluster, Node
+from tests.serve.load import Load, Outcome
+from tests.serve.serve_process import ServeProcess, haproxy_env, shipped_config
 
 RAY_CPU = Path(__file__).resolve().parent.parent / "support" / "ray_cpu"
 

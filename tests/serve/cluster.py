@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from serve_process import MARK, ServeProcess, free_port, marked, serve_settings, token
+
+from tests.serve.serve_process import MARK, ServeProcess, free_port, marked, serve_settings, token
 
 START_LIMIT_S = 120
 

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from serve_process import ServeProcess, shipped_config
+
+from tests.serve.serve_process import ServeProcess, shipped_config
 
 
 @pytest.fixture(scope="session")

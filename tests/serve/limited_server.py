@@ -5,9 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from serve_process import REPOSITORY, Json, ServeProcess, shipped_config
-
 from tests.engine.adapters import make_adapter
+from tests.serve.serve_process import REPOSITORY, Json, ServeProcess, shipped_config
 
 KEY = "some-key"
 """A key without limits."""

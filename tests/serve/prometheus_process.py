@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import yaml
-from serve_process import free_port
+
+from tests.serve.serve_process import free_port
 
 START_LIMIT_S = 60
 

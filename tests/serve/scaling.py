@@ -1,6 +1,6 @@
 """Scale and update a served cluster under load, and print a table of the requests' outcomes.
 
-    python tests/serve/scaling.py [--json FILE]
+    python -m tests.serve.scaling [--json FILE]
 
 The cluster consists of real processes on this machine. `autoscaling.GuidedLoad` scales between one
 replica and three, for few clients, many, and few again. With three replicas there is also a rolling
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from chaos import ENGINE, REPLICA, Row, chaos_config, judge
-from cluster import Cluster
-from load import Load
-from serve_process import REPOSITORY, ServeProcess, free_port
+
+from tests.serve.chaos import ENGINE, REPLICA, Row, chaos_config, judge
+from tests.serve.cluster import Cluster
+from tests.serve.load import Load
+from tests.serve.serve_process import REPOSITORY, ServeProcess, free_port
 
 FEW, MANY = 2, 12
 STREAMS_PER_REPLICA = 6

@@ -1,6 +1,6 @@
 """Run mixed traffic for half an hour on the shipped configs/stories.yaml.
 
-    python tests/serve/soak.py [--minutes 30] [--clients 8] [--json FILE]
+    python -m tests.serve.soak [--minutes 30] [--clients 8] [--json FILE]
 
 It prints latencies, errors by class, memory and KV blocks.
 
@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from load import QUESTIONS, Load, Outcome
-from serve_process import ServeProcess, shipped_config
+
+from tests.serve.load import QUESTIONS, Load, Outcome
+from tests.serve.serve_process import ServeProcess, shipped_config
 
 SHARES = {"guided": 35, "plain": 25, "embeddings": 20, "left": 10, "malformed": 10}
 MEAN_PAUSE_S = 0.5

@@ -16,7 +16,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from serve_process import Json, ServeProcess
+
+from tests.serve.serve_process import Json, ServeProcess
 
 PROMPT = "Once upon a time there was a"
 NEGATIVE = "A story about the sea."

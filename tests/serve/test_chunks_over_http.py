@@ -11,7 +11,8 @@ from typing import Any
 
 import openai
 import pytest
-from serve_process import ServeProcess
+
+from tests.serve.serve_process import ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_process import Json
+
+from tests.serve.serve_process import Json
 
 LINES = (Path(__file__).parent / "clients.jsonl").read_text().splitlines()
 RECORDED = [json.loads(line) for line in LINES]

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
-from serve_process import REPOSITORY, Json, shipped_config
 
 from deployments import app
 from deployments.config.args import AppArgs
@@ -20,6 +19,7 @@ from deployments.config.encoders import EncoderArgs
 from deployments.encoder.replica import Embedder
 from deployments.generator.replica import ModelReplica
 from deployments.ingress.router import CfgRouter
+from tests.serve.serve_process import REPOSITORY, Json, shipped_config
 
 # `serve.deployment` makes Deployments of classes, but mypy ignores what a class decorator returns.
 ROUTER, GENERATOR, ENCODER = (

@@ -14,7 +14,8 @@ import anthropic
 import httpx
 import openai
 import pytest
-from serve_process import Json
+
+from tests.serve.serve_process import Json
 
 SYSTEM, USER = "You tell stories.", "Tell me one about the sea."
 MAX_TOKENS = 24

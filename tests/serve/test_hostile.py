@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import hostile  # noqa: F401 - its import registers the attacks
 import pytest
-from attacks.attempt import ATTACKS, Reply
-from attacks.fuzz import complaint, shots
-from attacks.stage import Stage, settled
-from attacks.verdict import Bounds, Calm, Held, Row, Watched
-from attacks.watchers import WAITING, Seen
-from attacks.wire import is_complete, parsed
-from serve_process import ServeProcess
+
+from tests.serve import hostile  # noqa: F401 - its import registers the attacks
+from tests.serve.attacks.attempt import ATTACKS, Reply
+from tests.serve.attacks.fuzz import complaint, shots
+from tests.serve.attacks.stage import Stage, settled
+from tests.serve.attacks.verdict import Bounds, Calm, Held, Row, Watched
+from tests.serve.attacks.watchers import WAITING, Seen
+from tests.serve.attacks.wire import is_complete, parsed
+from tests.serve.serve_process import ServeProcess
 
 MIB = 2**20
 

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from cluster import Cluster
-from load import Load, Outcome
-from serve_process import Json, ServeProcess, shipped_config
+
+from tests.serve.cluster import Cluster
+from tests.serve.load import Load, Outcome
+from tests.serve.serve_process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ import psutil
 import pytest
 from ray.serve.generated import serve_pb2
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
-from serve_process import ServeProcess
+
+from tests.serve.serve_process import ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from malformed import GENERATE_FIELDS, ODD, assert_200_are_answered, damaged
-from serve_process import Json, ServeProcess
+
+from tests.serve.malformed import GENERATE_FIELDS, ODD, assert_200_are_answered, damaged
+from tests.serve.serve_process import Json, ServeProcess
 
 MARK = "quinceharpsichord"
 """In all texts of this module, so that logs can be searched for it."""

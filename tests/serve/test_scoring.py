@@ -14,10 +14,10 @@ import httpx
 import openai
 import pytest
 import torch
-from serve_process import REPOSITORY, Json
 from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import CausalLM, Formula, weighted_scores
+from tests.serve.serve_process import REPOSITORY, Json
 
 CONTEXT = "Tell me a story about the sea.\n"
 NEGATIVE = "Tell me a story.\n"

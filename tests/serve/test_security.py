@@ -14,8 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from attacks.wire import head
-from serve_process import REPOSITORY, ServeProcess, shipped_config
+
+from tests.serve.attacks.wire import head
+from tests.serve.serve_process import REPOSITORY, ServeProcess, shipped_config
 
 COMPLETION = "/v1/completions"
 ASK = {"prompt": "Once", "max_tokens": 2}

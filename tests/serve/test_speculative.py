@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_process import Json, ServeProcess, shipped_config
+
+from tests.serve.serve_process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

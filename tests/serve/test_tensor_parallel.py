@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serve_process import Json, ServeProcess, shipped_config
+
+from tests.serve.serve_process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

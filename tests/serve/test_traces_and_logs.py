@@ -15,8 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from collector import Collector, Seen, tree
-from serve_process import ServeProcess, shipped_config
+
+from tests.serve.collector import Collector, Seen, tree
+from tests.serve.serve_process import ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

@@ -29,11 +29,6 @@ from tests.simulation.sim import (
 attach = wire.attach
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("simulated-model")
-
-
 def unguided_token(self, stream, row, ahead):
     """A worker that samples from any row that the scheduler sends, blended or not."""
     return model_token(stream.split(FOLLOWER_SUFFIX)[0], self._num_outputs(stream) + ahead)

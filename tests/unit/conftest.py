@@ -1,18 +1,19 @@
 """Unit tests cannot import vllm or ray. Such tests would depend on an engine and take minutes.
 
-While a test of this folder is collected or run, every import statement calls `guarded`. This
-includes imports in modules that tests of other folders have imported before. `test_import_guard.py`
-tests the guard.
+While a file of this folder is collected, and while its tests run, the two packages cannot be
+imported, even if tests of other folders have imported them before. `test_import_guard.py` tests the
+guard.
 """
 
 from __future__ import annotations
 
-import builtins
-import importlib
-import logging.config  # noqa: F401 - it keeps the `__import__` that it is imported with
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,44 +26,41 @@ class ImportGuardError(ImportError):
     """Not a ModuleNotFoundError, so that pytest.importorskip does not turn it into a skip."""
 
 
-def refuse(name: str) -> None:
-    """Raise if `name` is a module that unit tests may not import."""
-    if name.partition(".")[0] in FORBIDDEN:
+class _Refuses(Loader):
+    """The first finder of sys.meta_path: Python asks it for each module that is not in memory.
+
+    It finds the packages, since code of ours reads their source without importing them, but loads
+    none of their modules.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if is_forbidden(name) else None
+        if spec is not None:
+            spec.loader = self
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
         raise ImportGuardError(
-            f"tests/unit may not import {name}: test the pure module below it, or move the test to "
-            "tests/simulation, tests/engine or tests/serve."
+            f"tests/unit may not import {module.__name__}: test the pure module below it, or move "
+            "the test to tests/simulation, tests/engine or tests/serve."
         )
+
+
+def is_forbidden(name: str) -> bool:
+    return name.partition(".")[0] in FORBIDDEN
 
 
 @contextmanager
 def import_guard() -> Iterator[None]:
     """Refuse `import vllm` and `import ray` inside the with block."""
-    original = builtins.__import__
-
-    def guarded(name: str, *args: Any, **kwargs: Any) -> Any:
-        if not _is_relative(*args, **kwargs):
-            refuse(name)
-        return original(name, *args, **kwargs)
-
-    import_module = importlib.import_module
-
-    def guarded_import_module(name: str, package: str | None = None) -> Any:
-        """A module that is already in memory is found without a call of `__import__`."""
-        if not name.startswith("."):
-            refuse(name)
-        return import_module(name, package)
-
-    builtins.__import__, importlib.import_module = guarded, guarded_import_module
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if is_forbidden(name)}
+    finder = _Refuses()
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        builtins.__import__, importlib.import_module = original, import_module
-
-
-def _is_relative(
-    _globals: Any = None, _locals: Any = None, _fromlist: Any = (), level: int = 0, **_: Any
-) -> bool:
-    return level > 0
+        sys.meta_path.remove(finder)
+        sys.modules.update(hidden)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,7 +72,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
         return (yield)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _import_guard() -> Iterator[None]:
     with import_guard():
         yield

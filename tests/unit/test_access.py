@@ -14,14 +14,10 @@ import yaml
 
 from cfg_core.errors import (
     AuthenticationError,
-    BodyTooLargeError,
     ConfigError,
-    ForeignOriginError,
-    MediaTypeError,
     OverloadedError,
     PermissionDeniedError,
     RequestError,
-    UnknownHostError,
 )
 from deployments.access import main
 from deployments.config.access import AccessArgs, KeyArgs, digest_of
@@ -83,63 +79,46 @@ def test_args_are_frozen():
 GOOD = {"name": "alice", "sha256": sha256("alice")}
 
 
+OF_A_KEY = [
+    # what is wrong with GOOD, words of the error
+    ({"modles": ["m"]}, "unknown key `modles` in `access.keys`: did you mean `models`?"),
+    ({"name": "a b"}, "'a b' is not a valid key name: use 1 to 64"),
+    ({"name": "a" * 65}, "is not a valid key name"),
+    ({"name": "a\n"}, "is not a valid key name"),
+    ({"name": "anonymous"}, "`anonymous` in `access.keys` is the name of callers without"),
+    ({"env": "KEY"}, "key `alice` needs either `sha256` or `env`, and both are set"),
+    ({"sha256": None}, "key `alice` needs either `sha256` or `env`, and neither is set"),
+    ({"sha256": "abc"}, "`sha256` of key `alice` must be 64 hexadecimal digits"),
+    ({"sha256": "g" * 64}, "python -m deployments.access --hash"),
+    ({"sha256": None, "env": "no-name"}, "`env` of key `alice` is not the name of an environment"),
+    ({"models": []}, "at least 1 item"),
+    ({"requests_per_minute": 0}, "greater than or equal to 1"),
+    ({"tokens_per_minute": 0}, "greater than or equal to 1"),
+    ({"max_streams": 0}, "greater than or equal to 1"),
+    ({"weight": 0}, "greater than 0"),
+    ({"weight": float("inf")}, "finite number"),
+]
+OF_TWO_KEYS = [
+    ([GOOD, {**GOOD, "sha256": sha256("x")}], "two keys have the name `alice`: give each a `name`"),
+    ([GOOD, {**GOOD, "name": "bob"}], "`alice` and `bob` are the same key: make a new key"),
+    (
+        [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}],
+        "`alice` and `bob` are the same key",
+    ),
+    ([{"name": "a", "env": "K"}, {"name": "b", "env": "K"}], "`a` and `b` are the same key"),
+]
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"keis": []}, "unknown key `keis` in `access`: did you mean `keys`?"),
         ({"max_body_bytes": 0}, "greater than or equal to 1"),
-        (
-            {"keys": [{**GOOD, "modles": ["m"]}]},
-            "unknown key `modles` in `access.keys`: did you mean `models`?",
-        ),
         ({"keys": [{"sha256": sha256("x")}]}, "Field required"),
-        (
-            {"keys": [{"name": "alice"}]},
-            "key `alice` needs either `sha256` or `env`, and neither is set",
-        ),
-        (
-            {"keys": [{**GOOD, "env": "KEY"}]},
-            "key `alice` needs either `sha256` or `env`, and both are set",
-        ),
-        ({"keys": [{**GOOD, "name": "a b"}]}, "'a b' is not a valid key name: use 1 to 64"),
-        ({"keys": [{**GOOD, "name": "a" * 65}]}, "is not a valid key name"),
-        ({"keys": [{**GOOD, "name": "a\n"}]}, "is not a valid key name"),
-        (
-            {"keys": [{**GOOD, "name": "anonymous"}]},
-            "`anonymous` in `access.keys` is the name of callers without",
-        ),
-        (
-            {"keys": [{**GOOD, "sha256": "abc"}]},
-            "`sha256` of key `alice` must be 64 hexadecimal digits",
-        ),
-        ({"keys": [{**GOOD, "sha256": "g" * 64}]}, "python -m deployments.access --hash"),
-        (
-            {"keys": [{"name": "alice", "env": "no-name"}]},
-            "`env` of key `alice` is not the name of an environment variable",
-        ),
-        ({"keys": [{**GOOD, "models": []}]}, "at least 1 item"),
-        ({"keys": [{**GOOD, "requests_per_minute": 0}]}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "tokens_per_minute": 0}]}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "max_streams": 0}]}, "greater than or equal to 1"),
-        ({"keys": [{**GOOD, "weight": 0}]}, "greater than 0"),
-        ({"keys": [{**GOOD, "weight": float("inf")}]}, "finite number"),
-        (
-            {"keys": [GOOD, {**GOOD, "sha256": sha256("x")}]},
-            "two keys have the name `alice`: give each a `name`",
-        ),
-        (
-            {"keys": [GOOD, {**GOOD, "name": "bob"}]},
-            "`alice` and `bob` are the same key: make a new key",
-        ),
-        (
-            {"keys": [GOOD, {"name": "bob", "sha256": GOOD["sha256"].upper()}]},
-            "`alice` and `bob` are the same key",
-        ),
-        (
-            {"keys": [{"name": "a", "env": "K"}, {"name": "b", "env": "K"}]},
-            "`a` and `b` are the same key",
-        ),
+        *(({"keys": [{**GOOD, **wrong}]}, words) for wrong, words in OF_A_KEY),
+        *(({"keys": keys}, words) for keys, words in OF_TWO_KEYS),
     ],
+    ids=str,
 )
 def test_mistakes(values, words):
     with pytest.raises(pydantic.ValidationError) as error:
@@ -379,30 +358,6 @@ def test_a_minutes_requests_may_come_at_once(clock):
     assert charged(gate, "bob", 10**9) is None
 
 
-def test_requests_refill_evenly(clock):
-    gate = gate_of({"name": "alice", "requests_per_minute": 3}, now=clock)
-    for _ in range(3):
-        charged(gate, "alice", 0)
-    clock.now_s += 19.5
-    assert charged(gate, "alice", 0) == 0.5
-    clock.now_s += 0.5
-    assert charged(gate, "alice", 0) is None
-    assert charged(gate, "alice", 0) == 20.0
-    clock.now_s += 10_000  # never more than a minute's worth
-    assert [charged(gate, "alice", 0) for _ in range(4)] == [None, None, None, 20.0]
-
-
-def test_tokens(clock):
-    gate = gate_of({"name": "alice", "tokens_per_minute": 600}, now=clock)
-    assert charged(gate, "alice", 500) is None
-    assert charged(gate, "alice", 100) is None
-    assert charged(gate, "alice", 50) == 5.0
-    assert charged(gate, "alice", 600) == 60.0
-    assert charged(gate, "alice", 0) is None
-    clock.now_s += 60.0
-    assert charged(gate, "alice", 600) is None
-
-
 def test_the_longer_wait_of_two_rates_is_reported(clock):
     gate = gate_of({"name": "alice", "requests_per_minute": 1, "tokens_per_minute": 60}, now=clock)
     assert charged(gate, "alice", 60) is None
@@ -487,27 +442,6 @@ def test_integrity_is_checked():
     with pytest.raises(AssertionError, match="more was taken"):
         bucket.check_integrity(0.0)
     assert bucket.wait_s(10, 0.0) == pytest.approx(1.1 * MINUTE_S)
-
-
-# --- as HTTP --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (AuthenticationError("m"), 401, "authentication_error"),
-        (PermissionDeniedError("m", "model"), 403, "permission_error"),
-        (BodyTooLargeError("m"), 413, "invalid_request_error"),
-        (MediaTypeError("m"), 415, "invalid_request_error"),
-        (ForeignOriginError("m"), 403, "permission_error"),
-        (UnknownHostError("m"), 421, "invalid_request_error"),
-    ],
-)
-def test_http_table(error, status, kind):
-    answer = http_error(pickle.loads(pickle.dumps(error)))
-    expected = {"message": "m", "type": kind, "param": error.param, "code": status}
-    assert (answer.status, answer.body) == (status, {"error": expected})
-    assert answer.headers == ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
 
 
 # --- making keys ----------------------------------------------------------------------------------

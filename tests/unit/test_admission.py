@@ -90,17 +90,6 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def run(test):
-    """Run an async test in an event loop of its own."""
-
-    def wrapper(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
-    return wrapper
-
-
-@run
 async def test_as_many_streams_run_as_there_is_room_for():
     line = queue(capacity=4)
     callers = [Caller(line, wants=demand(streams=2)) for _ in range(3)]
@@ -112,7 +101,6 @@ async def test_as_many_streams_run_as_there_is_room_for():
     line.check_integrity()
 
 
-@run
 async def test_a_request_larger_than_the_engines_runs_alone():
     line = queue(capacity=4)
     small = await Caller(line).settled()
@@ -123,7 +111,6 @@ async def test_a_request_larger_than_the_engines_runs_alone():
     assert large.running
 
 
-@run
 async def test_capacity_may_grow():
     room = [1]
     line = AdmissionQueue(lambda: room[0], 10, 1000, Clock())
@@ -134,7 +121,6 @@ async def test_capacity_may_grow():
     assert callers[1].running
 
 
-@run
 async def test_a_request_that_does_not_fit_the_queue_is_refused():
     line = queue(capacity=1, max_streams=2)
     callers = [await Caller(line).settled() for _ in range(4)]
@@ -145,7 +131,6 @@ async def test_a_request_that_does_not_fit_the_queue_is_refused():
     line.check_integrity()
 
 
-@run
 async def test_lower_priority_numbers_go_first():
     line, log = queue(capacity=1), []
     callers = [await Caller(line).settled()]
@@ -156,7 +141,6 @@ async def test_lower_priority_numbers_go_first():
     assert log == ["urgent", "usual", "usual too", "late"]
 
 
-@run
 async def test_tenants_share_by_weight():
     """Two tenants have a backlog. One has three times the weight: it gets 30 of the first 40."""
     line, log = queue(capacity=1), []
@@ -170,7 +154,6 @@ async def test_tenants_share_by_weight():
     assert 28 <= log.count("b") <= 31
 
 
-@run
 async def test_a_burst_does_not_keep_others_out():
     """A full queue drops requests of the tenant that fills it.
 
@@ -192,7 +175,6 @@ async def test_a_burst_does_not_keep_others_out():
     assert quiet.running, "the quiet tenant goes second, although ten others came before it"
 
 
-@run
 async def test_a_tenant_has_its_own_bound():
     line, share = queue(capacity=10), Share(tenant="small", max_streams=2)
     assert (await Caller(line, share, demand(streams=2)).settled()).running
@@ -203,7 +185,6 @@ async def test_a_tenant_has_its_own_bound():
     line.check_integrity()
 
 
-@run
 async def test_a_caller_who_leaves_is_forgotten():
     line = queue(capacity=1)
     running, waiting, behind = [await Caller(line).settled() for _ in range(3)]
@@ -216,7 +197,6 @@ async def test_a_caller_who_leaves_is_forgotten():
     assert behind.running
 
 
-@run
 async def test_a_caller_that_leaves_during_admission_gives_its_place_back():
     line = queue(capacity=1)
     running = await Caller(line).settled()
@@ -229,7 +209,6 @@ async def test_a_caller_that_leaves_during_admission_gives_its_place_back():
     line.check_integrity()
 
 
-@run
 async def test_retry_after_is_what_the_queue_needs():
     clock = Clock()
     line = queue(capacity=1, max_streams=8, clock=clock)
@@ -245,7 +224,6 @@ async def test_retry_after_is_what_the_queue_needs():
     assert refused.task.exception().retry_after_s == pytest.approx(9 * 100 / 2 / 50)
 
 
-@run
 async def test_retry_after_is_bounded():
     line = queue(capacity=1, max_streams=1, max_tokens=10**9)
     assert line.retry_after_s() == 1
@@ -256,49 +234,41 @@ async def test_retry_after_is_bounded():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_storm_leaves_nothing_behind(seed):
+async def test_a_storm_leaves_nothing_behind(seed):
     """Random tenants, sizes, departures and cancellations.
 
     The counts are right after each event. In the end, every waiting request has run.
     """
-
-    @run
-    async def storm():
-        rng, line, callers = (
-            random.Random(seed),
-            queue(capacity=6, max_streams=15, max_tokens=2000),
-            [],
-        )
-        for _ in range(300):
-            event = rng.random()
-            running = [c for c in callers if c.running]
-            if event < 0.55 or not callers:
-                tenant, wants = rng.choice("abc"), demand(rng.randint(1, 4), rng.randint(1, 400))
-                share = Share(
-                    tenant=tenant, weight=rng.choice([1.0, 2.0]), max_streams=rng.choice([None, 9])
-                )
-                callers.append(Caller(line, share, wants, rng.randint(-1, 1)))
-            elif event < 0.85 and running:
-                gone = rng.choice(running)
-                gone.end()
-                callers.remove(gone)
-            else:
-                rng.choice(callers).task.cancel()
-            if rng.random() < 0.7:
-                await settle()
-                callers = [c for c in callers if not c.task.done() or c.running]
-                line.check_integrity()
-        await settle()
-        while callers := [c for c in callers if not c.task.done() or c.running]:
-            running = [c for c in callers if c.running]
-            assert running, "somebody waits, nobody runs"
-            running[0].end()
-            callers.remove(running[0])
+    rng, callers = random.Random(seed), []
+    line = queue(capacity=6, max_streams=15, max_tokens=2000)
+    for _ in range(300):
+        event = rng.random()
+        running = [c for c in callers if c.running]
+        if event < 0.55 or not callers:
+            tenant, wants = rng.choice("abc"), demand(rng.randint(1, 4), rng.randint(1, 400))
+            share = Share(
+                tenant=tenant, weight=rng.choice([1.0, 2.0]), max_streams=rng.choice([None, 9])
+            )
+            callers.append(Caller(line, share, wants, rng.randint(-1, 1)))
+        elif event < 0.85 and running:
+            gone = rng.choice(running)
+            gone.end()
+            callers.remove(gone)
+        else:
+            rng.choice(callers).task.cancel()
+        if rng.random() < 0.7:
             await settle()
-        line.check_integrity()
-        assert line.stats["running_streams"] == line.stats["queued_streams"] == 0
-
-    storm()
+            callers = [c for c in callers if not c.task.done() or c.running]
+            line.check_integrity()
+    await settle()
+    while callers := [c for c in callers if not c.task.done() or c.running]:
+        running = [c for c in callers if c.running]
+        assert running, "somebody waits, nobody runs"
+        running[0].end()
+        callers.remove(running[0])
+        await settle()
+    line.check_integrity()
+    assert line.stats["running_streams"] == line.stats["queued_streams"] == 0
 
 
 def guided(**fields):

@@ -2,13 +2,11 @@
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path.append(str(REPOSITORY / "scripts"))  # the default of `python scripts/audit.py`
 spec = importlib.util.spec_from_file_location("audit", REPOSITORY / "scripts" / "audit.py")
 audit = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(audit)

@@ -1,19 +1,11 @@
 """beside.py: what a vLLM beside the pinned one needs, and how a CUDA build runs on CPUs."""
 
-import importlib
 from pathlib import Path
 
+import beside
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts" / "versions"
-
-
-@pytest.fixture(scope="module")
-def beside():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield importlib.import_module("beside")
 
 
 def package(folder, name, version, requires=()):
@@ -41,13 +33,13 @@ NEEDED = {
 
 
 @pytest.mark.parametrize(("line", "wanted"), NEEDED.items())
-def test_only_what_is_missing_or_of_another_version_is_installed(beside, tmp_path, line, wanted):
+def test_only_what_is_missing_or_of_another_version_is_installed(tmp_path, line, wanted):
     package(tmp_path, "vllm", "9.9", [line])
     package(tmp_path, "helper", "2.1")
     assert [str(requirement) for requirement in beside.unmet(tmp_path, "vllm")] == wanted
 
 
-def test_what_the_needed_packages_need_is_installed_too(beside, tmp_path, monkeypatch, capsys):
+def test_what_the_needed_packages_need_is_installed_too(tmp_path, monkeypatch, capsys):
     """transformers of an older vLLM needs an older hub library than `.venv` has."""
     package(tmp_path, "vllm", "9.9", ["one-package", "lost-package"])
     index = {"one-package": ["two-package", "one-package"], "two-package": ["one-package"]}
@@ -65,7 +57,7 @@ def test_what_the_needed_packages_need_is_installed_too(beside, tmp_path, monkey
     assert "has no lost-package" in capsys.readouterr().out
 
 
-def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(beside, tmp_path, monkeypatch):
+def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(tmp_path, monkeypatch):
     pinned, cuda = tmp_path / "pinned", tmp_path / "beside"
     for folder, names in ((pinned, ["_C.so"]), (cuda / "vllm" / "attention", ["fa.so", "a.py"])):
         folder.mkdir(parents=True)
@@ -82,15 +74,9 @@ def test_a_cuda_build_gets_the_kernels_of_the_pinned_cpu_build(beside, tmp_path,
 
 
 @pytest.mark.parametrize("version", ["..", ".", "", "nonsense", "/", "0.33.0/../.."])
-def test_a_text_that_is_no_version_removes_nothing(beside, tmp_path, monkeypatch, version):
+def test_a_text_that_is_no_version_removes_nothing(tmp_path, monkeypatch, version):
     monkeypatch.setattr(beside, "FOLDER", tmp_path / "beside")
     (tmp_path / "kept").touch()
     with pytest.raises(beside.BesideError, match="is not a version of vLLM, such as"):
         beside.install(version)
     assert (tmp_path / "kept").exists()
-
-
-def test_the_newer_vllm_comes_first(beside, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "given")
-    path = beside.environment(tmp_path)["PYTHONPATH"].split(":")
-    assert path == [str(tmp_path), str(ROOT), "given"]

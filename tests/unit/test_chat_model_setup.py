@@ -10,11 +10,8 @@ import time
 import zipfile
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
 import chat_model
+import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "scripts"
@@ -316,10 +313,3 @@ def test_every_pin_has_a_hash():
     assert len(pins) == 3
     for pin in pins:
         assert re.fullmatch(r"[\w-]+==[\d.]+( --hash=sha256:[0-9a-f]{64})+", pin), pin
-
-
-def test_make_clean_removes_it_and_make_passes_the_cache_on():
-    makefile = (REPOSITORY / "Makefile").read_text()
-    assert "CHAT_MODEL := models/SmolLM2-135M-Instruct\n" in makefile
-    assert "rm -rf $(CHAT_MODEL) " in makefile
-    assert re.search(r"^export .*\bMODEL_CACHE\b", makefile, re.MULTILINE)

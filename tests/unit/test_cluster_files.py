@@ -165,16 +165,3 @@ def test_encoders_may_sleep_in_mixed_yaml():
         assert deployment["autoscaling_config"]["min_replicas"] == 0
         assert 0 < deployment["ray_actor_options"]["num_gpus"] < 1
     assert mixed.generator["autoscaling_config"]["min_replicas"] > 0
-
-
-def test_the_comment_at_the_top_says_how_nodes_start(on_cluster):
-    head = on_cluster.text.split("\nproxy_location")[0]
-    for words in (
-        "RAY_AUTH_MODE=token",
-        "umask 077; ray get-auth-token",
-        "ray start --head",
-        "set -a; . configs/serve.env; set +a",
-        "--dashboard-host",
-        "TLS",
-    ):
-        assert words in head, words

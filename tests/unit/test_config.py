@@ -44,105 +44,83 @@ def test_args_are_frozen():
         AppArgs(model="m").model = "other"
 
 
+MISTAKES = [
+    # keys of `args`, words of the error
+    ({"modle": "m"}, "unknown key `modle` in `args`: did you mean `model`?"),
+    ({}, "`args` names nothing to serve: give `model`, `encoders`, or both."),
+    ({"encoders": []}, "`args` names nothing to serve"),
+]
+OF_GENERATOR = [
+    # keys beside `model`, words of the error
+    ({"kv_spilt": "even"}, "unknown key `kv_spilt` in `args`: did you mean `kv_split`?"),
+    (
+        {"zzz": 1},
+        "unknown key `zzz` in `args`: known keys: access, admission,",
+    ),
+    ({"kv_split": "odd"}, "'elastic' or 'even'"),
+    ({"ready_timeout_s": 0}, "greater than 0"),
+    ({"engine": {"max_model_length": 1}}, "unknown key `max_model_length` in `engine`: did you"),
+    ({"engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
+    ({"engine": {"scheduler_cls": "x"}}, "`scheduler_cls` in `engine` is set by the application"),
+    ({"engine": {"worker_cls": "x"}}, "`worker_cls` in `engine` is set by the application"),
+    ({"engine": {"data_parallel_size": 2}}, "one rank; set `num_replicas` of ModelReplica under"),
+    ({"engine": {"model": "x"}}, "name it one level up, as `model`"),
+    ({"encoders": [{"model": "y/m"}]}, "two models are served as `m`"),
+    (
+        {"limits": {"max_body_bytes_per_client": 1_000_000}},
+        "`limits.max_body_bytes_per_client` is 1000000, below `access.max_body_bytes`",
+    ),
+    (
+        {"limits": {"max_body_bytes_at_once": 1_000_000}},
+        "`limits.max_body_bytes_at_once` is 1000000, below",
+    ),
+    ({"frontend": {"chat_templat": "x"}}, "unknown key `chat_templat` in `frontend`: did you mean"),
+    ({"frontend": {"port": 1}}, "unknown key `port` in `frontend`"),
+    ({"frontend": {"enable_auto_tool_choice": True}}, "needs `tool_call_parser`"),
+    ({"frontend": {"lora_modules": ["a=b"]}}, "must be a list of `{name: NAME, path: DIRECTORY}`"),
+    ({"frontend": {"lora_modules": [{"name": "a", "path": "b"}]}}, "needs `enable_lora: true`"),
+    (
+        {
+            "engine": {"enable_lora": True},
+            "frontend": {"lora_modules": [{"name": "m", "path": "b"}]},
+        },
+        "two models are served as `m`",
+    ),
+]
+OF_ENCODERS = [
+    # keys beside an encoder, words of the error
+    ({"engine": {"dtype": "auto"}}, "`engine` in `args` belongs to `model`"),
+    ({"served_model_name": "x"}, "`served_model_name` in `args` belongs to `model`"),
+    ({"frontend": {"response_role": "x"}}, "`frontend` in `args` belongs to `model`"),
+    ({"encoders": [{"modle": "m"}]}, "unknown key `modle` in `encoders`: did you mean `model`?"),
+    ({"encoders": [{"served_model_name": "m"}]}, "Field required"),
+    (
+        {"encoders": [{"model": "m", "engine": {"max_batch_token": 1}}]},
+        "did you mean `max_batch_tokens`?",
+    ),
+    (
+        {"encoders": [{"model": "m", "engine": {"num_threads": 0}}]},
+        "num_threads is 0: it must be a whole number",
+    ),
+    (
+        {"encoders": [{"model": "a"}, {"model": "b"}]},
+        "2 encoders have the deployment name `Embedder`: give each",
+    ),
+    (
+        {"encoders": [{"model": "a", "deployment": "CfgRouter"}]},
+        "is the name of another part",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"modle": "m"}, "unknown key `modle` in `args`: did you mean `model`?"),
-        (
-            {"model": "m", "kv_spilt": "even"},
-            "unknown key `kv_spilt` in `args`: did you mean `kv_split`?",
-        ),
-        (
-            {"model": "m", "zzz": 1},
-            (
-                "unknown key `zzz` in `args`: known keys: access, admission, allow_untested_vllm,"
-                " direct_calls, draft_cost, encoders"
-            ),
-        ),
-        (
-            {"model": "m", "engine": {"max_model_length": 1}},
-            "unknown key `max_model_length` in `engine`: did you mean",
-        ),
-        ({"model": "m", "engine": {"enforce_eagre": 1}}, "`engine`: did you mean `enforce_eager`?"),
-        (
-            {"model": "m", "engine": {"scheduler_cls": "x"}},
-            "`scheduler_cls` in `engine` is set by the application",
-        ),
-        (
-            {"model": "m", "engine": {"worker_cls": "x"}},
-            "`worker_cls` in `engine` is set by the application",
-        ),
-        (
-            {"model": "m", "engine": {"data_parallel_size": 2}},
-            "each replica has one engine of one rank; set `num_replicas` of ModelReplica under",
-        ),
-        ({"model": "m", "engine": {"model": "x"}}, "name it one level up, as `model`"),
-        ({"model": "m", "kv_split": "odd"}, "'elastic' or 'even'"),
-        ({"model": "m", "ready_timeout_s": 0}, "greater than 0"),
-        ({}, "`args` names nothing to serve: give `model`, `encoders`, or both."),
-        ({"encoders": []}, "`args` names nothing to serve"),
-        (
-            {"encoders": [{"model": "m"}], "engine": {"dtype": "auto"}},
-            "`engine` in `args` belongs to `model`",
-        ),
-        (
-            {"encoders": [{"model": "m"}], "served_model_name": "x"},
-            "`served_model_name` in `args` belongs to `model`",
-        ),
-        (
-            {"encoders": [{"modle": "m"}]},
-            "unknown key `modle` in `encoders`: did you mean `model`?",
-        ),
-        ({"encoders": [{"served_model_name": "m"}]}, "Field required"),
-        (
-            {"encoders": [{"model": "m", "engine": {"max_batch_token": 1}}]},
-            "did you mean `max_batch_tokens`?",
-        ),
-        (
-            {"encoders": [{"model": "m", "engine": {"num_threads": 0}}]},
-            "num_threads is 0: it must be a whole number",
-        ),
-        (
-            {"encoders": [{"model": "a"}, {"model": "b"}]},
-            "2 encoders have the deployment name `Embedder`: give each",
-        ),
-        ({"encoders": [{"model": "a", "deployment": "CfgRouter"}]}, "is the name of another part"),
-        ({"model": "x/m", "encoders": [{"model": "y/m"}]}, "two models are served as `m`"),
-        (
-            {"model": "m", "limits": {"max_body_bytes_per_client": 1_000_000}},
-            "`limits.max_body_bytes_per_client` is 1000000, below `access.max_body_bytes`",
-        ),
-        (
-            {"model": "m", "limits": {"max_body_bytes_at_once": 1_000_000}},
-            "`limits.max_body_bytes_at_once` is 1000000, below",
-        ),
-        (
-            {"model": "m", "frontend": {"chat_templat": "x"}},
-            "unknown key `chat_templat` in `frontend`: did you mean",
-        ),
-        ({"model": "m", "frontend": {"port": 1}}, "unknown key `port` in `frontend`"),
-        ({"model": "m", "frontend": {"enable_auto_tool_choice": True}}, "needs `tool_call_parser`"),
-        (
-            {"model": "m", "frontend": {"lora_modules": ["a=b"]}},
-            "must be a list of `{name: NAME, path: DIRECTORY}`",
-        ),
-        (
-            {"model": "m", "frontend": {"lora_modules": [{"name": "a", "path": "b"}]}},
-            "needs `enable_lora: true`",
-        ),
-        (
-            {"encoders": [{"model": "m"}], "frontend": {"response_role": "x"}},
-            "`frontend` in `args` belongs to `model`",
-        ),
-        (
-            {
-                "model": "x/m",
-                "engine": {"enable_lora": True},
-                "frontend": {"lora_modules": [{"name": "m", "path": "b"}]},
-            },
-            "two models are served as `m`",
-        ),
+        *MISTAKES,
+        *(({"model": "x/m", **more}, words) for more, words in OF_GENERATOR),
+        *(({"encoders": [{"model": "m"}], **more}, words) for more, words in OF_ENCODERS),
     ],
+    ids=str,
 )
 def test_mistakes(values, words):
     with pytest.raises(pydantic.ValidationError) as error:

@@ -143,7 +143,7 @@ def states(made: list[Client]) -> list[str]:
     return [client.state for client in made]
 
 
-async def _one_tenant_fills_it() -> None:
+async def test_one_tenant_fills_it() -> None:
     line = queue()
     greedy = await clients(line, "greedy", *[100_000] * 4, *[2000] * 4)
     assert states(greedy) == ["runs"] * 4 + ["waits"] * 2 + ["refused"] * 2
@@ -156,7 +156,7 @@ async def _one_tenant_fills_it() -> None:
     assert error.retry_after_s >= 1
 
 
-async def _a_second_request_goes_before_those_of_the_greedy() -> None:
+async def test_a_second_request_goes_before_those_of_the_greedy() -> None:
     line = queue()
     greedy = await clients(line, "greedy", *[400] * 12)
     assert states(greedy).count("runs") == 4, "1600 tokens have a place"
@@ -171,7 +171,7 @@ async def _a_second_request_goes_before_those_of_the_greedy() -> None:
     assert states(greedy).count("runs") == 4, "one has ended, and none has begun: others are here"
 
 
-async def _who_fills_the_queue_makes_room() -> None:
+async def test_who_fills_the_queue_makes_room() -> None:
     line = queue()
     greedy = await clients(line, "greedy", *[400] * 16)
     assert states(greedy).count("waits") == 12
@@ -181,7 +181,7 @@ async def _who_fills_the_queue_makes_room() -> None:
     assert "refused" not in states(honest)
 
 
-async def _a_replica_has_its_number_of_requests() -> None:
+async def test_a_replica_has_its_number_of_requests() -> None:
     line = queue(max_batch_tokens=512, max_queued_tokens=65_536)
     many = await clients(line, "many", *[1] * 300)
     assert states(many).count("runs") == 96
@@ -190,7 +190,7 @@ async def _a_replica_has_its_number_of_requests() -> None:
     assert states(many).count("runs") == 2 * 96
 
 
-async def _who_leaves_frees_its_place() -> None:
+async def test_who_leaves_frees_its_place() -> None:
     line = queue()
     greedy = await clients(line, "greedy", *[400] * 6)
     greedy[5].task.cancel()
@@ -200,17 +200,3 @@ async def _who_leaves_frees_its_place() -> None:
     await settle()
     assert greedy[4].state == "runs"
     assert line.stats == {"queued_requests": 0, "queued_tokens": 0}
-
-
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        _one_tenant_fills_it,
-        _a_second_request_goes_before_those_of_the_greedy,
-        _who_fills_the_queue_makes_room,
-        _a_replica_has_its_number_of_requests,
-        _who_leaves_frees_its_place,
-    ],
-)
-def test_the_queue(scenario: Any) -> None:
-    asyncio.run(scenario())

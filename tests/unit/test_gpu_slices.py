@@ -206,11 +206,3 @@ def test_a_folder_travels_in_parts(tmp_path):
     assert all(len(call) < 2000 for call in calls)
     with pytest.raises(ValueError, match="leave files out of it"):
         gpu_pack.cut(archive, 0)
-
-
-def test_functions_that_an_old_nccl_lacks_are_defined(tmp_path):
-    source = gpu_pack.stub_source({"ncclWinRegister", "ncclDevComm"})
-    assert source.splitlines() == [
-        "int ncclDevComm(void) { return 3; }",
-        "int ncclWinRegister(void) { return 3; }",
-    ]

@@ -3,18 +3,17 @@
 import json
 import re
 import socket
-import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-import uvicorn
 
 from cfg_core.errors import ConfigError
 from cfg_core.patches import stock
 from deployments import patches
 from deployments.proxy.head_bounds import USUAL_LINES, HeadBounds, HeadCount, HeadTooLargeError
 from deployments.proxy.heads import MAX_PIPELINED, bounded
+from tests.support.uvicorn_server import serving
 
 (ROW,) = [row for row in patches.PATCHES if row.by == "deployments.proxy.heads:bounded"]
 
@@ -27,26 +26,15 @@ CLOSE = b"Connection: close\r\n"
 CHUNKED = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
 
-class Server:
-    """A uvicorn that answers with the size of the body.
+class Sizes:
+    """An application that answers with the size of the body.
 
     most_lines: the most header lines that a request had in memory.
     """
 
-    def __init__(self):
-        self.most_lines = 0
-        config = uvicorn.Config(
-            self.app, port=0, lifespan="off", log_level="critical", interface="asgi3"
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        until = time.monotonic() + 20
-        while not self._server.started and time.monotonic() < until:
-            time.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+    most_lines = port = 0
 
-    async def app(self, scope, receive, send):
+    async def __call__(self, scope, receive, send):
         size, more = 0, True
         while more:
             message = await receive()
@@ -58,19 +46,22 @@ class Server:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def stop(self):
-        self._server.should_exit = True
-        self._thread.join(10)
+
+@contextmanager
+def bounded_server(app):
+    """`app` behind the bounds, with its port."""
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CFG_SERVE_HEAD_TIMEOUT_S", str(TIMEOUT_S))
+            patch.setattr(ROW.target.replace(":", "."), bounded(stock(ROW)))
+            app.port = stack.enter_context(serving(app, interface="asgi3"))
+        yield app
 
 
 @pytest.fixture(scope="module")
 def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CFG_SERVE_HEAD_TIMEOUT_S", str(TIMEOUT_S))
-        patch.setattr(ROW.target.replace(":", "."), bounded(stock(ROW)))
-        server = Server()
-    yield server
-    server.stop()
+    with bounded_server(Sizes()) as app:
+        yield app
 
 
 def talk(server, sent, piece=2**16, pause_s=0.0, limit_s=5.0):
@@ -137,19 +128,14 @@ def test_a_connection_without_a_request_is_closed(server, sent):
 def test_a_body_that_goes_on_after_its_answer_has_a_deadline():
     """An application may answer before it has read the body; uvicorn then waits for its end."""
 
-    async def app(scope, receive, send):
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
-        )
-        await send({"type": "http.response.body", "body": b""})
+    class AnswersAtOnce(Sizes):
+        async def __call__(self, scope, receive, send):
+            headers = [(b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CFG_SERVE_HEAD_TIMEOUT_S", str(TIMEOUT_S))
-        patch.setattr(Server, "app", lambda self, *args: app(*args))
-        patch.setattr(ROW.target.replace(":", "."), bounded(stock(ROW)))
-        other = Server()
+    with bounded_server(AnswersAtOnce()) as other:
         got, took_s = talk(other, CHUNKED + b"1\r\nx\r\n" * 100, piece=6, pause_s=0.02)
-        other.stop()
     assert (statuses(got), took_s < 4) == ([200], True)
 
 

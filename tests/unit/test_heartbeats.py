@@ -25,54 +25,51 @@ async def slowly(items, pause_s=0.0, log=None):
             log.append("closed")
 
 
-def all_of(texts, every_s, meter=None):
-    async def main():
-        return [
-            item async for item in with_heartbeats(texts, lambda: (meter or Meter()).usage, every_s)
-        ]
-
-    return asyncio.run(main())
+async def all_of(texts, every_s, meter=None):
+    items = with_heartbeats(texts, lambda: (meter or Meter()).usage, every_s)
+    return [item async for item in items]
 
 
-def test_texts_pass_in_order_and_the_first_reports_the_usage():
-    assert all_of(slowly(["a", "b", DONE]), 1.0)[:2] == [Chunk("a", Usage()), Chunk("b")]
+async def test_texts_pass_in_order_and_the_first_reports_the_usage():
+    items = await all_of(slowly(["a", "b", DONE]), 1.0)
+    assert items[:2] == [Chunk("a", Usage()), Chunk("b")]
 
 
-def test_a_stream_without_a_last_event_is_reported_at_its_end():
-    assert all_of(slowly("ab"), 1.0) == [Chunk("a", Usage()), Chunk("b"), IDLE]
-    assert all_of(slowly("a"), 1.0) == [Chunk("a", Usage())]
+async def test_a_stream_without_a_last_event_is_reported_at_its_end():
+    assert await all_of(slowly("ab"), 1.0) == [Chunk("a", Usage()), Chunk("b"), IDLE]
+    assert await all_of(slowly("a"), 1.0) == [Chunk("a", Usage())]
 
 
 @pytest.mark.parametrize("last", [DONE, "data: {}\n\n" + DONE, "event: message_stop\ndata: {}\n\n"])
-def test_the_item_that_ends_a_stream_reports_the_usage(last):
-    assert all_of(slowly(["a", last]), 1.0) == [Chunk("a", Usage()), Chunk(last, Usage())]
-    assert all_of(slowly([last]), 1.0) == [Chunk(last, Usage())]
+async def test_the_item_that_ends_a_stream_reports_the_usage(last):
+    assert await all_of(slowly(["a", last]), 1.0) == [Chunk("a", Usage()), Chunk(last, Usage())]
+    assert await all_of(slowly([last]), 1.0) == [Chunk(last, Usage())]
 
 
-def test_each_piece_of_a_whole_answer_reports_the_usage():
+async def test_each_piece_of_a_whole_answer_reports_the_usage():
     async def pieces():
         yield Whole("a")
         yield Whole("b")
 
-    assert all_of(pieces(), 1.0) == [Whole("a", Usage()), Whole("b", Usage())]
+    assert await all_of(pieces(), 1.0) == [Whole("a", Usage()), Whole("b", Usage())]
 
 
-def test_usage_is_reported_while_nothing_is_sent():
-    items = all_of(slowly("a", 0.13), 0.05)
+async def test_usage_is_reported_while_nothing_is_sent():
+    items = await all_of(slowly("a", 0.13), 0.05)
     assert 2 <= items.index(Chunk("a", Usage())) <= 3
 
 
-def test_the_first_heartbeat_comes_soon():
-    assert all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a", Usage())]
+async def test_the_first_heartbeat_comes_soon():
+    assert await all_of(slowly("a", 0.2), 5.0) == [IDLE, Chunk("a", Usage())]
 
 
-def test_usage_is_reported_between_texts_at_intervals():
-    items = all_of(slowly("abcdef", 0.03), 0.05)
+async def test_usage_is_reported_between_texts_at_intervals():
+    items = await all_of(slowly("abcdef", 0.03), 0.05)
     assert 3 <= sum(item.usage is not None for item in items) <= 6
     assert [item.text for item in items if item != IDLE] == list("abcdef")
 
 
-def test_a_report_has_the_counts_of_its_moment():
+async def test_a_report_has_the_counts_of_its_moment():
     meter = Meter()
 
     async def texts():
@@ -81,7 +78,7 @@ def test_a_report_has_the_counts_of_its_moment():
         meter.output_tokens = 9
         yield Chunk(DONE)
 
-    told = [item.usage for item in all_of(texts(), 5.0, meter) if item.usage is not None]
+    told = [item.usage for item in await all_of(texts(), 5.0, meter) if item.usage is not None]
     assert told == [
         Usage(prompt_tokens=7, output_tokens=1),
         Usage(prompt_tokens=7, output_tokens=9),
@@ -89,32 +86,28 @@ def test_a_report_has_the_counts_of_its_moment():
     assert told[1].tokens == 16
 
 
-def test_an_empty_answer_stays_empty():
-    assert all_of(slowly(""), 1.0) == []
+async def test_an_empty_answer_stays_empty():
+    assert await all_of(slowly(""), 1.0) == []
 
 
 @pytest.mark.parametrize("script", [[ValueError("broken")], ["a", ValueError("broken")]])
-def test_errors_pass(script):
+async def test_errors_pass(script):
     with pytest.raises(ValueError, match="broken"):
-        all_of(slowly(script), 1.0)
+        await all_of(slowly(script), 1.0)
 
 
 @pytest.mark.parametrize("taken", [1, 2, 3])
-def test_closing_closes_the_source(taken):
+async def test_closing_closes_the_source(taken):
     log = []
-
-    async def main():
-        items = with_heartbeats(slowly("abc", 0.01, log), lambda: Usage(), 0.001)
-        for _ in range(taken):
-            await anext(items)
-        await items.aclose()
-
-    asyncio.run(main())
+    items = with_heartbeats(slowly("abc", 0.01, log), lambda: Usage(), 0.001)
+    for _ in range(taken):
+        await anext(items)
+    await items.aclose()
     assert log == ["closed"]
 
 
 @pytest.mark.parametrize("first", ["", "a"])
-def test_cancelling_the_waiting_task_stops_the_source(first):
+async def test_cancelling_the_waiting_task_stops_the_source(first):
     log = []
 
     async def texts():
@@ -126,18 +119,15 @@ def test_cancelling_the_waiting_task_stops_the_source(first):
         finally:
             log.append("closed")
 
-    async def main():
-        async def wait():
-            async for _ in with_heartbeats(texts(), lambda: Usage(), 10):
-                pass
+    async def wait():
+        async for _ in with_heartbeats(texts(), lambda: Usage(), 10):
+            pass
 
-        task = asyncio.ensure_future(wait())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        start = time.monotonic()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert time.monotonic() - start < 1
-
-    asyncio.run(main())
+    task = asyncio.ensure_future(wait())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    start = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - start < 1
     assert log == ["closed"]

@@ -90,12 +90,6 @@ def test_an_answer_that_does_not_obey(name, text):
     assert not PROMPTS[name].checker(text, ended=True)
 
 
-def test_every_family_has_answers_of_both_kinds():
-    families = {prompt.family for prompt in PROMPTS.values()}
-    assert {PROMPTS[name].family for name in OBEYED} == families
-    assert {PROMPTS[name].family for name in DISOBEYED} == families
-
-
 @pytest.mark.parametrize("text", ["", " \n", "?", "```", "...", "\ufffd"])
 def test_an_answer_without_a_word_obeys_nothing(text):
     assert not any(prompt.checker(text, ended=True) for prompt in PROMPTS.values())
@@ -112,13 +106,6 @@ def test_which_families_may_be_cut():
     }
 
 
-def test_there_are_enough_prompts_and_none_is_asked_twice():
-    assert len(PROMPTS) == len(prompts.prompts()) == 140
-    assert len({prompt.question for prompt in PROMPTS.values()}) == 140
-    by_family = [prompt.family for prompt in PROMPTS.values()]
-    assert {by_family.count(family) for family in by_family} == {10}
-
-
 def test_a_part_of_the_prompts_has_all_families():
     assert len({prompt.family for prompt in prompts.prompts(14)}) == 14
     assert {item.family for item in context.items(2)} == {"counterfactual", "invented"}
@@ -129,18 +116,6 @@ def test_conversations_differ_in_the_instruction_alone():
         assert prompt.conditional()[1] == prompt.negative()[1]
         assert prompt.conditional()[0]["content"] == prompt.instruction
         assert prompt.negative()[0]["content"] == "You are a helpful assistant."
-
-
-def test_stop_words_of_a_language_are_not_those_of_english():
-    english = set(checkers.STOP_WORDS["English"].split())
-    for language in ("German", "French", "Spanish"):
-        assert english.isdisjoint(checkers.STOP_WORDS[language].split())
-
-
-def test_there_are_enough_passages_and_none_is_asked_twice():
-    assert len(ITEMS) == len(context.items()) == 64
-    assert len({item.question for item in ITEMS.values()}) == 64
-    assert sum(bool(item.memory) for item in ITEMS.values()) == 40
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda item: item.name)
@@ -258,12 +233,6 @@ def test_kept_answers_survive_a_line_that_was_cut(tmp_path):
     assert again.get(first.key) == first
     assert again.get(second.key) == second
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3
-
-
-def test_without_a_path_answers_are_kept_in_memory():
-    file = AnswerFile(None)
-    file.add([answer("word/0", "lantern")])
-    assert file.get("word/0 1.0 lantern")
 
 
 def test_another_request_has_another_key():

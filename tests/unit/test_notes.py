@@ -26,6 +26,8 @@ def streams(*weights: float) -> dict[str, Any]:
 CASES = [
     # cause, fields, what is known at the end, words of the sentence
     ("off", {"guidance_scale": 1, "negative_prompt": "n"}, LONG, "so negative_prompt had"),
+    ("off", {"negative_prompt_ids": [1]}, LONG, "so negative_prompt_token_ids had"),
+    ("off", {"negative_messages": [USER], "messages": [USER]}, LONG, "so negative_messages had"),
     ("off", {"guidance_schedule": [[0, 1]], **SCHEDULE}, LONG, "guidance_schedule is 1"),
     ("no system message", {**PAIR, "negative_prompt": "", "messages": [USER]}, SAME, "empty"),
     (

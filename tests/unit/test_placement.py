@@ -465,34 +465,6 @@ def test_a_replica_without_a_report_does_not_get_everything(num_replicas):
     assert 32 <= chosen.count("new") <= 64
 
 
-def test_a_full_fleet_does_not_slow_the_choice():
-    """Otherwise a thousand full replicas would be compared for each request, the queued ones too.
-
-    Operations are counted, not seconds.
-    """
-    names = [f"r{i}" for i in range(500)]
-    placer = Placer(seed=0)
-    placer.keep_only(names)
-    for name in names:
-        placer.report(name, IDLE | {"waiting": 1, "running": 256}, 0.0)
-    for i in range(100):
-        placer.rank(str(i), group(f"p{i}"), names, 1.0)
-    compared, ledger = [], placer._ledger
-    load_of = ledger.load
-    ledger.load = lambda *args: compared.append(args[0]) or load_of(*args)
-    assert len(placer.rank("last", group(), names, 1.0)) == 500
-    assert len(compared) <= 2 * MAX_COMPARED
-
-
-def test_the_only_free_replica_of_a_full_fleet_is_found():
-    names = [f"r{i}" for i in range(500)]
-    placer = Placer(seed=0)
-    placer.keep_only(names)
-    for name in names:
-        placer.report(name, IDLE | {"running": 0 if name == "r321" else 256}, 0.0)
-    assert placer.rank("1", group(), names, 1.0)[0] == "r321"
-
-
 def test_equal_replicas_are_chosen_in_another_order_by_each_router():
     names = [f"r{i}" for i in range(8)]
     first = set()
@@ -560,11 +532,13 @@ def test_a_repeated_report_changes_nothing():
 # --- sessions -------------------------------------------------------------------------------------
 
 
-def test_a_session_stays_where_it_was():
-    placer = placer_of("a", "b", "c", "d")
-    home = send(placer, "0", group("0", session="s"), "abcd", 0.0)
+@pytest.mark.parametrize("number", [4, 1000])
+def test_a_session_stays_where_it_was(number):
+    placer, replicas = placer_of_many(number), range(number)
+    home = send(placer, "0", group("first", session="s"), replicas, 0.0)
     for i in range(1, 20):  # nothing in common with what came before, and the others are idle
-        assert send(placer, f"{i}", group(f"{i}", f"-{i}", session="s"), "abcd", float(i)) == home
+        placer.answered(f"{i - 1}", home, i - 0.5)
+        assert send(placer, f"{i}", group(f"{i}", f"-{i}", session="s"), replicas, i) == home
 
 
 def test_a_session_leaves_an_overloaded_replica():
@@ -601,31 +575,26 @@ def test_the_table_of_sessions_is_bounded(monkeypatch):
 MANY = range(1000)
 
 
-def placer_of_many():
+def placer_of_many(number=1000, **stats):
+    """A placer whose replicas all report the same."""
     placer = Placer(seed=0)
-    for replica in MANY:
-        placer.report(replica, IDLE, 0.0)
+    placer.keep_only(range(number))
+    for replica in range(number):
+        placer.report(replica, IDLE | stats, 0.0)
     return placer
 
 
-def counted_loads(placer, monkeypatch):
-    """The numbers of replicas whose load is computed, one for each time."""
-    counts, loads = [], placer.loads
-
-    def counted(replicas, now):
-        counts.append(len(replicas))
-        return loads(replicas, now)
-
-    monkeypatch.setattr(placer, "loads", counted)
-    return counts
-
-
-def test_a_choice_among_many_looks_at_few_and_ranks_all(monkeypatch):
-    placer = placer_of_many()
-    counts = counted_loads(placer, monkeypatch)
-    ranked = placer.rank("1", group(), MANY, 1.0)
-    assert sorted(ranked) == list(MANY)
-    assert sum(counts) <= MAX_COMPARED + 1
+@pytest.mark.parametrize("stats", [{}, {"waiting": 1, "running": 256}], ids=["idle", "full"])
+def test_a_choice_among_many_looks_at_few_and_ranks_all(stats):
+    """Also where all are full, and requests are queued. Operations are counted, not seconds."""
+    placer = placer_of_many(**stats)
+    for i in range(100):
+        placer.rank(str(i), group(f"p{i}"), MANY, 1.0)
+    compared, ledger = [], placer._ledger
+    load_of = ledger.load
+    ledger.load = lambda *args: compared.append(args[0]) or load_of(*args)
+    assert sorted(placer.rank("last", group(), MANY, 1.0)) == list(MANY)
+    assert len(compared) <= 2 * MAX_COMPARED
 
 
 def test_among_many_the_replica_that_holds_the_prefix_is_found():
@@ -637,19 +606,10 @@ def test_among_many_the_replica_that_holds_the_prefix_is_found():
     assert chosen == [7, 500, 993]
 
 
-def test_among_many_a_session_stays_where_it_was():
-    placer = placer_of_many()
-    home = send(placer, "0", group("first", session="s"), MANY, 0.0)
-    for i in range(1, 20):
-        placer.answered(f"{i - 1}", home, i - 0.5)
-        assert send(placer, f"{i}", group(f"{i}", session="s"), MANY, float(i)) == home
-
-
-def test_among_many_the_only_one_with_room_is_found():
-    placer = placer_of_many()
-    for replica in MANY:
-        if replica != 421:
-            placer.report(replica, {**IDLE, "free_blocks": 0}, 1.0)
+@pytest.mark.parametrize("full", [{"free_blocks": 0}, {"running": 256}], ids=str)
+def test_among_many_the_only_one_with_room_is_found(full):
+    placer = placer_of_many(**full)
+    placer.report(421, IDLE, 1.0)
     assert placer.rank("1", group(), MANY, 2.0)[0] == 421
 
 
@@ -761,19 +721,20 @@ def test_under_zipf_most_avoidable_misses_are_avoided():
         assert ours["utilisation"] <= 0.75 * other["utilisation"]
 
 
-@pytest.mark.parametrize("load", [0.02, 0.7])
-@pytest.mark.parametrize("negative_chars", [256, 1500])
-def test_a_negative_that_all_share_does_not_attract_requests(load, negative_chars):
-    workload = Workload(requests=1500, prefixes=0, load=load, negative_chars=negative_chars)
-    assert balanced(simulate(workload, "ours"))
-
-
-def test_the_naive_policy_sends_all_requests_to_one_replica():
-    assert simulate(Workload(requests=500), "prefix only (naive)")["max_over_mean_requests"] == 4
-
-
-def test_one_prefix_for_all_is_balanced_too():
-    assert balanced(simulate(Workload(requests=1500, prefixes=1), "ours"))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(
+            {"prefixes": 0, "load": x, "negative_chars": n}
+            for x in (0.02, 0.7)
+            for n in (256, 1500)
+        ),
+        {"prefixes": 1},
+    ],
+    ids=str,
+)
+def test_a_prefix_that_all_share_does_not_attract_requests(fields):
+    assert balanced(simulate(Workload(requests=1500, **fields), "ours"))
 
 
 class OneIsFull(Ours):

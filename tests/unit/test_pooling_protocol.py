@@ -18,50 +18,26 @@ from deployments.requests.encode.fields import MAX_ITEMS, read_inputs
 from deployments.requests.encode.jobs import in_terms_of
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
+from tests.support.bad_bodies import ENCODING, INPUTS, RERANKS, SCORES
 
-EMBEDDER = ModelInfo(
-    tasks=("embed", "token_embed"),
-    dimension=4,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-)
-RETRIEVER = ModelInfo(
-    tasks=("embed",),
+
+def info_of(*tasks, **fields):
+    usual = {"dimension": None, "max_input_tokens": 16, "vocab_size": 100, "dtype": "float32"}
+    return ModelInfo(tasks=tasks, **{**usual, **fields})
+
+
+EMBEDDER = info_of("embed", "token_embed", dimension=4)
+RETRIEVER = info_of(
+    "embed",
     dimension=8,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
     prompts={"query": "query: ", "passage": "passage: "},
     default_prompt="d: ",
     matryoshka=True,
 )
-RERANKER = ModelInfo(
-    tasks=("classify",),
-    dimension=None,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-    labels=("LABEL_0",),
-)
-CLASSIFIER = ModelInfo(
-    tasks=("classify",),
-    dimension=None,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-    labels=("no", "yes"),
-)
-SPARSE = ModelInfo(
-    tasks=("sparse",), dimension=None, max_input_tokens=16, vocab_size=100, dtype="float32"
-)
-BGE_M3 = ModelInfo(
-    tasks=("embed", "sparse", "token_embed"),
-    dimension=4,
-    max_input_tokens=16,
-    vocab_size=100,
-    dtype="float32",
-)
+RERANKER = info_of("classify", labels=("LABEL_0",))
+CLASSIFIER = info_of("classify", labels=("no", "yes"))
+SPARSE = info_of("sparse")
+BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4)
 MODELS = [EMBEDDER, RETRIEVER, RERANKER, CLASSIFIER, SPARSE, BGE_M3]
 
 
@@ -154,38 +130,6 @@ def test_pairs():
     assert read_inputs([[1, 2]], pairs=True) == [[1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, "input is missing: send a text"),
-        (3, "input is a number: send a text"),
-        ({"text": "x"}, "input is an object"),
-        (True, "input is a boolean"),
-        ("", "input is empty"),
-        ([], "input is empty: send 1 to 2048"),
-        (["a", ""], "input[1] is empty"),
-        ([[]], "input[0] has no tokens"),
-        ([[1], []], "input[1] has no tokens"),
-        (["x"] * (MAX_ITEMS + 1), "input has 2049 items: send at most 2048"),
-        ([[1]] * (MAX_ITEMS + 1), "input has 2049 items: send at most 2048"),
-        (["a", 1], "input[1] is a number: send texts, or lists of token ids"),
-        ([1, "a"], "input[0] is a number"),
-        (["a", [1]], "input[0] is a text and input[1] is a list of token ids: send one kind"),
-        ([True, False], "input[0] is a boolean"),
-        ([[1, True]], "input[0] holds a boolean: token ids are whole numbers"),
-        ([[1.0]], "input[0] holds a number: token ids are whole numbers"),
-        ([["a", "b"]], "input[0] holds a string"),
-        ([None], "input[0] is null"),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-def test_bad_inputs(value, words):
-    with pytest.raises(RequestError) as error:
-        read_inputs(value)
-    assert words in str(error.value)
-    assert error.value.param == "input"
-
-
 @pytest.mark.parametrize("value", [[["a", ""]], [["a", "b", "c"]], [["a", 1]], [["a", "b"], "c"]])
 def test_bad_pairs(value):
     with pytest.raises(RequestError):
@@ -246,50 +190,12 @@ def test_normalisation(name, value):
     assert call_of("embeddings", {"input": "x", name: value}).options.normalize is value
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        (
-            {"dimensions": 2},
-            "dimensions",
-            "this model has 4 dimensions and was not trained to be cut",
-        ),
-        ({"dimensions": 0}, "dimensions", "dimensions is 0: send a whole number of at least 1"),
-        ({"dimensions": "4"}, "dimensions", "dimensions is a string: send a whole number"),
-        ({"dimensions": True}, "dimensions", "dimensions is a boolean"),
-        ({"dimensions": 4.0}, "dimensions", "dimensions is a number: send a whole number"),
-        ({"encoding_format": "hex"}, "encoding_format", "must be float or base64"),
-        ({"encoding_format": []}, "encoding_format", "must be float or base64"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be 1 to 16, or -1"),
-        ({"truncate_prompt_tokens": 17}, "truncate_prompt_tokens", "must be 1 to 16, or -1"),
-        ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens", "must be 1 to 16, or -1"),
-        ({"truncate_prompt_tokens": 4, "truncate": True}, "truncate", "send only one"),
-        ({"truncate": 1}, "truncate", "must be true or false"),
-        ({"truncate": "MIDDLE"}, "truncate", "NONE, START or END"),
-        ({"truncation_side": "up"}, "truncation_side", "must be left or right"),
-        ({"truncation_side": 3}, "truncation_side", "must be left or right"),
-        ({"prompt_name": "query"}, "prompt_name", "no prompt named 'query': it has none"),
-        ({"prompt": 3}, "prompt", "prompt is a number"),
-        ({"prompt": "x", "prompt_name": "y"}, "prompt", "send only one"),
-        ({"input": [1, 2], "prompt": "x"}, "prompt", "send texts, or leave it out"),
-        ({"normalize": 1}, "normalize", "normalize is a number: send true or false"),
-        ({"normalize": True, "use_activation": False}, "normalize", "send only one"),
-        ({"messages": []}, "messages", "send the text as input"),
-        ({"add_special_tokens": False}, "add_special_tokens", "send token ids instead"),
-        ({"guidance_scale": 2}, "guidance_scale", "encoders generate none: leave it out"),
-        ({"negative_prompt": "x"}, "negative_prompt", "leave it out"),
-        ({"cfg": 1}, "cfg", "leave it out"),
-        ({"guidence_scale": 2}, "guidence_scale", "leave it out"),
-        ({"extra_body": {"cfg_scale": 2}}, "cfg_scale", "leave it out"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-@pytest.mark.parametrize("endpoint", ["embeddings", "pooling"])
-def test_refusals(endpoint, fields, param, words):
+@pytest.mark.parametrize("bad", [*INPUTS, *ENCODING, *RERANKS, *SCORES], ids=str)
+def test_refusals(bad):
     with pytest.raises(RequestError) as error:
-        job_of(endpoint, {"input": "x", **fields})
-    assert words in str(error.value)
-    assert error.value.param == param
+        job_of(bad.endpoint, bad.fields, RERANKER if bad.endpoint == "rerank" else EMBEDDER)
+    assert bad.words in str(error.value)
+    assert error.value.param == bad.param
 
 
 def test_null_is_not_given():
@@ -443,45 +349,6 @@ def test_equal_scores_keep_the_order_of_the_request():
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"query": "q"}, "documents", "both missing: send documents"),
-        (
-            {"query": "q", "documents": ["a"], "texts": ["a"]},
-            "documents",
-            "both given: send only one",
-        ),
-        ({"documents": ["a"]}, "query", "query is missing"),
-        ({"query": "", "documents": ["a"]}, "query", "query is empty"),
-        ({"query": ["q"], "documents": ["a"]}, "query", "query is a list: send a text"),
-        ({"query": "q", "documents": []}, "documents", "documents is empty"),
-        ({"query": "q", "documents": ["a"] * 2049}, "documents", "at most 2048"),
-        ({"query": "q", "documents": ["a", 3]}, "documents", "documents[1] is a number"),
-        (
-            {"query": "q", "documents": [{"title": "a"}]},
-            "documents",
-            "documents[0] is an object without a text",
-        ),
-        ({"query": "q", "documents": [{"text": ""}]}, "documents", "documents[0] is empty"),
-        ({"query": "q", "documents": {"text": "a"}}, "documents", "documents is an object"),
-        ({"query": "q", "texts": [{"text": "a"}]}, "texts", "texts[0] is an object"),
-        ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n", "top_n is -1"),
-        (
-            {"query": "q", "documents": ["a"], "return_documents": "yes"},
-            "return_documents",
-            "send true or false",
-        ),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_bad_reranks(body, param, words):
-    with pytest.raises(RequestError) as error:
-        job_of("rerank", body, RERANKER)
-    assert words in str(error.value)
-    assert error.value.param == param
-
-
-@pytest.mark.parametrize(
     ("left", "right", "pairs"),
     [
         ("q", "a", [("q", "a")]),
@@ -503,15 +370,6 @@ def test_score(left, right, pairs, names):
     assert [row["score"] for row in cosine.answer(vectors)["data"]] == pytest.approx(
         [1.0] * len(pairs)
     )
-
-
-def test_scores_of_unequal_lists():
-    with pytest.raises(
-        RequestError, match="text_1 has 2 texts and text_2 has 3: send one, or as many as text_2"
-    ):
-        job_of("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]})
-    with pytest.raises(RequestError, match="text_1 and text_2 are not both given"):
-        job_of("score", {"text_1": "a"})
 
 
 # --- the rest -------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 import pickle
 import random
 import time
@@ -10,17 +9,12 @@ import time
 import pytest
 
 from cfg_core.errors import (
-    CfgServeError,
-    EngineDeadError,
     EngineError,
     GuidanceError,
-    NotFoundError,
-    OverloadedError,
     RequestError,
-    UnknownModelError,
 )
 from deployments.generator import sse
-from deployments.http.errors import error_of, http_error
+from deployments.http.errors import http_error
 from deployments.http.events import DONE, error_event, is_last
 from deployments.requests.body import decode_body
 from deployments.requests.demand import demand_of, output_tokens
@@ -28,9 +22,10 @@ from deployments.requests.endpoints import with_system
 from deployments.requests.followers import check_number
 from deployments.requests.guidance import read_guidance
 from deployments.requests.negative import follower_body, negative_body
-from deployments.requests.notes import Outcome, is_empty_without_system, note_of
+from deployments.requests.notes import is_empty_without_system
 from deployments.requests.report import guidance_report
 from deployments.requests.streams import streams_of
+from tests.support.bad_bodies import GUIDANCE, NOT_JSON, VALUES
 
 USER = {"role": "user", "content": "Tell me a story."}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -47,21 +42,6 @@ def test_plain_bodies_give_no_guidance():
     )
 
 
-@pytest.mark.parametrize("scale", [-1, 0, 0.5, 1.5, 7, 1e-300, -3.25])
-def test_any_finite_scale_is_accepted(scale):
-    guidance = read_guidance({"prompt": "x", "guidance_scale": scale}, "completion")
-    assert guidance.params.scale == scale
-    assert guidance.enabled
-    assert guidance.negative_field is None
-
-
-def test_synonyms():
-    guidance = read_guidance({"cfg_scale": 2, "negative_prompt_ids": [3, 4]}, "completion")
-    assert guidance.params.scale == 2
-    assert guidance.params.negative_prompt_token_ids == (3, 4)
-    assert guidance.negative_field == "negative_prompt_token_ids"
-
-
 def test_scale_one_without_a_negative_is_a_plain_request():
     guidance = read_guidance(
         {"guidance_scale": 1, "use_beam_search": True, "suffix": "y"}, "completion"
@@ -69,61 +49,6 @@ def test_scale_one_without_a_negative_is_a_plain_request():
     assert not guidance.enabled
     report = guidance_report(guidance, 0, 5)
     assert report == {"scale": 1.0, "streams": 1, "negative_prompt_tokens": 0, "guided_tokens": 0}
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "fields", "field"),
-    [
-        ("completion", {"guidance_scale": 1, "negative_prompt": ""}, "negative_prompt"),
-        ("completion", {"negative_prompt": "a"}, "negative_prompt"),
-        ("completion", {"negative_prompt_ids": [1]}, "negative_prompt_token_ids"),
-        ("chat", {"guidance_scale": 1.0, "negative_messages": [USER]}, "negative_messages"),
-    ],
-)
-def test_a_negative_at_scale_one_is_served_and_noted(endpoint, fields, field):
-    guidance = read_guidance(fields, endpoint)
-    assert not guidance.enabled
-    note = note_of(endpoint, {}, guidance, Outcome())
-    assert note == f"guidance_scale is 1 (off), so {field} had no effect."
-    assert guidance_report(guidance, 0, 5, note)["note"] == note
-
-
-def test_a_negative_beside_a_schedule_of_ones_is_noted():
-    guidance = read_guidance({"guidance_schedule": [[0, 1]], "negative_prompt": "a"}, "completion")
-    assert not guidance.enabled
-    note = note_of("completion", {}, guidance, Outcome())
-    assert note == "guidance_schedule is 1 (off), so negative_prompt had no effect."
-
-
-@pytest.mark.parametrize("fields", [{"guidance_scale": 1}, {"guidance_scale": 2}])
-def test_no_note_where_nothing_was_in_vain(fields):
-    assert note_of("chat", {}, read_guidance(fields, "chat"), Outcome(longest=9)) is None
-
-
-@pytest.mark.parametrize(
-    ("messages", "left", "is_noted"),
-    [
-        ([SYSTEM, USER], [USER], False),
-        ([USER, SYSTEM, USER], [USER, USER], False),
-        ([USER], [USER], True),
-    ],
-)
-def test_an_empty_negative_of_a_chat_is_the_conversation_without_its_system_message(
-    messages, left, is_noted
-):
-    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, "chat")
-    assert negative_body("chat", {"messages": messages}, guidance)["messages"] == left
-    assert is_empty_without_system("chat", {"messages": messages}, guidance) == is_noted
-
-
-def test_report_of_a_guided_request():
-    guidance = read_guidance({"guidance_scale": 1.5}, "completion")
-    assert guidance_report(guidance, 1, 7) == {
-        "scale": 1.5,
-        "streams": 2,
-        "negative_prompt_tokens": 1,
-        "guided_tokens": 7,
-    }
 
 
 @pytest.mark.parametrize(
@@ -138,11 +63,13 @@ def test_report_of_a_guided_request():
             {"schedule": [[0, 3.0], [8, 1.5]], "streams": 2},
         ),
         ({"guidance_scale": 2, "guidance_end": 5}, {"scale": 2.0, "streams": 2}),
+        ({"cfg_scale": -1, "negative_prompt_ids": [3]}, {"scale": -1.0, "streams": 2}),
     ],
 )
 def test_the_report_says_how_the_streams_were_blended(fields, report):
-    found = guidance_report(read_guidance(fields, "completion"), 9, 7)
-    assert found == {**report, "negative_prompt_tokens": 9, "guided_tokens": 7}
+    found = guidance_report(read_guidance(fields, "completion"), 9, 7, "a note")
+    counts = {"negative_prompt_tokens": 9, "guided_tokens": 7}
+    assert found == {**report, **counts, "note": "a note"}
 
 
 def test_a_schedule_has_any_of_the_negatives():
@@ -175,286 +102,13 @@ def test_guidance_survives_pickling():
 
 # --- what is refused ------------------------------------------------------------------------------
 
-REFUSED = [
-    # endpoint, fields, parameter at fault, words of the sentence
-    (
-        "completion",
-        {"guidance_scale": 1, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
-        "negative_prompt_token_ids",
-        "send only one",
-    ),
-    ("chat", {"guidance_scale": 1, "negative_messages": []}, "negative_messages", "is empty"),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": "a", "negative_prompt_token_ids": [1]},
-        "negative_prompt_token_ids",
-        "send only one",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [1], "negative_prompt_token_ids": [1]},
-        "negative_prompt_token_ids",
-        "send only one",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_prompt": "a", "negative_messages": [USER]},
-        "negative_messages",
-        "send only one",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_prompt_ids": [1], "negative_messages": [USER]},
-        "negative_messages",
-        "send only one",
-    ),
-    ("completion", {"guidance_scale": 2, "cfg_scale": 2}, "cfg_scale", "send only one"),
-    ("completion", {"cfg_weight": 2}, "cfg_weight", "guidance_scale = 1 + cfg_weight"),
-    ("completion", {"cfg_coef": 2}, "cfg_coef", "guidance_scale = cfg_coef"),
-    ("completion", {"guidance_scal": 2}, "guidance_scal", "Did you mean guidance_scale?"),
-    ("completion", {"Guidance_Scale": 2}, "Guidance_Scale", "Did you mean guidance_scale?"),
-    ("completion", {"negative_promt": "a"}, "negative_promt", "Did you mean negative_prompt?"),
-    ("completion", {"guidence_scale": 2}, "guidence_scale", "Did you mean guidance_scale?"),
-    ("chat", {"negativ_prompt": "a"}, "negativ_prompt", "Did you mean negative_prompt?"),
-    ("completion", {"cfg": 2}, "cfg", "Known: guidance_scale"),
-    ("completion", {"negative_prompts": None}, "negative_prompts", "Did you mean negative_prompt?"),
-    ("chat", {"negative_message": [USER]}, "negative_message", "Did you mean negative_messages?"),
-    ("completion", {"guidance_between": {}}, "guidance_between", "not supported yet"),
-    ("completion", {"guidance_min_entropy": 1}, "guidance_min_entropy", "not supported yet"),
-    ("chat", {"guidance_score_tokens": 3}, "guidance_score_tokens", "is for /v1/completions"),
-    ("completion", {"guidance_score_tokens": 3}, "guidance_score_tokens", "send echo and logprobs"),
-    (
-        "completion",
-        {"guidance_scale": 2, "guidance_score_tokens": 3, "logprobs": 1},
-        "guidance_score_tokens",
-        "send echo and logprobs",
-    ),
-    ("completion", {"guidance_start": 3}, "guidance_start", "guidance_scale is 1 (off)"),
-    ("completion", {"guidance_end": 3}, "guidance_end", "guidance_scale is 1 (off)"),
-    ("chat", {"guidance_top_k": 3}, "guidance_top_k", "guidance_scale is 1 (off)"),
-    ("chat", {"guidance_streams": []}, "guidance_streams", "leave it out for a plain request"),
-    (
-        "completion",
-        {"guidance_streams": [{"weight": 1, "messages": [USER]}]},
-        "guidance_streams[0]",
-        "send prompt or token_ids here",
-    ),
-    (
-        "chat",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "negative_messages": [USER]},
-        "negative_messages",
-        "move the conversation into a stream's messages",
-    ),
-    (
-        "chat",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_scale": 2},
-        "guidance_streams",
-        "leave out guidance_scale",
-    ),
-    *(
-        (
-            "completion",
-            {"guidance_streams": [{"weight": 1, "prompt": "a"}, {"weight": 1, "lora": lora}]},
-            "guidance_streams[1].lora",
-            "the name of an adapter, or false",
-        )
-        for lora in (True, 0, 3, ["a", 1, "/a"], {"name": "a"})
-    ),
-    (
-        "completion",
-        {"guidance_streams": '[{"weight": 1, "prompt": "a"}]'},
-        "guidance_streams",
-        "is a string: send a JSON list",
-    ),
-    (
-        "chat",
-        {"guidance_schedule": "[[0, 2]]"},
-        "guidance_schedule",
-        "is a string: send a JSON list",
-    ),
-    (
-        "messages",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}], "guidance_logprobs": True},
-        "guidance_logprobs",
-        "use /v1/completions or /v1/chat/completions",
-    ),
-    (
-        "completion",
-        {"vllm_xargs": {"guidance_streams": "[]"}},
-        "vllm_xargs",
-        "move it to the top level",
-    ),
-    (
-        "completion",
-        {"guidance_schedule": [[0, 2]], "use_beam_search": True},
-        "use_beam_search",
-        "Beam search cannot be guided",
-    ),
-    (
-        "batch",
-        {"guidance_streams": [{"weight": 1, "prompt": "a"}]},
-        "guidance_scale",
-        "cannot be guided",
-    ),
-    ("chat", {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
-    (
-        "messages",
-        {"guidance_scale": 2, "guidance_logprobs": True},
-        "guidance_logprobs",
-        "use /v1/completions or /v1/chat/completions",
-    ),
-    (
-        "responses",
-        {"guidance_scale": 2, "guidance_logprobs": True},
-        "guidance_logprobs",
-        "use /v1/completions or /v1/chat/completions",
-    ),
-    (
-        "completion",
-        {"extra_body": {"logits_processors": []}},
-        "extra_body",
-        "move it to the top level",
-    ),
-    (
-        "completion",
-        {"logits_processors": [], "use_beam_search": True},
-        "logits_processors",
-        "Beam search does not support",
-    ),
-    ("completion", {"logit_processors": []}, "logit_processors", "Did you mean logits_processors?"),
-    ("completion", {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
-    ("completion", {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
-    ("completion", {"guidance_scale": [2]}, "guidance_scale", "must be a number, not list"),
-    ("completion", {"guidance_scale": math.nan}, "guidance_scale", "must be finite"),
-    ("completion", {"guidance_scale": math.inf}, "guidance_scale", "must be finite"),
-    ("completion", {"guidance_scale": 10**400}, "guidance_scale", "must be finite"),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": 3},
-        "negative_prompt",
-        "must be a string, not int",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt": ["a"]},
-        "negative_prompt",
-        "must be a string, not list",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": []},
-        "negative_prompt_token_ids",
-        "is empty",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": "12"},
-        "negative_prompt_token_ids",
-        "must be a list",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [1.0]},
-        "negative_prompt_token_ids",
-        "[0] must be an",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [True]},
-        "negative_prompt_token_ids",
-        "[0] must be an",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_ids": [3, -1]},
-        "negative_prompt_token_ids",
-        "[1] is -1",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_messages": [USER]},
-        "negative_messages",
-        "send negative_prompt here",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_messages": []},
-        "negative_messages",
-        "is empty: leave the field out",
-    ),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_messages": "a"},
-        "negative_messages",
-        "a list of messages, not a string",
-    ),
-    ("completion", {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
-    ("chat", {"extra_body": {"negative_prompt": "a"}}, "extra_body", "move it to the top level"),
-    ("chat", {"extra_args": {"cfg_scale": 2}}, "extra_args", "move it to the top level"),
-    ("chat", {"parameters": {"guidance_scale": 2}}, "parameters", "move it to the top level"),
-    ("chat", {"options": {"negative_prompt": "a"}}, "options", "move it to the top level"),
-    (
-        "chat",
-        {"chat_template_kwargs": {"cfg_scale": 2}},
-        "chat_template_kwargs",
-        "move it to the top level",
-    ),
-    ("batch", {"guidance_scale": 2}, "guidance_scale", "This endpoint cannot be guided"),
-    ("scoring", {"guidance_scale": 2}, "guidance_scale", "This endpoint cannot be guided"),
-    (
-        "completion",
-        {"guidance_scale": 2, "use_beam_search": True},
-        "use_beam_search",
-        "Beam search cannot be guided",
-    ),
-    ("completion", {"guidance_scale": 2, "suffix": "z"}, "suffix", "cannot be guided"),
-    (
-        "chat",
-        {"guidance_scale": 2, "negative_prompt_embeds": "AAAA"},
-        "negative_prompt_embeds",
-        "send negative_messages with parts of the type prompt_embeds",
-    ),
-    (
-        "chat",
-        {"guidance_streams": [{"weight": 1, "prompt_embeds": "AAAA"}]},
-        "guidance_streams[0].prompt_embeds",
-        "send guidance_streams[0].messages with parts",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_embeds": {"shape": [1, 2]}},
-        "negative_prompt_embeds",
-        "must be a string",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_embeds": {"shape": 5}},
-        "negative_prompt_embeds",
-        "must be a tensor of shape",
-    ),
-    (
-        "completion",
-        {"guidance_streams": [{"weight": 1, "prompt_embeds": {"shape": "ab"}}]},
-        "guidance_streams[0].prompt_embeds",
-        "must be a tensor of shape",
-    ),
-    (
-        "completion",
-        {"guidance_scale": 2, "negative_prompt_embeds": [[1.0]]},
-        "negative_prompt_embeds",
-        "must be a tensor of shape",
-    ),
-]
 
-
-@pytest.mark.parametrize(
-    ("endpoint", "fields", "param", "words"), REFUSED, ids=lambda value: str(value)[:40]
-)
-def test_refusals(endpoint, fields, param, words):
+@pytest.mark.parametrize("bad", [*VALUES, *GUIDANCE], ids=str)
+def test_refusals(bad):
     with pytest.raises(RequestError) as refusal:
-        read_guidance(fields, endpoint)
-    assert words in str(refusal.value)
-    assert refusal.value.param == param
+        read_guidance(bad.fields, bad.endpoint)
+    assert bad.words in str(refusal.value)
+    assert refusal.value.param == bad.param
     assert http_error(refusal.value).status == 400
 
 
@@ -465,57 +119,14 @@ def test_the_number_of_followers_has_a_bound():
     assert refusal.value.param == "guidance_streams"
 
 
-def test_no_field_that_looks_like_guidance_passes_unread():
-    """1000 seeded field names that look like guidance: each is known, or refused."""
-    rng = random.Random(0)
-    known = {
-        "guidance_scale",
-        "cfg_scale",
-        "negative_prompt",
-        "negative_prompt_ids",
-        "negative_prompt_token_ids",
-    }
-    for _ in range(1000):
-        name = rng.choice(["guidance", "cfg", "negative"]) + "".join(
-            rng.choices("_abcprompt", k=rng.randrange(9))
-        )
-        if name not in known:
-            with pytest.raises(GuidanceError):
-                read_guidance(
-                    {name: rng.choice([None, 1, "x", []])}, rng.choice(["completion", "chat"])
-                )
-
-
 # --- bodies ---------------------------------------------------------------------------------------
 
-BAD_BODIES = [
-    (b"", "not valid JSON"),
-    (b"{", "not valid JSON"),
-    (b"\xff\xfe", "not valid JSON"),
-    (b"[1]", "must be a JSON object, not a list"),
-    (b"null", "must be a JSON object, not null"),
-    (b"3", "must be a JSON object, not a number"),
-    (b'"x"', "must be a JSON object, not a string"),
-    (b"[" * 100_000, "nested more than 100 deep"),
-    (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "nested more than 100 deep"),
-    (json.dumps({f"guidance_{i}": 1 for i in range(300)}).encode(), "300 fields"),
-    (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
-    (b'{"temperature": NaN}', "NaN is not a finite number"),
-    (b'{"temperature": [-Infinity]}', "-Infinity is not a finite number"),
-    (b'{"top_p": 1e999}', "1e999 is not a finite number"),
-    (b'{"guidance_scale": NaN}', "guidance_scale must be finite"),
-    (b'{"guidance_scale": 1e999}', "guidance_scale must be finite"),
-    (b'{"cfg_scale": -Infinity}', "guidance_scale must be finite"),
-    (b'{"top_k": 9223372036854775808}', "too large: integers must fit 64 bits"),
-    (b'{"stop": [{"a": -1000000000000000000000}]}', "too large: integers must fit 64 bits"),
-    (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
-]
 
-
-@pytest.mark.parametrize(("raw", "words"), BAD_BODIES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("raw", "words"), NOT_JSON, ids=lambda value: str(value)[:30])
 def test_bad_bodies(raw, words):
-    with pytest.raises(RequestError, match=words.replace(".", r"\.")):
+    with pytest.raises(RequestError) as refusal:
         decode_body(raw)
+    assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("at", range(2**20 - 40, 2**20 + 2))
@@ -577,26 +188,6 @@ def test_a_chat_needs_a_list_of_messages():
         with_system("chat", {"messages": "hello"}, "N")
 
 
-def test_negative_body_changes_the_prompt_only():
-    body = {
-        "prompt": ["a", "b"],
-        "guidance_scale": 2,
-        "negative_prompt": "N",
-        "add_special_tokens": False,
-        "n": 3,
-    }
-    guidance = read_guidance(body, "completion")
-    assert negative_body("completion", body, guidance) == {**body, "prompt": "N"}
-    chat = {
-        "messages": [USER],
-        "guidance_scale": 2,
-        "negative_messages": [SYSTEM],
-        "chat_template_kwargs": {"a": 1},
-    }
-    guidance = read_guidance(chat, "chat")
-    assert negative_body("chat", chat, guidance) == {**chat, "messages": [SYSTEM]}
-
-
 @pytest.mark.parametrize(
     ("endpoint", "body", "text", "messages", "expected"),
     [
@@ -618,35 +209,53 @@ def test_the_body_of_a_follower(endpoint, body, text, messages, expected):
     assert follower_body(endpoint, body, text, messages) == {**expected, "temperature": 0}
 
 
+TEXT, MESSAGES = {"negative_prompt": "N"}, {"negative_messages": [USER]}
+
+
 @pytest.mark.parametrize(
-    ("endpoint", "body", "expected"),
+    ("endpoint", "body", "negative", "changed"),
     [
-        ("responses", {"input": "x"}, {"input": "x", "instructions": "N"}),
-        ("responses", {"input": "x", "instructions": "I"}, {"input": "x", "instructions": "N"}),
-        ("responses", {"input": [SYSTEM, USER]}, {"input": [{**SYSTEM, "content": "N"}, USER]}),
+        ("completion", {"prompt": ["a", "b"], "n": 3}, TEXT, {"prompt": "N"}),
+        ("chat", {"messages": [SYSTEM]}, MESSAGES, {"messages": [USER]}),
+        ("responses", {"input": "x"}, TEXT, {"instructions": "N"}),
+        ("responses", {"input": "x", "instructions": "I"}, TEXT, {"instructions": "N"}),
+        (
+            "responses",
+            {"input": [SYSTEM, USER]},
+            TEXT,
+            {"input": [{**SYSTEM, "content": "N"}, USER]},
+        ),
+        ("responses", {"input": [SYSTEM], "instructions": "I"}, TEXT, {"instructions": "N"}),
+        ("messages", {"messages": [USER]}, TEXT, {"system": "N"}),
+        ("messages", {"messages": [USER], "system": [{"text": "I"}]}, TEXT, {"system": "N"}),
         (
             "responses",
             {"input": [SYSTEM], "instructions": "I"},
-            {"input": [SYSTEM], "instructions": "N"},
+            MESSAGES,
+            {"input": [USER], "instructions": None},
         ),
-        ("messages", {"messages": [USER]}, {"messages": [USER], "system": "N"}),
         (
             "messages",
-            {"messages": [USER], "system": [{"type": "text", "text": "I"}]},
-            {"messages": [USER], "system": "N"},
+            {"messages": [SYSTEM], "system": "I"},
+            MESSAGES,
+            {"messages": [USER], "system": None},
         ),
     ],
 )
-def test_a_negative_prompt_replaces_the_system_message_beside_the_conversation(
-    endpoint, body, expected
-):
-    guidance = read_guidance({"guidance_scale": 2, "negative_prompt": "N"}, endpoint)
+def test_the_body_of_the_negative(endpoint, body, negative, changed):
+    """Everything but the prompt, the conversation and the system message stays."""
+    body |= {"temperature": 0, "chat_template_kwargs": {"a": 1}}
+    guidance = read_guidance({"guidance_scale": 2, **negative}, endpoint)
+    expected = {name: x for name, x in {**body, **changed}.items() if x is not None}
     assert negative_body(endpoint, body, guidance) == expected
 
 
 @pytest.mark.parametrize(
     ("endpoint", "body", "left", "is_noted"),
     [
+        ("chat", {"messages": [SYSTEM, USER]}, {"messages": [USER]}, False),
+        ("chat", {"messages": [USER, SYSTEM, USER]}, {"messages": [USER, USER]}, False),
+        ("chat", {"messages": [USER]}, {"messages": [USER]}, True),
         ("responses", {"input": "x", "instructions": "I"}, {"input": "x"}, False),
         ("responses", {"input": [SYSTEM, USER]}, {"input": [USER]}, False),
         ("responses", {"input": "x"}, {"input": "x"}, True),
@@ -662,16 +271,6 @@ def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_n
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "field", "system"),
-    [("responses", "input", "instructions"), ("messages", "messages", "system")],
-)
-def test_negative_messages_are_the_whole_conversation(endpoint, field, system):
-    guidance = read_guidance({"guidance_scale": 2, "negative_messages": [USER]}, endpoint)
-    body = {field: [SYSTEM], system: "I", "temperature": 0}
-    assert negative_body(endpoint, body, guidance) == {field: [USER], "temperature": 0}
-
-
-@pytest.mark.parametrize(
     ("endpoint", "body", "tokens"),
     [
         ("responses", {"input": "x" * 400, "instructions": "y" * 400, "max_output_tokens": 7}, 7),
@@ -684,60 +283,6 @@ def test_the_demand_of_a_conversation_counts_its_system_message(endpoint, body, 
     demand = demand_of(endpoint, body, guidance, streams_of(endpoint, body, guidance))
     assert demand.streams == 2
     assert demand.tokens >= 200 + 2 * tokens
-
-
-# --- errors ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "retry_after"),
-    [
-        (RequestError("m", "p"), 400, None),
-        (GuidanceError("m", "p"), 400, None),
-        (UnknownModelError("m", "model"), 404, None),
-        (OverloadedError("m", 2.2), 429, "3"),
-        (EngineError("m"), 500, None),
-        (EngineDeadError("m"), 503, "1"),
-        (CfgServeError("m"), 500, None),
-    ],
-)
-def test_http_table(error, status, retry_after):
-    answer = http_error(pickle.loads(pickle.dumps(error)))
-    assert answer.status == status
-    assert answer.headers.get("Retry-After") == retry_after
-    assert answer.body["error"].keys() == {"message", "type", "param", "code"}
-    assert answer.body["error"]["message"] == "m"
-    assert answer.body["error"]["code"] == status
-
-
-def test_messages_that_json_cannot_encode_are_repaired():
-    body = http_error(RequestError("bad \ud800 text", "prompt")).body
-    assert json.dumps(body, ensure_ascii=False).encode()
-
-
-@pytest.mark.parametrize(
-    ("status", "cls"),
-    [
-        (400, RequestError),
-        (404, NotFoundError),
-        (422, RequestError),
-        (429, OverloadedError),
-        (500, EngineError),
-        (501, RequestError),
-        (503, OverloadedError),
-    ],
-)
-def test_errors_of_vllm(status, cls):
-    assert type(error_of(status, "m", "p")) is cls
-
-
-def test_only_a_model_that_is_not_found_is_an_unknown_model():
-    assert type(error_of(404, "m", "model")) is UnknownModelError
-
-
-def test_errors_of_messages_have_anthropics_shape_too():
-    body = http_error(RequestError("m", "p"), "/v1/messages").body
-    assert body == {"type": "error", **http_error(RequestError("m", "p"), "/v1/completions").body}
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -81,13 +81,9 @@ def hf(
 # --- the blend
 
 
-def test_scale_one_is_the_conditional() -> None:
+def test_scale_one_is_the_conditional_and_scale_zero_the_negative() -> None:
     conditional, negative = log_p(0.7, 0.2, 0.1), log_p(0.1, 0.1, 0.8)
     torch.testing.assert_close(guide(conditional, negative, 1.0), conditional)
-
-
-def test_scale_zero_is_the_negative() -> None:
-    conditional, negative = log_p(0.7, 0.2, 0.1), log_p(0.1, 0.1, 0.8)
     torch.testing.assert_close(guide(conditional, negative, 0.0), negative)
 
 
@@ -106,23 +102,19 @@ def test_equal_streams_are_left_alone(scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_token_forbidden_by_the_conditional_stays_forbidden(scale: float) -> None:
-    guided = guide(log_p(0.0, 0.5, 0.5), log_p(0.2, 0.4, 0.4), scale)
-    assert guided[0] == FORBIDDEN
-    assert guided[1:].isfinite().all()
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_token_forbidden_by_the_negative_alone_keeps_the_conditional(scale: float) -> None:
-    guided = guide(log_p(0.2, 0.4, 0.4), log_p(0.0, 0.5, 0.5), scale)
-    assert guided[0].item() == pytest.approx(math.log(0.2))
-    assert guided[1:].isfinite().all()
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_token_forbidden_by_both_gives_no_nan(scale: float) -> None:
-    guided = guide(log_p(0.0, 0.5, 0.5), log_p(0.0, 0.9, 0.1), scale)
-    assert guided[0] == FORBIDDEN
+@pytest.mark.parametrize(
+    ("conditional", "negative", "first"),
+    [
+        ((0.0, 0.5, 0.5), (0.2, 0.4, 0.4), FORBIDDEN),
+        ((0.2, 0.4, 0.4), (0.0, 0.5, 0.5), math.log(0.2)),
+        ((0.0, 0.5, 0.5), (0.0, 0.9, 0.1), FORBIDDEN),
+    ],
+    ids=["by the conditional", "by the negative", "by both"],
+)
+def test_a_forbidden_token(conditional, negative, first: float, scale: float) -> None:
+    """It stays forbidden if the conditional forbids it; else the conditional alone counts."""
+    guided = guide(log_p(*conditional), log_p(*negative), scale)
+    assert guided[0].item() == pytest.approx(first)
     assert guided[1:].isfinite().all()
 
 
@@ -314,7 +306,8 @@ def test_any_number_of_streams_is_a_weighted_sum() -> None:
 
 def test_streams_that_forbid_tokens() -> None:
     streams = rows(3)
-    streams[0][0] = streams[1][1] = streams[2][1] = streams[2][2] = FORBIDDEN
+    streams[0][0] = streams[1][0] = FORBIDDEN
+    streams[1][1] = streams[2][1] = streams[2][2] = FORBIDDEN
     found = weigh(streams, (1.5, -1.0, 0.5))
     assert found[0] == FORBIDDEN
     assert found[1:].isfinite().all()

@@ -6,8 +6,6 @@ HTTP/1.0 is tested with a real uvicorn on a real socket.
 import asyncio
 import json
 import socket
-import threading
-import time
 from collections import deque
 from contextlib import suppress
 
@@ -17,6 +15,7 @@ import uvicorn
 from deployments.config.limits import LimitsArgs
 from deployments.proxy.middleware import HELD_BYTES, ConnectionLimits, middlewares
 from deployments.proxy.starts import AT_ONCE
+from tests.support.uvicorn_server import serving
 
 START = {
     "type": "http.response.start",
@@ -400,18 +399,8 @@ def port():
             await asyncio.sleep(0.01)
         await send(body(b"data: [DONE]\n\n"))
 
-    config = uvicorn.Config(
-        porter(app), port=0, lifespan="off", log_level="critical", http="httptools"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until = time.monotonic() + 20
-    while not server.started and time.monotonic() < until:
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    with serving(porter(app), http="httptools") as port:
+        yield port
 
 
 def exchange(port, version, headers=""):

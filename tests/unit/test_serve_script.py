@@ -1,15 +1,10 @@
 """What `make serve` prints when it is ready, without a server of ours."""
 
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
 from serve import FAILED, example, tell_missing_models
 
 KEYS = {"applications": [{"args": {"access": {"keys": [{"name": "a", "env": "A_KEY"}]}}}]}

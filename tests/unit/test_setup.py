@@ -4,13 +4,10 @@ import importlib
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
 import choice
 import lists
 import machine
+import pytest
 
 script = importlib.import_module("setup")  # not under this name, which pytest may take for its own
 

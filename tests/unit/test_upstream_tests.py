@@ -1,11 +1,7 @@
 """upstream_tests.py: how two runs of vLLM's tests are compared, and what is unpacked."""
 
 import io
-import sys
 import tarfile
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "versions"))
 
 import upstream_report
 import upstream_tests

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serve_process import ServeProcess, shipped_config
 
 from benchmarks.report import Report, parser
 from models.real_size import real_size_model
+from tests.serve.serve_process import ServeProcess, shipped_config
 
 NAME = "served"
 LIMIT_S = 120

@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import ROOMY, Engine, guided, plain, tokens
-from oracle import Case
-
-from architectures.reference_model import (
+from tests.engine.architectures.reference_model import (
     NEW_TOKENS,
     SOME_CASES,
     SOME_PROMPTS,
@@ -23,9 +20,11 @@ from architectures.reference_model import (
     changed,
     reference_texts,
 )
-from architectures.rows import HF, Row
-from architectures.sizes import write_config, write_tokenizer
-from architectures.stock_oracle import verify
+from tests.engine.architectures.rows import HF, Row
+from tests.engine.architectures.sizes import write_config, write_tokenizer
+from tests.engine.architectures.stock_oracle import verify
+from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
+from tests.engine.oracle import Case
 
 Report = dict[str, Any]
 Note = Callable[[str], None]
@@ -83,7 +82,7 @@ class Bench:
         """Texts of SOME_PROMPTS, beside guided ones."""
         self.drawn: dict[str, Any] = {}
         if texts is None:
-            from architectures.loader import FORMAT
+            from tests.engine.architectures.loader import FORMAT
 
             extra = {"seed": 0, "gains": dict(row.gains)}
             self.drawn = {"load_format": FORMAT, "model_loader_extra_config": extra}

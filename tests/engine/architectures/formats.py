@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from architectures.rows import STOCK, Row
+from tests.engine.architectures.rows import STOCK, Row
 
 NOTE = "transformers does not have this format, or rounds otherwise"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 import transformers
-from oracle import MIN_MARGIN, PAIRS, Case, rounding
 from transformers import PreTrainedModel
 
-from architectures.draw import draw
-from architectures.rows import Row
-from architectures.sizes import GENERIC, make_config, write_tokenizer
 from cfg_core.reference import guided_generate, plain_generate
+from tests.engine.architectures.draw import draw
+from tests.engine.architectures.rows import Row
+from tests.engine.architectures.sizes import GENERIC, make_config, write_tokenizer
+from tests.engine.oracle import MIN_MARGIN, PAIRS, Case, rounding
 
 NEW_TOKENS = 16
 SEEDS = range(12)

@@ -1,6 +1,6 @@
 """Check all architectures, or those that are named, each in a process of its own.
 
-    python tests/engine/architectures/run.py [--all] [--limit SECONDS] [--results FILE] [NAME ...]
+    python -m tests.engine.architectures.run [--all] [--limit SECONDS] [--results FILE] [NAME ...]
 
 Results are appended to FILE, one JSON object a line. A row that has a result is left out, unless it
 is named or `--all` is given. At the end, the last line of each row is kept.
@@ -21,14 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.engine.architectures import results
+from tests.engine.architectures.results import Result
+
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 300
 LONGEST_ERROR = 400
-
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]
-
-from architectures import results  # noqa: E402
-from architectures.results import Result  # noqa: E402
 
 
 def prepare() -> None:
@@ -36,7 +34,7 @@ def prepare() -> None:
 
     So what is edited while this runs changes no row.
     """
-    from engines import ENVIRONMENT
+    from tests.engine.engines import ENVIRONMENT
 
     os.environ |= {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
@@ -44,7 +42,7 @@ def prepare() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
-    from architectures import checks, loader, stock_oracle, table  # noqa: F401
+    from tests.engine.architectures import checks, loader, stock_oracle, table  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -74,9 +72,8 @@ def work(row: Any, folder: Path) -> None:
     stage = folder / "stage"
     stage.write_text("start")
     try:
-        from tiny_vision import use_stand_in
-
-        from architectures.checks import measure
+        from tests.engine.architectures.checks import measure
+        from tests.engine.tiny_vision import use_stand_in
 
         use_stand_in()
         report = measure(row, model, lambda what: (stage.write_text(what), None)[1])
@@ -134,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare()
     import vllm
 
-    from architectures.table import ROWS
+    from tests.engine.architectures.table import ROWS
 
     known = results.load(given.results)
     for row in ROWS:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tiny_models import BOS, EOS, PAD, VOCAB_SIZE, make_tokenizer
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from architectures.rows import DROP, STOCK, Row
+from tests.engine.architectures.rows import DROP, STOCK, Row
+from tests.engine.tiny_models import BOS, EOS, PAD, VOCAB_SIZE, make_tokenizer
 
 HIDDEN, HEADS, HEAD_DIM, LAYERS, FFN, POSITIONS, EXPERTS = 64, 2, 32, 2, 128, 512, 4
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from architectures.rows import STOCK, Row
-from architectures.sizes import HIDDEN
+from tests.engine.architectures.rows import STOCK, Row
+from tests.engine.architectures.sizes import HIDDEN
 
 NOTE = "transformers has no class for it"
 

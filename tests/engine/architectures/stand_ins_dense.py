@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tiny_models import VOCAB_SIZE
-
-from architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
-from architectures.stand_ins import row
+from tests.engine.architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
+from tests.engine.architectures.stand_ins import row
+from tests.engine.tiny_models import VOCAB_SIZE
 
 SLIDING = ["sliding_attention", "full_attention"]
 CHATGLM = {

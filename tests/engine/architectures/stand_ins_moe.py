@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from tiny_models import VOCAB_SIZE
-
-from architectures.moe import YARN
-from architectures.rows import PLAIN_ROTARY, ROTARY_NOTE
-from architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
-from architectures.stand_ins import BAILING, DEEPSEEK, MLA, MOE, NOTE, PANGU, SIGMOID, row
+from tests.engine.architectures.moe import YARN
+from tests.engine.architectures.rows import PLAIN_ROTARY, ROTARY_NOTE
+from tests.engine.architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
+from tests.engine.architectures.stand_ins import (
+    BAILING,
+    DEEPSEEK,
+    MLA,
+    MOE,
+    NOTE,
+    PANGU,
+    SIGMOID,
+    row,
+)
+from tests.engine.tiny_models import VOCAB_SIZE
 
 ROWS = (
     row("BailingMoeForCausalLM", "bailing_moe", "moe", BAILING),

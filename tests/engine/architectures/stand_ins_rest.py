@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from architectures.moe import INKLING
-from architectures.recurrent import OPTIONS
-from architectures.sizes import FFN
-from architectures.stand_ins import BAILING, DEEPSEEK, MLA, SIGMOID, row
+from tests.engine.architectures.moe import INKLING
+from tests.engine.architectures.recurrent import OPTIONS
+from tests.engine.architectures.sizes import FFN
+from tests.engine.architectures.stand_ins import BAILING, DEEPSEEK, MLA, SIGMOID, row
 
 HYBRID = (
     row(

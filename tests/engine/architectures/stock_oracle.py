@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from oracle import MIN_MARGIN, Case, rounding
 from torch import Tensor
 
 from cfg_core.reference import guide
+from tests.engine.oracle import MIN_MARGIN, Case, rounding
 
 Stream = tuple[int, ...]
 
@@ -76,7 +76,7 @@ def gap(rows: dict[Stream, Tensor], case: Case, text: Stream, k: int) -> float:
 
 def log_probs(engine: Any, streams: Sequence[Stream]) -> dict[Stream, Tensor]:
     """The log-probabilities [V] of the token after each stream."""
-    from engines import plain
+    from tests.engine.engines import plain
 
     outputs = engine.generate(streams, [plain(max_tokens=1, logprobs=-1)] * len(streams))
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from architectures import (
+from tests.engine.architectures import (
     dense,
     formats,
     moe,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from architectures.recurrent import (
+from tests.engine.architectures.recurrent import (
     GATED_DELTA,
     IN_BFLOAT16,
     LOUD_BLOCKS,
     OPTIONS,
 )
-from architectures.rows import PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
-from architectures.sizes import FFN, HIDDEN
+from tests.engine.architectures.rows import PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
+from tests.engine.architectures.sizes import FFN, HIDDEN
 
 TEXT_ALONE = {"language_model_only": True}
 

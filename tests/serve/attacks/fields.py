@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from malformed import GENERATE_FIELDS, ODD, names
-
-from attacks.attempt import nested
+from tests.serve.attacks.attempt import nested
+from tests.serve.malformed import GENERATE_FIELDS, ODD, names
 
 SAMPLING = names(
     """add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo

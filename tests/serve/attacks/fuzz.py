@@ -1,6 +1,6 @@
 """Fuzz all routes with requests that are nearly valid, and check the answers.
 
-    python tests/serve/hostile.py --fuzz 10000 [--seed N]
+    python -m tests.serve.hostile --fuzz 10000 [--seed N]
 
 The requests are reproducible from the seed.
 """
@@ -13,8 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from attacks.attempt import REQUEST_LIMIT_S, Attempt, Reply, attack, in_error_shape, is_failure
-from attacks.fields import DAMAGE, HEADERS, LONG, METHODS, RAW, READ, ROUTES, VALID
+from tests.serve.attacks.attempt import (
+    REQUEST_LIMIT_S,
+    Attempt,
+    Reply,
+    attack,
+    in_error_shape,
+    is_failure,
+)
+from tests.serve.attacks.fields import DAMAGE, HEADERS, LONG, METHODS, RAW, READ, ROUTES, VALID
 
 CLIENTS = 6
 SHOWN = 400
@@ -135,7 +142,7 @@ def complaint(shot: Shot, reply: Reply) -> str | None:
 async def fuzz(attempt: Attempt, count: int, seed: int) -> None:
     """Send `count` requests from a few concurrent clients, and print each that fails.
 
-    `python tests/serve/hostile.py --seed SEED --shot NUMBER` sends one of them again.
+    `python -m tests.serve.hostile --seed SEED --shot NUMBER` sends one of them again.
     """
     sequence = shots(count, seed)
 

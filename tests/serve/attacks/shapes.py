@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attacks.attempt import Attempt, attack, json_bytes, nested
-from attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS, MAX_BODY_BYTES
+from tests.serve.attacks.attempt import Attempt, attack, json_bytes, nested
+from tests.serve.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS, MAX_BODY_BYTES
 
 RESPONSES, MESSAGES, BATCH = "/v1/responses", "/v1/messages", "/v1/chat/completions/batch"
 SCORING = "/generative_scoring"

@@ -14,17 +14,16 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
-from serve_process import REPOSITORY, ServeProcess, shipped_config
 
-from attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
-from attacks.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
-from attacks.watchers import WAITING, Seen
+from tests.serve.attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
+from tests.serve.attacks.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
+from tests.serve.attacks.watchers import WAITING, Seen
+from tests.serve.serve_process import REPOSITORY, ServeProcess, shipped_config
 
 WARM_UP_S, CALM_S = 12.0, 5.0
 CALM_LIMIT_S, REST_LIMIT_S = 60.0, 20.0
@@ -57,7 +56,6 @@ def keyed_config() -> dict[str, Any]:
     return config
 
 
-MODELS = REPOSITORY / "tests" / "engine"
 STAND_IN = REPOSITORY / "tests" / "support" / "torchvision_stand_in"
 MAX_BODY_BYTES = 160 * 2**20
 """Bound on bodies of the server whose model reads images."""
@@ -68,9 +66,11 @@ def seeing_config(folder: str) -> dict[str, Any]:
 
     Its hosts of images are on this machine, so this address is allowed. Bodies may be large.
     """
-    build = "import sys; from tiny_vision import build_vision; build_vision('llava', sys.argv[1])"
-    build = build.replace("sys.argv[1]", "__import__('pathlib').Path(sys.argv[1])")
-    subprocess.run([sys.executable, "-c", build, folder], cwd=MODELS, check=True)
+    build = (
+        "import pathlib, sys; from tests.engine.tiny_vision import build_vision; "
+        "build_vision('llava', pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", build, folder], cwd=REPOSITORY, check=True)
     config = shipped_config()
     args = config["applications"][0]["args"]
     args |= {"model": folder, "served_model_name": "stories"}
@@ -127,13 +127,14 @@ class Watching:
         headers = {"X-Forwarded-For": WATCHER, **(bearer("watcher") if keyed else {})}
         command = [
             sys.executable,
-            str(Path(__file__).with_name("watchers.py")),
+            "-m",
+            "tests.serve.attacks.watchers",
             url,
             json.dumps(headers),
             *(["sees"] if sees else []),
         ]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

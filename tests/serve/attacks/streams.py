@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import aiohttp
 
-from attacks.attempt import JSON_TYPE, Attempt, attack
+from tests.serve.attacks.attempt import JSON_TYPE, Attempt, attack
 
 COMPLETIONS = "/v1/completions"
 PROMPTS = (

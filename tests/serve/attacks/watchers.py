@@ -2,10 +2,10 @@
 
 The load of the attackers' process does not slow them down.
 
-`python watchers.py URL HEADERS [sees]` reads commands from stdin, one per line, and answers each
-with a line of JSON. HEADERS are JSON too. With `sees`, one client asks about images. The commands
-are `learn`, `go`, `pause` and `collect`. `collect` returns the result of each request since the
-last `collect`, including requests that still wait.
+`python -m tests.serve.attacks.watchers URL HEADERS [sees]` reads commands from stdin, one per line,
+and answers each with a line of JSON. HEADERS are JSON too. With `sees`, one client asks about
+images. The commands are `learn`, `go`, `pause` and `collect`. `collect` returns the result of each
+request since the last `collect`, including requests that still wait.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-
-from load import QUESTIONS, Load
+from tests.serve.load import QUESTIONS, Load
 
 TEXTS = [
     f"The {animal} went to the {place}."

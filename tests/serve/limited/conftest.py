@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from limited_server import limited_server as start
-from serve_process import ServeProcess
+
+from tests.serve.limited_server import limited_server as start
+from tests.serve.serve_process import ServeProcess
 
 
 @pytest.fixture(scope="package")

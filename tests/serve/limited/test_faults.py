@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from limited_server import KEY, bearer
-from serve_process import Json, ServeProcess
+
+from tests.serve.limited_server import KEY, bearer
+from tests.serve.serve_process import Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 

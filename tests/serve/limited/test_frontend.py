@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from limited_server import KEY, bearer
-from serve_process import REPOSITORY, Json, ServeProcess
 
 from tests.engine.adapters import make_adapter
+from tests.serve.limited_server import KEY, bearer
+from tests.serve.serve_process import REPOSITORY, Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import httpx
-from limited_server import KEY, bearer
-from serve_process import ServeProcess
+
+from tests.serve.limited_server import KEY, bearer
+from tests.serve.serve_process import ServeProcess
 
 
 def test_no_key_is_logged_or_shown(limited_server: ServeProcess) -> None:

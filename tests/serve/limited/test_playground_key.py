@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import httpx
-from browser import chromium, page_of
-from limited_server import KEY
 from playwright.sync_api import expect
-from serve_process import ServeProcess
+
+from tests.serve.browser import chromium, page_of
+from tests.serve.limited_server import KEY
+from tests.serve.serve_process import ServeProcess
 
 FIELDS = {"mode": "text", "prompt": "Once", "negative": "none", "scales": "2", "max_tokens": "3"}
 

@@ -66,6 +66,10 @@ bench: setup  ## run a short set of the benchmarks (python -m benchmarks.engine.
 lock: setup  ## compile requirements/*.in into the pinned lists
 	@$(BIN)/python scripts/lock.py
 
+.PHONY: pages
+pages: setup-dev  ## write the pages that come from the code, and the Grafana dashboard
+	@$(BIN)/python scripts/pages.py
+
 clean:  ## remove .venv, every cache, and the chat model but for what is in MODEL_CACHE
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf $(CHAT_MODEL) models/.SmolLM2-* models/.real-size  # of a link, only the link

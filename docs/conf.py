@@ -57,7 +57,23 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "models/README",
         "docs/pictures",
         "CHANGELOG",
+    ),
+    "Engineering log": (
         "LOG",
+        "docs/log/engine",
+        "docs/log/speed",
+        "docs/log/speculation",
+        "docs/log/models",
+        "docs/log/versions",
+        "docs/log/grammars",
+        "docs/log/attacks",
+        "docs/log/http",
+        "docs/log/serve",
+        "docs/log/routing",
+        "docs/log/encoders",
+        "docs/log/texts",
+        "docs/log/pages",
+        "docs/log/setup-and-tests",
     ),
 }
 """The captions, with the pages under each. A page that is missing here fails the build."""

@@ -23,7 +23,7 @@ def dashboard() -> dict[str, Any]:
     """The dashboard, as Grafana reads it."""
     panels: list[dict[str, Any]] = []
     top = 0
-    for title, row in ROWS:
+    for title, row in ROWS.items():
         panels.append(
             {
                 "id": len(panels) + 1,
@@ -101,11 +101,11 @@ def _body(panel: Panel) -> dict[str, Any]:
             {
                 "refId": chr(ord("A") + i),
                 "datasource": DATASOURCE,
-                "expr": query.expr,
-                "legendFormat": query.legend,
+                "expr": expr,
+                "legendFormat": legend,
                 "range": True,
             }
-            for i, query in enumerate(panel.queries)
+            for i, (legend, expr) in enumerate(panel.queries.items())
         ],
     }
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from page_tables import table as markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -93,7 +95,8 @@ def dates(found: dict[str, Any]) -> list[str]:
 def kinds(rows: Sequence[Row]) -> str:
     """How many architectures of each kind were equal."""
     counts = Counter(kind for row in rows for kind in row.kinds)
-    return lines(("kind", "equal"), ((kind, str(n)) for kind, n in counts.most_common()))
+    cells = ((kind, str(n)) for kind, n in counts.most_common())
+    return f"{markdown_table(('kind', 'equal'), cells)}\n"
 
 
 def architectures(rows: Sequence[Row], found: dict[str, Any]) -> str:
@@ -110,7 +113,7 @@ def architectures(rows: Sequence[Row], found: dict[str, Any]) -> str:
         )
         for row in sorted(rows, key=lambda row: row.name.lower())
     )
-    return lines(head, cells)
+    return f"{markdown_table(head, cells)}\n"
 
 
 def formats(rows: Sequence[Row], found: dict[str, Any]) -> str:
@@ -125,7 +128,7 @@ def formats(rows: Sequence[Row], found: dict[str, Any]) -> str:
         )
         for row in rows
     )
-    return lines(head, cells)
+    return f"{markdown_table(head, cells)}\n"
 
 
 def not_run(rows: Sequence[Row], found: dict[str, Any]) -> str:
@@ -139,7 +142,7 @@ def not_run(rows: Sequence[Row], found: dict[str, Any]) -> str:
         )
         for row in sorted(rows, key=lambda row: row.label.lower())
     )
-    return lines(head, cells)
+    return f"{markdown_table(head, cells)}\n"
 
 
 def error(result: dict[str, Any]) -> str:
@@ -147,12 +150,6 @@ def error(result: dict[str, Any]) -> str:
     text = str(result.get("error", "; ".join(result.get("problems", ()))))
     short = text if len(text) <= 150 else f"{text[:147]}..."
     return short.replace("|", "/").replace("`", "'")
-
-
-def lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join(text + [f"| {' | '.join(cells)} |" for cells in rows]) + "\n"
 
 
 if __name__ == "__main__":

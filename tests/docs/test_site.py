@@ -37,10 +37,13 @@ def test_every_page_is_in_the_sidebar_of_the_first(site: Path) -> None:
 
 
 def test_the_first_page_links_to_every_page() -> None:
-    """For readers of the repository, who have no sidebar."""
+    """For readers of the repository, who have no sidebar. LOG.md links to the pages of the log."""
     first = (DOCS / "index.md").read_text(encoding="utf-8")
+    log = (ROOT / "LOG.md").read_text(encoding="utf-8")
     for page in DOCS.rglob("*.md"):
-        assert page.name == "index.md" or f"({page.relative_to(DOCS)})" in first, page
+        links = log if page.parent.name == "log" else first
+        link = page.relative_to(ROOT if page.parent.name == "log" else DOCS)
+        assert page.name == "index.md" or f"({link})" in links, page
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:

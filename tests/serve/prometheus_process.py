@@ -69,6 +69,12 @@ class PrometheusProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
+    def values(self, expr: str) -> list[float]:
+        """The present values of an expression, one for each of its series."""
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expr}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        return [float(series["value"][1]) for series in answer.json()["data"]["result"]]
+
     def kill(self) -> None:
         """End it, and remove its files."""
         self._process.kill()

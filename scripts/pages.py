@@ -1,0 +1,40 @@
+"""Write every page, or part of one, that comes from the code, and the Grafana dashboard.
+
+make pages          or: python scripts/pages.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import config_page
+import fields_page
+import grafana_dashboard
+import metrics_page
+import models_page
+import patches
+
+WRITTEN: dict[Path, Callable[[str], str]] = {
+    config_page.PAGE: config_page.page,
+    metrics_page.PAGE: metrics_page.page,
+    **{path: partial(fields_page.page, path) for path in fields_page.TABLES},
+    models_page.PAGE: lambda _: models_page.page(),
+    patches.PAGE: lambda _: patches.page(),
+    grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
+}
+"""What is written, with what makes its text of the present one."""
+
+
+def main() -> None:
+    """Write what is not current, and name it."""
+    for path, made in WRITTEN.items():
+        before = path.read_text(encoding="utf-8")
+        if (text := made(before)) != before:
+            path.write_text(text, encoding="utf-8")
+            print(f"{path.name}: written")
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,7 @@ from deployments.calls.ray_errors import ServeItems, value_of
 from deployments.calls.readings import in_words
 from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
-from deployments.http.json_answer import json_answer
+from deployments.http.events import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms

@@ -24,12 +24,15 @@ from deployments.http.errors import error_of, http_error
 from deployments.http.events import DONE, error_event, is_last
 from deployments.requests.body import decode_body
 from deployments.requests.demand import demand_of, output_tokens
-from deployments.requests.endpoints import with_system
+from deployments.requests.endpoints import follower_body, with_system
 from deployments.requests.followers import check_number
 from deployments.requests.guidance import read_guidance
-from deployments.requests.negative import follower_body, negative_body
-from deployments.requests.notes import Outcome, is_empty_without_system, note_of
-from deployments.requests.report import guidance_report
+from deployments.requests.report import (
+    Outcome,
+    guidance_report,
+    is_empty_without_system,
+    note_of,
+)
 from deployments.requests.streams import streams_of
 
 USER = {"role": "user", "content": "Tell me a story."}
@@ -112,7 +115,7 @@ def test_an_empty_negative_of_a_chat_is_the_conversation_without_its_system_mess
     messages, left, is_noted
 ):
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, "chat")
-    assert negative_body("chat", {"messages": messages}, guidance)["messages"] == left
+    assert guidance.negative_body("chat", {"messages": messages})["messages"] == left
     assert is_empty_without_system("chat", {"messages": messages}, guidance) == is_noted
 
 
@@ -586,7 +589,7 @@ def test_negative_body_changes_the_prompt_only():
         "n": 3,
     }
     guidance = read_guidance(body, "completion")
-    assert negative_body("completion", body, guidance) == {**body, "prompt": "N"}
+    assert guidance.negative_body("completion", body) == {**body, "prompt": "N"}
     chat = {
         "messages": [USER],
         "guidance_scale": 2,
@@ -594,7 +597,7 @@ def test_negative_body_changes_the_prompt_only():
         "chat_template_kwargs": {"a": 1},
     }
     guidance = read_guidance(chat, "chat")
-    assert negative_body("chat", chat, guidance) == {**chat, "messages": [SYSTEM]}
+    assert guidance.negative_body("chat", chat) == {**chat, "messages": [SYSTEM]}
 
 
 @pytest.mark.parametrize(
@@ -641,7 +644,7 @@ def test_a_negative_prompt_replaces_the_system_message_beside_the_conversation(
     endpoint, body, expected
 ):
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": "N"}, endpoint)
-    assert negative_body(endpoint, body, guidance) == expected
+    assert guidance.negative_body(endpoint, body) == expected
 
 
 @pytest.mark.parametrize(
@@ -656,7 +659,7 @@ def test_a_negative_prompt_replaces_the_system_message_beside_the_conversation(
 )
 def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_noted):
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, endpoint)
-    negative = negative_body(endpoint, body, guidance)
+    negative = guidance.negative_body(endpoint, body)
     assert {name: value for name, value in negative.items() if value is not None} == left
     assert is_empty_without_system(endpoint, body, guidance) == is_noted
 
@@ -668,7 +671,7 @@ def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_n
 def test_negative_messages_are_the_whole_conversation(endpoint, field, system):
     guidance = read_guidance({"guidance_scale": 2, "negative_messages": [USER]}, endpoint)
     body = {field: [SYSTEM], system: "I", "temperature": 0}
-    assert negative_body(endpoint, body, guidance) == {field: [USER], "temperature": 0}
+    assert guidance.negative_body(endpoint, body) == {field: [USER], "temperature": 0}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from deployments.config.base import YamlArgs
 
+SPARE = 1.25
+"""Streams sent to a replica for each one that it can run, so that the engine has the next ready."""
+
 
 class AdmissionArgs(YamlArgs):
     """The section `admission:` of `args:`: the queue in front of the generator's replicas.
@@ -21,8 +24,8 @@ class AdmissionArgs(YamlArgs):
         description=(
             "Maximum number of streams that are sent to the generator at the same time, for each"
             " of its replicas. Further streams wait in the queue. A guided request has two or more."
-            " Default: 1.25 times the engine's `max_num_seqs`, so that the engine always has the"
-            " next streams at hand."
+            f" Default: {SPARE} times the engine's `max_num_seqs`, so that the engine always has"
+            " the next streams at hand."
         ),
     )
     max_queued_streams: int = Field(

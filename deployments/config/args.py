@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from cfg_core.logits_processors.config import check_config as check_processors
+from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
 from deployments.config.access import AccessArgs
 from deployments.config.admission import AdmissionArgs
 from deployments.config.base import YamlArgs
@@ -27,9 +28,6 @@ from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model
 from deployments.config.tracing import TracingArgs
 from deployments.lifecycle.beacon import ASK_EVERY_S
-
-USUAL_FOLLOWERS = 8
-"""Default of `max_followers`."""
 
 
 class AppArgs(YamlArgs):
@@ -83,7 +81,7 @@ class AppArgs(YamlArgs):
         ge=1,
         description=(
             "Maximum number of followers of one request: its negative, or the entries of"
-            f" `guidance_streams`. Default: {USUAL_FOLLOWERS}."
+            f" `guidance_streams`. Default: {USUAL_MAX_FOLLOWERS}."
         ),
     )
     logits_processors: dict[str, Any] = Field(
@@ -310,7 +308,7 @@ class AppArgs(YamlArgs):
     @property
     def followers_per_request(self) -> int:
         """The most followers of one request, in the ingress and in the engine."""
-        return self.max_followers or USUAL_FOLLOWERS
+        return self.max_followers or USUAL_MAX_FOLLOWERS
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:

@@ -10,9 +10,14 @@ result is unnormalised log-probabilities, which a sampler takes as logits.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+
+from cfg_core.params import Cuts
 
 NEVER = float("-inf")
 LARGEST_WEIGHT = 1e20
@@ -67,6 +72,31 @@ class CutRows(NamedTuple):
     min_p: torch.Tensor
     filter_top_k: torch.Tensor
     largest: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, cuts: Sequence[Cuts | None], put: Callable[[Any, Any], torch.Tensor]
+    ) -> CutRows | None:
+        """The cuts of rows, in order; None if no row is cut.
+
+        put: makes a tensor of values and a numpy dtype.
+        """
+        rows = [row for row, own in enumerate(cuts) if own is not None]
+        own = [one for one in cuts if one is not None]
+        if not own:
+            return None
+        top_k, filter_top_k = (
+            [one.top_k or 0 for one in own],
+            [one.filter_top_k or 0 for one in own],
+        )
+        min_p = [NEVER if one.min_p is None else math.log(one.min_p) for one in own]
+        return cls(
+            rows=put(rows, np.int64),
+            top_k=put([[k] for k in top_k], np.int64),
+            min_p=put([[share] for share in min_p], np.float32),
+            filter_top_k=put([[k] for k in filter_top_k], np.int64),
+            largest=(max(top_k), max(filter_top_k)),
+        )
 
     def part(self, part: slice) -> CutRows:
         """Some of the rows."""

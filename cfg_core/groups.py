@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from cfg_core.timeline import Timeline
+from cfg_core.params import Cuts, Scored
 
 FOLLOWER_SUFFIX = "#negative"
 """Follower i of request R has the id `R#negative<i>`.
@@ -26,47 +26,17 @@ def follower_id(leader: str, index: int) -> str:
     return f"{leader}{FOLLOWER_SUFFIX}{index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Which tokens a group may sample, by the most likely ones of a distribution.
-
-    They are defined on the rows before masks and penalties. A token that is as likely as the k-th
-    counts among the k.
-
-    top_k, min_p: only the leader's k most likely tokens, or those with at least this share of its
-        most likely one's probability (the plausibility constraint of VCD, arXiv 2311.16922).
-    filter_top_k: the leader's own distribution is sampled, among the k tokens that the blend finds
-        most likely (as in Dia).
-    """
-
-    top_k: int | None = None
-    min_p: float | None = None
-    filter_top_k: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The end of a prompt whose log-probabilities are wanted, under the blend.
-
-    tokens: the last so many tokens of the prompt. All streams have them.
-    top: log-probabilities of so many of the most likely tokens come with each; -1: of all.
-    """
-
-    tokens: int
-    top: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """A leader, its followers, and one weight per stream (leader first).
 
-    weights: they sum to 1. With a timeline they are those of the first token.
+    Workers get it in each joint step, so it is of the kind that is pickled fastest.
+
+    weights: they sum to 1. With a timeline (core/followers.py) they are those of the first token.
     logprobs: how many tokens that each stream finds most likely come with its log-probability of a
         sampled token. None: the request did not ask for log-probabilities of its streams.
     needs_rows: whether the row of each stream is needed, so that the blend must come after the
         model's head (see `cfg_core.vllm_plugin.worker.head`).
     cuts: None if every token may be sampled.
-    timeline: None if all tokens are guided, with the same weights.
     scored: None if no token of the prompt is scored.
     """
 
@@ -76,7 +46,6 @@ class Group:
     logprobs: int | None = None
     needs_rows: bool = False
     cuts: Cuts | None = None
-    timeline: Timeline | None = None
     scored: Scored | None = None
 
     @property

@@ -22,7 +22,8 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from cfg_core.params import NEGATIVE_IDS, SCORE_TOKENS, GuidanceParams, looks_like_guidance
+from cfg_core.params import GuidanceParams, looks_like_guidance
+from cfg_core.params.fields import NEGATIVE_IDS, SCORE_TOKENS
 
 
 class ScoredTokens(list[int]):

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from cfg_core.draft_length import DRAFT_COST
-from cfg_core.params import AMBIGUOUS
+from cfg_core.params.fields import AMBIGUOUS
+from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
+from cfg_core.params.rows import Schema
 from cfg_core.prefill_only import options
 from cfg_core.vllm_plugin import guided_engine_args
-from cfg_core.vllm_plugin.config import USUAL_MAX_FOLLOWERS
 from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
 from deployments.ingress.openapi import REPORT
-from deployments.requests.schemas import ENCODE, ENCODE_PATHS, GUIDANCE, SERVER, Schema
+from deployments.requests.schemas import ENCODE, ENCODE_PATHS, GUIDANCE, SERVER
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 REQUESTS, ENGINE = DOCS / "request-fields.md", DOCS / "engine-options.md"

@@ -1,4 +1,8 @@
-"""Checks of single values. Each returns the value in its final type, or raises GuidanceError."""
+"""Checks of single values. Each returns the value in its final type, or raises GuidanceError.
+
+Each is called with the value and with the name of the field that the error shows. The kinds of
+values at the end of this module have them.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params.fields import MIN_P, NEGATIVE_IDS, NEGATIVE_TEXT, SCALE, SCHEDULE
+from cfg_core.params.rows import COUNT, FLAG, IDS, NUMBER, OBJECTS, TEXT, Kind
 from cfg_core.params.token_ids import MOST, TokenIds
 
 LATEST = 2**31
@@ -19,10 +24,14 @@ MOST_CHANGES = 1024
 """Entries that a schedule may have."""
 
 
-def check_scale(value: object, param: str = SCALE, off: str = " (1 turns guidance off)") -> float:
-    """Return `value` as a finite float, or raise GuidanceError (for booleans, too).
+def check_scale(value: object, param: str) -> float:
+    """Return `value` as a finite float; booleans are none."""
+    return check_number(value, param, off=" (1 turns guidance off)")
 
-    param: the field that the error names.
+
+def check_number(value: object, param: str, off: str = "") -> float:
+    """As `check_scale`, for another number.
+
     off: what the error says about the value that changes nothing.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -37,7 +46,7 @@ def check_scale(value: object, param: str = SCALE, off: str = " (1 turns guidanc
 
 
 def check_count(value: object, param: str, least: int) -> int:
-    """Return `value` if it is an integer of at least `least`, or raise GuidanceError."""
+    """Return `value` if it is an integer of at least `least`."""
     if type(value) is not int:
         raise GuidanceError(f"{param} must be an integer, not {type(value).__name__}.", param)
     if not least <= value < LATEST:
@@ -45,9 +54,9 @@ def check_count(value: object, param: str, least: int) -> int:
     return value
 
 
-def check_share(value: object, param: str = MIN_P) -> float:
-    """Return `value` as a float in (0, 1], or raise GuidanceError."""
-    share = check_scale(value, param, off="")
+def check_share(value: object, param: str) -> float:
+    """Return `value` as a float in (0, 1]."""
+    share = check_number(value, param)
     if not 0 < share <= 1:
         raise GuidanceError(
             f"{param} is {share}: it is a share of the most likely token's probability, above 0"
@@ -57,24 +66,28 @@ def check_share(value: object, param: str = MIN_P) -> float:
     return share
 
 
-def check_schedule(value: object) -> tuple[tuple[int, float], ...]:
-    """Return `value` as (first output token, scale), ascending from 0, or raise GuidanceError."""
-    shape = f"{SCHEDULE} must be a list of [from_token, scale], such as [[0, 1.5], [64, 1.2]]"
+def check_schedule(value: object, param: str) -> tuple[tuple[int, float], ...]:
+    """Return `value` as (first output token, scale), ascending from 0."""
+    shape = f"{param} must be a list of [from_token, scale], such as [[0, 1.5], [64, 1.2]]"
     value = from_json(value)
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise GuidanceError(f"{shape}, not {type(value).__name__}.", SCHEDULE)
+    if not is_list(value):
+        raise GuidanceError(f"{shape}, not {type(value).__name__}.", param)
     if not 0 < len(value) <= MOST_CHANGES:
-        raise GuidanceError(f"{shape}, with 1 to {MOST_CHANGES} entries.", SCHEDULE)
+        raise GuidanceError(f"{shape}, with 1 to {MOST_CHANGES} entries.", param)
     entries: list[tuple[int, float]] = []
     for i, entry in enumerate(value):
-        if isinstance(entry, (str, bytes)) or not isinstance(entry, Sequence) or len(entry) != 2:
-            raise GuidanceError(f"{SCHEDULE}[{i}] is no pair: {shape}.", SCHEDULE)
-        first = check_count(entry[0], f"{SCHEDULE}[{i}][0]", 0)
-        entries.append((first, check_scale(entry[1], f"{SCHEDULE}[{i}][1]")))
+        if not is_list(entry) or len(entry) != 2:
+            raise GuidanceError(f"{param}[{i}] is no pair: {shape}.", param)
+        first = check_count(entry[0], f"{param}[{i}][0]", 0)
+        entries.append((first, check_scale(entry[1], f"{param}[{i}][1]")))
     firsts = [first for first, _ in entries]
     if firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts)):
-        raise GuidanceError(f"{SCHEDULE} must begin at token 0 and ascend: {shape}.", SCHEDULE)
+        raise GuidanceError(f"{param} must begin at token 0 and ascend: {shape}.", param)
     return tuple(entries)
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def from_json(value: object) -> object:
@@ -91,27 +104,39 @@ def from_json(value: object) -> object:
         return value
 
 
-def check_negative_text(value: object, param: str = NEGATIVE_TEXT) -> str:
-    """Return `value` if it is text, or raise GuidanceError."""
+def check_text(value: object, param: str) -> str:
+    """Return `value` if it is text."""
     if not isinstance(value, str):
         raise GuidanceError(f"{param} must be a string, not {type(value).__name__}.", param)
     return value
 
 
+def check_messages(value: object, param: str) -> tuple[Any, ...]:
+    """Return the conversation of a follower."""
+    if not is_list(value):
+        raise GuidanceError(
+            f"{param} must be a list of messages, not {type(value).__name__}.", param
+        )
+    if not value:
+        raise GuidanceError(
+            f"{param} is empty: leave it out to begin with the conditional conversation.", param
+        )
+    return tuple(value)
+
+
 def check_token_ids(
     value: object,
+    param: str,
     vocab_size: int | None = None,
-    param: str = NEGATIVE_IDS,
     if_empty: str = "leave the field out to let the negative stream start at the prompt's last"
     " token",
 ) -> TokenIds:
-    """Return `value` as TokenIds, or raise GuidanceError. TokenIds were checked before.
+    """Return `value` as TokenIds. TokenIds were checked before.
 
     vocab_size: if given, each id must be in [0, vocab_size).
-    param: the field that the error names.
     if_empty: what the error for an empty list says to do instead.
     """
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+    if not is_list(value):
         raise GuidanceError(
             f"{param} must be a list of token ids, not {type(value).__name__}.", param
         )
@@ -139,7 +164,7 @@ def _bad_token(ids: Sequence[object], vocab_size: int | None, param: str) -> Gui
 
 
 def check_media(value: object, param: str) -> object:
-    """Return `value` if it can be images, audio or video of a prompt, or raise GuidanceError.
+    """Return `value` if it can be images, audio or video of a prompt.
 
     It is an object by modality, as vLLM's `multi_modal_data`, or the name of media that are already
     with the engine's frontend (cfg_core/vllm_plugin/frontend/follower_media.py). Texts inside of it
@@ -164,7 +189,7 @@ def check_media(value: object, param: str) -> object:
 
 
 def check_embeds(value: object, param: str) -> object:
-    """Return `value` if it can be embeddings of a prompt, or raise GuidanceError.
+    """Return `value` if it can be embeddings of a prompt.
 
     It is a tensor [T, hidden size], over HTTP a text (torch.save in base64, as vLLM's
     `prompt_embeds`), and between processes an object of bytes (cfg_core/vllm_plugin/embeddings.py).
@@ -185,7 +210,26 @@ def check_embeds(value: object, param: str) -> object:
 
 
 def check_flag(value: Any, param: str) -> bool:
-    """Return `value` if it is a boolean, or raise GuidanceError."""
+    """Return `value` if it is a boolean."""
     if not isinstance(value, bool):
         raise GuidanceError(f"{param} must be true or false.", param)
     return value
+
+
+# --- kinds of values ------------------------------------------------------------------------------
+
+A_TEXT = Kind(check_text, TEXT)
+A_FLAG = Kind(check_flag, FLAG)
+A_NUMBER = Kind(check_number, NUMBER)
+A_SCALE = Kind(check_scale, {**NUMBER, "examples": [1.5]})
+A_SHARE = Kind(check_share, NUMBER)
+A_PLACE = Kind(partial(check_count, least=0), COUNT)
+A_COUNT = Kind(partial(check_count, least=1), COUNT)
+A_SCHEDULE = Kind(
+    check_schedule,
+    {"type": "array", "items": {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}},
+)
+MESSAGES = Kind(check_messages, OBJECTS)
+TOKENS = Kind(check_token_ids, IDS)
+EMBEDS = Kind(check_embeds, TEXT)
+MEDIA = Kind(check_media, {})

@@ -1,4 +1,4 @@
-"""The names of the guidance fields, and which other names are accepted or refused.
+"""The guidance fields: one row for each, from which everything else about names is derived.
 
 The same fields arrive as `SamplingParams.extra_args` offline and as JSON over HTTP. Anything that
 looks like guidance but is not known is refused, because a typo must never turn guidance off
@@ -12,38 +12,128 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import GuidanceError
+from cfg_core.params.checks import (
+    A_COUNT,
+    A_FLAG,
+    A_PLACE,
+    A_SCALE,
+    A_SCHEDULE,
+    A_SHARE,
+    A_TEXT,
+    EMBEDS,
+    MEDIA,
+    MESSAGES,
+    TOKENS,
+)
+from cfg_core.params.follower import FOLLOWERS
+from cfg_core.params.rows import Row
 
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
 NEGATIVE_IDS = "negative_prompt_token_ids"
 NEGATIVE_MEDIA = "negative_multi_modal_data"
 NEGATIVE_EMBEDS = "negative_prompt_embeds"
+NEGATIVE_MESSAGES = "negative_messages"
 STREAMS = "guidance_streams"
 SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
-TOP_K, MIN_P, FILTER_TOP_K = "guidance_top_k", "guidance_min_p", "guidance_filter_top_k"
 STREAM_LOGPROBS = "guidance_logprobs"
 SCORE_TOKENS = "guidance_score_tokens"
-FIELDS = (
-    SCALE,
-    NEGATIVE_TEXT,
-    NEGATIVE_IDS,
-    NEGATIVE_MEDIA,
-    NEGATIVE_EMBEDS,
-    STREAMS,
-    SCHEDULE,
-    START,
-    END,
-    TOP_K,
-    MIN_P,
-    FILTER_TOP_K,
-    STREAM_LOGPROBS,
-    SCORE_TOKENS,
+"""Names that a rule about several fields, or a sentence about another one, needs."""
+
+ROWS = (
+    Row(
+        SCALE,
+        A_SCALE,
+        "guided = negative + scale * (conditional - negative), on log-softmax. Any finite number;"
+        " 1 is off.",
+    ),
+    Row(
+        NEGATIVE_TEXT,
+        A_TEXT,
+        "The negative stream: its text, or in a conversation its system message. Without any"
+        " negative, it starts at the prompt's last token.",
+    ),
+    Row(NEGATIVE_IDS, TOKENS, "The negative stream as token ids."),
+    Row(
+        NEGATIVE_MEDIA,
+        MEDIA,
+        "The negative stream's images, audio and video, as in vLLM's prompts.",
+        sent="in Python",
+        held_as="negative_media",
+    ),
+    Row(
+        NEGATIVE_EMBEDS,
+        EMBEDS,
+        "Completions: the negative stream as embeddings, in base64 as vLLM's prompt_embeds.",
+        held_as="negative_embeds",
+    ),
+    Row(
+        NEGATIVE_MESSAGES,
+        MESSAGES,
+        "The whole negative conversation, with its own images and audio.",
+        sent="in chats over HTTP",
+        held_as=None,
+    ),
+    Row(
+        STREAMS,
+        FOLLOWERS,
+        "Instead of a scale and a negative: followers with weights. The weight of the conditional"
+        " stream is 1 minus their sum.",
+    ),
+    Row(
+        SCHEDULE,
+        A_SCHEDULE,
+        "Instead of guidance_scale: [first output token, scale], ascending from token 0.",
+    ),
+    Row(START, A_PLACE, "The first output token that is guided.", needs_guidance=True),
+    Row(END, A_COUNT, "The first output token that is not guided any more.", needs_guidance=True),
+    Row(
+        "guidance_top_k",
+        A_COUNT,
+        "Sample only the conditional stream's k most likely tokens.",
+        needs_guidance=True,
+    ),
+    Row(
+        "guidance_min_p",
+        A_SHARE,
+        "Sample only tokens with at least this share of the conditional stream's highest"
+        " probability.",
+        needs_guidance=True,
+    ),
+    Row(
+        "guidance_filter_top_k",
+        A_COUNT,
+        "Sample the conditional distribution, among the k tokens that the blend finds most likely.",
+        needs_guidance=True,
+    ),
+    Row(
+        STREAM_LOGPROBS,
+        A_FLAG,
+        "Return, with each token's log-probability, also those that each stream gave it, how far"
+        " the blend is from the conditional stream, and as many of each stream's own most likely"
+        " tokens as there are top logprobs. Needs logprobs.",
+        needs_guidance=True,
+    ),
+    Row(
+        SCORE_TOKENS,
+        A_COUNT,
+        "Of a completion, with echo and logprobs: the last so many tokens of the prompt belong to"
+        " all streams, and their log-probabilities are those of the blend. Tokens before have"
+        " none.",
+    ),
 )
 
-OFFLINE_FIELDS = (NEGATIVE_MEDIA,)
-"""Fields whose values are Python objects: images, audio, video. Over HTTP they are parts of
-messages."""
+_ATTRIBUTES = {row.name: row.attribute for row in ROWS if row.attribute}
+FIELDS = tuple(_ATTRIBUTES)
+"""What GuidanceParams has, and `SamplingParams.extra_args` may say."""
+
+HTTP_FIELDS = tuple(row.name for row in ROWS if row.sent == "everywhere")
+CHAT_FIELDS = (*HTTP_FIELDS, *(row.name for row in ROWS if row.sent == "in chats over HTTP"))
+"""What the body of a completion may say, and that of a chat."""
+
+NEED_GUIDANCE = tuple(row.name for row in ROWS if row.needs_guidance)
+"""What means nothing without followers."""
 
 SYNONYMS = {"cfg_scale": SCALE, "negative_prompt_ids": NEGATIVE_IDS}
 """Accepted names that other systems use with exactly the same meaning."""
@@ -63,7 +153,7 @@ def looks_like_guidance(name: str) -> bool:
 
 
 def given_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the guidance fields that are given, with synonyms replaced by our names.
+    """Return the guidance fields that are given, by the attributes of GuidanceParams.
 
     None as a value means "not given". Raises GuidanceError for unknown, ambiguous and duplicate
     fields.
@@ -73,16 +163,17 @@ def given_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         if not looks_like_guidance(name):
             continue
         canonical = SYNONYMS.get(name, name)
-        if canonical not in FIELDS:
+        if canonical not in _ATTRIBUTES:
             raise unknown_field(name, FIELDS)
         if value is None:
             continue
-        if canonical in out:
+        attribute = _ATTRIBUTES[canonical]
+        if attribute in out:
             names = (other for other in fields if SYNONYMS.get(other, other) == canonical)
             raise GuidanceError(
                 f"{' and '.join(names)} mean the same and are both given: send only one.", name
             )
-        out[canonical] = value
+        out[attribute] = value
     return out
 
 

@@ -4,21 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params.checks import (
-    check_embeds,
-    check_media,
-    check_negative_text,
-    check_scale,
+    A_NUMBER,
+    A_TEXT,
+    EMBEDS,
+    MEDIA,
+    MESSAGES,
     check_token_ids,
     from_json,
+    is_list,
 )
-from cfg_core.params.fields import STREAMS
+from cfg_core.params.rows import (
+    FLAG,
+    IDS,
+    TEXT,
+    Kind,
+    Row,
+    Table,
+)
 
-KEYS = ("prompt", "messages", "token_ids", "prompt_embeds", "multi_modal_data", "weight", "lora")
-PROMPTS = KEYS[:4]
+USUAL_MAX_FOLLOWERS = 8
+"""Followers that one request may have, unless the engine's `max_followers` says otherwise."""
+
+_TOKENS = partial(check_token_ids, if_empty="leave it out to begin with the conditional prompt")
+_ADAPTER = Kind(lambda value, name: value, {"oneOf": [TEXT, FLAG]})
+"""Who knows the adapters checks it."""
+
+ROWS = (
+    Row("weight", A_NUMBER, "The factor of the stream's log-probabilities. Any finite number."),
+    Row("prompt", A_TEXT, "The stream's text, or in a conversation its system message."),
+    Row(
+        "messages",
+        MESSAGES,
+        "The stream's whole conversation, with its own images and audio.",
+        sent="in chats over HTTP",
+    ),
+    Row("token_ids", Kind(_TOKENS, IDS), "The stream as token ids."),
+    Row(
+        "prompt_embeds",
+        EMBEDS,
+        "Completions: the stream as embeddings, in base64 as vLLM's prompt_embeds.",
+    ),
+    Row(
+        "multi_modal_data",
+        MEDIA,
+        "The stream's images, audio and video, as in vLLM's prompts.",
+        sent="in Python",
+    ),
+    Row("lora", _ADAPTER, "The name of an adapter; false is the base model."),
+)
+KEYS = tuple(row.name for row in ROWS)
+PROMPTS = ("prompt", "messages", "token_ids", "prompt_embeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +88,11 @@ class FollowerParams:
     prompt_embeds: Any = field(default=None, compare=False, repr=False)
     multi_modal_data: Any = None
     lora: Any = None
-    where: str = field(default=STREAMS, compare=False, repr=False)
+    where: str = field(default="guidance_streams", compare=False, repr=False)
     """The field that errors name."""
 
     def __post_init__(self) -> None:
         at = self.where
-        object.__setattr__(self, "weight", check_scale(self.weight, f"{at}.weight", off=""))
         given = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise GuidanceError(f"{at} has {' and '.join(given)}: send only one of them.", at)
@@ -63,18 +102,7 @@ class FollowerParams:
                 " it would be the conditional stream once more: give one of them.",
                 at,
             )
-        if self.prompt is not None:
-            check_negative_text(self.prompt, f"{at}.prompt")
-        if self.token_ids is not None:
-            hint = "leave it out to begin with the conditional prompt"
-            ids = check_token_ids(self.token_ids, param=f"{at}.token_ids", if_empty=hint)
-            object.__setattr__(self, "token_ids", ids)
-        if self.messages is not None:
-            object.__setattr__(self, "messages", _messages(self.messages, f"{at}.messages"))
-        if self.prompt_embeds is not None:
-            check_embeds(self.prompt_embeds, f"{at}.prompt_embeds")
-        if self.multi_modal_data is not None:
-            check_media(self.multi_modal_data, f"{at}.multi_modal_data")
+        _TABLE.check(self, f"{at}.")
 
     @classmethod
     def of(cls, entry: object, where: str) -> FollowerParams:
@@ -101,41 +129,32 @@ class FollowerParams:
 
     def to_entry(self) -> dict[str, Any]:
         """Return these values as an entry of `guidance_streams`, the inverse of `of`."""
-        entry: dict[str, Any] = {"weight": self.weight}
-        if self.prompt is not None:
-            entry["prompt"] = self.prompt
-        if self.token_ids is not None:
-            entry["token_ids"] = list(self.token_ids)
-        if self.messages is not None:
-            entry["messages"] = list(self.messages)
-        if self.prompt_embeds is not None:
-            entry["prompt_embeds"] = self.prompt_embeds
-        if self.multi_modal_data is not None:
-            entry["multi_modal_data"] = self.multi_modal_data
-        if self.lora is not None:
-            entry["lora"] = self.lora
-        return entry
+        return _TABLE.given(self)
 
 
-def check_followers(value: object) -> tuple[FollowerParams, ...]:
+_TABLE = Table(FollowerParams, ROWS)
+
+
+def check_followers(value: object, param: str) -> tuple[FollowerParams, ...]:
     """Return the entries of `guidance_streams`, or raise GuidanceError."""
     value = from_json(value)
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+    if not is_list(value):
         raise GuidanceError(
-            f"{STREAMS} must be a list of objects, not {type(value).__name__}.", STREAMS
+            f"{param} must be a list of objects, not {type(value).__name__}.", param
         )
     if not value:
-        raise GuidanceError(f"{STREAMS} is empty: leave it out for a plain request.", STREAMS)
-    return tuple(FollowerParams.of(entry, f"{STREAMS}[{i}]") for i, entry in enumerate(value))
+        raise GuidanceError(f"{param} is empty: leave it out for a plain request.", param)
+    return tuple(FollowerParams.of(entry, f"{param}[{i}]") for i, entry in enumerate(value))
 
 
-def _messages(value: object, param: str) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise GuidanceError(
-            f"{param} must be a list of messages, not {type(value).__name__}.", param
-        )
-    if not value:
-        raise GuidanceError(
-            f"{param} is empty: leave it out to begin with the conditional conversation.", param
-        )
-    return tuple(value)
+FOLLOWERS = Kind(
+    check_followers,
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": _TABLE.schemas(),
+            "required": ["weight"],
+        },
+    },
+)

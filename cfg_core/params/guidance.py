@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params.checks import (
-    check_count,
-    check_embeds,
-    check_flag,
-    check_media,
-    check_negative_text,
-    check_scale,
-    check_schedule,
-    check_share,
-    check_token_ids,
-)
+from cfg_core.params.cuts import Cuts
 from cfg_core.params.fields import (
     END,
-    FILTER_TOP_K,
-    MIN_P,
+    NEED_GUIDANCE,
     NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
-    NEGATIVE_MEDIA,
     NEGATIVE_TEXT,
+    ROWS,
     SCALE,
     SCHEDULE,
     SCORE_TOKENS,
     START,
-    STREAM_LOGPROBS,
     STREAMS,
-    TOP_K,
     given_fields,
 )
-from cfg_core.params.follower import FollowerParams, check_followers
-from cfg_core.params.token_ids import TokenIds
-
-_BY_FIELD = {
-    SCALE: "scale",
-    NEGATIVE_TEXT: "negative_prompt",
-    NEGATIVE_IDS: "negative_prompt_token_ids",
-    NEGATIVE_MEDIA: "negative_media",
-    NEGATIVE_EMBEDS: "negative_embeds",
-    STREAMS: "streams",
-    SCHEDULE: "schedule",
-    START: "start",
-    END: "end",
-    TOP_K: "top_k",
-    MIN_P: "min_p",
-    FILTER_TOP_K: "filter_top_k",
-    STREAM_LOGPROBS: "logprobs",
-    SCORE_TOKENS: "score_tokens",
-}
-"""The attribute that each field sets."""
-
-_NEED_GUIDANCE = (START, END, TOP_K, MIN_P, FILTER_TOP_K, STREAM_LOGPROBS)
-"""Fields that mean nothing without followers."""
+from cfg_core.params.follower import FollowerParams
+from cfg_core.params.rows import Table
+from cfg_core.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuidanceParams:
+class GuidanceParams(Cuts):
     """Guidance of one request.
 
         guided = negative + scale * (conditional - negative)      classifier-free guidance
@@ -86,10 +54,7 @@ class GuidanceParams:
         scale holds from its token on.
     start, end: guide only the output tokens from `start` to before `end`, counted from 0. The
         others are sampled as without guidance. None for `end`: to the end of the text.
-    top_k, min_p: only the leader's k most likely tokens, or those with at least this share of its
-        most likely one's probability, may be sampled (arXiv 2311.16922).
-    filter_top_k: the reverse: the leader's own distribution is sampled, among the k tokens that the
-        blend finds most likely.
+    What cuts there are stands in Cuts, from which they are inherited.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
         gave it, how far the blend is from the leader, and each stream's own most likely tokens.
     score_tokens: the last so many tokens of the prompt belong to all streams, and their
@@ -108,56 +73,33 @@ class GuidanceParams:
     schedule: tuple[tuple[int, float], ...] | None = None
     start: int = 0
     end: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    filter_top_k: int | None = None
     logprobs: bool = False
     score_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        self._set("scale", check_scale(self.scale))
-        own = (NEGATIVE_TEXT, NEGATIVE_IDS, NEGATIVE_EMBEDS)
-        given = [name for name in own if getattr(self, _BY_FIELD[name]) is not None]
-        if len(given) > 1:
-            raise GuidanceError(
-                f"{given[0]} and {given[1]} are both given: send only one of them.", given[1]
-            )
-        if self.negative_prompt is not None:
-            check_negative_text(self.negative_prompt)
-        if self.negative_prompt_token_ids is not None:
-            ids = check_token_ids(self.negative_prompt_token_ids)
-            self._set("negative_prompt_token_ids", ids)
-        if self.negative_media is not None:
-            check_media(self.negative_media, NEGATIVE_MEDIA)
-        if self.negative_embeds is not None:
-            check_embeds(self.negative_embeds, NEGATIVE_EMBEDS)
-        if self.streams is not None:
-            self._set("streams", check_followers(self.streams))
-        if self.schedule is not None:
-            self._set("schedule", check_schedule(self.schedule))
-        self._check_window()
-        for name, value in ((TOP_K, self.top_k), (FILTER_TOP_K, self.filter_top_k)):
-            if value is not None:
-                check_count(value, name, 1)
-        if self.min_p is not None:
-            self._set("min_p", check_share(self.min_p))
-        check_flag(self.logprobs, STREAM_LOGPROBS)
-        if self.score_tokens is not None:
-            check_count(self.score_tokens, SCORE_TOKENS, 1)
-            self._refuse_changes()
-        self._refuse_two_formulas()
-        self._refuse_what_needs_guidance()
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_window(self) -> None:
-        check_count(self.start, START, 0)
-        if self.end is not None and check_count(self.end, END, 1) <= self.start:
+        self._refuse_two_negatives()
+        TABLE.check(self)
+        if self.end is not None and self.end <= self.start:
             raise GuidanceError(
                 f"{END} is {self.end} and {START} is {self.start}, so no token would be guided:"
                 f" set {END} above {START}, or leave the guidance fields out.",
                 END,
+            )
+        if self.score_tokens is not None:
+            self._refuse_changes()
+        self._refuse_two_formulas()
+        self._refuse_what_needs_guidance()
+
+    def _refuse_two_negatives(self) -> None:
+        own = {
+            NEGATIVE_TEXT: self.negative_prompt,
+            NEGATIVE_IDS: self.negative_prompt_token_ids,
+            NEGATIVE_EMBEDS: self.negative_embeds,
+        }
+        given = [name for name, value in own.items() if value is not None]
+        if len(given) > 1:
+            raise GuidanceError(
+                f"{given[0]} and {given[1]} are both given: send only one of them.", given[1]
             )
 
     def _refuse_two_formulas(self) -> None:
@@ -182,17 +124,28 @@ class GuidanceParams:
                     SCORE_TOKENS,
                 )
 
+    def check_scores(self, *, has_logprobs: bool) -> None:
+        """Raise GuidanceError if tokens are to be scored and no log-probabilities are wanted.
+
+        has_logprobs: whether the request asks for log-probabilities of its prompt.
+        """
+        if self.score_tokens is not None and not has_logprobs:
+            raise GuidanceError(
+                f"{SCORE_TOKENS} needs log-probabilities of the prompt to be asked for: send echo"
+                " and logprobs with it, or prompt_logprobs.",
+                SCORE_TOKENS,
+            )
+
     def _refuse_what_needs_guidance(self) -> None:
-        if self.enabled:
-            return
-        defaults = type(self).__dataclass_fields__
-        for name in _NEED_GUIDANCE:
-            if getattr(self, _BY_FIELD[name]) != defaults[_BY_FIELD[name]].default:
-                raise GuidanceError(
-                    f"{SCALE} is 1 (off), so there is one stream only: leave {name} out, or"
-                    f" set {SCALE}.",
-                    name,
-                )
+        """Raise GuidanceError for a field that means nothing without followers."""
+        given = () if self.enabled else TABLE.given(self)
+        name = next((name for name in NEED_GUIDANCE if name in given), None)
+        if name is not None:
+            raise GuidanceError(
+                f"{SCALE} is 1 (off), so there is one stream only: leave {name} out, or"
+                f" set {SCALE}.",
+                name,
+            )
 
     @property
     def enabled(self) -> bool:
@@ -207,8 +160,29 @@ class GuidanceParams:
     @property
     def has_negative(self) -> bool:
         """Whether the request has its own negative, so that the prompt's last token is not used."""
-        own = (NEGATIVE_TEXT, NEGATIVE_IDS, NEGATIVE_MEDIA, NEGATIVE_EMBEDS)
-        return any(getattr(self, _BY_FIELD[name]) is not None for name in own)
+        own = (
+            self.negative_prompt,
+            self.negative_prompt_token_ids,
+            self.negative_media,
+            self.negative_embeds,
+        )
+        return any(value is not None for value in own)
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """Which tokens may be sampled; None: every one."""
+        cuts = Cuts(**{cut.name: getattr(self, cut.name) for cut in dataclasses.fields(Cuts)})
+        return None if cuts == Cuts() else cuts
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When the weights change and end; None if they never do."""
+        if self.schedule is None and self.start == 0 and self.end is None:
+            return None
+        changes = [(0, self.weights)]
+        if self.schedule is not None:
+            changes = [(first, (scale, 1.0 - scale)) for first, scale in self.schedule]
+        return Timeline(tuple(changes), self.start, self.end)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -231,26 +205,18 @@ class GuidanceParams:
         GuidanceError for an unknown field that looks like guidance, and for a value that cannot be
         used.
         """
-        given = given_fields(fields or {})
-        if not given:
-            return None
-        return cls(**{_BY_FIELD[field]: value for field, value in given.items()})
+        values = given_fields(fields or {})
+        return cls(**values) if values else None
 
     def to_extra_args(self) -> dict[str, Any]:
         """Return these values as entries of `SamplingParams.extra_args`.
 
         This is the inverse of `from_fields`.
         """
-        out: dict[str, Any] = {}
-        defaults = type(self).__dataclass_fields__
-        for request_field, name in _BY_FIELD.items():
-            value = getattr(self, name)
-            if value is not None and value != defaults[name].default:
-                out[request_field] = value.tolist() if isinstance(value, TokenIds) else value
-        if self.streams is not None:
-            out[STREAMS] = [follower.to_entry() for follower in self.streams]
-        elif self.schedule is not None:
-            out[SCHEDULE] = [list(entry) for entry in self.schedule]
-        else:
+        out = TABLE.given(self)
+        if self.streams is None and self.schedule is None:
             out[SCALE] = self.scale
         return out
+
+
+TABLE = Table(GuidanceParams, ROWS)

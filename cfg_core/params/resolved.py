@@ -6,19 +6,31 @@ of token ids or of embeddings. It travels to the engine core in one extra argume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cfg_core.params.cuts import Cuts
 from cfg_core.params.fields import SCALE, SCHEDULE, STREAMS
 from cfg_core.params.guidance import GuidanceParams
 from cfg_core.params.token_ids import TokenIds
+from cfg_core.timeline import Timeline
 
 RESOLVED = "cfg_serve_guidance"
 """The extra argument. A caller cannot send it: the name looks like guidance, and is no field."""
 
-_PLAIN = ("schedule", "start", "end", "top_k", "min_p", "filter_top_k", "logprobs", "score_tokens")
-"""What is the same in both classes."""
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The end of a prompt whose log-probabilities are wanted, under the blend.
+
+    tokens: the last so many tokens of the prompt. All streams have them.
+    top: log-probabilities of so many of the most likely tokens come with each; -1: of all.
+    """
+
+    tokens: int
+    top: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,43 +55,72 @@ class ResolvedFollower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedGuidance:
-    """The guidance of one request, with its followers. For the other fields, see GuidanceParams.
+    """The guidance of one request, with its followers.
 
-    weights: one for each stream, the leader's first.
+    weights: one for each stream, the leader's first. They sum to 1. With a timeline they are those
+        of the first token.
+    timeline: None if all tokens are guided, with the same weights.
+    cuts: None if every token may be sampled.
+    logprobs: whether the streams' own log-probabilities are shown.
+    scored: None if no token of the prompt is scored.
     """
 
     weights: tuple[float, ...]
     followers: tuple[ResolvedFollower, ...]
-    schedule: tuple[tuple[int, float], ...] | None = None
-    start: int = 0
-    end: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    filter_top_k: int | None = None
+    timeline: Timeline | None = None
+    cuts: Cuts | None = None
     logprobs: bool = False
-    score_tokens: int | None = None
+    scored: Scored | None = None
 
     @classmethod
     def of(
-        cls, params: GuidanceParams, followers: tuple[ResolvedFollower, ...]
+        cls,
+        params: GuidanceParams,
+        followers: tuple[ResolvedFollower, ...],
+        prompt_logprobs: int | None = None,
     ) -> ResolvedGuidance:
-        """What `params` say, with these followers, which have the order of its weights."""
-        plain = {name: getattr(params, name) for name in _PLAIN}
-        return cls(weights=params.weights, followers=followers, **plain)
+        """What `params` say, with these followers, which have the order of its weights.
+
+        prompt_logprobs: how many the request asks for. Some, if tokens of the prompt are scored.
+        """
+        tokens = params.score_tokens
+        return cls(
+            weights=params.weights,
+            followers=followers,
+            timeline=params.timeline,
+            cuts=params.cuts,
+            logprobs=params.logprobs,
+            scored=None if tokens is None else Scored(tokens, prompt_logprobs or 0),
+        )
+
+    def same_prompts(self, prompt: Sequence[int] | None, has_adapter: bool) -> frozenset[int]:
+        """The followers, from 0, that read the leader's own prompt with the leader's adapter.
+
+        prompt: the leader's. has_adapter: whether it has an adapter.
+        """
+        if prompt is None or len(prompt) not in [one.num_tokens for one in self.followers]:
+            return frozenset()
+        ids = TokenIds.of(prompt)
+        return frozenset(
+            place
+            for place, one in enumerate(self.followers)
+            if one.token_ids == ids
+            and (one.lora is None or (one.lora is False and not has_adapter))
+        )
 
     def to_extra_args(self) -> dict[str, Any]:
         """An entry of `SamplingParams.extra_args` that vLLM's encoder can send: the inverse of
         `from_extra_args`. A prompt of token ids is one value, however long it is."""
-        fields = {name: getattr(self, name) for name in _PLAIN}
         followers = [
-            {
-                "token_ids": None if follower.token_ids is None else follower.token_ids.packed,
-                "embeds": follower.embeds,
-                "lora": follower.lora,
-            }
-            for follower in self.followers
+            {**_values(one), "token_ids": None if one.token_ids is None else one.token_ids.packed}
+            for one in self.followers
         ]
-        return {RESOLVED: {**fields, "weights": self.weights, "followers": followers}}
+        parts = {
+            "timeline": self.timeline and _values(self.timeline),
+            "cuts": self.cuts and _values(self.cuts),
+            "scored": self.scored and _values(self.scored),
+        }
+        return {RESOLVED: {**_values(self), **parts, "followers": followers}}
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> ResolvedGuidance | None:
@@ -87,29 +128,35 @@ class ResolvedGuidance:
         sent = (extra_args or {}).get(RESOLVED)
         if sent is None:
             return None
-        followers = tuple(
-            ResolvedFollower(
-                token_ids=None if one["token_ids"] is None else TokenIds(one["token_ids"]),
-                embeds=one["embeds"],
-                lora=one["lora"],
-            )
+        followers = (
+            ResolvedFollower(**{**one, "token_ids": _unpacked(one["token_ids"])})
             for one in sent["followers"]
         )
-        schedule = sent["schedule"]
+        timeline = sent["timeline"]
+        if timeline is not None:
+            changes = ((first, tuple(weights)) for first, weights in timeline["changes"])
+            timeline = Timeline(**{**timeline, "changes": tuple(changes)})
         return cls(
-            **{
-                **sent,
-                "weights": tuple(sent["weights"]),
-                "followers": followers,
-                "schedule": None if schedule is None else tuple(map(tuple, schedule)),
-            }
+            weights=tuple(sent["weights"]),
+            followers=tuple(followers),
+            timeline=timeline,
+            cuts=sent["cuts"] and Cuts(**sent["cuts"]),
+            logprobs=sent["logprobs"],
+            scored=sent["scored"] and Scored(**sent["scored"]),
         )
+
+
+def _unpacked(ids: bytes | None) -> TokenIds | None:
+    return None if ids is None else TokenIds(ids)
+
+
+def _values(part: Any) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
 
 
 def is_unresolved(extra_args: Mapping[str, Any] | None) -> bool:
     """Whether these ask for guidance, and admission has not seen them."""
-    if not extra_args:
-        return False
+    extra_args = extra_args or {}
     return (
         extra_args.get(SCALE, 1) != 1
         or extra_args.get(STREAMS) is not None

@@ -47,7 +47,8 @@ def guided_engine_args(
     allow_untested_vllm: accept a vLLM version that was not tested, if it has all names and
         signatures that we use. Guidance may still be wrong on it.
 
-    max_followers: the most followers that one request may have (`guidance_streams`). Default: 8.
+    max_followers: the most followers that one request may have (`guidance_streams`).
+        Default: `cfg_core.params.follower.USUAL_MAX_FOLLOWERS`.
     traced: tell the frontend when followers ran, for spans of each stream (wire.follower_events).
 
     Plain requests on such an engine behave exactly as without it. Raises CompatibilityError for an

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cfg_core.draft_length import DRAFT_COST
@@ -16,12 +16,12 @@ from cfg_core.errors import CompatibilityError
 from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.keys import check_keys
 from cfg_core.logits_processors import config as processor_config
+from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
 from cfg_core.pool import KV_SPLITS
 from cfg_core.vllm_plugin.versions.tested import TESTED, check_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
 
 ADDITIONAL_CONFIG = "cfg_serve"
@@ -73,8 +73,6 @@ def is_traced(config: VllmConfig) -> bool:
 
 MAX_FOLLOWERS = "max_followers"
 """Key, in our options, of the largest number of followers that a group may have."""
-
-USUAL_MAX_FOLLOWERS = 8
 
 
 def max_followers_of(config: VllmConfig) -> int:
@@ -237,28 +235,6 @@ def reads_both_ways(config: VllmConfig) -> bool:
 def is_recurrent(config: VllmConfig) -> bool:
     """Whether the model has layers with a state (Mamba, linear attention, short convolutions)."""
     return bool(config.model_config.is_hybrid or config.model_config.has_inner_state)
-
-
-def asks_for_prompt_logprobs(sampling: SamplingParams) -> bool:
-    """Whether a request asks for log-probabilities of its prompt.
-
-    They are the conditional stream's, so guided requests may not ask for them.
-    """
-    return sampling.prompt_logprobs is not None or sampling.prompt_logprob_token_ids is not None
-
-
-def ends_in_media(config: VllmConfig, features: Iterable[Any], num_tokens: int) -> bool:
-    """Whether a prompt of so many tokens ends with the place of an image, audio or video.
-
-    A stream that waits for its partners has computed all but its last token. If that token were
-    part of an image, the stream would hold the image's place in the encoder's cache, for which its
-    partner may be waiting.
-
-    features: the prompt's media, as vLLM's MultiModalFeatureSpec.
-    """
-    ahead = config.num_prefill_lookahead_tokens
-    places = (feature.mm_position for feature in features)
-    return any(place.offset + place.length + ahead >= num_tokens for place in places)
 
 
 def step_budget(scheduler: Scheduler) -> int:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cfg_core.groups import Cuts
+from cfg_core.groups import Group
 from cfg_core.logits_processors.sequences import Failure
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Scoring:
     """The scores that one group wants of a step, which is its first joint step.
 
     tokens: the scored tokens, which end the prompts of all its streams.
-    top: see `cfg_core.groups.Scored`.
+    top: see `cfg_core.params.Scored`.
     """
 
     tokens: tuple[int, ...]
@@ -111,24 +111,21 @@ class ScoredRead:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class JointRow:
+class JointRow(NamedTuple):
     """One group of a joint step.
 
-    streams: ids, the leader's first.
-    weights: one for each stream; they sum to 1.
-    logprobs: see `cfg_core.groups.Group`.
-    needs_rows: whether the blend must come after the model's head.
-    cuts: which tokens may be sampled; None: every one.
+    weights: those of this step, one for each stream; they sum to 1.
     scoring: None if no scores are wanted of this step.
     """
 
-    streams: tuple[str, ...]
+    group: Group
     weights: tuple[float, ...]
-    logprobs: int | None = None
-    needs_rows: bool = False
-    cuts: Cuts | None = None
     scoring: Scoring | None = None
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """All stream ids, leader first."""
+        return self.group.streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +271,8 @@ def columns_of(joint: Sequence[JointRow]) -> StreamColumns:
     They have room for the largest group of the step. A smaller group fills its last blocks with
     repeats.
     """
-    top = max((row.logprobs for row in joint if row.logprobs is not None), default=None)
+    asked = (row.group.logprobs for row in joint)
+    top = max((top for top in asked if top is not None), default=None)
     if top is None:
         return StreamColumns()
     return StreamColumns(max(len(row.streams) for row in joint), top)

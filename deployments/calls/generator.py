@@ -25,9 +25,10 @@ from deployments.calls.queue import AdmissionQueue, Place
 from deployments.calls.queue_entries import Share
 from deployments.calls.ray_errors import ServeItems, value_of
 from deployments.calls.readings import in_words
+from deployments.config.admission import SPARE
 from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
-from deployments.http.json_answer import json_answer
+from deployments.http.events import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
@@ -40,9 +41,6 @@ from deployments.tracing.spans import CLIENT, Span
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""
-
-SPARE = 1.25
-"""Streams sent to a replica for each one that it can run, so that the engine has the next ready."""
 
 STARTING_AT_ONCE = 8
 """Requests of one client that each replica may be starting while other clients are active."""

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from deployments.config.base import YamlArgs
 
+SPARE = 1.25
+"""Streams sent to a replica for each one that it can run, so that the engine has the next ready."""
+
 
 class AdmissionArgs(YamlArgs):
     """The section `admission:` of `args:`: the queue in front of the generator's replicas.

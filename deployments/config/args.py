@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.logits_processors.config import check_config as check_processors
+from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
 from deployments.config.access import AccessArgs
 from deployments.config.admission import AdmissionArgs
 from deployments.config.base import YamlArgs
@@ -25,9 +26,6 @@ from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model, resolved_frontend
 from deployments.config.tracing import TracingArgs
 from deployments.lifecycle.beacon import ASK_EVERY_S
-
-USUAL_FOLLOWERS = 8
-"""Default of `max_followers`."""
 
 
 class FallbackArgs(YamlArgs):
@@ -281,7 +279,7 @@ class AppArgs(YamlArgs):
     @property
     def followers_per_request(self) -> int:
         """The most followers of one request, in the ingress and in the engine."""
-        return self.max_followers or USUAL_FOLLOWERS
+        return self.max_followers or USUAL_MAX_FOLLOWERS
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:

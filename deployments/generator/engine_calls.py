@@ -22,13 +22,13 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import CfgServeError
+from cfg_core.params import ResolvedGuidance
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
 from deployments.generator.engine_errors import own_error
 from deployments.generator.stream_spans import ChoiceSpans, Traced
-from deployments.requests.extra_args import follower_lengths, same_prompts
 from deployments.requests.usage import Meter
 
 MEDIA_LOST = (
@@ -100,6 +100,7 @@ class _Entry:
 
     request: EngineCoreRequest
     run: Run
+    guidance: ResolvedGuidance | None = field(init=False)
     streams: int = field(init=False)
     negative_tokens: int = field(init=False)
     is_sent: bool = False
@@ -108,17 +109,17 @@ class _Entry:
 
     def __post_init__(self) -> None:
         params = self.request.sampling_params
-        followers = follower_lengths(params.extra_args if params is not None else None)
+        self.guidance = ResolvedGuidance.from_extra_args(params and params.extra_args)
+        followers = self.guidance.followers if self.guidance is not None else ()
         self.streams = 1 + len(followers)
-        self.negative_tokens = sum(followers)
+        self.negative_tokens = sum(one.num_tokens for one in followers)
 
     def same_prompts(self) -> frozenset[int]:
         """The followers that read the leader's own prompt; none if it has images or the like."""
-        params = self.request.sampling_params
-        if params is None or self.request.mm_features:
+        if self.guidance is None or self.request.mm_features:
             return frozenset()
         has_adapter = self.request.lora_request is not None
-        return same_prompts(params.extra_args, self.request.prompt_token_ids, has_adapter)
+        return self.guidance.same_prompts(self.request.prompt_token_ids, has_adapter)
 
 
 _run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)

@@ -18,13 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import (
-    NEGATIVE_IDS,
-    SCORE_TOKENS,
-    FollowerParams,
-    GuidanceParams,
-    TokenIds,
-)
+from cfg_core.params import FollowerParams, GuidanceParams, TokenIds
+from cfg_core.params.fields import NEGATIVE_IDS, NEGATIVE_MESSAGES, SCORE_TOKENS
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
@@ -33,10 +28,9 @@ from deployments.generator.engine_errors import checked, own_error
 from deployments.generator.media_in_bodies import check_body
 from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
-from deployments.requests.endpoints import SHAPES, Endpoint
-from deployments.requests.extra_args import adapter_of
-from deployments.requests.guidance import NEGATIVE_MESSAGES, Guidance
-from deployments.requests.negative import follower_body, negative_body
+from deployments.requests.endpoints import SHAPES, Endpoint, follower_body
+from deployments.requests.followers import adapter_of
+from deployments.requests.guidance import Guidance
 
 RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 """Keys of `vllm_xargs` that vLLM reads for itself, as objects that the server made."""
@@ -150,7 +144,7 @@ class _FollowerPrompts:
             (params.negative_prompt_token_ids or ()) if field == NEGATIVE_IDS else None,
             params.negative_embeds,
             params.negative_prompt,
-            lambda: negative_body(self._endpoint, self._body, guidance),
+            lambda: guidance.negative_body(self._endpoint, self._body),
             field,
             NEGATIVE_MESSAGES,
         )

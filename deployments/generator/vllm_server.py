@@ -54,8 +54,7 @@ from deployments.generator.validation import parse, parsed
 from deployments.lifecycle.client_texts import hide_client_texts
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.requests.endpoints import SHAPES, Endpoint
-from deployments.requests.notes import Outcome, note_of
-from deployments.requests.report import guidance_report
+from deployments.requests.report import Outcome, guidance_report, note_of
 from deployments.requests.usage import Meter
 from deployments.tracing.spans import TRACE_HEADERS, Span
 

@@ -1,8 +1,10 @@
-"""Server-sent events that this application makes itself."""
+"""Answers that this application makes of text itself: JSON, and server-sent events."""
 
 from __future__ import annotations
 
 import json
+
+from starlette.responses import Response
 
 from cfg_core.errors import CfgServeError
 from deployments.http.errors import http_error
@@ -16,6 +18,11 @@ _LAST = (
     "event: response.completed\n",
     "event: response.incomplete\n",
 )
+
+
+def json_answer(text: str) -> Response:
+    """The answer with `text` as its body, as application/json."""
+    return Response(text, media_type="application/json")
 
 
 def is_last(events: str) -> bool:

@@ -20,13 +20,12 @@ from deployments.calls.answers import in_time
 from deployments.calls.encoders import Encoders
 from deployments.calls.queue_entries import Share
 from deployments.config.args import AppArgs
-from deployments.http.json_answer import json_answer
+from deployments.http.events import json_answer
 from deployments.ingress.app import app, client_of, tenant_of
 from deployments.ingress.bodies import Bodies
 from deployments.ingress.tenants import Gate
-from deployments.requests.encode.bounds import check_job
 from deployments.requests.encode.capabilities import EncodeEndpoint
-from deployments.requests.encode.jobs import EncodeJob, work_of_text
+from deployments.requests.encode.jobs import EncodeJob, check_job, work_of_text
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import count_of, read_detokenize, read_tokenize
 from deployments.requests.streams import num_tokens

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
+from cfg_core.params.rows import Schema
 from deployments.requests.answer_schemas import (
     ENCODED,
     EVENT,
@@ -26,7 +27,6 @@ from deployments.requests.schemas import (
     EXAMPLES,
     GUIDANCE,
     SERVER,
-    Schema,
 )
 
 GENERATED: dict[str, Endpoint] = {

@@ -25,7 +25,7 @@ from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
-from deployments.http.json_answer import json_answer
+from deployments.http.events import json_answer
 from deployments.http.recent import Recent
 from deployments.ingress.app import app, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies

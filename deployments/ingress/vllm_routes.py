@@ -19,7 +19,7 @@ from cfg_core.grammars import bounds
 from deployments.calls.encoders import Encoders
 from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
-from deployments.http.json_answer import json_answer
+from deployments.http.events import json_answer
 from deployments.http.open_requests import OpenRequests
 from deployments.ingress.app import app, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies

@@ -6,13 +6,9 @@ them. The schemas of vLLM's answers come from the engine's vLLM.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
+from cfg_core.params.rows import COUNT, NUMBER, TEXT, Schema
 from deployments.requests.encode.capabilities import EncodeEndpoint
 
-Schema: TypeAlias = dict[str, Any]
-
-TEXT, COUNT, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 NUMBERS = {"type": "array", "items": NUMBER}
 MAYBE_NUMBER = {"type": ["number", "null"]}
 SPARSE: Schema = {

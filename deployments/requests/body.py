@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from cfg_core.errors import RequestError
-from cfg_core.params import check_scale, looks_like_guidance
+from cfg_core.params import looks_like_guidance
+from cfg_core.params.checks import check_scale
+from cfg_core.params.fields import SYNONYMS
 from deployments.requests.shape import READ_ONCE, Shape, ShapeBounds, shape_of
 
 Copies = Callable[[dict[str, Any]], tuple[int, str]]
@@ -149,7 +151,7 @@ def _refuse_non_finite(body: dict[str, Any], literal: str) -> NoReturn:
     """Raise an error that names the guidance field at fault, or the literal if no field is."""
     for name, value in body.items():
         if looks_like_guidance(name) and isinstance(value, float):
-            check_scale(value)
+            check_scale(value, SYNONYMS.get(name, name))
     raise RequestError(f"{literal[:20]} is not a finite number: JSON has no NaN or infinity.")
 
 

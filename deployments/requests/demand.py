@@ -11,7 +11,7 @@ from deployments.requests.body import json_type
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.guidance import Guidance
 from deployments.requests.shape import number_of
-from deployments.requests.streams import Groups, num_prompts
+from deployments.requests.streams import Groups, num_prompts, prompts_of
 
 USUAL_OUTPUT_TOKENS = 256
 """Estimate of a choice's output tokens if the request sets no limit.
@@ -113,13 +113,7 @@ def check_context(endpoint: Endpoint, body: Mapping[str, Any], context_tokens: i
         or body.get("truncate_prompt_tokens") is not None
     ):
         return
-    prompt = body.get("prompt")
-    prompts = (
-        prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        else [prompt]
-    )
-    for ids in prompts:
+    for ids in prompts_of(body):
         if isinstance(ids, list) and len(ids) > context_tokens:
             raise RequestError(
                 f"The prompt has {len(ids)} tokens, and this model's maximum context length is"

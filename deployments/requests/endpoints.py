@@ -5,7 +5,7 @@ Pure. Imports neither vllm nor ray.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -102,6 +102,28 @@ def with_system(endpoint: Endpoint, body: Mapping[str, Any], text: str) -> dict[
     before, after = ([], messages) if at is None else (messages[:at], messages[at + 1 :])
     body[field] = [*before, *ours, *after]
     return body
+
+
+def follower_body(
+    endpoint: Endpoint, body: Mapping[str, Any], text: str | None, messages: Sequence[Any] | None
+) -> dict[str, Any]:
+    """The body of a request to the same endpoint whose prompt is a follower's.
+
+    Everything but the prompt or the messages stays, so that vLLM renders the negative exactly as it
+    renders the conditional prompt (template options, tools, special tokens). But
+    `kv_transfer_params` and `prompt_embeds` are left out, because they hold the conditional prompt.
+    Raises RequestError if the body's messages are no list.
+
+    text, messages: the follower's text, or its whole conversation; one of them.
+    """
+    body = {name: value for name, value in body.items() if name != "kv_transfer_params"}
+    if messages is not None:
+        return with_conversation(endpoint, body, list(messages))
+    assert text is not None, "token ids need no rendering"
+    if endpoint == "completion":
+        body.pop("prompt_embeds", None)
+        return {**body, "prompt": text}
+    return with_system(endpoint, body, text)
 
 
 def has_system(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:

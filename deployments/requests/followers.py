@@ -5,11 +5,12 @@ Imports neither vllm nor ray.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import SCHEDULE, STREAMS, FollowerParams
+from cfg_core.params import FollowerParams
+from cfg_core.params.fields import SCHEDULE, STREAMS
 from deployments.requests.endpoints import SHAPES, Endpoint
 
 
@@ -80,3 +81,30 @@ def check_number(streams: int, most_followers: int) -> None:
             " conditional one: send fewer.",
             STREAMS,
         )
+
+
+def adapter_of(
+    name: str | bool | None,
+    where: str,
+    adapters: Mapping[str, Any],
+    is_base_model: Callable[[str], bool],
+) -> list[Any] | bool | None:
+    """A stream's `lora` as the engine reads it: an adapter as the list of its fields.
+
+    False is the base model, and None is the request's own adapter. Raises GuidanceError for a name
+    that is not served.
+
+    where: the stream, for the error. adapters: vLLM's LoRARequest of each served adapter, by name.
+    """
+    if not isinstance(name, str):
+        return name
+    if name in adapters:
+        found = adapters[name]
+        return [found.lora_name, found.lora_int_id, found.lora_path]
+    if is_base_model(name):
+        return False
+    known = ", ".join(sorted(adapters)) or "none"
+    raise GuidanceError(
+        f"{where}.lora is not the name of an adapter. Known: {known}; false is the base model.",
+        f"{where}.lora",
+    )

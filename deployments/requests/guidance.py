@@ -15,28 +15,25 @@ from typing import Any
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
-from cfg_core.params import (
+from cfg_core.params import GuidanceParams, looks_like_guidance
+from cfg_core.params.fields import (
+    CHAT_FIELDS,
     FIELDS,
+    HTTP_FIELDS,
     NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
+    NEGATIVE_MESSAGES,
     NEGATIVE_TEXT,
-    OFFLINE_FIELDS,
     SCALE,
     SCORE_TOKENS,
     STREAM_LOGPROBS,
     STREAMS,
     SYNONYMS,
-    GuidanceParams,
-    looks_like_guidance,
     unknown_field,
 )
 from deployments.requests.body import MAX_FIELDS, json_type
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import SHAPES, Endpoint, follower_body
 from deployments.requests.followers import check_embeds, check_followers, refuse_text
-
-NEGATIVE_MESSAGES = "negative_messages"
-HTTP_FIELDS = tuple(name for name in FIELDS if name not in OFFLINE_FIELDS)
-CHAT_FIELDS = (*HTTP_FIELDS, NEGATIVE_MESSAGES)
 
 PLANNED = ("guidance_between", "guidance_min_entropy")
 """Fields that are planned, but that this version does not have.
@@ -95,6 +92,10 @@ class Guidance:
     def adapters(self) -> tuple[str | bool, ...]:
         """The adapters that its streams name; False is the base model."""
         return tuple(f.lora for f in self.params.streams or () if f.lora is not None)
+
+    def negative_body(self, endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The body whose prompt is the negative stream, which is text or messages."""
+        return follower_body(endpoint, body, self.params.negative_prompt, self.negative_messages)
 
     @property
     def negative_field(self) -> str | None:
@@ -175,7 +176,7 @@ def _near_of_short(name: str, known: tuple[str, ...]) -> list[str]:
 
 
 def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
-    if name in OFFLINE_FIELDS:
+    if name in FIELDS and name not in CHAT_FIELDS:
         return GuidanceError(
             f"{name} is for Python: over HTTP, send {NEGATIVE_MESSAGES} with image parts.", name
         )
@@ -205,21 +206,14 @@ def _check_negative_messages(messages: object, params: GuidanceParams) -> None:
 
 
 def _check_scores(params: GuidanceParams, endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    if params.score_tokens is None:
-        return
-    if endpoint != "completion":
+    if params.score_tokens is not None and endpoint != "completion":
         raise GuidanceError(
             f"{SCORE_TOKENS} is for /v1/completions: send the conversation's token ids there"
             " (/tokenize gives them), with echo and logprobs.",
             SCORE_TOKENS,
         )
-    echoed = body.get("echo") and body.get("logprobs") is not None
-    if not echoed and body.get("prompt_logprobs") is None:
-        raise GuidanceError(
-            f"{SCORE_TOKENS} needs log-probabilities of the prompt to be asked for: send echo and"
-            " logprobs with it.",
-            SCORE_TOKENS,
-        )
+    echoed = bool(body.get("echo")) and body.get("logprobs") is not None
+    params.check_scores(has_logprobs=echoed or body.get("prompt_logprobs") is not None)
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:

@@ -31,9 +31,6 @@ MEDIA_TOKENS = 512
 LLaVA-1.5 has 576 for an image.
 """
 
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
-"""Types of parts of messages that are text, in the APIs of chats and of responses."""
-
 MEDIA_PARTS = (
     *("image_url", "input_image", "audio_url", "input_audio", "video_url"),
     *("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),

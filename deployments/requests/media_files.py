@@ -67,49 +67,51 @@ def check_file(data: bytes, medium: Medium) -> str:
     return name
 
 
+def _patterns(*signatures: tuple[str, bytes]) -> tuple[tuple[str, re.Pattern[bytes]], ...]:
+    return tuple((name, re.compile(start, re.DOTALL)) for name, start in signatures)
+
+
+_SIGNATURES = {
+    "image": _patterns(
+        ("PNG", rb"\x89PNG\r\n\x1a\n"),
+        ("JPEG", rb"\xff\xd8\xff"),
+        ("GIF", rb"GIF8[79]a"),
+        ("BMP", rb"BM"),
+        ("WEBP", rb"RIFF.{4}WEBP"),
+        ("AVIF", rb".{4}ftyp(avi[fs]|.{8,52}avif)"),
+    ),
+    "audio": _patterns(
+        ("WAV", rb"(RIFF|RF64).{4}WAVE"),
+        ("AIFF", rb"FORM.{4}AIF[FC]"),
+        ("MP4", rb".{4}ftyp"),
+        ("OGG", rb"OggS"),
+        ("WEBM", rb"\x1aE\xdf\xa3"),
+        ("AMR", rb"#!AM"),
+    ),
+    "video": _patterns(
+        ("MP4", rb".{4}(ftyp|moov|mdat|wide|free|skip)"),
+        ("AVI", rb"RIFF.{4}AVI "),
+        ("GIF", rb"GIF8[79]a"),
+        ("MPEG-TS", rb"G(.{187}G|.{0,187}\Z)"),
+        ("WEBM", rb"\x1aE\xdf\xa3"),
+        ("MPEG", rb"\0\0\x01[\xba\xb3]"),
+        ("FLV", rb"FLV\x01"),
+        ("OGG", rb"OggS"),
+    ),
+}
+"""How files of each format begin."""
+
+_AFTER_ID3 = _patterns(("MP3", rb"\xff[\xe0-\xff]"), ("FLAC", rb"fLaC"))
+"""A reader skips an ID3 tag, and then guesses the format of what follows it."""
+
+
 def format_of(data: bytes, medium: Medium) -> str | None:
     """The name of the format that the first bytes of a file show. None: none that is read."""
-    return {"image": _image, "audio": _audio, "video": _video}[medium](data)
-
-
-def _image(data: bytes) -> str | None:
-    for start, name in (
-        (b"\x89PNG\r\n\x1a\n", "PNG"),
-        (b"\xff\xd8\xff", "JPEG"),
-        (b"GIF87a", "GIF"),
-        (b"GIF89a", "GIF"),
-        (b"BM", "BMP"),
-    ):
-        if data.startswith(start):
+    for name, start in _SIGNATURES[medium]:
+        if start.match(data):
             return name
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    if data[4:8] == b"ftyp" and (data[8:12] in (b"avif", b"avis") or b"avif" in data[16:64]):
-        return "AVIF"
-    return None
-
-
-_MP3_SYNC = re.compile(rb"\xff[\xe0-\xff]")
-
-
-def _audio(data: bytes) -> str | None:
-    if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
-        return "WAV"
-    if data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
-        return "AIFF"
-    if data[4:8] == b"ftyp":
-        return "MP4"
-    # A reader skips this tag, and then guesses the format of what follows it.
-    rest = data[_after_id3(data) :][:4]
-    if _MP3_SYNC.match(rest):
-        return "MP3"
-    for start, name in (
-        (b"fLaC", "FLAC"),
-        (b"OggS", "OGG"),
-        (b"\x1aE\xdf\xa3", "WEBM"),
-        (b"#!AM", "AMR"),
-    ):
-        if rest == start and (name == "FLAC" or data.startswith(start)):
+    for name, start in _AFTER_ID3 if medium == "audio" else ():
+        if start.match(data, _after_id3(data)):
             return name
     return None
 
@@ -122,30 +124,6 @@ def _after_id3(data: bytes) -> int:
     for byte in data[6:10]:
         size = size << 7 | byte & 0x7F
     return 10 + size
-
-
-_MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
-
-
-def _video(data: bytes) -> str | None:
-    if data[4:8] in _MP4_BOXES:
-        return "MP4"
-    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
-        return "AVI"
-    if data[:1] == b"\x47" and data[188:189] in (b"\x47", b""):
-        return "GIF" if data[:6] in (b"GIF87a", b"GIF89a") else "MPEG-TS"
-    for start, name in (
-        (b"\x1aE\xdf\xa3", "WEBM"),
-        (b"GIF87a", "GIF"),
-        (b"GIF89a", "GIF"),
-        (b"\0\0\x01\xba", "MPEG"),
-        (b"\0\0\x01\xb3", "MPEG"),
-        (b"FLV\x01", "FLV"),
-        (b"OggS", "OGG"),
-    ):
-        if data.startswith(start):
-            return name
-    return None
 
 
 # --- parts of images ------------------------------------------------------------------------------

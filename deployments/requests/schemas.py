@@ -6,107 +6,29 @@ vLLM's own bodies come from the engine's vLLM.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
+from cfg_core.params.fields import ROWS, SYNONYMS
+from cfg_core.params.guidance import TABLE
+from cfg_core.params.rows import COUNT, FLAG, IDS, TEXT, Schema
 from deployments.requests.encode.capabilities import PATHS, EncodeEndpoint
-
-Schema: TypeAlias = dict[str, Any]
 
 
 def _field(description: str, **schema: Any) -> Schema:
     return {**schema, "description": description}
 
 
-TEXT, FLAG, COUNT = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}
-IDS = {"type": "array", "items": COUNT}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 INPUTS = {"oneOf": [TEXT, IDS, {"type": "array", "items": {"oneOf": [TEXT, IDS]}}]}
 
 GUIDANCE: dict[str, Schema] = {
-    "guidance_scale": _field(
-        "guided = negative + scale * (conditional - negative), on log-softmax. Any finite number;"
-        " 1 is off.",
-        type="number",
-        default=1.0,
-        examples=[1.5],
-    ),
-    "negative_prompt": _field(
-        "The negative stream: its text, or in a conversation its system message. Without any"
-        " negative, it starts at the prompt's last token.",
-        **TEXT,
-    ),
-    "negative_prompt_token_ids": _field("The negative stream as token ids.", **IDS),
-    "negative_prompt_embeds": _field(
-        "Completions: the negative stream as embeddings, in base64 as vLLM's prompt_embeds.", **TEXT
-    ),
-    "negative_messages": _field(
-        "The whole negative conversation, with its own images and audio.",
-        type="array",
-        items={"type": "object"},
-    ),
-    "guidance_streams": _field(
-        "Instead of a scale and a negative: followers with weights. The weight of the conditional"
-        " stream is 1 minus their sum.",
-        type="array",
-        items={
-            "type": "object",
-            "properties": {
-                "weight": _field(
-                    "The factor of the stream's log-probabilities. Any finite number.",
-                    type="number",
-                ),
-                "prompt": _field(
-                    "The stream's text, or in a conversation its system message.", **TEXT
-                ),
-                "messages": _field(
-                    "The stream's whole conversation, with its own images and audio.",
-                    type="array",
-                    items={"type": "object"},
-                ),
-                "token_ids": _field("The stream as token ids.", **IDS),
-                "prompt_embeds": _field(
-                    "Completions: the stream as embeddings, in base64 as vLLM's prompt_embeds.",
-                    **TEXT,
-                ),
-                "lora": _field(
-                    "The name of an adapter; false is the base model.", oneOf=[TEXT, FLAG]
-                ),
-            },
-            "required": ["weight"],
-        },
-    ),
-    "guidance_schedule": _field(
-        "Instead of guidance_scale: [first output token, scale], ascending from token 0.",
-        type="array",
-        items={"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-    ),
-    "guidance_start": _field("The first output token that is guided.", **COUNT, default=0),
-    "guidance_end": _field("The first output token that is not guided any more.", **COUNT),
-    "guidance_top_k": _field("Sample only the conditional stream's k most likely tokens.", **COUNT),
-    "guidance_min_p": _field(
-        "Sample only tokens with at least this share of the conditional stream's highest"
-        " probability.",
-        type="number",
-    ),
-    "guidance_filter_top_k": _field(
-        "Sample the conditional distribution, among the k tokens that the blend finds most likely.",
-        **COUNT,
-    ),
-    "guidance_logprobs": _field(
-        "Return, with each token's log-probability, also those that each stream gave it, how far"
-        " the blend is from the conditional stream, and as many of each stream's own most likely"
-        " tokens as there are top logprobs. Needs logprobs.",
-        **FLAG,
-        default=False,
-    ),
-    "guidance_score_tokens": _field(
-        "Of a completion, with echo and logprobs: the last so many tokens of the prompt belong to"
-        " all streams, and their log-probabilities are those of the blend. Tokens before have"
-        " none.",
-        **COUNT,
-    ),
-    "cfg_scale": _field("Another name of guidance_scale.", type="number"),
-    "negative_prompt_ids": _field("Another name of negative_prompt_token_ids.", **IDS),
+    **TABLE.schemas(),
+    **{
+        other: _field(f"Another name of {row.name}.", **row.kind.schema)
+        for other, name in SYNONYMS.items()
+        for row in ROWS
+        if row.name == name
+    },
 }
 """The guidance fields of a conversation. A completion has no `negative_messages`, and no `messages`
 in its streams."""

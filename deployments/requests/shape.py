@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cfg_core.errors import RequestError
+from cfg_core.params.fields import CHAT_FIELDS, SYNONYMS
 
 READ_ONCE = frozenset(
     {
-        *("messages", "input", "system", "instructions", "negative_messages", "guidance_streams"),
-        *("prompt", "prompt_embeds", "suffix", "query", "items", "tokens"),
-        *("negative_prompt", "negative_prompt_token_ids", "negative_prompt_ids"),
-        *("negative_prompt_embeds", "tools", "documents", "chat_template", "chat_template_kwargs"),
+        *("messages", "input", "system", "instructions", *CHAT_FIELDS, *SYNONYMS),
+        *("prompt", "prompt_embeds", "suffix", "query", "items", "tokens", "tools", "documents"),
+        *("chat_template", "chat_template_kwargs"),
         *("metadata", "media_io_kwargs", "mm_processor_kwargs"),
         # grammars, whose bounds are those of the section `grammars:`
         *("response_format", "structured_outputs", "text", "output_config", "tool_choice"),

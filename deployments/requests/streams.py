@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 
 from cfg_core.errors import CfgServeError
 from cfg_core.params import FollowerParams, TokenIds
-from deployments.requests.endpoints import Endpoint, conversation_of
+from deployments.requests.endpoints import Endpoint, conversation_of, follower_body
 from deployments.requests.guidance import Guidance
 from deployments.requests.media import MEDIA_TOKENS, media_parts
-from deployments.requests.negative import follower_body, negative_body
 
 BYTES_PER_TOKEN = 4
 """Estimated bytes of UTF-8 text per token: about 4 for English, 3 to 4 for Chinese, 3 for code."""
@@ -88,7 +87,7 @@ def num_prompts(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
     """How many prompts a request has. It reads no prompt, so it takes no time."""
     if endpoint == "completion":
         embedded = body.get("prompt_embeds")
-        return len(_prompts(body)) + (0 if embedded is None else len(_list(embedded)))
+        return len(prompts_of(body)) + (0 if embedded is None else len(_list(embedded)))
     several = {"scoring": "items", "batch": "messages"}.get(endpoint)
     return 1 if several is None else len(_list(body.get(several)))
 
@@ -109,7 +108,7 @@ def num_tokens(content: Any) -> int:
 
 def _conditionals(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Stream]:
     if endpoint == "completion":
-        return [*_embedded(body), *(Stream.of(_prompt(prompt)) for prompt in _prompts(body))]
+        return [*_embedded(body), *(Stream.of(_prompt(prompt)) for prompt in prompts_of(body))]
     if endpoint == "scoring":
         return [_scored(body.get("query"), item) for item in _list(body.get("items"))]
     if endpoint == "batch":
@@ -145,7 +144,7 @@ def _negative(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance) -
     if guidance.negative_field is None:
         return Stream(NO_TOKENS, 1)
     try:
-        return _conditionals(endpoint, negative_body(endpoint, body, guidance))[0]
+        return _conditionals(endpoint, guidance.negative_body(endpoint, body))[0]
     except CfgServeError:  # `messages` is no list
         return Stream.of("")
 
@@ -171,7 +170,8 @@ def _embedded(body: Mapping[str, Any]) -> list[Stream]:
     return [] if given is None else [Stream("", MEDIA_TOKENS) for _ in _list(given)]
 
 
-def _prompts(body: Mapping[str, Any]) -> list[Any]:
+def prompts_of(body: Mapping[str, Any]) -> list[Any]:
+    """The prompts of a completion that are text or token ids, as they were sent."""
     prompt = body.get("prompt")
     if prompt is None and body.get("prompt_embeds") is not None:
         return []

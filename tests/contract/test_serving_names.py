@@ -184,10 +184,11 @@ def test_all_types_of_parts_are_known():
     """deployments/requests/media.py checks each type that vLLM's parser of chats reads."""
     from vllm.renderers import chat_utils
 
-    from deployments.requests.media import MEDIA_PARTS, TEXT_PARTS
+    from deployments.requests.media import MEDIA_PARTS
 
     module = chat_utils if hasattr(chat_utils, "MM_PARSER_MAP") else chat_utils.chat_message  # 0.33
-    assert set(module.MM_PARSER_MAP) - {*TEXT_PARTS, *MEDIA_PARTS} == {"image_pil"}
+    of_text = {"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"}
+    assert set(module.MM_PARSER_MAP) - {*of_text, *MEDIA_PARTS} == {"image_pil"}
 
 
 def test_no_argument_of_a_chat_template_is_forgotten():

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cfg_core.params import AMBIGUOUS, FIELDS, SYNONYMS
+from cfg_core.params.fields import AMBIGUOUS, CHAT_FIELDS, FIELDS, SYNONYMS
 from cfg_core.params.follower import KEYS
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.vllm_plugin import guided_engine_args
 from deployments.config.base import YamlArgs
 from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
-from deployments.requests.guidance import CHAT_FIELDS
 from deployments.requests.schemas import ENCODE, SERVER
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -136,20 +136,3 @@ def test_a_refused_request_leaves_its_image_to_the_next(roomy: Engine, bench: Be
     with pytest.raises(ValueError, match="must fit"):
         run(roomy, [new], [guided(case, extra_args=long)])
     assert run(roomy, [new], [guided(case)])
-
-
-@pytest.mark.parametrize("bench", ["llava"], indirect=True)
-def test_the_core_refuses_what_would_wait_for_ever(roomy: Engine, bench: Bench) -> None:
-    """Without admission, a group whose prompt ends with an image fails, and nothing waits.
-
-    The other model ends an image with a token of its own.
-    """
-    from cfg_core.vllm_plugin.frontend import follower_media
-
-    case, place = bench.cases["VCD"], PLACES[bench.name]
-    ends = {"prompt": f"See {place}", "multi_modal_data": {"image": picture(1)}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follower_media, "check_end", lambda *args: None)
-        params = plain(extra_args={"guidance_scale": 2, "negative_prompt": "x"})
-        outputs = run(roomy, [ends, case.prompt], [params, guided(case)])
-    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"]

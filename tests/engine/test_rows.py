@@ -21,7 +21,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
-from cfg_core.groups import Cuts
+from cfg_core.groups import Group
+from cfg_core.params import Cuts
 from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, scoring, staging
 from cfg_core.vllm_plugin.worker import rows as rows_module
@@ -32,10 +33,14 @@ from cfg_core.vllm_plugin.worker.staging import Stager
 HIDDEN, VOCABULARY = 16, 50
 DEVICE = torch.device("meta")
 NAMES = ["a+", "x", "a-", "b+", "b-"]
-JOINT = (
-    JointRow(("a+", "a-"), (1.5, -0.5)),
-    JointRow(("b+", "b-"), (3.0, -2.0), logprobs=2, needs_rows=True),
-)
+
+
+def joint_row(leader: str, follower: str, *weights: float, **options: Any) -> JointRow:
+    return JointRow(Group(leader, (follower,), weights, **options), weights)
+
+
+A, B = joint_row("a+", "a-", 1.5, -0.5), joint_row("b+", "b-", 3.0, -2.0)
+JOINT = (A, joint_row("b+", "b-", 3.0, -2.0, logprobs=2, needs_rows=True))
 FIRST_ROW = np.arange(6)
 
 
@@ -154,9 +159,9 @@ def test_a_steady_step_copies_nothing_to_the_device() -> None:
     "changes",
     [
         {"joint": JOINT[:1]},
-        {"joint": (JOINT[0], replace(JOINT[1], weights=(2.0, -1.0)))},
-        {"joint": (JOINT[0], replace(JOINT[1], logprobs=None))},
-        {"joint": (JOINT[0], replace(JOINT[1], needs_rows=False))},
+        {"joint": (JOINT[0], JOINT[1]._replace(weights=(2.0, -1.0)))},
+        {"joint": (JOINT[0], joint_row("b+", "b-", 3.0, -2.0, needs_rows=True))},
+        {"joint": (JOINT[0], joint_row("b+", "b-", 3.0, -2.0, logprobs=2))},
         {"names": ["x", "a+", "a-", "b+", "b-"]},
         {"names": [*NAMES, "y"], "first_row": np.arange(7)},
         {"first_row": np.array([0, 2, 3, 5, 6, 7])},  # "a+" and "a-" have a draft each
@@ -206,7 +211,7 @@ def test_metadata_with_seeds_is_never_kept() -> None:
 
 # --- Model Runner V2 ------------------------------------------------------------------------------
 
-EARLY = (JOINT[0], JointRow(("b+", "b-"), (3.0, -2.0)))
+EARLY = (A, B)
 """Both groups are blended before the head."""
 
 
@@ -305,8 +310,8 @@ def test_v2_samples_all_rows_where_rows_have_more_than_a_sample(
 
 CPU = torch.device("cpu")
 IN_PIECES = (
-    JointRow(("a+", "a-"), (1.5, -0.5), logprobs=3, needs_rows=True, cuts=Cuts(top_k=7)),
-    JointRow(("b+", "b-"), (3.0, -2.0), logprobs=2, needs_rows=True, cuts=Cuts(min_p=0.1)),
+    joint_row("a+", "a-", 1.5, -0.5, logprobs=3, needs_rows=True, cuts=Cuts(top_k=7)),
+    joint_row("b+", "b-", 3.0, -2.0, logprobs=2, needs_rows=True, cuts=Cuts(min_p=0.1)),
 )
 
 

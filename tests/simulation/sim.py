@@ -579,7 +579,6 @@ class Simulation:
         priority: int = 0,
         stop: Collection[int] = (),
         grammar: bool = False,
-        prompt_logprobs: int | None = None,
         streams: Iterable[tuple[float, list[int]]] = (),
         schedule: Iterable[tuple[int, float]] = (),
         window: tuple[int, int | None] = (0, None),
@@ -595,8 +594,6 @@ class Simulation:
         scored = prompt[len(prompt) - score :]
         streams = [(weight, [*ids, *scored]) for weight, ids in streams]
         negative = [*(negative or prompt[: len(prompt) - score][-1:]), *scored]
-        if score:
-            prompt_logprobs = 0
         extra: dict[str, Any] | None = None
         if streams:
             extra = {"guidance_streams": [{"weight": w, "token_ids": ids} for w, ids in streams]}
@@ -615,7 +612,7 @@ class Simulation:
             ignore_eos=True,
             extra_args=admitted(extra),
             stop_token_ids=list(stop),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=0 if score else None,
         )
         request = Request(
             request_id=rid,

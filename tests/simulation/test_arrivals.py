@@ -11,7 +11,8 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from cfg_core.params import RESOLVED, ResolvedGuidance
+from cfg_core.params import ResolvedGuidance
+from cfg_core.params.resolved import RESOLVED
 from cfg_core.vllm_plugin.core import arrivals, followers
 from cfg_core.vllm_plugin.core.followers import make_followers, make_ready, plan_group
 from cfg_core.vllm_plugin.core.prompt_hashes import PromptHashes

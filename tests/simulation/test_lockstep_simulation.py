@@ -182,17 +182,6 @@ def test_a_group_that_cannot_fit_ends_with_an_error_and_affects_no_other(model_f
     assert len(sim.outputs["small"]) == 5
 
 
-def test_a_group_that_asks_for_prompt_logprobs_fails_alone(model_folder):
-    """A frontend without our admission may send one. vLLM's core would end at its logprobs."""
-    sim = Simulation(make_config(model_folder), 60)
-    sim.add("asks", [7] * 20, max_tokens=5, scale=2.0, prompt_logprobs=1)
-    sim.add("other", [7] * 20, max_tokens=5, scale=2.0)
-    sim.run()
-    assert "error" in sim.finished["asks"].lower()
-    assert len(sim.outputs["other"]) == 5
-    sim.check_drained()
-
-
 def test_output_is_cut_to_the_longer_stream(model_folder):
     sim = Simulation(make_config(model_folder), 60)
     sim.add("r", [7] * 10, max_tokens=200, scale=2.0, negative=[8] * 200)

@@ -75,7 +75,7 @@ def _weights_exchanged(step, guidance):
     attach(
         step,
         StepGuidance(
-            tuple(JointRow(r.streams, r.weights[::-1]) for r in guidance.joint), guidance.solo
+            tuple(JointRow(r.group, r.weights[::-1]) for r in guidance.joint), guidance.solo
         ),
     )
 
@@ -89,7 +89,11 @@ def _last_follower_twice(step, guidance):
 
 
 def _changed_rows(guidance, change):
-    rows = (dataclasses.replace(row, streams=change(row.streams)) for row in guidance.joint)
+    rows = []
+    for row in guidance.joint:
+        leader, *followers = change(row.streams)
+        group = row.group._replace(leader=leader, followers=tuple(followers))
+        rows.append(row._replace(group=group))
     return dataclasses.replace(guidance, joint=tuple(rows))
 
 

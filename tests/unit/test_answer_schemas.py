@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from typing import Any
 
@@ -10,16 +11,7 @@ import pytest
 
 from cfg_core.prefill_only.types import Output, SparseVector
 from deployments.requests.answer_schemas import ENCODED
-from deployments.requests.encode.answers import (
-    ClassifyAnswer,
-    Cosine,
-    EmbeddingsAnswer,
-    PoolingAnswer,
-    RerankAnswer,
-    ScoreAnswer,
-    SparseAnswer,
-    TeiRerankAnswer,
-)
+from deployments.requests.encode import answers
 
 OUTPUTS = [
     Output(
@@ -33,22 +25,21 @@ OUTPUTS = [
     )
     for _ in range(3)
 ]
-COSINE = Cosine(num_queries=1)
 TEXTS = ("a", "b")
 ANSWERS = [
-    ("embeddings", EmbeddingsAnswer(model="m", base64=False)),
-    ("embeddings", EmbeddingsAnswer(model="m", base64=True)),
-    ("pooling", PoolingAnswer(model="m", task="embed", base64=False)),
-    ("pooling", PoolingAnswer(model="m", task="token_embed", base64=False)),
-    ("pooling", PoolingAnswer(model="m", task="sparse", base64=False)),
-    ("pooling", PoolingAnswer(model="m", task="classify", base64=True)),
-    ("classify", ClassifyAnswer(model="m", labels=("no", "yes"))),
-    ("embed_sparse", SparseAnswer()),
-    ("score", ScoreAnswer(model="m", scores=COSINE)),
-    ("rerank", RerankAnswer(model="m", scores=COSINE, top_n=1)),
-    ("rerank", RerankAnswer(model="m", scores=COSINE, documents=TEXTS)),
-    ("rerank", TeiRerankAnswer(scores=COSINE)),
-    ("rerank", TeiRerankAnswer(scores=COSINE, texts=TEXTS)),
+    ("embeddings", answers.embeddings("m", as_base64=False)),
+    ("embeddings", answers.embeddings("m", as_base64=True)),
+    ("pooling", answers.pooling("m", "embed", as_base64=False)),
+    ("pooling", answers.pooling("m", "token_embed", as_base64=False)),
+    ("pooling", answers.pooling("m", "sparse", as_base64=False)),
+    ("pooling", answers.pooling("m", "classify", as_base64=True)),
+    ("classify", answers.classify("m", ("no", "yes"))),
+    ("embed_sparse", answers.sparse()),
+    ("score", answers.score("m", 1)),
+    ("rerank", answers.rerank("m", 1, top_n=1)),
+    ("rerank", answers.rerank("m", 1, documents=TEXTS)),
+    ("rerank", answers.rerank_as_tei(1)),
+    ("rerank", answers.rerank_as_tei(1, TEXTS)),
 ]
 
 
@@ -62,7 +53,7 @@ def mistakes(schema: Any, value: Any) -> list[str]:
 
 @pytest.mark.parametrize(("endpoint", "answer"), ANSWERS)
 def test_answers_have_the_form_of_their_schemas(endpoint: Any, answer: Any) -> None:
-    value = answer(OUTPUTS)
+    value = pickle.loads(pickle.dumps(answer))(OUTPUTS)  # a replica gets it
     assert mistakes(ENCODED[endpoint], value) == []
     changed = [*value, 1] if isinstance(value, list) else {**value, "more": 1}
     assert mistakes(ENCODED[endpoint], changed)

@@ -12,11 +12,11 @@ import yaml
 
 from deployments.autoscaling import GuidedLoad
 from deployments.config.__main__ import complaints
+from deployments.config.admission import SPARE
 from deployments.config.args import AppArgs
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs").glob("*.yaml"))}
-SPARE = 1.25  # as in deployments/calls/generator.py, which imports ray
 ON_CLUSTERS = ("mixed", "one-node-gpus", "tp4-across-nodes")
 
 

@@ -13,7 +13,7 @@ from cfg_core.prefill_only.options import EngineOptions
 from deployments.calls.encoder_queue import EncoderQueue
 from deployments.calls.queue_entries import Share
 from deployments.config.encoders import EncoderArgs
-from deployments.requests.encode.bounds import check_job
+from deployments.requests.encode.jobs import check_job
 from deployments.requests.encode.readers import read_job
 
 OPTIONS = EngineOptions()

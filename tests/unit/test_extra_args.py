@@ -6,7 +6,7 @@ import pytest
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import ResolvedFollower, ResolvedGuidance, TokenIds
-from deployments.requests.extra_args import adapter_of, follower_lengths
+from deployments.requests.followers import adapter_of
 from deployments.requests.usage import Meter
 
 PAIR = ResolvedGuidance(
@@ -58,7 +58,32 @@ def test_an_unknown_adapter_is_refused(adapters, known):
     ],
 )
 def test_the_followers_of_an_admitted_request(extra, lengths):
-    assert follower_lengths(extra) == lengths
+    guidance = ResolvedGuidance.from_extra_args(extra)
+    assert (guidance is not None) == bool(lengths)
+    followers = guidance.followers if guidance is not None else ()
+    assert [one.num_tokens for one in followers] == lengths
+
+
+@pytest.mark.parametrize(
+    ("prompt", "has_adapter", "same"),
+    [
+        ([1, 2], False, {0, 2}),
+        ([1, 2], True, {0}),
+        ([2, 1], False, set()),
+        ([1], False, set()),
+        (None, False, set()),
+    ],
+)
+def test_followers_that_read_the_leaders_own_prompt(prompt, has_adapter, same):
+    ids = TokenIds.of((1, 2))
+    followers = (
+        ResolvedFollower(token_ids=ids),
+        ResolvedFollower(token_ids=ids, lora=["b", 2, "/b"]),
+        ResolvedFollower(token_ids=ids, lora=False),
+        ResolvedFollower(embeds={"shape": [2, 64], "dtype": "float32", "data": b""}),
+    )
+    guidance = ResolvedGuidance(weights=(2.0, -0.5, -0.25, -0.25, 0.0), followers=followers)
+    assert guidance.same_prompts(prompt, has_adapter) == same
 
 
 def test_only_guided_tokens_count_for_all_streams():

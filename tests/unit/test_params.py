@@ -18,15 +18,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cfg_core import GuidanceError, GuidanceParams
-from cfg_core.params import (
-    AMBIGUOUS,
-    FIELDS,
-    SYNONYMS,
-    FollowerParams,
-    check_negative_text,
-    check_token_ids,
-    looks_like_guidance,
-)
+from cfg_core.params import FollowerParams, follower, looks_like_guidance
+from cfg_core.params.checks import check_text, check_token_ids
+from cfg_core.params.fields import AMBIGUOUS, FIELDS, ROWS, SYNONYMS
+from cfg_core.params.rows import Row
 from tests.support.bad_bodies import TEXTS_OF_LISTS, VALUES, Bad
 
 SCALES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**60), 2**60))
@@ -184,7 +179,7 @@ def test_has_negative() -> None:
 def test_token_ids_become_a_tuple_whatever_sequence_they_came_in() -> None:
     from_list = GuidanceParams(scale=2, negative_prompt_token_ids=[5, 0])  # type: ignore[arg-type]
     assert from_list.negative_prompt_token_ids == (5, 0)
-    assert check_token_ids(range(3)) == (0, 1, 2)
+    assert check_token_ids(range(3), "ids") == (0, 1, 2)
 
 
 def test_it_is_frozen_and_keyword_only() -> None:
@@ -200,6 +195,19 @@ def test_the_input_is_not_changed() -> None:
     before = json.dumps(fields)
     GuidanceParams.from_fields(fields)
     assert json.dumps(fields) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "holder", "others"),
+    [(ROWS, GuidanceParams, set()), (follower.ROWS, FollowerParams, {"where"})],
+)
+def test_each_attribute_has_one_row_and_each_row_says_what_it_means(
+    rows: tuple[Row, ...], holder: type, others: set[str]
+) -> None:
+    held = [row.attribute for row in rows if row.attribute is not None]
+    assert len(held) == len(set(held))
+    assert {*held, *others} == {field.name for field in dataclasses.fields(holder)}
+    assert all(row.help.endswith(".") for row in rows)
 
 
 # ---- what is refused, and how --------------------------------------------------------------------
@@ -218,15 +226,15 @@ def test_token_ids_outside_the_vocabulary(token: int, vocab_size: int) -> None:
     with pytest.raises(
         GuidanceError, match=f"is {token}: token ids of this model are in \\[0, {vocab_size}\\)"
     ):
-        check_token_ids([token], vocab_size)
+        check_token_ids([token], "ids", vocab_size)
 
 
 def test_checks_name_the_given_field() -> None:
     with pytest.raises(GuidanceError, match="weights is empty") as caught:
-        check_token_ids([], param="weights")
+        check_token_ids([], "weights")
     assert caught.value.param == "weights"
     with pytest.raises(GuidanceError, match="other must be a string"):
-        check_negative_text(3, "other")
+        check_text(3, "other")
 
 
 # ---- nothing but GuidanceError -------------------------------------------------------------------
@@ -251,6 +259,15 @@ def test_malformed_fields_give_guidance_error_or_valid_params(fields: dict[str, 
 def test_the_constructor_raises_guidance_errors_only(scale: Any, text: Any, ids: Any) -> None:
     try:
         GuidanceParams(scale=scale, negative_prompt=text, negative_prompt_token_ids=ids)
+    except GuidanceError as error:
+        _assert_helpful(error)
+
+
+@pytest.mark.parametrize("check", [row.kind.check for row in ROWS])
+@given(value=ANYTHING)
+def test_the_checks_raise_guidance_errors_only(check: Any, value: Any) -> None:
+    try:
+        check(value, "negative_prompt")
     except GuidanceError as error:
         _assert_helpful(error)
 

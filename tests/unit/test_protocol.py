@@ -18,12 +18,10 @@ from deployments.http.errors import http_error
 from deployments.http.events import DONE, error_event, is_last
 from deployments.requests.body import decode_body
 from deployments.requests.demand import demand_of, output_tokens
-from deployments.requests.endpoints import with_system
+from deployments.requests.endpoints import follower_body, with_system
 from deployments.requests.followers import check_number
 from deployments.requests.guidance import read_guidance
-from deployments.requests.negative import follower_body, negative_body
-from deployments.requests.notes import is_empty_without_system
-from deployments.requests.report import guidance_report
+from deployments.requests.report import guidance_report, is_empty_without_system
 from deployments.requests.streams import streams_of
 from tests.support.bad_bodies import GUIDANCE, NOT_JSON, VALUES
 
@@ -247,7 +245,7 @@ def test_the_body_of_the_negative(endpoint, body, negative, changed):
     body |= {"temperature": 0, "chat_template_kwargs": {"a": 1}}
     guidance = read_guidance({"guidance_scale": 2, **negative}, endpoint)
     expected = {name: x for name, x in {**body, **changed}.items() if x is not None}
-    assert negative_body(endpoint, body, guidance) == expected
+    assert guidance.negative_body(endpoint, body) == expected
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,7 @@ def test_the_body_of_the_negative(endpoint, body, negative, changed):
 )
 def test_an_empty_negative_removes_the_system_message(endpoint, body, left, is_noted):
     guidance = read_guidance({"guidance_scale": 2, "negative_prompt": ""}, endpoint)
-    negative = negative_body(endpoint, body, guidance)
+    negative = guidance.negative_body(endpoint, body)
     assert {name: value for name, value in negative.items() if value is not None} == left
     assert is_empty_without_system(endpoint, body, guidance) == is_noted
 

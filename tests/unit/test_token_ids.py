@@ -8,13 +8,16 @@ import pytest
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import (
+    Cuts,
     FollowerParams,
     GuidanceParams,
     ResolvedFollower,
     ResolvedGuidance,
+    Scored,
     TokenIds,
-    check_token_ids,
 )
+from cfg_core.params.checks import check_token_ids
+from cfg_core.timeline import Timeline
 
 LONG = [Random(1).randrange(2**18) for _ in range(100_000)]
 
@@ -61,7 +64,7 @@ def test_what_is_no_token_id_is_found_anywhere(bad):
         ids = [*LONG[:place], bad, *LONG[place + 1 :]]
         assert TokenIds.checked(ids) is None
         with pytest.raises(GuidanceError, match=rf"negative_prompt_token_ids\[{place}\] "):
-            check_token_ids(ids)
+            check_token_ids(ids, "negative_prompt_token_ids")
 
 
 def test_each_id_is_looked_at_without_a_loop_in_python():
@@ -69,7 +72,7 @@ def test_each_id_is_looked_at_without_a_loop_in_python():
     make = [
         lambda ids: GuidanceParams(scale=2, negative_prompt_token_ids=ids),
         lambda ids: FollowerParams(weight=1, token_ids=ids),
-        lambda ids: check_token_ids(check_token_ids(ids), 2**18),
+        lambda ids: check_token_ids(check_token_ids(ids, "ids"), "ids", 2**18),
         lambda ids: GuidanceParams(scale=2, negative_prompt_token_ids=ids).to_extra_args(),
     ]
     for function in make:
@@ -94,14 +97,10 @@ def test_resolved_guidance_survives_its_way():
     guidance = ResolvedGuidance(
         weights=(2.0, -1.0, 0.5, -0.5),
         followers=followers,
-        schedule=((0, 1.5), (8, 1.0)),
-        start=2,
-        end=9,
-        top_k=5,
-        min_p=0.25,
-        filter_top_k=3,
+        timeline=Timeline(((0, (2.0, -1.0, 0.5, -0.5)),), start=2, end=9),
+        cuts=Cuts(top_k=5, min_p=0.25, filter_top_k=3),
         logprobs=True,
-        score_tokens=4,
+        scored=Scored(4, top=1),
     )
     extra = guidance.to_extra_args()
     assert ResolvedGuidance.from_extra_args({**extra, "other": 1}) == guidance

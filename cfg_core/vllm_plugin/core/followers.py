@@ -19,16 +19,15 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from cfg_core.errors import GuidanceError
-from cfg_core.groups import Cuts, Group, Scored, follower_id
+from cfg_core.groups import Group, follower_id
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
-from cfg_core.params import RESOLVED, ResolvedFollower, ResolvedGuidance, is_unresolved
+from cfg_core.params import ResolvedFollower, ResolvedGuidance
+from cfg_core.params.resolved import RESOLVED, is_unresolved
 from cfg_core.pool import Lengths
 from cfg_core.timeline import Timeline
 from cfg_core.vllm_plugin import embeddings
-from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
 from cfg_core.vllm_plugin.core import media
 from cfg_core.vllm_plugin.core.prompt_hashes import PromptHashes
-from cfg_core.vllm_plugin.core.scoring import can_be_scored
 
 _READY = "cfg_serve_ready"
 _HASHES = PromptHashes()
@@ -124,10 +123,14 @@ def reads_values(sampling: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A group, and what its followers begin with."""
+    """A group, and what its followers begin with.
+
+    timeline: None if all tokens are guided, with the same weights.
+    """
 
     group: Group
     prompts: tuple[FollowerPrompt, ...]
+    timeline: Timeline | None
 
 
 Fits = Callable[[int, Sequence[int]], bool]
@@ -148,14 +151,9 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
     if ready is None:
         raise GuidanceError("its guidance was not resolved by the frontend of a guided engine.")
     guidance = ready.guidance
-    if guidance.score_tokens is not None:
-        prompts = [prompt.token_ids or [] for prompt in ready.prompts]
-        if not can_be_scored(leader, prompts, guidance.score_tokens):
-            raise GuidanceError("its streams do not all end with the tokens to score.")
-    elif asks_for_prompt_logprobs(leader.sampling_params):
-        raise GuidanceError("it asks for log-probabilities of its whole prompt.")
     followers = tuple(follower.num_tokens for follower in guidance.followers)
-    lengths = Lengths(leader.num_prompt_tokens, followers, guidance.end)
+    end = None if guidance.timeline is None else guidance.timeline.end
+    lengths = Lengths(leader.num_prompt_tokens, followers, end)
     leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
     if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
         raise GuidanceError(
@@ -163,41 +161,22 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
             " fit this engine's KV memory: ask for fewer tokens or streams, shorten the prompts, or"
             " give the engine more KV memory."
         )
-    return GroupPlan(group_of(leader, guidance), ready.prompts)
+    return GroupPlan(group_of(leader, guidance), ready.prompts, guidance.timeline)
 
 
-def group_of(leader: Request, params: ResolvedGuidance) -> Group:
+def group_of(leader: Request, guidance: ResolvedGuidance) -> Group:
     """The group as the scheduler keeps it."""
-    cuts = Cuts(params.top_k, params.min_p, params.filter_top_k)
-    is_cut = cuts != Cuts()
-    names = tuple(follower_id(leader.request_id, i) for i in range(len(params.weights) - 1))
+    sampling, cuts = leader.sampling_params, guidance.cuts
+    names = (follower_id(leader.request_id, i) for i in range(len(guidance.followers)))
     return Group(
         leader.request_id,
-        names,
-        params.weights,
-        max(0, leader.sampling_params.logprobs or 0) if params.logprobs else None,
-        params.logprobs or is_cut or reads_values(leader.sampling_params),
-        cuts if is_cut else None,
-        timeline_of(params),
-        scored_of(leader, params),
+        tuple(names),
+        guidance.weights,
+        logprobs=max(0, sampling.logprobs or 0) if guidance.logprobs else None,
+        needs_rows=guidance.logprobs or cuts is not None or reads_values(sampling),
+        cuts=cuts,
+        scored=guidance.scored,
     )
-
-
-def scored_of(leader: Request, params: ResolvedGuidance) -> Scored | None:
-    """The end of the prompt that is scored; None if no token is."""
-    if params.score_tokens is None:
-        return None
-    return Scored(params.score_tokens, leader.sampling_params.prompt_logprobs)
-
-
-def timeline_of(params: ResolvedGuidance) -> Timeline | None:
-    """When the weights change and end; None if they never do."""
-    if params.schedule is None and params.start == 0 and params.end is None:
-        return None
-    changes = [(0, params.weights)]
-    if params.schedule is not None:
-        changes = [(first, (scale, 1.0 - scale)) for first, scale in params.schedule]
-    return Timeline(tuple(changes), params.start, params.end)
 
 
 def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) -> list[Request]:

@@ -112,29 +112,16 @@ class GroupScheduler(Scheduler):
             scoring.hide_from_vllm(request)
         super().add_request(request)
         self._counts["groups_admitted"] += 1
-        timeline = plan.group.timeline
-        if timeline is not None:
+        if plan.timeline is not None:
             self._timelines.add(plan)
-        if timeline is None or timeline.guides(0):
+        if plan.timeline is None or plan.timeline.guides(0):
             self._begin(plan)
 
     def _plan(self, leader: Request) -> GroupPlan:
         """The group of a guided request. Raises GuidanceError if it can never run."""
         if self._cannot_guide is not None:
             raise GuidanceError(config.refusal(self._cannot_guide))
-        plan = plan_group(leader, self.max_model_len, self._fits)
-        if self._ends_in_media(leader, plan):
-            raise GuidanceError("the prompt of one of its streams ends with an image.")
-        return plan
-
-    def _ends_in_media(self, leader: Request, plan: GroupPlan) -> bool:
-        """Whether a stream's prompt ends with an image, which could make two streams wait for each
-        other (config.ends_in_media)."""
-        prompts = [
-            (leader.mm_features, leader.num_prompt_tokens),
-            *((prompt.media, len(prompt.token_ids or ())) for prompt in plan.prompts),
-        ]
-        return any(config.ends_in_media(self.vllm_config, *prompt) for prompt in prompts)
+        return plan_group(leader, self.max_model_len, self._fits)
 
     def _fits(self, leader_tokens: int, follower_tokens: Sequence[int]) -> bool:
         """Whether a group whose streams end at these lengths can ever run."""
@@ -164,7 +151,7 @@ class GroupScheduler(Scheduler):
         """Make the followers of a request, which have its output so far, and add them."""
         leader = self.requests[plan.group.leader]
         self._groups.add(plan.group)
-        if plan.group.timeline is not None:
+        if plan.timeline is not None:
             self._timelines.opened_at[leader.request_id] = leader.num_output_tokens
         for follower in make_followers(leader, plan, self._is_traced):
             super().add_request(follower)

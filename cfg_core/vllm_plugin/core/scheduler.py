@@ -340,9 +340,7 @@ class GuidedScheduler(GroupScheduler):
         scoring = scoring_of(group, self.requests[group.leader])
         if scoring is not None:
             self._counts["scored_tokens"] += len(scoring.tokens)
-        return JointRow(
-            group.streams, weights, group.logprobs, group.needs_rows, group.cuts, scoring
-        )
+        return JointRow(group, weights, scoring)
 
     def _samples(self, stream: str, scheduler_output: SchedulerOutput) -> bool:
         scheduled = scheduler_output.num_scheduled_tokens

@@ -16,29 +16,13 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cfg_core.groups import Group, Scored
+from cfg_core.groups import Group
+from cfg_core.params import Scored
 from cfg_core.vllm_plugin.wire import ScoredRead, Scoring
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
-
-
-def can_be_scored(leader: Request, followers: Iterable[list[int]], tokens: int) -> bool:
-    """Whether all streams end with the same `tokens` tokens, after at least one other.
-
-    Admission (in the frontend) makes sure of it.
-
-    followers: their prompts; an empty one for prompt embeddings.
-    """
-    prompt = leader.prompt_token_ids or []  # none: prompt embeddings
-    scored = prompt[-tokens:]
-    return (
-        leader.sampling_params.prompt_logprobs is not None
-        and leader.sampling_params.prompt_logprob_token_ids is None
-        and len(prompt) > tokens
-        and all(len(ids) > tokens and ids[-tokens:] == scored for ids in followers)
-    )
 
 
 def hide_from_vllm(leader: Request) -> None:

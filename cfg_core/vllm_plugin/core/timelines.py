@@ -125,7 +125,7 @@ class Timelines:
         return changes
 
     def _look_at(self, plan: GroupPlan, changes: Changes) -> None:
-        leader, timeline = plan.group.leader, plan.group.timeline
+        leader, timeline = plan.group.leader, plan.timeline
         request, is_open = self._requests[leader], leader in self._groups
         assert timeline is not None
         if request.num_stale_output_tokens:
@@ -182,8 +182,7 @@ class Timelines:
         """Assert what must hold between steps. For tests."""
         assert not self._plans.keys() & self._over.keys()
         watched = self._plans.keys() | self._over.keys()
-        assert self._weights.keys() | self.opened_at.keys() <= watched
+        assert self._weights.keys() <= watched
+        assert self.opened_at.keys() <= self._plans.keys()
         for leader, plan in self._over.items():
             assert leader not in self._groups, plan
-        for group in self._groups:
-            assert group.timeline is None or group.leader in self._plans, group

@@ -22,7 +22,8 @@ from cfg_core.grammars.bounds import check_outputs
 from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
-from cfg_core.params import SCALE, STREAM_LOGPROBS, GuidanceParams, looks_like_guidance
+from cfg_core.params import GuidanceParams, looks_like_guidance
+from cfg_core.params.fields import SCALE, STREAM_LOGPROBS
 from cfg_core.pool import Lengths
 from cfg_core.vllm_plugin.config import cannot_guide, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media

@@ -25,7 +25,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import GuidanceParams, TokenIds
-from cfg_core.vllm_plugin import config, embeddings
+from cfg_core.vllm_plugin import embeddings
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -176,8 +176,15 @@ def of_leader(
 def check_end(
     processor: InputProcessor, features: Sequence[MultiModalFeatureSpec], length: int, param: str
 ) -> None:
-    """Raise GuidanceError if a prompt of `length` tokens ends with an image, audio or video."""
-    if config.ends_in_media(processor.vllm_config, features, length):
+    """Raise GuidanceError if a prompt of `length` tokens ends with an image, audio or video.
+
+    A stream that waits for its partners has computed all but its last token. If that token were
+    part of an image, the stream would hold the image's place in the encoder's cache, for which its
+    partner may be waiting.
+    """
+    ahead = processor.vllm_config.num_prefill_lookahead_tokens
+    places = (feature.mm_position for feature in features)
+    if any(place.offset + place.length + ahead >= length for place in places):
         raise GuidanceError(
             "guidance needs at least one token of text after the last image, audio or video of a"
             " prompt: put the question after it.",

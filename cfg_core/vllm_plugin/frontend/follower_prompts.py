@@ -12,6 +12,14 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import (
+    FollowerParams,
+    GuidanceParams,
+    ResolvedFollower,
+    ResolvedGuidance,
+    TokenIds,
+)
+from cfg_core.params.checks import check_token_ids
+from cfg_core.params.fields import (
     NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
     NEGATIVE_MEDIA,
@@ -19,12 +27,6 @@ from cfg_core.params import (
     SCALE,
     SCORE_TOKENS,
     STREAMS,
-    FollowerParams,
-    GuidanceParams,
-    ResolvedFollower,
-    ResolvedGuidance,
-    TokenIds,
-    check_token_ids,
 )
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
@@ -106,7 +108,8 @@ def resolve(
         ResolvedFollower(token_ids=_with_scores(own, leader), embeds=own.embeds, lora=lora)
         for own, lora in zip(prompts, loras, strict=True)
     )
-    return Resolved(ResolvedGuidance.of(params, followers), fields, media)
+    top = request.sampling_params.prompt_logprobs
+    return Resolved(ResolvedGuidance.of(params, followers, top), fields, media)
 
 
 def _check_media(processor: InputProcessor, leader: _Leader, params: GuidanceParams) -> None:
@@ -163,7 +166,7 @@ def _known(processor: InputProcessor, ids: Sequence[int] | None, param: str) -> 
     if ids is None:
         return None
     packed, vocab_size = TokenIds.of(ids), processor.vllm_config.model_config.get_vocab_size()
-    return packed if largest(packed) < vocab_size else check_token_ids(packed, vocab_size, param)
+    return packed if largest(packed) < vocab_size else check_token_ids(packed, param, vocab_size)
 
 
 def largest(ids: TokenIds) -> int:

@@ -67,8 +67,9 @@ def from_new_request(stock: classmethod[Any, Any, Any]) -> Any:
         if guidance is not None and guidance.logprobs:
             top = max(0, params.logprobs or 0)
             made.stream_columns = StreamColumns(len(guidance.weights), top)
-        if guidance is not None and guidance.score_tokens:
-            made.prompt_logprobs = [None] * (len(request.prompt_token_ids) - guidance.score_tokens)
+        if guidance is not None and guidance.scored is not None:
+            before = len(request.prompt_token_ids) - guidance.scored.tokens
+            made.prompt_logprobs = [None] * before
         return made
 
     return classmethod(from_new_request)

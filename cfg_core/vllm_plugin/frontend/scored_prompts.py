@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params import SCORE_TOKENS, GuidanceParams
-from cfg_core.vllm_plugin.config import asks_for_prompt_logprobs
+from cfg_core.params import GuidanceParams
+from cfg_core.params.fields import SCORE_TOKENS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,7 +25,8 @@ def check_scores(config: VllmConfig, request: EngineCoreRequest, params: Guidanc
     """
     sampling, tokens = request.sampling_params, params.score_tokens
     if tokens is None:
-        if params.enabled and asks_for_prompt_logprobs(sampling):
+        asked = (sampling.prompt_logprobs, sampling.prompt_logprob_token_ids)
+        if params.enabled and asked != (None, None):
             raise GuidanceError(
                 "log-probabilities of the prompt would be the conditional stream's: set"
                 f" {SCORE_TOKENS} to the number of tokens at the prompt's end that are to be"
@@ -33,12 +34,7 @@ def check_scores(config: VllmConfig, request: EngineCoreRequest, params: Guidanc
                 PROMPT_LOGPROBS,
             )
         return
-    if sampling.prompt_logprobs is None:
-        raise GuidanceError(
-            f"{SCORE_TOKENS} needs log-probabilities of the prompt to be asked for: send echo and"
-            f" logprobs with it, or {PROMPT_LOGPROBS}.",
-            SCORE_TOKENS,
-        )
+    params.check_scores(has_logprobs=sampling.prompt_logprobs is not None)
     if sampling.prompt_logprob_token_ids is not None or sampling.flat_logprobs:
         raise GuidanceError(
             f"{SCORE_TOKENS} supports neither prompt_logprob_token_ids nor flat_logprobs: leave"

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from cfg_core.groups import Cuts
+from cfg_core.params import Cuts
 from cfg_core.vllm_plugin.wire import JointRow, ScoredRead, Scoring, StepGuidance
 from cfg_core.vllm_plugin.worker.head import Head, Merged, merge
 from cfg_core.vllm_plugin.worker.rows import Late, blend_late, pieces
@@ -167,7 +167,11 @@ class Piece(NamedTuple):
             torch.stack(states),
             to_device(weights, np.float32, device),
             to_device([token for ids in tokens for token in ids], np.int64, device),
-            [one.row.cuts for (one, _), n in zip(parts, counts, strict=True) for _ in range(n)],
+            [
+                one.row.group.cuts
+                for (one, _), n in zip(parts, counts, strict=True)
+                for _ in range(n)
+            ],
         )
 
     def places(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from cfg_core.blend import CutRows
-from cfg_core.groups import Cuts
+from cfg_core.params import Cuts
 from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
 from cfg_core.vllm_plugin.worker.rows import Asked, Late, Rows
@@ -118,9 +118,9 @@ def padded(
     return streams, weights
 
 
-def may_merge(group: JointRow) -> bool:
+def may_merge(row: JointRow) -> bool:
     """Whether a group may be blended before an affine head."""
-    return not group.needs_rows and max(map(abs, group.weights)) <= LARGEST_WEIGHT
+    return not row.group.needs_rows and max(map(abs, row.weights)) <= LARGEST_WEIGHT
 
 
 def stage_merged(
@@ -162,7 +162,7 @@ def stage_late(
     late = []
     for size in np.unique(sizes):
         chosen = sizes == size
-        cuts = stage_cuts([joint[group].cuts for group in group_of[chosen]], device)
+        cuts = stage_cuts([joint[row].group.cuts for row in group_of[chosen]], device)
         late.append(
             Late(
                 to_device(streams[:size, chosen], np.int64, device),
@@ -175,20 +175,7 @@ def stage_late(
 
 def stage_cuts(cuts: Sequence[Cuts | None], device: torch.device) -> CutRows | None:
     """The cuts of rows, in order; None if no row is cut."""
-    rows = [row for row, of_row in enumerate(cuts) if of_row is not None]
-    if not rows:
-        return None
-    own = [of_row for of_row in cuts if of_row is not None]
-    top_k = np.array([[of_row.top_k or 0] for of_row in own])
-    filter_top_k = np.array([[of_row.filter_top_k or 0] for of_row in own])
-    min_p = np.array([[-np.inf if c.min_p is None else np.log(c.min_p)] for c in own])
-    return CutRows(
-        to_device(rows, np.int64, device),
-        to_device(top_k, np.int64, device),
-        to_device(min_p, np.float32, device),
-        to_device(filter_top_k, np.int64, device),
-        (int(top_k.max()), int(filter_top_k.max())),
-    )
+    return CutRows.of(cuts, lambda values, dtype: to_device(values, dtype, device))
 
 
 def stage_asked(
@@ -199,7 +186,7 @@ def stage_asked(
     places: [groups], places of the leaders in the batch.
     counts: [groups], rows of logits of each stream of a group.
     """
-    wanted = np.repeat([group.logprobs is not None for group in joint], counts)
+    wanted = np.repeat([row.group.logprobs is not None for row in joint], counts)
     if not wanted.any():
         return None
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,7 +1,7 @@
-"""Answers of encoders: callables that turn the outputs of an engine into JSON values.
+"""Answers of encoders: what turns the outputs of an engine into JSON values.
 
-Each answer is a small immutable object that knows what its request asked for. The ingress makes it
-(jobs.py). The replica calls it, and encodes the result as JSON text.
+The ingress makes an Answer, which knows what its request asked for (readers.py). The replica calls
+it, and encodes the result as JSON text.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,228 +25,163 @@ The number is decimal text of a float32, four bytes in base64, or an object with
 """
 
 
-class Wording(Protocol):
-    """The type of all answers: called with outputs, it returns the JSON value for the client.
+@dataclass(frozen=True)
+class Answer:
+    """Called with the outputs of all calls of a job, in order, it returns the client's JSON value.
 
-    outputs: those of all calls of a job, in order.
+    write: does that, called with `args` and with the outputs.
     bytes_per_value: estimated bytes in the answer for each number in the outputs; 0 if the answer
-    does not contain these numbers.
+        does not contain these numbers.
     num_chars: characters of the request's texts that the answer sends back.
     """
 
-    @property
-    def bytes_per_value(self) -> float: ...
+    write: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    bytes_per_value: float = 0.0
+    num_chars: int = 0
 
-    @property
-    def num_chars(self) -> int: ...
-
-    def __call__(self, outputs: Sequence[Output]) -> Any: ...
-
-
-class _Numbers:
-    """The base of answers that send no texts back."""
-
-    @property
-    def num_chars(self) -> int:
-        return 0
+    def __call__(self, outputs: Sequence[Output]) -> Any:
+        return self.write(*self.args, outputs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingsAnswer(_Numbers):
+def embeddings(model: str, *, as_base64: bool) -> Answer:
     """The answer of /v1/embeddings: OpenAI's list of embeddings."""
-
-    model: str
-    base64: bool
-
-    @property
-    def bytes_per_value(self) -> float:
-        return BASE64_BYTES if self.base64 else JSON_BYTES
-
-    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        rows = [
-            {
-                "object": "embedding",
-                "index": i,
-                "embedding": numbers(output.values["embed"], self.base64),
-            }
-            for i, output in enumerate(outputs)
-        ]
-        return _listed("embd", self.model, rows, outputs)
+    return _vectors(("embd", "embedding", "embedding"), model, "embed", as_base64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolingAnswer(_Numbers):
+def pooling(model: str, task: Task, *, as_base64: bool) -> Answer:
     """The answer of vLLM's /pooling: whatever the task computes."""
-
-    model: str
-    task: Task
-    base64: bool
-
-    @property
-    def bytes_per_value(self) -> float:
-        if self.task == "sparse":
-            return SPARSE_BYTES
-        return BASE64_BYTES if self.base64 else JSON_BYTES
-
-    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        rows = [
-            {
-                "object": "pooling",
-                "index": i,
-                "data": numbers(output.values[self.task], self.base64),
-            }
-            for i, output in enumerate(outputs)
-        ]
-        return _listed("pool", self.model, rows, outputs)
+    return _vectors(("pool", "pooling", "data"), model, task, as_base64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassifyAnswer(_Numbers):
+def _vectors(names: tuple[str, str, str], model: str, task: Task, as_base64: bool) -> Answer:
+    """names: how the answer's id begins, what its rows are, and the key of their numbers."""
+    of_dense = BASE64_BYTES if as_base64 else JSON_BYTES
+    size = SPARSE_BYTES if task == "sparse" else of_dense
+    return Answer(_write_vectors, (names, model, task, as_base64), size)
+
+
+def _write_vectors(
+    names: tuple[str, str, str],
+    model: str,
+    task: Task,
+    as_base64: bool,
+    outputs: Sequence[Output],
+) -> dict[str, Any]:
+    kind, name, key = names
+    rows = [
+        {"object": name, "index": i, key: numbers(output.values[task], as_base64)}
+        for i, output in enumerate(outputs)
+    ]
+    return _listed(kind, model, rows, outputs)
+
+
+def classify(model: str, labels: tuple[str, ...]) -> Answer:
     """The answer of vLLM's /classify: a score for each label, and the label with the highest."""
+    return Answer(_write_labels, (model, labels), JSON_BYTES)
 
-    model: str
-    labels: tuple[str, ...]
 
-    @property
-    def bytes_per_value(self) -> float:
-        return JSON_BYTES
-
-    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        rows = [
-            self._row(i, np.asarray(output.values["classify"])) for i, output in enumerate(outputs)
-        ]
-        return _listed("classify", self.model, rows, outputs)
-
-    def _row(self, index: int, scores: npt.NDArray[np.float32]) -> dict[str, Any]:
-        label = self.labels[int(scores.argmax())]
-        return {
-            "index": index,
-            "label": label,
+def _write_labels(model: str, labels: tuple[str, ...], outputs: Sequence[Output]) -> dict[str, Any]:
+    of_outputs = [np.asarray(output.values["classify"]) for output in outputs]
+    rows = [
+        {
+            "index": i,
+            "label": labels[int(scores.argmax())],
             "probs": scores.tolist(),
             "num_classes": len(scores),
         }
+        for i, scores in enumerate(of_outputs)
+    ]
+    return _listed("classify", model, rows, outputs)
 
 
-@dataclass(frozen=True)
-class SparseAnswer(_Numbers):
+def sparse() -> Answer:
     """The answer of TEI's /embed_sparse: a list of sparse vectors."""
+    return Answer(_write_sparse, (), SPARSE_BYTES)
 
-    @property
-    def bytes_per_value(self) -> float:
-        return SPARSE_BYTES
 
-    def __call__(self, outputs: Sequence[Output]) -> list[Any]:
-        return [numbers(output.values["sparse"]) for output in outputs]
+def _write_sparse(outputs: Sequence[Output]) -> list[Any]:
+    return [numbers(output.values["sparse"]) for output in outputs]
 
 
 # --- scores ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The scores of a cross-encoder, which computes one number for each pair."""
+def scores_of(num_queries: int | None, outputs: Sequence[Output]) -> list[float]:
+    """A score for each document.
 
-    def __call__(self, outputs: Sequence[Output]) -> list[float]:
-        return [float(np.asarray(output.values["classify"])[0]) for output in outputs]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cosine:
-    """The cosine of each document's vector with its query's vector.
-
-    num_queries: the number of outputs that belong to queries. They come first: one for all
-    documents, or one for each.
+    num_queries: None for a cross-encoder, which computes one number for each pair. Otherwise it is
+        the number of outputs that belong to queries, and come first: one for all documents, or one
+        for each. The score is the cosine of a document's vector with its query's.
     """
-
-    num_queries: int
-
-    def __call__(self, outputs: Sequence[Output]) -> list[float]:
-        # [q + d, width]
-        vectors = np.stack([np.asarray(output.values["embed"], np.float64) for output in outputs])
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        queries, documents = vectors[: self.num_queries], vectors[self.num_queries :]
-        cosines: list[float] = (queries * documents).sum(-1).tolist()
-        return cosines
+    if num_queries is None:
+        return [float(np.asarray(output.values["classify"])[0]) for output in outputs]
+    # [q + d, width]
+    vectors = np.stack([np.asarray(output.values["embed"], np.float64) for output in outputs])
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    queries, documents = vectors[:num_queries], vectors[num_queries:]
+    cosines: list[float] = (queries * documents).sum(-1).tolist()
+    return cosines
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreAnswer(_Numbers):
+def score(model: str, num_queries: int | None) -> Answer:
     """The answer of vLLM's /score: scores in the order of the pairs."""
-
-    model: str
-    scores: Scores | Cosine
-
-    @property
-    def bytes_per_value(self) -> float:
-        return 0.0
-
-    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        rows = [
-            {"index": i, "object": "score", "score": score}
-            for i, score in enumerate(self.scores(outputs))
-        ]
-        return _listed("score", self.model, rows, outputs)
+    return Answer(_write_scores, (model, num_queries))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RerankAnswer:
+def _write_scores(model: str, num_queries: int | None, outputs: Sequence[Output]) -> dict[str, Any]:
+    rows = [
+        {"index": i, "object": "score", "score": value}
+        for i, value in enumerate(scores_of(num_queries, outputs))
+    ]
+    return _listed("score", model, rows, outputs)
+
+
+def rerank(
+    model: str,
+    num_queries: int | None,
+    top_n: int | None = None,
+    documents: Sequence[str] | None = None,
+) -> Answer:
     """The answer of /v1/rerank as Cohere and Jina have it, the best document first.
 
     top_n: the number of documents in it; None for all.
     documents: the texts, if they are to be sent back with the scores.
     """
-
-    model: str
-    scores: Scores | Cosine
-    top_n: int | None = None
-    documents: Sequence[str] | None = None
-
-    @property
-    def bytes_per_value(self) -> float:
-        return 0.0
-
-    @property
-    def num_chars(self) -> int:
-        return sum(map(len, self.documents or ()))
-
-    def __call__(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        best = ranking(self.scores(outputs))[: self.top_n]
-        results = [{"index": i, "relevance_score": score, **self._document(i)} for i, score in best]
-        return {
-            "id": _id("rerank"),
-            "model": self.model,
-            "results": results,
-            "usage": _usage(outputs),
-        }
-
-    def _document(self, index: int) -> dict[str, Any]:
-        return {} if self.documents is None else {"document": {"text": self.documents[index]}}
+    args = (model, num_queries, top_n, documents)
+    return Answer(_write_ranking, args, num_chars=sum(map(len, documents or ())))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeiRerankAnswer:
+def _write_ranking(
+    model: str,
+    num_queries: int | None,
+    top_n: int | None,
+    documents: Sequence[str] | None,
+    outputs: Sequence[Output],
+) -> dict[str, Any]:
+    results: list[dict[str, Any]] = []
+    for i, value in ranking(scores_of(num_queries, outputs))[:top_n]:
+        shown = {} if documents is None else {"document": {"text": documents[i]}}
+        results.append({"index": i, "relevance_score": value, **shown})
+    return {"id": _id("rerank"), "model": model, "results": results, "usage": _usage(outputs)}
+
+
+def rerank_as_tei(num_queries: int | None, texts: Sequence[str] | None = None) -> Answer:
     """The answer of /rerank as TEI has it: a bare list, the best text first.
 
     texts: the texts, if they are to be sent back with the scores.
     """
+    args = (num_queries, texts)
+    return Answer(_write_ranking_as_tei, args, num_chars=sum(map(len, texts or ())))
 
-    scores: Scores | Cosine
-    texts: Sequence[str] | None = None
 
-    @property
-    def bytes_per_value(self) -> float:
-        return 0.0
-
-    @property
-    def num_chars(self) -> int:
-        return sum(map(len, self.texts or ()))
-
-    def __call__(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
-        best = ranking(self.scores(outputs))
-        return [
-            {"index": i, "score": score, **({} if self.texts is None else {"text": self.texts[i]})}
-            for i, score in best
-        ]
+def _write_ranking_as_tei(
+    num_queries: int | None, texts: Sequence[str] | None, outputs: Sequence[Output]
+) -> list[dict[str, Any]]:
+    return [
+        {"index": i, "score": value, **({} if texts is None else {"text": texts[i]})}
+        for i, value in ranking(scores_of(num_queries, outputs))
+    ]
 
 
 def ranking(scores: Sequence[float]) -> list[tuple[int, float]]:

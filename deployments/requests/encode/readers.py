@@ -16,17 +16,7 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import RequestOptions, Task
-from deployments.requests.encode.answers import (
-    ClassifyAnswer,
-    Cosine,
-    EmbeddingsAnswer,
-    PoolingAnswer,
-    RerankAnswer,
-    ScoreAnswer,
-    Scores,
-    SparseAnswer,
-    TeiRerankAnswer,
-)
+from deployments.requests.encode import answers
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
 from deployments.requests.encode.fields import (
     read_activation,
@@ -96,7 +86,7 @@ def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJ
         normalize=read_activation(body),
         **read_truncation(body, info),
     )
-    answer = EmbeddingsAnswer(model=model, base64=wants_base64(body))
+    answer = answers.embeddings(model, as_base64=wants_base64(body))
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
 
 
@@ -116,22 +106,19 @@ def _cohere_rerank(body: Mapping[str, Any], query: str, model: str, info: ModelI
     documents = read_texts(body, "documents", read_document)
     top_n = read_whole_number(body, "top_n", lowest=0)
     kept = documents if read_flag(body, "return_documents") else None
-    calls, scores = _comparisons(
+    calls, num_queries = _comparisons(
         ([query], "query"), (documents, "documents"), body, info, read_activation(body) is False
     )
-    return EncodeJob(
-        calls=calls,
-        answer=RerankAnswer(model=model, scores=scores, top_n=top_n or None, documents=kept),
-    )
+    return EncodeJob(calls=calls, answer=answers.rerank(model, num_queries, top_n or None, kept))
 
 
 def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJob:
     texts = read_texts(body, "texts")
     kept = texts if read_flag(body, "return_text") else None
-    calls, scores = _comparisons(
+    calls, num_queries = _comparisons(
         ([query], "query"), (texts, "texts"), body, info, read_flag(body, "raw_scores")
     )
-    return EncodeJob(calls=calls, answer=TeiRerankAnswer(scores=scores, texts=kept))
+    return EncodeJob(calls=calls, answer=answers.rerank_as_tei(num_queries, kept))
 
 
 def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -150,8 +137,8 @@ def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
             f"{names[0]} has {len(left)} texts and {names[1]} has {len(right)}: {hint}.", names[0]
         )
     raw = read_activation(body) is False
-    calls, scores = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
-    return EncodeJob(calls=calls, answer=ScoreAnswer(model=model, scores=scores))
+    calls, num_queries = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
+    return EncodeJob(calls=calls, answer=answers.score(model, num_queries))
 
 
 def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -176,7 +163,7 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     )
     return EncodeJob(
         calls=(EncodeCall(inputs=inputs, options=options),),
-        answer=PoolingAnswer(model=model, task=task, base64=base64),
+        answer=answers.pooling(model, task, as_base64=base64),
     )
 
 
@@ -188,7 +175,7 @@ def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob
         raw_scores=read_activation(body) is False,
         **read_truncation(body, info),
     )
-    answer = ClassifyAnswer(model=model, labels=info.labels)
+    answer = answers.classify(model, info.labels)
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
 
 
@@ -198,7 +185,7 @@ def _embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> Encod
         tasks=("sparse",), prompt=read_prompt(body, info, texts), **read_truncation(body, info)
     )
     return EncodeJob(
-        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),), answer=SparseAnswer()
+        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),), answer=answers.sparse()
     )
 
 
@@ -221,8 +208,8 @@ def _comparisons(
     body: Mapping[str, Any],
     info: ModelInfo,
     raw: bool,
-) -> tuple[tuple[EncodeCall, ...], Scores | Cosine]:
-    """The calls and the scoring that compare each text on the right with one on the left.
+) -> tuple[tuple[EncodeCall, ...], int | None]:
+    """The calls that compare each text on the right with one on the left, and `num_queries`.
 
     A cross-encoder scores each pair. With an embedding model the score is the cosine of the two
     vectors.
@@ -240,14 +227,14 @@ def _comparisons(
         call = EncodeCall(
             inputs=pairs, options=options, field=document_field, query_field=query_field
         )
-        return (call,), Scores()
+        return (call,), None
     for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
     for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
     calls = (
         EncodeCall(inputs=queries, options=for_queries, field=query_field),
         EncodeCall(inputs=documents, options=for_documents, field=document_field),
     )
-    return calls, Cosine(num_queries=len(queries))
+    return calls, len(queries)
 
 
 def _role_prompt(info: ModelInfo, names: Sequence[str]) -> str:

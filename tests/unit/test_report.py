@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.requests.guidance import read_guidance
-from deployments.requests.notes import NOTES, Outcome, note_of
+from deployments.requests.report import NOTES, Outcome, note_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guidance.md").read_text()
 USER = {"role": "user", "content": "Hi"}

@@ -31,7 +31,7 @@ from deployments.requests.encode.capabilities import (
 from deployments.routing import shared
 
 RETRY_DELAY_S = 1.0
-"""Seconds before a retry: more than a replica survives its engine (lifecycle/watchdog.py).
+"""Seconds before a retry: more than a replica survives its engine (health/watchdog.py).
 
 A retry therefore does not reach the same replica.
 """

@@ -29,6 +29,7 @@ from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
+from deployments.observability.spans import CLIENT, Span
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
@@ -36,7 +37,6 @@ from deployments.routing import shared
 from deployments.routing.counts import name_of
 from deployments.routing.placement import REASONS
 from deployments.routing.shared import Dispatch
-from deployments.tracing.spans import CLIENT, Span
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""

@@ -50,13 +50,13 @@ from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.renderer_lanes import check_text, use_lanes
 from deployments.generator.stream_spans import Traced
 from deployments.generator.validation import parsed
-from deployments.lifecycle.client_texts import hide_client_texts
 from deployments.messages import Chunk, GenerateCall, Whole
+from deployments.observability.client_texts import hide_client_texts
+from deployments.observability.spans import TRACE_HEADERS, Span
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.notes import Outcome, note_of
 from deployments.requests.report import guidance_report
 from deployments.requests.usage import Meter
-from deployments.tracing.spans import TRACE_HEADERS, Span
 
 
 class HttpContext:

@@ -15,7 +15,7 @@ from deployments.http.errors import error_body, http_error
 from deployments.ingress.exchange import REFUSED, SPAN
 from deployments.ingress.guard import install
 from deployments.ingress.tenants import Tenant
-from deployments.tracing.spans import Span
+from deployments.observability.spans import Span
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
 """Headers that vLLM's serving classes read.

@@ -24,8 +24,8 @@ from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.sites import is_preflight
 from deployments.ingress.tenants import ANONYMOUS, Tenant
-from deployments.tracing import spans
-from deployments.tracing.spans import TRACE_HEADERS, Span
+from deployments.observability import spans
+from deployments.observability.spans import TRACE_HEADERS, Span
 
 OPEN_PATHS = ("/health", "/ready")
 """Paths that are answered without an API key, and however many requests are in progress.

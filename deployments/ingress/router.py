@@ -36,11 +36,11 @@ from deployments.ingress.metrics import CONTENT_TYPE, Metrics, Reading
 from deployments.ingress.playground_routes import PlaygroundRoutes
 from deployments.ingress.policy import Policy
 from deployments.ingress.vllm_routes import VllmRoutes
+from deployments.observability import spans
 from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import count_of
 from deployments.requests.streams import num_tokens
 from deployments.routing import shared
-from deployments.tracing import spans
 
 
 @serve.deployment(

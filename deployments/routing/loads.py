@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
 
-from deployments.lifecycle.pulse import REPORTED_AT
+from deployments.health.pulse import REPORTED_AT
 
 REPORT_AGE_S = 0.5
 """Assumed age, in seconds, of a report that has no timestamp.
 
-It is half a pulse of the engine (PULSE_S in lifecycle/pulse.py), a tick or two of Serve's
+It is half a pulse of the engine (PULSE_S in health/pulse.py), a tick or two of Serve's
 controller, and the transfer. If the value is too large, requests sent to the replica in that time
 are counted twice; if it is too small, they are not counted at all.
 """

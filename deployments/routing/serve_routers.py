@@ -26,7 +26,7 @@ from ray.serve.request_router import (
 )
 from typing_extensions import override
 
-from deployments.lifecycle.beacon import beacons
+from deployments.health.beacon import beacons
 from deployments.messages import GenerateCall
 from deployments.routing import shared
 from deployments.routing.call_placer import CallPlacer

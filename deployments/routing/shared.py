@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deployments.lifecycle.lookout import Lookout
+from deployments.health.lookout import Lookout
 from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names
 from deployments.routing.loads import REPORTED, ReplicaLoad
 

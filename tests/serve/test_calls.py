@@ -31,12 +31,12 @@ from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
 from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.observability import spans
+from deployments.observability.spans import Tracing
 from deployments.requests.demand import Demand
 from deployments.requests.usage import Usage
 from deployments.routing import shared
 from deployments.routing.shared import Dispatch
-from deployments.tracing import spans
-from deployments.tracing.spans import Tracing
 
 Message: TypeAlias = Chunk | Whole | Heartbeat | Failed
 Scripted: TypeAlias = float | str | Usage | CfgServeError | Message

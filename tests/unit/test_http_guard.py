@@ -25,8 +25,8 @@ from deployments.ingress.guard import Guard, install
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.policy import Policy, current_policy
 from deployments.ingress.tenants import ANONYMOUS, Gate
+from deployments.observability import spans
 from deployments.routing.shared import enforce
-from deployments.tracing import spans
 
 KEY = "sk-secret"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}

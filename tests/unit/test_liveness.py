@@ -10,15 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from deployments.lifecycle import beacon
-from deployments.lifecycle import lookout as lookouts
-from deployments.lifecycle.beacon import Beacon
-from deployments.lifecycle.lookout import Lookout
+from deployments.health import beacon
+from deployments.health import lookout as lookouts
+from deployments.health.beacon import Beacon
+from deployments.health.lookout import Lookout
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = """
 import threading, time
-from deployments.lifecycle.beacon import Beacon
+from deployments.health.beacon import Beacon
 beacon = Beacon("127.0.0.1", 1000.0)
 while not beacon.address:
     time.sleep(0.01)

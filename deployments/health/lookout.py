@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from deployments.lifecycle.beacon import _ASK, ASK_EVERY_S
+from deployments.health.beacon import _ASK, ASK_EVERY_S
 
 
 class Lookout:

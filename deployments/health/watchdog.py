@@ -13,7 +13,7 @@ from collections.abc import Callable
 logger = logging.getLogger("ray.serve")
 
 _WATCH_INTERVAL_S = 0.2
-_FAREWELL_S = 0.5  # the sum is less than RETRY_DELAY_S (calls/encoders.py)
+_FAREWELL_S = 0.5  # the sum is less than RETRY_DELAY_S (replica_client/encoders.py)
 
 
 async def exit_with_engine(is_dead: Callable[[], bool]) -> None:

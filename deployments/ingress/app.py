@@ -11,17 +11,17 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cfg_core.errors import CfgServeError
+from deployments.admission.tenants import Tenant
 from deployments.http.errors import error_body, http_error
 from deployments.ingress.exchange import REFUSED, SPAN
 from deployments.ingress.guard import install
-from deployments.ingress.tenants import Tenant
 from deployments.observability.spans import Span
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
 """Headers that vLLM's serving classes read.
 
 No other header of the client leaves the ingress. A call that is traced has the `traceparent` of
-its own span instead (calls/generator.py).
+its own span instead (replica_client/generator.py).
 """
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})

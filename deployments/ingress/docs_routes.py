@@ -20,11 +20,11 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, Response
 
 from cfg_core.errors import NotFoundError
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
 from deployments.ingress.app import app
 from deployments.ingress.openapi import document
+from deployments.replica_client.encoders import Encoders
+from deployments.replica_client.generator import GeneratorClient
 
 STATIC = "entrypoints/serve/instrumentator/static"
 """Where vLLM's package has the files of Swagger UI."""

@@ -16,14 +16,14 @@ from fastapi.responses import Response
 
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.sizes import TOKEN_CHARS
-from deployments.calls.answers import in_time
-from deployments.calls.encoders import Encoders
-from deployments.calls.queue_entries import Share
+from deployments.admission.entries import Share
+from deployments.admission.tenants import Gate
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
 from deployments.ingress.app import app, client_of, tenant_of
 from deployments.ingress.bodies import Bodies
-from deployments.ingress.tenants import Gate
+from deployments.replica_client.answers import in_time
+from deployments.replica_client.encoders import Encoders
 from deployments.requests.encode.bounds import check_job
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.jobs import EncodeJob, work_of_text

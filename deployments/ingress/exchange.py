@@ -17,13 +17,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, EngineError
+from deployments.admission.tenants import ANONYMOUS, Tenant
 from deployments.http.errors import http_error
 from deployments.http.open_requests import OpenRequest
 from deployments.ingress.metrics import UNKNOWN
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.sites import is_preflight
-from deployments.ingress.tenants import ANONYMOUS, Tenant
 from deployments.observability import spans
 from deployments.observability.spans import TRACE_HEADERS, Span
 

@@ -16,14 +16,14 @@ from fastapi.responses import Response
 
 from cfg_core.errors import UnknownModelError
 from cfg_core.params import looks_like_guidance
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GenerateJob, GeneratorClient
-from deployments.calls.queue_entries import Share
+from deployments.admission.entries import Share
+from deployments.admission.tenants import ANONYMOUS, Gate
 from deployments.config.args import AppArgs
 from deployments.ingress.app import app, client_of, forwarded_headers, span_of, tenant_of
 from deployments.ingress.bodies import Bodies
-from deployments.ingress.tenants import ANONYMOUS, Gate
 from deployments.messages import GenerateCall
+from deployments.replica_client.encoders import Encoders
+from deployments.replica_client.generator import GenerateJob, GeneratorClient
 from deployments.requests.demand import (
     Demand,
     check_answer_size,

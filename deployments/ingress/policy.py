@@ -8,13 +8,13 @@ from typing import Any, cast
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from deployments.admission.tenants import Gate
 from deployments.config.access import AccessArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequests
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.sites import Sites
-from deployments.ingress.tenants import Gate
 from deployments.routing import shared
 
 

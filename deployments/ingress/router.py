@@ -22,8 +22,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.routing import Route
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
 from deployments.http.recent import Recent
@@ -37,6 +35,8 @@ from deployments.ingress.playground_routes import PlaygroundRoutes
 from deployments.ingress.policy import Policy
 from deployments.ingress.vllm_routes import VllmRoutes
 from deployments.observability import spans
+from deployments.replica_client.encoders import Encoders
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import count_of
 from deployments.requests.streams import num_tokens

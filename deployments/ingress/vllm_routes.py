@@ -15,14 +15,14 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cfg_core.errors import GuidanceError, RequestError
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GeneratorClient
+from deployments.admission.tenants import Gate
 from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
 from deployments.http.open_requests import OpenRequests
 from deployments.ingress.app import app, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies
-from deployments.ingress.tenants import Gate
+from deployments.replica_client.encoders import Encoders
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
 from deployments.requests.guidance import read_guidance
 from deployments.requests.old_names import with_structured_outputs

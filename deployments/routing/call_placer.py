@@ -1,7 +1,7 @@
 """Which replica of one deployment gets each call, for all who send calls from this process.
 
 Calls go to replicas in two ways: through Serve's handle, where GroupRouter asks here, and directly
-(calls/direct_calls.py). Both must know of what the other has sent.
+(replica_client/direct_calls.py). Both must know of what the other has sent.
 """
 
 from __future__ import annotations

@@ -20,12 +20,8 @@ from cfg_core.errors import (
     OverloadedError,
     RequestError,
 )
-from deployments.calls import generator as generator_module
-from deployments.calls.answers import Answer
-from deployments.calls.events import EventStream, events
-from deployments.calls.generator import GeneratorClient
-from deployments.calls.queue import AdmissionQueue
-from deployments.calls.queue_entries import Share
+from deployments.admission.entries import Share
+from deployments.admission.queue import AdmissionQueue
 from deployments.config.args import AppArgs
 from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
@@ -33,6 +29,10 @@ from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, Heartbeat, Whole
 from deployments.observability import spans
 from deployments.observability.spans import Tracing
+from deployments.replica_client import generator as generator_module
+from deployments.replica_client.answers import Answer
+from deployments.replica_client.events import EventStream, events
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.demand import Demand
 from deployments.requests.usage import Usage
 from deployments.routing import shared

@@ -24,11 +24,11 @@ from cfg_core.errors import (
     UnknownHostError,
 )
 from deployments.access import main
+from deployments.admission import tenants
+from deployments.admission.rates import MINUTE_S, Bucket
+from deployments.admission.tenants import ANONYMOUS, Gate
 from deployments.config.access import AccessArgs, KeyArgs, digest_of
 from deployments.http.errors import http_error
-from deployments.ingress import tenants
-from deployments.ingress.rates import MINUTE_S, Bucket
-from deployments.ingress.tenants import ANONYMOUS, Gate
 from deployments.requests.guidance import models_of, read_guidance
 
 SECRET = "sk-very-secret-0123456789"

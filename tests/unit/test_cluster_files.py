@@ -16,7 +16,7 @@ from deployments.config.args import AppArgs
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs").glob("*.yaml"))}
-SPARE = 1.25  # as in deployments/calls/generator.py, which imports ray
+SPARE = 1.25  # as in deployments/replica_client/generator.py, which imports ray
 ON_CLUSTERS = ("mixed", "one-node-gpus", "tp4-across-nodes")
 
 

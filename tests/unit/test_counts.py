@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from deployments.calls.readings import in_words
 from deployments.ingress import metric_families
+from deployments.replica_client.readings import in_words
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
 from deployments.routing import counts as module

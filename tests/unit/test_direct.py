@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from cfg_core.errors import EngineDeadError
-from deployments.calls.direct_calls import DirectCalls
 from deployments.direct import connections as connections_module
 from deployments.direct import frames as frames_module
 from deployments.direct import listener as listener_module
@@ -22,6 +21,7 @@ from deployments.direct.frames import MAX_FRAME_BYTES, FrameError, FrameReader, 
 from deployments.direct.listener import CallListener
 from deployments.http.events import DONE, is_last
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
+from deployments.replica_client.direct_calls import DirectCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import Prefix
 from deployments.requests.usage import Usage

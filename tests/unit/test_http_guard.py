@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from cfg_core.errors import CfgServeError, EngineError, OverloadedError
+from deployments.admission.tenants import ANONYMOUS, Gate
 from deployments.config.access import AccessArgs, digest_of
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
@@ -24,7 +25,6 @@ from deployments.ingress import exchange
 from deployments.ingress.guard import Guard, install
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.policy import Policy, current_policy
-from deployments.ingress.tenants import ANONYMOUS, Gate
 from deployments.observability import spans
 from deployments.routing.shared import enforce
 

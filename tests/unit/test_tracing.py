@@ -38,7 +38,8 @@ def test_it_is_off_by_default():
             sys.executable,
             "-c",
             "import sys; from deployments.ingress import guard;"
-            " from deployments.observability import spans; from deployments.config.tracing import TracingArgs;"
+            " from deployments.observability import spans;"
+            " from deployments.config.tracing import TracingArgs;"
             " spans.start(TracingArgs()); assert not [m for m in sys.modules if"
             " m.startswith('opentelemetry')]",
         ],

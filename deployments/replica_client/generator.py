@@ -18,18 +18,18 @@ from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, EngineError, OverloadedError
-from deployments.calls.answers import Answer, Items, in_time, in_time_until
-from deployments.calls.direct_calls import DirectCalls
-from deployments.calls.events import EventStream, events
-from deployments.calls.queue import AdmissionQueue, Place
-from deployments.calls.queue_entries import Share
-from deployments.calls.ray_errors import ServeItems, value_of
-from deployments.calls.readings import in_words
+from deployments.admission.entries import Share
+from deployments.admission.queue import AdmissionQueue, Place
 from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.spans import CLIENT, Span
+from deployments.replica_client.answers import Answer, Items, in_time, in_time_until
+from deployments.replica_client.direct_calls import DirectCalls
+from deployments.replica_client.events import EventStream, events
+from deployments.replica_client.ray_errors import ServeItems, value_of
+from deployments.replica_client.readings import in_words
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 
 from cfg_core.errors import OverloadedError, RequestError
-from deployments.calls.queue_counts import DrainRate, Sum
-from deployments.calls.queue_entries import ActiveTenants, Entry, Share, State, Tenant
+from deployments.admission.entries import ActiveTenants, Entry, Share, State, Tenant
+from deployments.admission.queue_counts import DrainRate, Sum
 from deployments.requests.demand import Demand
 
 RETRY_AT_LEAST_S, RETRY_AT_MOST_S = 1.0, 120.0

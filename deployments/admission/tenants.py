@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from cfg_core.errors import AuthenticationError, PermissionDeniedError
+from deployments.admission.rates import Rates
 from deployments.config.access import ANONYMOUS_NAME, AccessArgs, KeyArgs, digest_of
-from deployments.ingress.rates import Rates
 
 # --- tenants and the gate -------------------------------------------------------------------------
 

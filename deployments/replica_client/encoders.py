@@ -15,11 +15,11 @@ from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, RequestError, UnknownModelError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from deployments.calls.encoder_queue import TOLD, EncoderQueue
-from deployments.calls.queue_entries import Share
-from deployments.calls.ray_errors import value_of
+from deployments.admission.encoder_queue import TOLD, EncoderQueue
+from deployments.admission.entries import Share
 from deployments.config.args import AppArgs
 from deployments.config.encoders import EncoderArgs
+from deployments.replica_client.ray_errors import value_of
 from deployments.requests.body import json_type
 from deployments.requests.encode.capabilities import (
     PATHS,

@@ -10,9 +10,9 @@ from ray.exceptions import TaskCancelledError
 from starlette.types import Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError
-from deployments.calls.answers import Answer
 from deployments.http.events import error_event, is_last
 from deployments.messages import LOST, Chunk
+from deployments.replica_client.answers import Answer
 
 
 class EventStream(StreamingResponse):
@@ -55,7 +55,7 @@ async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
 
     A failure before that ends the stream with an error event. A replica that is lost after the last
     event is not a failure, because its answer is complete. If a client leaves, also before the
-    first event, whoever ends the request cancels the call (calls/generator.py).
+    first event, whoever ends the request cancels the call (replica_client/generator.py).
     """
     text = first.text
     try:

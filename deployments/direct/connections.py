@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import cast
 
@@ -32,16 +31,11 @@ from deployments.direct.proofs import (
     proof,
 )
 from deployments.direct.sockets import keep_alive, limit_unacknowledged
+from deployments.health.replica_health import Failure, health
 from deployments.messages import LOST, Chunk, GenerateCall, Item
 
 CONNECT_LIMIT_S = 5.0
 """Seconds for connecting and for both proofs."""
-
-UNREACHABLE_S = 30.0
-"""Seconds for which an address that could not be reached is not tried again.
-
-After them, one call tries it, and the others wait for what it finds.
-"""
 
 MAX_IDLE = 256
 """Idle connections to one replica that are kept."""
@@ -65,17 +59,14 @@ class ConnectionLostError(EngineDeadError):
 
 
 class Connections:
-    """Connections to replicas: those that are idle, and which addresses cannot be reached.
-
-    Used from one event loop.
-    """
+    """Connections to replicas, those that are idle. Used from one event loop."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[Address, list[_Connection]] = defaultdict(list)
-        self._unreachable: dict[Address, float] = {}
 
     async def begin(
         self,
+        replica: Hashable,
         address: Address,
         call: GenerateCall,
         on_taken: Callable[[], None],
@@ -90,7 +81,7 @@ class Connections:
         and FrameError if the call is too large. Neither function is called then.
         """
         payload = frame(pickle.dumps(call, pickle.HIGHEST_PROTOCOL))
-        connection = self._idle_to(address) or await self._connect(address)
+        connection = self._idle_to(address) or await self._connect(replica, address)
         items = DirectItems(connection, on_taken, on_end)
         connection.begin(items, payload)
         return items
@@ -103,12 +94,9 @@ class Connections:
                 return connection
         return None
 
-    async def _connect(self, address: Address) -> _Connection:
-        until, now = self._unreachable.get(address), time.monotonic()
-        if until is not None:
-            if until > now:
-                raise ConnectionError(f"{address} could not be reached lately.")
-            self._unreachable[address] = now + UNREACHABLE_S  # this call tries it for all others
+    async def _connect(self, replica: Hashable, address: Address) -> _Connection:
+        if not health().may_connect(replica):
+            raise ConnectionError(f"{address} could not be reached lately.")
         connection = _Connection(self, address)
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
@@ -119,9 +107,9 @@ class Connections:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):  # TimeoutError, too
-                self._unreachable[address] = time.monotonic() + UNREACHABLE_S
+                health().failed(replica, Failure.UNREACHABLE)
             raise
-        self._unreachable.pop(address, None)
+        health().connected(replica)
         return connection
 
     def _ended(self, connection: _Connection) -> None:

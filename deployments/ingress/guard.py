@@ -7,11 +7,11 @@ for how long a client may leave its answer unread (config/limits.py).
 
 Serve pickles the FastAPI app when it makes CfgRouter's class. Each replica unpickles a copy of the
 app, which CfgRouter.__init__ cannot reach. The app therefore holds a function, `current_policy`
-(ingress/policy.py). It is pickled by name, and returns what `shared.enforce` (routing/shared.py)
-has set in the replica's own process. To wire:
+(ingress/policy.py). It is pickled by name, and returns what `enforce` has set in the replica's own
+process. To wire:
 
-    install(app)                    ingress/app.py, where the app is made
-    shared.enforce(Policy.of(...))  CfgRouter.__init__, with the resolved args.access
+    install(app)             ingress/app.py, where the app is made
+    enforce(Policy.of(...))  CfgRouter.__init__, with the resolved args.access
 
 Imports neither ray, vllm nor torch.
 """

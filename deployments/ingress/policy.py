@@ -15,7 +15,6 @@ from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequests
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.sites import Sites
-from deployments.routing import shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +71,15 @@ def _forwarded(proxies: list[str]) -> ASGIApp:
     return cast(ASGIApp, ProxyHeadersMiddleware(nothing, proxies))
 
 
-_OPEN = Policy.of(AccessArgs())
+_policy = Policy.of(AccessArgs())
+
+
+def enforce(policy: Policy) -> None:
+    """Let Guard follow this policy from now on, in this process."""
+    global _policy
+    _policy = policy
 
 
 def current_policy() -> Policy:
-    """The policy that this process enforces.
-
-    Until `shared.enforce` is called, no API key is needed.
-    """
-    policy: Policy = shared.enforced() or _OPEN
-    return policy
+    """The policy that this process enforces. Until `enforce` is called, no API key is needed."""
+    return _policy

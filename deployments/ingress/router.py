@@ -32,7 +32,7 @@ from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics, Reading
 from deployments.ingress.playground_routes import PlaygroundRoutes
-from deployments.ingress.policy import Policy
+from deployments.ingress.policy import Policy, enforce
 from deployments.ingress.vllm_routes import VllmRoutes
 from deployments.observability import spans
 from deployments.replica_client.encoders import Encoders
@@ -40,7 +40,6 @@ from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import count_of
 from deployments.requests.streams import num_tokens
-from deployments.routing import shared
 
 
 @serve.deployment(
@@ -69,7 +68,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         waited = self._metrics.waited
         self._generator = GeneratorClient(generator, args, waited) if generator else None
         policy = Policy.of(args.access, self._metrics, args.limits, args.http)
-        shared.enforce(policy)
+        enforce(policy)
         self._gate = policy.gate
         self._open_requests = policy.open_requests
         self._encoders = Encoders(encoders, args)

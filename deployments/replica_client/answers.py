@@ -10,10 +10,10 @@ from typing import Protocol
 
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError
 from deployments.direct.connections import ConnectionLostError
+from deployments.health.replica_health import Failure, health
 from deployments.messages import LOST, Chunk, Failed, Item, Whole
 from deployments.requests.usage import Usage
-from deployments.routing import shared
-from deployments.routing.shared import Dispatch
+from deployments.routing.dispatches import Dispatch
 
 
 class Items(Protocol):
@@ -67,7 +67,8 @@ class Answer:
                 item = self._reported(await self._item())
             except EngineDeadError as error:
                 may_live = self._is_silent or isinstance(error, ConnectionLostError)
-                (shared.suspect if may_live else shared.lost)(self._dispatch.replica)
+                failure = Failure.SILENT if may_live else Failure.DEAD
+                health().failed(self._dispatch.replica, failure)
                 raise
             except StopAsyncIteration:
                 self.is_complete = True
@@ -105,12 +106,10 @@ class Answer:
         It is silent if it has this call, and neither its beacon nor the call itself gave a sign in
         so many seconds. A call that still waits for a replica is not given up.
         """
-        replica, now = self._dispatch.replica, time.monotonic()
+        replica, heard_at = self._dispatch.replica, max(self._heard_at, self._dispatch.at)
         if replica is None or self._is_silent:
             return
-        if now - max(self._heard_at, self._dispatch.at) <= for_s:
-            return
-        if shared.lookout().silent_s(replica) > for_s:
+        if health().is_silent(replica, heard_at, for_s):
             self._is_silent = True
             if self._waiting is not None and not self._waiting.expired():
                 self._waiting.reschedule(asyncio.get_running_loop().time())

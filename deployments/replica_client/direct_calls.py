@@ -7,7 +7,7 @@ from functools import partial
 from deployments.direct.connections import Connections, DirectItems
 from deployments.direct.frames import FrameError
 from deployments.messages import GenerateCall
-from deployments.routing import shared
+from deployments.routing.call_placer import placer_of
 
 
 class DirectCalls:
@@ -31,7 +31,7 @@ class DirectCalls:
         CONNECT_LIMIT_S to find out, or the call is too large. Serve then finds out whether the
         replica is dead.
         """
-        placer = shared.placer(self._deployment)
+        placer = placer_of(self._deployment)
         chosen = placer and placer.direct(call)
         if not placer or not chosen:
             return None
@@ -43,7 +43,7 @@ class DirectCalls:
 
         ended = partial(placer.answered, call.call_id, replica)
         try:
-            return await self._connections.begin(address, call, taken, ended)
+            return await self._connections.begin(replica, address, call, taken, ended)
         except BaseException as error:
             ended()
             if isinstance(error, OSError | FrameError):

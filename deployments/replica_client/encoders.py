@@ -28,7 +28,7 @@ from deployments.requests.encode.capabilities import (
     cannot_serve,
     paths_of,
 )
-from deployments.routing import shared
+from deployments.routing.fleets import encoder_fleet
 
 RETRY_DELAY_S = 1.0
 """Seconds before a retry: more than a replica survives its engine (health/watchdog.py).
@@ -51,6 +51,9 @@ class Encoders:
         self._handles = dict(handles)
         self._args = args
         self._encoder_args = {encoder.model_name: encoder for encoder in args.encoders}
+        self._fleets = {
+            name: encoder_fleet(handle.deployment_name) for name, handle in handles.items()
+        }
         self._sleepers = {e.model_name for e in args.encoders if e.scales_to_zero}
         self._infos: dict[str, ModelInfo] = {}
         self._queues: dict[str, EncoderQueue] = {}
@@ -167,7 +170,7 @@ class Encoders:
                     self._encoder_args[name],
                     info,
                     self._args.admission.max_share,
-                    lambda: max(1, shared.fleet(self._handles[name].deployment_name).replicas),
+                    lambda: max(1, self._fleets[name].view.replicas),
                 )
         return self._queues[name]
 
@@ -187,8 +190,8 @@ class Encoders:
     def reading(self) -> dict[str, Mapping[str, float]]:
         """Values for /metrics: of each encoder, by its name, summed over its replicas."""
         read: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        for name, handle in self._handles.items():
-            counts = shared.count_encoder(handle.deployment_name)
+        for name, fleet in self._fleets.items():
+            counts = fleet.counts
             now = {key: sum(values.values()) for key, values in counts.now().items()}
             for key, value in (now | counts.totals() | {"replicas": counts.replicas}).items():
                 read[f"encoder_{key}"][name] = value
@@ -209,10 +212,7 @@ class Encoders:
         return {"replicas": 0} if self._asleep(name) else await self._in_time(name, "engine_state")
 
     def _asleep(self, name: str) -> bool:
-        return (
-            name in self._sleepers
-            and not shared.fleet(self._handles[name].deployment_name).replicas
-        )
+        return name in self._sleepers and not self._fleets[name].view.replicas
 
     async def cards(self, created: int) -> list[dict[str, Any]]:
         """The entries of the encoders in /v1/models, with the endpoints that each one serves."""

@@ -22,6 +22,7 @@ from deployments.admission.entries import Share
 from deployments.admission.queue import AdmissionQueue, Place
 from deployments.config.args import AppArgs
 from deployments.direct.connections import RefusedError
+from deployments.health.replica_health import health
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.spans import CLIENT, Span
@@ -29,14 +30,12 @@ from deployments.replica_client.answers import Answer, Items, in_time, in_time_u
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.replica_client.events import EventStream, events
 from deployments.replica_client.ray_errors import ServeItems, value_of
-from deployments.replica_client.readings import in_words
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
-from deployments.routing import shared
-from deployments.routing.counts import name_of
-from deployments.routing.placement import REASONS
-from deployments.routing.shared import Dispatch
+from deployments.routing.counts import generator_metrics, name_of
+from deployments.routing.dispatches import Dispatch, expected, placements
+from deployments.routing.fleets import generator_fleet
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""
@@ -85,7 +84,7 @@ class GeneratorClient:
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._args = args
-        self._deployment = handle.deployment_name
+        self._fleet = generator_fleet(handle.deployment_name)
         self._direct = DirectCalls(handle.deployment_name)
         limits = args.admission
         self.queue = AdmissionQueue(
@@ -128,11 +127,11 @@ class GeneratorClient:
 
     def replicas(self) -> int:
         """Replicas of the generator, as this ingress sees them; at least one."""
-        return max(1, shared.fleet(self._deployment).replicas)
+        return max(1, self._fleet.view.replicas)
 
     def _slots(self) -> int:
         """Streams that one engine runs at once."""
-        view = shared.fleet(self._deployment)
+        view = self._fleet.view
         reported = view.max_num_seqs // view.reporting if view.reporting else None
         return int(reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
 
@@ -145,7 +144,7 @@ class GeneratorClient:
         return (
             configured
             if type(configured) is int and configured > 0
-            else shared.fleet(self._deployment).max_model_len
+            else self._fleet.view.max_model_len
         )
 
     def reading(self) -> dict[str, float | Mapping[str, float]]:
@@ -154,23 +153,23 @@ class GeneratorClient:
         Serve tells of replicas when the first request is sent. Until then there are no numbers of
         them, because 0 would be taken for a failure.
         """
-        counts = shared.count_generator(self._deployment)
+        counts = self._fleet.counts
         replicas: dict[str, float | Mapping[str, float]] = {}
-        if self._has_asked or self._num_by_serve or shared.is_known(self._deployment):
+        if self._has_asked or self._num_by_serve or self._fleet.is_known:
             replicas = {
                 "replicas": counts.replicas,
-                "replica_report_age_seconds": shared.fleet(self._deployment).report_age_s,
+                "replica_report_age_seconds": self._fleet.view.report_age_s,
             }
         queue = {f"admission_{name}": value for name, value in self.queue.stats.items()}
         return {
             **queue,
             "admission_capacity_streams": self.capacity(),
-            "placements": {**dict.fromkeys(REASONS, 0), **shared.placements()},
+            "placements": placements(),
             "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
             "retried_requests": self._num_retried,
-            "replica_failures": shared.failures(),
+            "replica_failures": health().failures(),
             **replicas,
-            **in_words(counts.now(), counts.totals()),
+            **generator_metrics(counts.now(), counts.totals()),
         }
 
     async def answer(self, job: GenerateJob) -> Response:
@@ -248,13 +247,13 @@ class GeneratorClient:
             except EngineDeadError:
                 if not retries_left:
                     raise
-                # No delay: the router sends nothing to the failed replica now (routing/shared.py).
+                # No delay: the failed replica gets nothing now (health/replica_health.py).
                 self._num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
         call = replace(visit.job.call, call_id=uuid.uuid4().hex)
-        with shared.expected(call.call_id) as dispatch:
+        with expected(call.call_id) as dispatch:
             span = visit.begin_call()
             if span is None:
                 return await self._answer_of(visit, call, deadline, dispatch)

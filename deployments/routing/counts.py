@@ -138,3 +138,32 @@ def count(value: object) -> int:
 def name_of(replica: Hashable) -> str:
     """The name of a replica for people: for Serve's ReplicaID its unique part."""
     return str(getattr(replica, "unique_id", replica))
+
+
+_METRICS = {
+    "running": "streams_running",
+    "waiting": "streams_waiting",
+    "total_blocks": "kv_blocks",
+    "free_blocks": "kv_blocks_free",
+}
+
+
+def generator_metrics(
+    now: Mapping[str, Mapping[str, int]], totals: Mapping[str, int]
+) -> dict[str, float | Mapping[str, float]]:
+    """The counts of a generator, by the names of the metrics (ingress/metric_families.py).
+
+    now: by name and replica.
+    """
+    counted = dict(totals)
+    drafts, accepted = (
+        {kind: counted.pop(f"{kind}_{what}") for kind in ("guided", "plain")}
+        for what in ("drafts", "drafts_accepted")
+    )
+    return {
+        **{_METRICS.get(name, name): values for name, values in now.items()},
+        "engines_held_seconds": counted.pop("held_ms") / 1000,
+        "drafts": drafts,
+        "drafts_accepted": accepted,
+        **counted,
+    }

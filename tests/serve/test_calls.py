@@ -6,7 +6,7 @@ import asyncio
 import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Hashable, MutableMapping
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -25,6 +25,8 @@ from deployments.admission.queue import AdmissionQueue
 from deployments.config.args import AppArgs
 from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
+from deployments.health import replica_health
+from deployments.health.replica_health import ReplicaHealth, health
 from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, Heartbeat, Whole
 from deployments.observability import spans
@@ -35,8 +37,8 @@ from deployments.replica_client.events import EventStream, events
 from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.demand import Demand
 from deployments.requests.usage import Usage
-from deployments.routing import shared
-from deployments.routing.shared import Dispatch
+from deployments.routing import fleets
+from deployments.routing.dispatches import Dispatch, dispatched, expected
 
 Message: TypeAlias = Chunk | Whole | Heartbeat | Failed
 Scripted: TypeAlias = float | str | Usage | CfgServeError | Message
@@ -44,10 +46,9 @@ Scripted: TypeAlias = float | str | Usage | CfgServeError | Message
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known() -> Iterator[None]:
-    shared.reset()
-    yield
-    shared.reset()
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_health, "_health", ReplicaHealth())
+    monkeypatch.setattr(fleets, "_fleets", {})
 
 
 def message(item: Scripted) -> Message:
@@ -169,14 +170,14 @@ async def watched(answer: Answer, silence_s: float = 0.1) -> list[str]:
 def test_a_replica_that_falls_silent_is_given_up_and_suspected(
     monkeypatch: pytest.MonkeyPatch, script: tuple[Scripted, ...]
 ) -> None:
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_lookout", SilentLookout())
     items = Items(*script)
     began = time.monotonic()
     with pytest.raises(EngineDeadError):
         asyncio.run(watched(answer_of(items, dispatch=sent_to("replica 1"))))
     assert 0.1 <= time.monotonic() - began < 2
     assert items.cancelled
-    assert shared.usable(["replica 1", "replica 2"]) == ["replica 2"]
+    assert health().usable(["replica 1", "replica 2"]) == ["replica 2"]
 
 
 def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
 
     The ingress calls it for all open calls, at regular intervals.
     """
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_lookout", SilentLookout())
 
     class Slow(Items):
         async def next(self) -> Message:
@@ -208,7 +209,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
 
 def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica whose beacon answers is slow, not dead."""
-    monkeypatch.setattr(shared, "lookout", lambda: SilentLookout(silent_s=0.05))
+    monkeypatch.setattr(health(), "_lookout", SilentLookout(silent_s=0.05))
     answer = answer_of(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r"))
     assert asyncio.run(watched(answer)) == ["a", "b"]
 
@@ -220,14 +221,14 @@ def test_a_call_that_still_hears_of_its_replica_is_not_given_up(
 
     A firewall may have closed the beacon's port in the meantime.
     """
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_lookout", SilentLookout())
     script: tuple[Scripted, ...] = (0.05, Usage()) * 10
     answer = answer_of(Items(*script, "a"), dispatch=sent_to("r"))
     assert asyncio.run(watched(answer, silence_s=0.3)) == ["a"]
 
 
 def test_a_call_that_waits_for_a_replica_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_lookout", SilentLookout())
     assert asyncio.run(watched(answer_of(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
 
 
@@ -245,13 +246,13 @@ def test_time_runs_out_before_and_after_the_first_sign(script: tuple[Scripted, .
 
 def test_a_replica_that_says_its_engine_is_dead_is_lost() -> None:
     async def main() -> None:
-        with shared.expected("call 2") as dispatch:
-            shared.dispatched("call 2", "replica 2")
+        with expected("call 2") as dispatch:
+            dispatched("call 2", "replica 2")
             await answer_of(Items(EngineDeadError("dead")), dispatch=dispatch).next()
 
     with pytest.raises(EngineDeadError):
         asyncio.run(main())
-    assert shared.usable(["replica 2"]) == []
+    assert health().usable(["replica 2"]) == []
 
 
 def test_an_error_sent_as_a_value_is_raised() -> None:
@@ -362,8 +363,8 @@ def test_a_replica_whose_connection_was_lost_is_suspected_and_not_given_up() -> 
     answer = answer_of(Lost(), dispatch=sent_to("r"))
     with pytest.raises(EngineDeadError):
         asyncio.run(answer.next())
-    assert shared.usable(["r"]) == ["r"]
-    assert shared.usable(["r", "other"]) == ["other"]
+    assert health().usable(["r"]) == ["r"]
+    assert health().usable(["r", "other"]) == ["other"]
 
 
 def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,7 +457,7 @@ def test_replicas_are_not_told_of_before_anything_is_known() -> None:
     """0 would look as if none could start."""
     told = client_of().reading()
     assert not {"replicas", "replica_report_age_seconds"} & told.keys()
-    shared.publish("generator", [], 0.0)
+    fleets.generator_fleet("generator").update([])
     assert client_of().reading()["replicas"] == 0
 
 

@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 
 from deployments.ingress import metric_families
-from deployments.replica_client.readings import in_words
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
 from deployments.routing import counts as module
-from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names
+from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names, generator_metrics
 from deployments.routing.placement import Placer
 
 NAMES = Names(now=("groups",), totals=("guided_tokens",))
@@ -71,7 +70,7 @@ class SimpleNamespaceKey(SimpleNamespace):
 def test_every_count_has_a_metric_of_its_kind():
     kinds = {family.name: family.kind for family in metric_families.READ}
     now = {name: {"r": 1} for name in GENERATOR.now}
-    told = in_words(now, dict.fromkeys(GENERATOR.totals, 1))
+    told = generator_metrics(now, dict.fromkeys(GENERATOR.totals, 1))
     for name, value in told.items():
         assert kinds[name] == ("gauge" if value == {"r": 1} else "counter"), name
     for name in ENCODER.now:

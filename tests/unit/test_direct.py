@@ -19,16 +19,22 @@ from deployments.direct.address import Address, address_in
 from deployments.direct.connections import Connections, DirectItems, RefusedError
 from deployments.direct.frames import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.direct.listener import CallListener
+from deployments.health import replica_health
+from deployments.health.replica_health import COUNTS_FOR_S, Failure, ReplicaHealth
 from deployments.http.events import DONE, is_last
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import Prefix
 from deployments.requests.usage import Usage
-from deployments.routing import shared
 from deployments.routing.call_placer import CallPlacer
 
 LIMIT_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _all_are_well(monkeypatch):
+    monkeypatch.setattr(replica_health, "_health", ReplicaHealth())
 
 
 def nothing() -> None: ...
@@ -74,6 +80,7 @@ class Replica:
 
     async def call(self, *script: object) -> DirectItems:
         return await self.pool.begin(
+            "replica",
             self.listener.address,
             script,
             lambda: self.taken.append(script),
@@ -314,9 +321,7 @@ def test_a_call_is_counted_when_a_replica_has_taken_it(max_calls, num_taken):
         listener.close()
         await asyncio.sleep(0)
 
-    shared.reset()
     run(main)
-    shared.reset()
 
 
 def test_an_idle_connection_that_was_closed_harms_no_call():
@@ -459,7 +464,7 @@ def test_nothing_of_a_caller_without_the_secret_is_unpickled(tmp_path):
             address = replica.listener.address
             impostor = Address(address.host, address.port, bytes(32))
             with pytest.raises(ConnectionError):
-                await replica.pool.begin(impostor, Bomb(bomb), nothing, nothing)
+                await replica.pool.begin("other", impostor, Bomb(bomb), nothing, nothing)
             payload = frame(pickle.dumps(Bomb(bomb)))
             for sent in (payload, frame(b"x" * 64) + payload, frame(b"") + payload, b"GET / HTTP"):
                 reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -490,7 +495,7 @@ def test_nothing_of_a_listener_without_the_secret_is_unpickled(tmp_path):
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConnectionError):
             await Connections().begin(
-                Address("127.0.0.1", port, bytes(32)), "call", nothing, nothing
+                "replica", Address("127.0.0.1", port, bytes(32)), "call", nothing, nothing
             )
         server.close()
 
@@ -548,28 +553,28 @@ def test_strangers_are_few_and_short_of_time(monkeypatch):
     run(main)
 
 
-def test_an_address_that_cannot_be_reached_is_not_tried_for_a_while(monkeypatch):
-    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 0.2)
+def test_a_replica_that_cannot_be_reached_is_not_tried_for_a_while(monkeypatch):
+    monkeypatch.setitem(COUNTS_FOR_S, Failure.UNREACHABLE, 0.2)
 
     async def main() -> None:
         async with Replica() as replica:
             wrong = Address("127.0.0.1", replica.listener.address.port, bytes(32))
             with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
-                await replica.pool.begin(wrong, "call", nothing, nothing)
+                await replica.pool.begin("other", wrong, "call", nothing, nothing)
             with pytest.raises(ConnectionError, match="lately"):
-                await replica.pool.begin(wrong, "call", nothing, nothing)
+                await replica.pool.begin("other", wrong, "call", nothing, nothing)
             assert "secret" not in repr(wrong), "no log shows the secret"
             await asyncio.sleep(0.25)
             with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
-                await replica.pool.begin(wrong, "call", nothing, nothing)
+                await replica.pool.begin("other", wrong, "call", nothing, nothing)
 
     run(main)
 
 
-def test_one_call_tries_an_address_for_all(monkeypatch):
+def test_one_call_tries_to_connect_for_all(monkeypatch):
     """Where a firewall drops the port, the others do not wait."""
     monkeypatch.setattr(connections_module, "CONNECT_LIMIT_S", 0.3)
-    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 0.1)
+    monkeypatch.setitem(COUNTS_FOR_S, Failure.UNREACHABLE, 0.1)
 
     async def main() -> None:
         writers: list[asyncio.StreamWriter] = []
@@ -580,12 +585,12 @@ def test_one_call_tries_an_address_for_all(monkeypatch):
         async def took() -> float:
             start = asyncio.get_running_loop().time()
             with pytest.raises(OSError):  # noqa: PT011 - any kind
-                await pool.begin(address, "call", nothing, nothing)
+                await pool.begin("replica", address, "call", nothing, nothing)
             return asyncio.get_running_loop().time() - start
 
         await took()
         await asyncio.sleep(0.15)
-        monkeypatch.setattr(connections_module, "UNREACHABLE_S", 10)
+        monkeypatch.setitem(COUNTS_FOR_S, Failure.UNREACHABLE, 10)
         assert sorted(t > 0.25 for t in await asyncio.gather(*(took() for _ in range(5)))) == [
             False,
             False,

@@ -24,9 +24,8 @@ from deployments.http.errors import http_error
 from deployments.ingress import exchange
 from deployments.ingress.guard import Guard, install
 from deployments.ingress.metrics import Metrics
-from deployments.ingress.policy import Policy, current_policy
+from deployments.ingress.policy import Policy, current_policy, enforce
 from deployments.observability import spans
-from deployments.routing.shared import enforce
 
 KEY = "sk-secret"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}

@@ -35,7 +35,7 @@ from deployments.requests.terms import take_timeout
 
 def share_of(request: Request) -> Share:
     """The tenant of a request, as the queue of an encoder sees it."""
-    return Share(tenant=client_of(request), weight=tenant_of(request).limits.weight)
+    return Share(tenant=client_of(request), weight=tenant_of(request).weight)
 
 
 class EncodeRoutes:

@@ -154,7 +154,6 @@ class GenerateRoutes:
         self, endpoint: Endpoint, asked: Asked, request: Request, generator: GeneratorClient
     ) -> GenerateJob:
         tenant, body = tenant_of(request), asked.body
-        limits = tenant.limits
         for name in models_of(body, asked.guidance, str(self._args.model_name)):
             self._gate.allow_model(tenant, name)
         check_context(endpoint, body, generator.context_tokens())
@@ -162,7 +161,7 @@ class GenerateRoutes:
             body,
             request.headers,
             default_timeout_s=self._args.admission.default_timeout_s,
-            min_priority=SOONEST if limits.min_priority is None else limits.min_priority,
+            min_priority=SOONEST if tenant.min_priority is None else tenant.min_priority,
         )
         if not self._args.engine_orders_by_priority:
             body.pop(PRIORITY, None)
@@ -177,7 +176,7 @@ class GenerateRoutes:
         )
         return GenerateJob(
             call=call,
-            share=Share(tenant=call.client, weight=limits.weight, max_streams=limits.max_streams),
+            share=Share(tenant=call.client, weight=tenant.weight, max_streams=tenant.max_streams),
             terms=terms,
             demand=asked.demand,
             settle=self._gate.charge(tenant, asked.demand.tokens).settle,

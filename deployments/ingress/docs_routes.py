@@ -1,11 +1,6 @@
-"""/openapi.json, and the page at /docs that shows it, without any other host.
+"""/openapi.json, and the page at /docs that shows it, without any other host."""
 
-CfgRouter inherits the routes, because Serve binds a route to the class that inherits its method.
-"""
-
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 import base64
 import importlib.util
@@ -20,11 +15,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, Response
 
 from cfg_core.errors import NotFoundError
-from deployments.config.args import AppArgs
-from deployments.ingress.app import app
+from deployments.ingress.app import Routes, app
 from deployments.ingress.openapi import document
-from deployments.replica_client.encoders import Encoders
-from deployments.replica_client.generator import GeneratorClient
 
 STATIC = "entrypoints/serve/instrumentator/static"
 """Where vLLM's package has the files of Swagger UI."""
@@ -71,15 +63,9 @@ def page() -> Response:
     return made
 
 
-class DocsRoutes:
-    """Routes that document the API.
+class DocsRoutes(Routes):
+    """Routes that document the API."""
 
-    The subclass must set `_args`, `_encoders` and `_generator`.
-    """
-
-    _args: AppArgs
-    _encoders: Encoders
-    _generator: GeneratorClient | None
     _document: bytes | None = None
 
     @app.get("/openapi.json", include_in_schema=False)

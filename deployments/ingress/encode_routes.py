@@ -1,11 +1,6 @@
-"""The HTTP routes of the encoders.
+"""The HTTP routes of the encoders."""
 
-CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
-"""
-
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,13 +12,9 @@ from fastapi.responses import Response
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.sizes import TOKEN_CHARS
 from deployments.admission.entries import Share
-from deployments.admission.tenants import Gate
-from deployments.config.args import AppArgs
 from deployments.http.json_answer import json_answer
-from deployments.ingress.app import app, client_of, tenant_of
-from deployments.ingress.bodies import Bodies
+from deployments.ingress.app import Routes, app, client_of, tenant_of
 from deployments.replica_client.answers import in_time
-from deployments.replica_client.encoders import Encoders
 from deployments.requests.encode.bounds import check_job
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.jobs import EncodeJob, work_of_text
@@ -38,16 +29,8 @@ def share_of(request: Request) -> Share:
     return Share(tenant=client_of(request), weight=tenant_of(request).weight)
 
 
-class EncodeRoutes:
-    """Routes for embedding, reranking and classification.
-
-    The subclass must set `_args`, `_bodies`, `_encoders` and `_gate`.
-    """
-
-    _args: AppArgs
-    _bodies: Bodies
-    _encoders: Encoders
-    _gate: Gate
+class EncodeRoutes(Routes):
+    """Routes for embedding, reranking and classification."""
 
     @app.post("/v1/embeddings")
     async def embeddings(self, request: Request) -> Response:

@@ -5,9 +5,7 @@ involving an engine. Its routes are in this module, in generate_routes.py, encod
 vllm_routes.py, docs_routes.py and playground_routes.py.
 """
 
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 import asyncio
 import json

@@ -91,11 +91,6 @@ class Gate:
         tenants = [ANONYMOUS, *(tenant for _, tenant in self._keys)]
         self._rates = {t.name: Rates(t.requests_per_minute, t.tokens_per_minute) for t in tenants}
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether callers need an API key."""
-        return bool(self._keys)
-
     def authenticate(self, authorization: str | None, x_api_key: str | None = None) -> Tenant:
         """The tenant of these two request headers.
 

@@ -28,20 +28,14 @@ from deployments.observability import spans
 from deployments.observability.spans import TRACE_HEADERS, Span
 
 OPEN_PATHS = ("/health", "/ready")
-"""Paths that are answered without an API key, and however many requests are in progress.
-
-Load balancers and orchestrators poll them.
-"""
+"""Polled by load balancers, without an API key, and however many requests are in progress."""
 
 METRICS = "/metrics"
 """Scraped however many requests are in progress, because the scrapes tell about overload."""
 
 PAGES = ("/", "/playground", "/docs", "/openapi.json")
 PAGE_FILES = ("/playground/", "/docs/")
-"""Pages, and beginnings of the paths of their files: answered without an API key.
-
-A browser sends no key with them. The requests that the pages send have one.
-"""
+"""Pages, and beginnings of the paths of their files: a browser sends no API key with them."""
 
 DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 """How much of a body that is too large is read and dropped, in bytes and in seconds.
@@ -49,11 +43,8 @@ DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 Without this, the client would get a connection reset before it gets the answer.
 """
 
-REFUSED = "refused"
-"""The key of the scope's state for the reason of an OverloadedError."""
-
-SPAN = "span"
-"""The key of the scope's state for the request's span; missing if it is not traced."""
+REFUSED, SPAN = "refused", "span"
+"""Keys of the scope's state: the reason of an OverloadedError, and the span if there is one."""
 
 REQUEST_ID = b"x-request-id"
 
@@ -62,6 +53,7 @@ CSP, NOTHING_MORE = b"content-security-policy", b"default-src 'none'; frame-ance
 
 Pages have a policy of their own.
 """
+
 MAX_LOGGED_CHARS = 500
 MAX_LOGGED_PATH_CHARS = 200
 
@@ -120,8 +112,7 @@ class Exchange:
     async def run(self, app: ASGIApp) -> None:
         """Pass the request to `app`, or answer it with an error.
 
-        An error that occurs after the answer has begun is raised, so that the server ends the
-        connection.
+        An error after the answer has begun is raised, so that the server ends the connection.
         """
         try:
             self._check_site()
@@ -160,15 +151,13 @@ class Exchange:
     # --- the request ------------------------------------------------------------------------------
 
     def _check_site(self) -> None:
-        """Check by which name the server is called, and which web page calls it.
+        """Check by which name the server is called, and which web page calls it; RequestError.
 
-        Load balancers call OPEN_PATHS by any name, and their answers tell nothing. Raises
-        RequestError.
+        Load balancers call OPEN_PATHS by any name, and their answers tell nothing.
         """
-        if self._path in OPEN_PATHS:
-            return
-        self._policy.sites.check_host(self._headers)
-        self._is_shared = self._policy.sites.allows(self._headers)
+        if self._path not in OPEN_PATHS:
+            self._policy.sites.check_host(self._headers)
+            self._is_shared = self._policy.sites.allows(self._headers)
 
     @property
     def _is_preflight(self) -> bool:
@@ -194,22 +183,18 @@ class Exchange:
     def _come_in(self) -> None:
         """Set the client and the body's deadline, and count the request as in progress.
 
-        Probes and scrapes are not counted. Raises OverloadedError if this client, or all clients
-        together, have too many requests here.
+        Raises OverloadedError if this client, or all together, have too many requests here.
         """
         policy = self._policy
         limits = policy.open_requests.args
         self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
-        if policy.gate.has_keys and self._tenant is not None and self._tenant is not ANONYMOUS:
+        if self._tenant is not None and self._tenant is not ANONYMOUS:
             self._client = self._tenant.name
         if self._path not in (*OPEN_PATHS, METRICS):
             self._open_request = policy.open_requests.begin(self._client)
 
     def _check_declared_size(self) -> None:
-        """Check Content-Length.
-
-        If it is not a number, the size is checked only as the body arrives.
-        """
+        """Check Content-Length. If it is no number, the size is checked as the body arrives."""
         declared = self._headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and len(declared) < 20:
             self._check_size(int(declared))
@@ -236,8 +221,7 @@ class Exchange:
     async def _receive_counted(self) -> Message:
         """Receive a message, and count the bytes of its body.
 
-        Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads the
-        body.
+        Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads it.
         """
         message = await self._receive_in_time()
         if message["type"] == "http.request":
@@ -272,10 +256,8 @@ class Exchange:
 
         A client that waits for `100 Continue` has not sent its body, so nothing is read from it.
         """
-        if (
-            not isinstance(error, BodyTooLargeError)
-            or self._headers.get("expect", "").lower() == "100-continue"
-        ):
+        waits = self._headers.get("expect", "").lower() == "100-continue"
+        if waits or not isinstance(error, BodyTooLargeError):
             return
         num_bytes = 0
         with suppress(TimeoutError):
@@ -377,16 +359,7 @@ class Exchange:
         """
         if not logger.isEnabledFor(logging.INFO):
             return
-        fields = self._fields()
-        words = (f"{name}={'-' if value is None else value}" for name, value in fields.items())
-        logger.info(" ".join(words), extra=fields)
-        if self._head:
-            text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
-            told = {"request_id": self._request_id, "body": text}
-            logger.info("request_id=%s log_prompts: body begins %r", *told.values(), extra=told)
-
-    def _fields(self) -> dict[str, Any]:
-        return {
+        fields = {
             "request_id": self._request_id,
             "tenant": self._tenant.name if self._tenant else None,
             "method": self._scope["method"],
@@ -397,6 +370,12 @@ class Exchange:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
+        words = (f"{name}={'-' if value is None else value}" for name, value in fields.items())
+        logger.info(" ".join(words), extra=fields)
+        if self._head:
+            text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
+            told = {"request_id": self._request_id, "body": text}
+            logger.info("request_id=%s log_prompts: body begins %r", *told.values(), extra=told)
 
     def _ms(self, time_s: float | None) -> float | None:
         return None if time_s is None else round(1000 * (time_s - self._began_s), 1)

@@ -19,9 +19,7 @@ from deployments.ingress.sites import Sites
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What Guard enforces.
-
-    It is one object so that it is always replaced as a whole.
+    """What Guard enforces: one object, so that it is always replaced as a whole.
 
     forwarded: replaces the client in a request's scope by what a trusted proxy says; None if no
     proxy is trusted.

@@ -176,7 +176,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
     async def _engine_state(self) -> dict[str, Any]:
         if self._generator is None:
             return {}
-        return {"engine": await self._generator.state()}
+        return {"engine": await self._generator.ask("engine_state")}
 
     async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
         assert self._generator is not None, "_encoder_of has named an encoder then"

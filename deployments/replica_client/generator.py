@@ -71,8 +71,7 @@ class GeneratorClient:
 
     Used from one event loop.
 
-    waited: called with the seconds that each request waited, whether it got a place or not. Those
-    that are refused at once do not wait.
+    waited: called with the seconds that each request waited, unless it was refused at once.
     """
 
     def __init__(
@@ -94,34 +93,22 @@ class GeneratorClient:
             most_of_one=lambda: int(limits.max_share * self._slots() * self.replicas()),
             most_starting=lambda: STARTING_AT_ONCE * self.replicas(),
         )
-        self._visits: set[_Visit] = set()
+        self._admitted: set[_AdmittedRequest] = set()
         self._looking: asyncio.Task[None] | None = None
         self._waited = waited
         self._num_retried = self._num_by_serve = 0
         self._has_asked = False
 
-    async def ask(self, method: str, *args: Any) -> str:
-        """The text that a method of one replica answers at once.
+    async def ask(self, method: str, *args: Any) -> Any:
+        """What a method of one replica answers at once, without a place in the queue.
 
-        It needs no place in the queue. Raises CfgServeError.
+        Raises CfgServeError.
         """
-        text: str = await self._ask(method, *args)
-        return text
-
-    async def state(self) -> dict[str, int]:
-        """Requests, groups and KV blocks of one replica's engine. Raises CfgServeError."""
-        state: dict[str, int] = await self._ask("engine_state")
-        return state
-
-    async def _ask(self, method: str, *args: Any) -> Any:
         self._has_asked = True
         return await value_of(getattr(self._handle, method).remote(*args))
 
     def capacity(self) -> int:
-        """Streams that may be with the engines now.
-
-        Until a replica has reported, one replica is assumed.
-        """
+        """Streams that may be with the engines now."""
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
         return max(1, per_replica * self.replicas())
 
@@ -136,16 +123,13 @@ class GeneratorClient:
         return int(reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
 
     def context_tokens(self) -> int:
-        """The model's maximum context length in tokens; 0 if it is not known yet.
+        """The model's maximum context length in tokens, as configured or as a replica reported it.
 
-        It is known if it is configured, or once a replica has reported it.
+        0 if it is not known yet.
         """
         configured = self._args.engine.get("max_model_len")
-        return (
-            configured
-            if type(configured) is int and configured > 0
-            else self._fleet.view.max_model_len
-        )
+        is_set = type(configured) is int and configured > 0
+        return int(configured) if is_set else self._fleet.view.max_model_len
 
     def reading(self) -> dict[str, float | Mapping[str, float]]:
         """Values for /metrics: the queue, and the replicas as this ingress sees them.
@@ -160,9 +144,8 @@ class GeneratorClient:
                 "replicas": counts.replicas,
                 "replica_report_age_seconds": self._fleet.view.report_age_s,
             }
-        queue = {f"admission_{name}": value for name, value in self.queue.stats.items()}
         return {
-            **queue,
+            **{f"admission_{name}": value for name, value in self.queue.stats.items()},
             "admission_capacity_streams": self.capacity(),
             "placements": placements(),
             "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
@@ -183,18 +166,18 @@ class GeneratorClient:
         deadline = None
         if job.terms.timeout_s is not None:
             deadline = asyncio.get_running_loop().time() + job.terms.timeout_s
-        visit = await self._enter(job)
+        request = await self._enter(job)
         try:
-            answer, first = await self._open(visit, deadline)
+            answer, first = await self._open(request, deadline)
         except BaseException as error:
-            visit.abort(failed=isinstance(error, EngineError))
+            request.end(free=isinstance(error, EngineError))
             raise
         if isinstance(first, Chunk):
-            return EventStream(events(answer, first), on_end=visit.end)
-        visit.end()
+            return EventStream(events(answer, first), on_end=request.end)
+        request.end()
         return json_answer(first)
 
-    async def _enter(self, job: GenerateJob) -> _Visit:
+    async def _enter(self, job: GenerateJob) -> _AdmittedRequest:
         """Wait for a place with the engines.
 
         The place has a maximum number of streams. Further choices of the request wait in the
@@ -212,30 +195,27 @@ class GeneratorClient:
             with job.span.child("queue", about) if job.span is not None else nullcontext():
                 async with in_time(job.terms.timeout_s):
                     place = await self.queue.enter(job.share, demand, job.terms.priority)
-        except OverloadedError:
+        except BaseException as error:
             job.settle(0)
-            raise
-        except BaseException:
-            job.settle(0)
-            self._waited(time.monotonic() - began)
+            if not isinstance(error, OverloadedError):
+                self._waited(time.monotonic() - began)
             raise
         self._waited(time.monotonic() - began)
-        visit = _Visit(self, job, place)
-        self._visits.add(visit)
-        return visit
-
-    def forget(self, visit: _Visit) -> None:
-        """Called by a visit when it ends."""
-        self._visits.discard(visit)
+        request = _AdmittedRequest(job, place, self._admitted.discard)
+        self._admitted.add(request)
+        return request
 
     async def _look_around(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.queue.admit()
-            for visit in list(self._visits):
-                visit.give_up_if_silent(self._args.silence_timeout_s)
+            for request in list(self._admitted):
+                if request.answer is not None:
+                    request.answer.give_up_if_silent(self._args.silence_timeout_s)
 
-    async def _open(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
+    async def _open(
+        self, request: _AdmittedRequest, deadline: float | None
+    ) -> tuple[Answer, Chunk | str]:
         """Return a replica's answer, with its first event or all of its text.
 
         If the engine is lost, the call is sent again to another replica, because the client has
@@ -243,7 +223,7 @@ class GeneratorClient:
         """
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
-                return await self._call(visit, deadline)
+                return await self._call(request, deadline)
             except EngineDeadError:
                 if not retries_left:
                     raise
@@ -251,40 +231,42 @@ class GeneratorClient:
                 self._num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
-        call = replace(visit.job.call, call_id=uuid.uuid4().hex)
+    async def _call(
+        self, request: _AdmittedRequest, deadline: float | None
+    ) -> tuple[Answer, Chunk | str]:
+        call = request.begin_call()
         with expected(call.call_id) as dispatch:
-            span = visit.begin_call()
-            if span is None:
-                return await self._answer_of(visit, call, deadline, dispatch)
-            call = replace(call, headers={**call.headers, **span.headers})
             try:
-                found = await self._answer_of(visit, call, deadline, dispatch)
+                found = await self._answer_of(request, call, deadline, dispatch)
             except BaseException as error:
-                _tell_dispatch(span, dispatch)
-                visit.end_call(error)
+                request.dispatched(dispatch)
+                request.end_call(error)
                 raise
-            _tell_dispatch(span, dispatch)
+            request.dispatched(dispatch)
             return found
 
     async def _answer_of(
-        self, visit: _Visit, call: GenerateCall, deadline: float | None, dispatch: Dispatch
+        self,
+        request: _AdmittedRequest,
+        call: GenerateCall,
+        deadline: float | None,
+        dispatch: Dispatch,
     ) -> tuple[Answer, Chunk | str]:
         async with in_time_until(deadline):
             items = await self._direct.begin(call)
         if items is not None:
             dispatch.is_direct = True
             with suppress(RefusedError):
-                return await self._first(visit, items, deadline, dispatch)
+                return await self._first(request, items, deadline, dispatch)
             dispatch.is_direct = False
         self._num_by_serve += 1
         by_serve: Any = self._generate.remote(call)
-        return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
+        return await self._first(request, ServeItems(by_serve), deadline, dispatch)
 
     async def _first(
-        self, visit: _Visit, items: Items, deadline: float | None, dispatch: Dispatch
+        self, request: _AdmittedRequest, items: Items, deadline: float | None, dispatch: Dispatch
     ) -> tuple[Answer, Chunk | str]:
-        visit.answer = answer = Answer(items, deadline, dispatch, visit.place.begun)
+        request.answer = answer = Answer(items, deadline, dispatch, request.place.begun)
         try:
             first = await answer.next()
             return answer, await answer.rest(first) if isinstance(first, Whole) else first
@@ -294,23 +276,38 @@ class GeneratorClient:
             ) from None
 
 
-class _Visit:
-    """One request's stay with the engines: its place in the queue, its answer and its charge."""
+class _AdmittedRequest:
+    """One request with the engines: its place in the queue, its answer and its charge.
 
-    def __init__(self, generator: GeneratorClient, job: GenerateJob, place: Place) -> None:
-        self.job, self.place = job, place
+    on_end: called once with this object, however the request ends.
+    """
+
+    def __init__(
+        self, job: GenerateJob, place: Place, on_end: Callable[[_AdmittedRequest], None]
+    ) -> None:
+        self.place = place
         self.answer: Answer | None = None
-        self._generator = generator
+        self._job, self._on_end = job, on_end
         self._ended = False
         self._num_calls = 0
         self._span: Span | None = None  # of the present call, if the request is traced
 
-    def begin_call(self) -> Span | None:
-        """Begin the span of a call; None if the request is not traced."""
-        if self.job.span is not None:
-            self._num_calls += 1
-            self._span = self.job.span.child("call", {"try": self._num_calls}, CLIENT)
-        return self._span
+    def begin_call(self) -> GenerateCall:
+        """The call for the next try, with an id of its own, and its span if it is traced."""
+        call = replace(self._job.call, call_id=uuid.uuid4().hex)
+        if self._job.span is None:
+            return call
+        self._num_calls += 1
+        self._span = self._job.span.child("call", {"try": self._num_calls}, CLIENT)
+        return replace(call, headers={**call.headers, **self._span.headers})
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """Tell the present call's span where the call went."""
+        if self._span is not None:
+            way = "direct" if dispatch.is_direct else "serve"
+            self._span.set({"reason": dispatch.reason or "unknown", "way": way})
+            if dispatch.replica is not None:
+                self._span.set({"replica": name_of(dispatch.replica)})
 
     def end_call(self, error: BaseException | None) -> None:
         """End the span of the present call."""
@@ -320,51 +317,30 @@ class _Visit:
                 span.fail(error)
             span.end()
 
-    def give_up_if_silent(self, for_s: float) -> None:
-        if self.answer is not None:
-            self.answer.give_up_if_silent(for_s)
-
-    def abort(self, failed: bool) -> None:
-        """End because of an error; if the server failed, the request costs nothing."""
-        self.end(free=failed)
-
     def end(self, free: bool = False) -> None:
         """Give the place back, and settle the charge with what the engine did.
 
         The call is cancelled if its answer is not complete. A second call of this does nothing.
 
-        free: charge nothing.
+        free: charge nothing, because the server failed.
         """
-        if not self._ended:
-            self._ended = True
-            if self.answer is not None:
-                self.answer.cancel()
-            self._generator.forget(self)
-            self.place.leave()
-            usage = Usage() if free or self.answer is None else self.answer.usage
-            self.job.settle(usage.tokens)
-            if self.job.span is not None:
-                self._tell_failure()
+        if self._ended:
+            return
+        self._ended = True
+        if self.answer is not None:
+            self.answer.cancel()
+        self._on_end(self)
+        self.place.leave()
+        usage = Usage() if free or self.answer is None else self.answer.usage
+        self._job.settle(usage.tokens)
+        self._end_spans()
 
-    def _tell_failure(self) -> None:
+    def _end_spans(self) -> None:
         """End the call's span, and mark it and the request's if a stream ended by an error."""
         failure = self.answer.failure if self.answer is not None else None
-        if failure is not None and self.job.span is not None:
-            self.job.span.fail(failure)
-        if failure is None and self._span is not None and not self._is_complete:
+        is_complete = self.answer is not None and self.answer.is_complete
+        if failure is not None and self._job.span is not None:
+            self._job.span.fail(failure)
+        if failure is None and self._span is not None and not is_complete:
             self._span.set({"client_left": True})
         self.end_call(failure)
-
-    @property
-    def _is_complete(self) -> bool:
-        return self.answer is not None and self.answer.is_complete
-
-
-def _tell_dispatch(span: Span, dispatch: Dispatch) -> None:
-    about = {
-        "reason": dispatch.reason or "unknown",
-        "way": "direct" if dispatch.is_direct else "serve",
-    }
-    if dispatch.replica is not None:
-        about["replica"] = name_of(dispatch.replica)
-    span.set(about)

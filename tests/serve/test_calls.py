@@ -28,14 +28,15 @@ from deployments.direct.connections import ConnectionLostError
 from deployments.health import replica_health
 from deployments.health.replica_health import ReplicaHealth, health
 from deployments.http.events import DONE
-from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.observability import spans
-from deployments.observability.spans import Tracing
-from deployments.replica_client import generator as generator_module
+from deployments.observability.spans import Span, Tracing
 from deployments.replica_client.answers import Answer
 from deployments.replica_client.events import EventStream, events
-from deployments.replica_client.generator import GeneratorClient
+from deployments.replica_client.generator import GeneratorClient, _AdmittedRequest
 from deployments.requests.demand import Demand
+from deployments.requests.group import GroupRequest
+from deployments.requests.prefixes import Prefix
 from deployments.requests.usage import Usage
 from deployments.routing import fleets
 from deployments.routing.dispatches import Dispatch, dispatched, expected
@@ -320,12 +321,11 @@ def test_a_client_that_leaves_before_the_first_event_cancels_the_call() -> None:
     async def main() -> None:
         place: Any = SimpleNamespace(begun=lambda: None, leave=lambda: None)
         job: Any = SimpleNamespace(settle=settled.append, span=None)
-        client: Any = SimpleNamespace(forget=lambda visit: None)
-        visit = generator_module._Visit(client, job, place)
-        visit.answer = answer_of(items)
-        first = await visit.answer.next()
+        request = _AdmittedRequest(job, place, on_end=lambda _: None)
+        request.answer = answer_of(items)
+        first = await request.answer.next()
         assert isinstance(first, Chunk)
-        EventStream(events(visit.answer, first), on_end=visit.end)
+        EventStream(events(request.answer, first), on_end=request.end)
 
     asyncio.run(main())
     gc.collect()
@@ -367,21 +367,32 @@ def test_a_replica_whose_connection_was_lost_is_suspected_and_not_given_up() -> 
     assert health().usable(["r", "other"]) == ["other"]
 
 
+def admitted_request(span: Span) -> _AdmittedRequest:
+    call = GenerateCall(
+        endpoint="completion",
+        body={},
+        guidance=None,
+        group=GroupRequest(prefixes=(Prefix(num_tokens=1, chain=()),)),
+        headers={},
+    )
+    job: Any = SimpleNamespace(span=span, settle=lambda _: None, call=call)
+    place: Any = SimpleNamespace(leave=lambda: None)
+    return _AdmittedRequest(job, place, on_end=lambda _: None)
+
+
 def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = InMemorySpanExporter()
     monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
     request = tracing.begin("request")
-    job: Any = SimpleNamespace(span=request)
-    nobody: Any = None
-    visit = generator_module._Visit(nobody, job, nobody)
+    admitted = admitted_request(request)
     tries: tuple[tuple[str, Exception | None], ...] = (("r1", EngineDeadError("")), ("r2", None))
     for replica, error in tries:
-        span, dispatch = visit.begin_call(), Dispatch()
-        assert span is not None
+        admitted.begin_call()
+        dispatch = Dispatch()
         dispatch.replica, dispatch.reason, dispatch.is_direct = replica, "load", error is None
-        generator_module._tell_dispatch(span, dispatch)
-        visit.end_call(error)
+        admitted.dispatched(dispatch)
+        admitted.end_call(error)
     request.end()
     tracing.flush(5)
     first, second, _ = (dict(span.attributes or {}) for span in exporter.get_finished_spans())
@@ -404,8 +415,10 @@ def test_a_dispatch_without_a_replica_names_none(monkeypatch: pytest.MonkeyPatch
     exporter = InMemorySpanExporter()
     monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
-    with tracing.begin("call") as span:
-        generator_module._tell_dispatch(span, Dispatch())
+    admitted = admitted_request(tracing.begin("request"))
+    admitted.begin_call()
+    admitted.dispatched(Dispatch())
+    admitted.end_call(None)
     tracing.flush(5)
     (told,) = exporter.get_finished_spans()
     assert "cfg_serve.replica" not in (told.attributes or {})
@@ -431,13 +444,11 @@ def test_a_client_who_leaves_a_stream_is_told_by_the_span_of_its_call(
     monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
     request = tracing.begin("request")
-    job: Any = SimpleNamespace(span=request, settle=lambda _: None)
-    there: Any = SimpleNamespace(forget=lambda _: None, leave=lambda: None)
-    visit = generator_module._Visit(there, job, there)
-    visit.begin_call()
-    visit.answer = answer_of(Items("a"))
-    visit.answer.is_complete = is_complete
-    visit.end()
+    admitted = admitted_request(request)
+    admitted.begin_call()
+    admitted.answer = answer_of(Items("a"))
+    admitted.answer.is_complete = is_complete
+    admitted.end()
     tracing.flush(5)
     (call,) = exporter.get_finished_spans()
     assert ("cfg_serve.client_left" in (call.attributes or {})) is not is_complete

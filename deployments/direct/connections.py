@@ -12,25 +12,9 @@ from typing import cast
 from typing_extensions import override
 
 from cfg_core.errors import EngineDeadError
+from deployments.direct import protocol
 from deployments.direct.address import Address
-from deployments.direct.frames import (
-    END,
-    MAX_FRAME_BYTES,
-    REFUSED,
-    FrameError,
-    FrameReader,
-    frame,
-)
-from deployments.direct.proofs import (
-    CALLER,
-    CHALLENGE_BYTES,
-    LISTENER,
-    PROOF_BYTES,
-    is_proof,
-    new_challenge,
-    proof,
-)
-from deployments.direct.sockets import keep_alive, limit_unacknowledged
+from deployments.direct.protocol import FrameError, FrameReader, frame
 from deployments.health.replica_health import Failure, health
 from deployments.messages import LOST, Chunk, GenerateCall, Item
 
@@ -48,10 +32,7 @@ JOINED_CHARS = 2**16
 
 
 class RefusedError(Exception):
-    """The replica did not take the call: it refused it, or the connection was lost before it did.
-
-    The call may be sent again, by another way.
-    """
+    """The replica did not take the call, which may be sent again, by another way."""
 
 
 class ConnectionLostError(EngineDeadError):
@@ -224,8 +205,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, pool: Connections, address: Address) -> None:
         self.address = address
         self._pool = pool
-        self._frames = FrameReader(MAX_FRAME_BYTES)
-        self._challenge = new_challenge()
+        self._frames = FrameReader(protocol.CHALLENGE_BYTES)
+        self._challenge = protocol.new_challenge()
         self._take = self._take_challenge
         self._items: DirectItems | None = None
         self._transport: asyncio.Transport | None = None
@@ -234,9 +215,8 @@ class _Connection(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._frames.max_bytes = CHALLENGE_BYTES
-        keep_alive(transport)
-        limit_unacknowledged(transport)
+        protocol.keep_alive(transport)
+        protocol.limit_unacknowledged(transport)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -249,16 +229,16 @@ class _Connection(asyncio.Protocol):
 
     def _take_challenge(self, payload: bytes) -> None:
         self._listener_challenge = payload
-        given = proof(self.address.secret, CALLER, payload, self._challenge)
+        given = protocol.proof(self.address.secret, protocol.CALLER, payload, self._challenge)
         self._write(frame(self._challenge + given))
-        self._frames.max_bytes = PROOF_BYTES
+        self._frames.max_bytes = protocol.PROOF_BYTES
         self._take = self._take_proof
 
     def _take_proof(self, payload: bytes) -> None:
         challenges = self._listener_challenge, self._challenge
-        if not is_proof(payload, self.address.secret, LISTENER, *challenges):
+        if not protocol.is_proof(payload, self.address.secret, protocol.LISTENER, *challenges):
             raise FrameError("The listener does not know the secret.")
-        self._frames.max_bytes = MAX_FRAME_BYTES
+        self._frames.max_bytes = protocol.MAX_FRAME_BYTES
         self._take = self._take_item
         if not self.proven.done():
             self.proven.set_result(None)
@@ -276,11 +256,11 @@ class _Connection(asyncio.Protocol):
         items = self._items
         if items is None:
             raise FrameError("An item came without a call.")
-        if payload in (END, REFUSED):
+        if payload in (protocol.END, protocol.REFUSED):
             self._items = None
             self.read_on(None)
             self._pool._ended(self)
-            items.ended(StopAsyncIteration() if payload == END else RefusedError())
+            items.ended(StopAsyncIteration() if payload == protocol.END else RefusedError())
         elif not items.arrived(payload) and self._transport is not None:
             self._transport.pause_reading()
 

@@ -12,25 +12,9 @@ from typing import Any, cast
 from typing_extensions import override
 
 from cfg_core.errors import EngineError
+from deployments.direct import protocol
 from deployments.direct.address import Address, new_secret
-from deployments.direct.frames import (
-    END,
-    MAX_FRAME_BYTES,
-    REFUSED,
-    FrameError,
-    FrameReader,
-    frame,
-)
-from deployments.direct.proofs import (
-    CALLER,
-    CHALLENGE_BYTES,
-    LISTENER,
-    PROOF_BYTES,
-    is_proof,
-    new_challenge,
-    proof,
-)
-from deployments.direct.sockets import keep_alive
+from deployments.direct.protocol import FrameError, FrameReader, frame
 from deployments.messages import Failed
 
 logger = logging.getLogger("ray.serve")
@@ -95,7 +79,7 @@ class CallListener:
         self.close()
 
     def close(self) -> None:
-        """Close the port and all connections. Calls that are being answered are aborted.
+        """Close the port and all connections, which aborts the calls that are being answered.
 
         What was given to the operating system is still sent.
         """
@@ -145,8 +129,8 @@ class _Served(asyncio.Protocol):
 
     def __init__(self, listener: CallListener) -> None:
         self._listener = listener
-        self._frames = FrameReader(CHALLENGE_BYTES + PROOF_BYTES)
-        self._challenge = new_challenge()
+        self._frames = FrameReader(protocol.CHALLENGE_BYTES + protocol.PROOF_BYTES)
+        self._challenge = protocol.new_challenge()
         self.is_proven = False
         self._call: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
@@ -156,7 +140,7 @@ class _Served(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # `send` waits until the system has taken it
-        keep_alive(transport)
+        protocol.keep_alive(transport)
         self._transport.write(frame(self._challenge))
         self._limit = asyncio.get_running_loop().call_later(PROOF_LIMIT_S, self.close)
         self._listener._opened(self)
@@ -170,22 +154,24 @@ class _Served(asyncio.Protocol):
             self.close()
 
     def _take_proof(self, payload: bytes) -> None:
-        challenge, given = payload[:CHALLENGE_BYTES], payload[CHALLENGE_BYTES:]
+        challenge, given = payload[: protocol.CHALLENGE_BYTES], payload[protocol.CHALLENGE_BYTES :]
         secret = self._listener._secret
-        if not is_proof(given, secret, CALLER, self._challenge, challenge):
+        if not protocol.is_proof(given, secret, protocol.CALLER, self._challenge, challenge):
             raise FrameError("The caller does not know the secret.")
         self.is_proven = True
         self._listener._proven(self)
         self._limit.cancel()
-        self._frames.max_bytes = MAX_FRAME_BYTES
-        self._transport.write(frame(proof(secret, LISTENER, self._challenge, challenge)))
+        self._frames.max_bytes = protocol.MAX_FRAME_BYTES
+        self._transport.write(
+            frame(protocol.proof(secret, protocol.LISTENER, self._challenge, challenge))
+        )
 
     def _take_call(self, payload: bytes) -> None:
         if self._call is not None:
             raise FrameError("A call came before the answer to the last one was complete.")
         self._call = self._listener._begin(self, payload)
         if self._call is None:
-            self._transport.write(frame(REFUSED))
+            self._transport.write(frame(protocol.REFUSED))
 
     @override
     def pause_writing(self) -> None:
@@ -196,21 +182,17 @@ class _Served(asyncio.Protocol):
         self._writable.set()
 
     async def send(self, payload: bytes) -> None:
-        """Send one frame; return when the operating system has taken it.
-
-        This waits while the caller does not read.
-        """
+        """Send one frame; wait until the operating system has taken it: until the caller reads."""
         self._transport.write(frame(payload))
         await self._writable.wait()
 
     async def end(self) -> None:
         """End the answer."""
         self._call = None
-        await self.send(END)
+        await self.send(protocol.END)
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
-        """Called when either side has closed the connection: the call is aborted."""
         self._limit.cancel()
         self._listener._closed(self)
         if self._call is not None:

@@ -59,8 +59,7 @@ class Answer:
 
         Raises StopAsyncIteration at the end. Raises CfgServeError: what the replica sent as
         `Failed`, what Serve raised, EngineDeadError if the replica fell silent, DeadlineError if
-        the deadline has passed. The call is cancelled if this wait ends by silence or by the
-        deadline.
+        the deadline has passed. In the last two cases the call is cancelled.
         """
         while True:
             try:

@@ -24,12 +24,11 @@ class DirectCalls:
         self.num_taken = 0
 
     async def begin(self, call: GenerateCall) -> DirectItems | None:
-        """Send the call to the best replica.
+        """Send the call to the best replica; None if the call must go through Serve.
 
-        None if the call must go through Serve: no replica is known yet, the best one takes no
-        direct calls (generator/direct_calls.py), it cannot be reached, which may take
-        CONNECT_LIMIT_S to find out, or the call is too large. Serve then finds out whether the
-        replica is dead.
+        That is where no replica is known yet, the best one takes no direct calls
+        (generator/direct_calls.py) or cannot be reached, or the call is too large. Serve then finds
+        out whether the replica is dead.
         """
         placer = placer_of(self._deployment)
         chosen = placer and placer.direct(call)

@@ -1,8 +1,4 @@
-"""The encoders as CfgRouter sees them.
-
-This module chooses the encoder that a request means, lets the request wait for a place with it, and
-sends a call again if its replica is lost.
-"""
+"""The encoders as CfgRouter sees them: which one a request means, its queue, and calls to it."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ class Encoders:
         self._fleets = {
             name: encoder_fleet(handle.deployment_name) for name, handle in handles.items()
         }
-        self._sleepers = {e.model_name for e in args.encoders if e.scales_to_zero}
         self._infos: dict[str, ModelInfo] = {}
         self._queues: dict[str, EncoderQueue] = {}
 
@@ -70,8 +65,7 @@ class Encoders:
     async def choose(self, endpoint: EncodeEndpoint, name: object) -> tuple[str, ModelInfo]:
         """Return the name and the info of the encoder that a request means.
 
-        name: the body's `model`. If it is None, the only encoder that can serve the endpoint is
-        chosen.
+        name: the body's `model`; None means the only encoder that can serve the endpoint.
 
         Raises UnknownModelError, or RequestError that says which model or endpoint to use.
         """
@@ -151,9 +145,8 @@ class Encoders:
     async def call(self, name: str, share: Share, work: int, method: str, *args: Any) -> Any:
         """Return what a replica of encoder `name` answers, once there is a place for the call.
 
-        share: of the tenant. work: estimated, in tokens.
-
-        Raises OverloadedError if too much waits, and other CfgServeErrors.
+        work: estimated, in tokens. Raises OverloadedError if too much waits, and other
+        CfgServeErrors.
         """
         queue = await self._queue(name)
         place = await queue.enter(share, work)
@@ -175,10 +168,7 @@ class Encoders:
         return self._queues[name]
 
     async def _send(self, name: str, method: str, *args: Any) -> Any:
-        """Call a replica.
-
-        If the replica is lost, the call is sent again to another one; computing twice does no harm.
-        """
+        """Call a replica, and another one if it is lost; computing twice does no harm."""
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
                 return await value_of(getattr(self._handles[name], method).remote(*args))
@@ -201,10 +191,7 @@ class Encoders:
         return dict(read)
 
     async def states(self) -> dict[str, dict[str, int]]:
-        """Return what a replica of each encoder reports of its engine.
-
-        Raises EngineDeadError if one does not answer.
-        """
+        """What a replica of each encoder reports. Raises EngineDeadError if one does not answer."""
         states = await asyncio.gather(*map(self._state, self.names))
         return dict(zip(self.names, states, strict=True))
 
@@ -212,18 +199,31 @@ class Encoders:
         return {"replicas": 0} if self._asleep(name) else await self._in_time(name, "engine_state")
 
     def _asleep(self, name: str) -> bool:
-        return name in self._sleepers and not self._fleets[name].view.replicas
+        """Whether it is scaled to zero replicas."""
+        return self._encoder_args[name].scales_to_zero and not self._fleets[name].view.replicas
 
     async def cards(self, created: int) -> list[dict[str, Any]]:
         """The entries of the encoders in /v1/models, with the endpoints that each one serves."""
-        return [_card(name, await self._known_info(name), created) for name in self.names]
+        return [await self._card(name, created) for name in self.names]
 
-    async def _known_info(self, name: str) -> ModelInfo | None:
-        """Return what the model can do; None if the encoder is asleep and has never been asked.
-
-        An encoder is asleep if it is scaled to zero replicas.
-        """
-        return None if self._asleep(name) and name not in self._infos else await self.info(name)
+    async def _card(self, name: str, created: int) -> dict[str, Any]:
+        card: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "cfg-serve",
+            "root": name,
+        }
+        if self._asleep(name) and name not in self._infos:
+            return card  # nothing is asked, because that would wake it
+        info = await self.info(name)
+        return card | {
+            "max_model_len": info.max_input_tokens,
+            "dimension": info.dimension,
+            "dtype": info.dtype,
+            "tasks": list(info.tasks),
+            "endpoints": paths_of(info),
+        }
 
     async def _in_time(self, name: str, method: str) -> Any:
         try:
@@ -233,22 +233,3 @@ class Encoders:
             raise EngineDeadError(
                 f"{name} is not ready: {error or 'it did not answer in time'}"
             ) from None
-
-
-def _card(name: str, info: ModelInfo | None, created: int) -> dict[str, Any]:
-    card = {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "cfg-serve",
-        "root": name,
-    }
-    if info is None:
-        return card
-    return card | {
-        "max_model_len": info.max_input_tokens,
-        "dimension": info.dimension,
-        "dtype": info.dtype,
-        "tasks": list(info.tasks),
-        "endpoints": paths_of(info),
-    }

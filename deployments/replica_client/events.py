@@ -18,11 +18,10 @@ from deployments.replica_client.answers import Answer
 class EventStream(StreamingResponse):
     """A response of server-sent events.
 
-    A client that leaves is not a failure. Serve reports it in one of two ways: by a disconnect
-    message, or by TaskCancelledError.
+    A client that leaves is not a failure. Serve tells of it by a disconnect message, or by
+    TaskCancelledError.
 
-    on_end: called once, however the answer ends. It is also called if the answer never begins,
-    because the client left just before.
+    on_end: called once, however the answer ends, also if it never begins.
     """
 
     media_type = "text/event-stream"

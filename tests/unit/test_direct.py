@@ -13,12 +13,12 @@ import pytest
 
 from cfg_core.errors import EngineDeadError
 from deployments.direct import connections as connections_module
-from deployments.direct import frames as frames_module
 from deployments.direct import listener as listener_module
+from deployments.direct import protocol
 from deployments.direct.address import Address, address_in
 from deployments.direct.connections import Connections, DirectItems, RefusedError
-from deployments.direct.frames import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.direct.listener import CallListener
+from deployments.direct.protocol import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.health import replica_health
 from deployments.health.replica_health import COUNTS_FOR_S, Failure, ReplicaHealth
 from deployments.http.events import DONE, is_last
@@ -362,7 +362,7 @@ def test_a_call_that_is_too_large_takes_no_connection(monkeypatch):
         async with Replica() as replica:
             await replica.all_of("a")
             with monkeypatch.context() as patch:
-                patch.setattr(frames_module, "MAX_FRAME_BYTES", 1000)
+                patch.setattr(protocol, "MAX_FRAME_BYTES", 1000)
                 with pytest.raises(FrameError):
                     await replica.call("x" * 1000)
             assert await replica.all_of("b") == [Chunk("b")]

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_GONE = 1000
-"""How many replicas that left are remembered one by one.
+"""How many replicas that left are remembered one by one; of older ones, only a sum is kept.
 
-The totals of older ones are kept as one sum. A replica that comes back after that long would be
-counted twice.
+Should one of those come back, it would be counted twice.
 """
 
 
@@ -70,10 +69,7 @@ ENCODER = Names(
 
 
 class Counts:
-    """The counts of one deployment. Several threads may use it.
-
-    Totals never fall: a replica that left keeps its last ones here.
-    """
+    """The counts of one deployment, for several threads. Totals never fall when replicas leave."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -109,10 +105,7 @@ class Counts:
         return len(self._present)
 
     def now(self) -> dict[str, dict[str, int]]:
-        """For each name of `now`: the numbers of the replicas that have reported, by their names.
-
-        Of two replicas that have the same name, one counts.
-        """
+        """For each name of `now`: the numbers of the replicas that have reported, by replica."""
         with self._lock:
             reports = {name_of(r): self._reports[r] for r in self._present if self._reports[r]}
         return {

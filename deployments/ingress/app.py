@@ -25,10 +25,9 @@ from deployments.replica_client.encoders import Encoders
 from deployments.replica_client.generator import GeneratorClient
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
-"""Headers that vLLM's serving classes read.
+"""Headers that vLLM's serving classes read. No other header of the client leaves the ingress.
 
-No other header of the client leaves the ingress. A call that is traced has the `traceparent` of
-its own span instead (replica_client/generator.py).
+A call that is traced has the `traceparent` of its own span (replica_client/generator.py).
 """
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})
@@ -58,8 +57,8 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
 def forwarded_headers(request: Request, body: Mapping[str, Any] = NO_BODY) -> dict[str, str]:
     """The headers of FORWARDED_HEADERS that the request has.
 
-    The request id is left out if the body has one. vLLM would take the header's, and Serve's proxy
-    makes one for every request.
+    The request id is left out if the body has one: vLLM would take the header's, which Serve's
+    proxy makes for every request.
     """
     is_named = body.get("request_id") is not None
     names = FORWARDED_HEADERS[1:] if is_named else FORWARDED_HEADERS

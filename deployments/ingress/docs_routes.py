@@ -75,8 +75,8 @@ class DocsRoutes(Routes):
         The schemas of vLLM's bodies are asked of a replica, once. Everybody may read the document.
         Not everybody may know the models, so with API keys it names none.
 
-        The routes are those of the app that serves the request. This module's `app` lacks the ones
-        of classes that Serve pickled by value, unless somebody imports their modules.
+        The routes are those of the request's app. This module's `app` lacks the ones of classes
+        that Serve pickled by value, unless somebody imports their modules.
         """
         if self._document is None:
             engine = None

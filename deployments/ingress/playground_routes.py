@@ -30,10 +30,7 @@ HEADERS = {
 
 
 def page_file(name: str) -> Response:
-    """The answer with a file of the playground.
-
-    Raises NotFoundError if it has none of this name.
-    """
+    """The answer with a file of the playground. Raises NotFoundError if it has no such file."""
     files = {file.name: file for file in FOLDER.iterdir()}
     is_page = name in PAGES
     path = files.get(PAGES.get(name, name))

@@ -1,8 +1,7 @@
 """CfgRouter: the HTTP ingress, which checks requests and sends each to one replica of its model.
 
 It imports neither vllm nor torch, so it is small, starts fast, and refuses bad requests without
-involving an engine. Its routes are in this module, in generate_routes.py, encode_routes.py,
-vllm_routes.py, docs_routes.py and playground_routes.py.
+involving an engine. Its routes are in this module and in those named ..._routes.py.
 """
 
 # No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
@@ -163,20 +162,17 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         return JSONResponse(await self._state.value())
 
     async def _ask_state(self) -> dict[str, Any]:
+        async def engine_state() -> dict[str, Any]:
+            generator = self._generator
+            return {"engine": await generator.ask("engine_state")} if generator else {}
+
         try:
             async with asyncio.timeout(self._args.ready_timeout_s):
-                engine, encoders = await asyncio.gather(
-                    self._engine_state(), self._encoders.states()
-                )
+                engine, encoders = await asyncio.gather(engine_state(), self._encoders.states())
         except (CfgServeError, TimeoutError) as error:
             reason = error or "the engine did not answer in time"
             raise EngineDeadError(f"Not ready: {reason}") from None
         return {"status": "ready", **engine, "encoders": encoders}
-
-    async def _engine_state(self) -> dict[str, Any]:
-        if self._generator is None:
-            return {}
-        return {"engine": await self._generator.ask("engine_state")}
 
     async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
         assert self._generator is not None, "_encoder_of has named an encoder then"

@@ -29,12 +29,7 @@ class Lookout:
         self._asking: dict[Hashable, tuple[tuple[str, int], asyncio.Task[None]]] = {}
 
     def watch(self, beacons: Mapping[Any, tuple[str, int]]) -> None:
-        """Ask these beacons from now on.
-
-        May be called from any thread.
-
-        beacons: host and port, by replica.
-        """
+        """Ask these beacons (host and port, by replica) from now on; from any thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -44,10 +39,7 @@ class Lookout:
         self._loop.call_soon_threadsafe(self._follow, dict(beacons))
 
     def silent_s(self, replica: Hashable) -> float:
-        """Seconds since this replica was last heard.
-
-        0 if it was never heard, or is not watched.
-        """
+        """Seconds since this replica was last heard; 0 if it never was, or is not watched."""
         with self._lock:
             heard = self._heard.get(replica)
             return 0.0 if heard is None else self._time - heard

@@ -1,8 +1,8 @@
 """Ray Serve's request routers of this application.
 
 An encoder replica is chosen by queued tokens, a generator replica by prefixes and load. Serve's own
-policy takes the shorter of two queues, in requests. But requests differ a thousandfold in size, and
-in how much of them each replica has cached. The routers use the public API of Ray Serve 2.60
+policy takes the shorter of two queues, in requests, which differ a thousandfold in size. The
+routers use the public API of Ray Serve 2.60
 (`ray.serve.request_router`, alpha), except for the names in PRIVATE.
 
 A router lives in the process that uses a handle, which is the ingress. Serve makes one router for
@@ -69,9 +69,8 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
     def _load(self, replica: RunningReplica) -> tuple[int, int]:
         """(tokens, requests), by which replicas are compared.
 
-        The report includes the requests of other routers, but is old. What this router has sent is
-        certain. So the larger number counts. Between equals, the number of ongoing requests
-        decides, as last heard from the replica.
+        The report includes the requests of other routers, but is old; what this router has sent is
+        certain. So the larger number counts. Of equals, the one with fewer ongoing requests wins.
         """
         reported = int(replica.routing_stats.get(QUEUED_TOKENS, 0))
         tokens, requests = self._ledger.unanswered(replica.replica_id)
@@ -80,7 +79,6 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
 
     @override
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called when a replica starts, stops, or has something new to report."""
         super().update_replicas(replicas)
         self._ledger.keep_only([replica.replica_id for replica in replicas])
         for replica in replicas:

@@ -66,11 +66,6 @@ class CallListener:
         """Host, port and secret; `start` has been awaited."""
         return Address(self._host, self._port, self._secret)
 
-    @property
-    def num_calls(self) -> int:
-        """Calls that are being answered."""
-        return len(self._calls)
-
     async def stop(self) -> None:
         """Refuse further calls, wait until all answers are complete and sent, and close."""
         self._stopping = True

@@ -14,7 +14,7 @@ from cfg_core.prefill_only.sizes import TOKEN_CHARS
 from deployments.admission.entries import Share
 from deployments.http.json_answer import json_answer
 from deployments.ingress.app import Routes, app, client_of, tenant_of
-from deployments.replica_client.answers import in_time
+from deployments.replica_client.answers import deadline_in, in_time
 from deployments.requests.encode.bounds import check_job
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.jobs import EncodeJob, work_of_text
@@ -69,9 +69,8 @@ class EncodeRoutes(Routes):
     async def _compute(self, endpoint: EncodeEndpoint, request: Request) -> Response:
         """Check the request, and send all of it to one replica of the encoder that it names."""
         body = await self._bodies.read(request)
-        async with in_time(
-            take_timeout(body, request.headers, self._args.admission.default_timeout_s)
-        ):
+        timeout_s = take_timeout(body, request.headers, self._args.admission.default_timeout_s)
+        async with in_time(deadline_in(timeout_s)):
             name, info = await self._encoders.choose(endpoint, body.get("model"))
             tenant = tenant_of(request)
             self._gate.allow_model(tenant, name)

@@ -134,17 +134,14 @@ def out_of_time() -> DeadlineError:
     )
 
 
-@asynccontextmanager
-async def in_time(timeout_s: float | None) -> AsyncIterator[None]:
-    """Cancel the code inside after `timeout_s` seconds (None: never), and raise DeadlineError."""
-    now = asyncio.get_running_loop().time()
-    async with in_time_until(None if timeout_s is None else now + timeout_s):
-        yield
+def deadline_in(timeout_s: float | None) -> float | None:
+    """The time in so many seconds, by the event loop's clock; None: never."""
+    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
 
 @asynccontextmanager
-async def in_time_until(deadline: float | None) -> AsyncIterator[None]:
-    """The same at `deadline`, by the event loop's clock."""
+async def in_time(deadline: float | None) -> AsyncIterator[None]:
+    """Cancel the code inside at `deadline`, and raise DeadlineError."""
     try:
         async with asyncio.timeout_at(deadline) as limit:
             yield

@@ -26,7 +26,7 @@ from deployments.health.replica_health import health
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.spans import CLIENT, Span
-from deployments.replica_client.answers import Answer, Items, in_time, in_time_until
+from deployments.replica_client.answers import Answer, Items, deadline_in, in_time
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.replica_client.events import EventStream, events
 from deployments.replica_client.ray_errors import ServeItems, value_of
@@ -163,10 +163,8 @@ class GeneratorClient:
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_around())
-        deadline = None
-        if job.terms.timeout_s is not None:
-            deadline = asyncio.get_running_loop().time() + job.terms.timeout_s
-        request = await self._enter(job)
+        deadline = deadline_in(job.terms.timeout_s)
+        request = await self._enter(job, deadline)
         try:
             answer, first = await self._open(request, deadline)
         except BaseException as error:
@@ -177,7 +175,7 @@ class GeneratorClient:
         request.end()
         return json_answer(first)
 
-    async def _enter(self, job: GenerateJob) -> _AdmittedRequest:
+    async def _enter(self, job: GenerateJob, deadline: float | None) -> _AdmittedRequest:
         """Wait for a place with the engines.
 
         The place has a maximum number of streams. Further choices of the request wait in the
@@ -193,7 +191,7 @@ class GeneratorClient:
         }
         try:
             with job.span.child("queue", about) if job.span is not None else nullcontext():
-                async with in_time(job.terms.timeout_s):
+                async with in_time(deadline):
                     place = await self.queue.enter(job.share, demand, job.terms.priority)
         except BaseException as error:
             job.settle(0)
@@ -252,7 +250,7 @@ class GeneratorClient:
         deadline: float | None,
         dispatch: Dispatch,
     ) -> tuple[Answer, Chunk | str]:
-        async with in_time_until(deadline):
+        async with in_time(deadline):
             items = await self._direct.begin(call)
         if items is not None:
             dispatch.is_direct = True

@@ -31,7 +31,7 @@ from deployments.http.events import DONE
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.observability import spans
 from deployments.observability.spans import Span, Tracing
-from deployments.replica_client.answers import Answer
+from deployments.replica_client.answers import Answer, deadline_in
 from deployments.replica_client.events import EventStream, events
 from deployments.replica_client.generator import GeneratorClient, _AdmittedRequest
 from deployments.requests.demand import Demand
@@ -488,12 +488,12 @@ def test_every_wait_counts_but_that_of_a_refusal(how: str) -> None:
         client = client_of(waits.append)
         client.queue = AdmissionQueue(lambda: 1, 0 if how == "is refused" else 8, 10**6)
         place = await client.queue.enter(share, demand, 0)
-        limit_s = 0.05 if how == "runs out of time" else None
-        terms = SimpleNamespace(timeout_s=limit_s, priority=0)
+        deadline = deadline_in(0.05 if how == "runs out of time" else None)
+        terms = SimpleNamespace(priority=0)
         job: Any = SimpleNamespace(
             span=None, share=share, demand=demand, terms=terms, settle=lambda _: None
         )
-        task = asyncio.ensure_future(client._enter(job))
+        task = asyncio.ensure_future(client._enter(job, deadline))
         await asyncio.sleep(0.03)
         if how == "leaves":
             task.cancel()

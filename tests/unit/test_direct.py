@@ -130,7 +130,7 @@ def test_items_come_in_order_and_the_connection_is_used_again():
             assert await replica.all_of() == []
             assert replica.num_open() == 1
             assert len(replica.ended) == 4
-            assert replica.listener.num_calls == 0
+            assert not replica.listener._calls
 
     run(main)
 

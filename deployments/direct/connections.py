@@ -31,7 +31,7 @@ JOINED_CHARS = 2**16
 """Chunks that have arrived are joined up to about this length."""
 
 
-class RefusedError(Exception):
+class NotTakenError(Exception):
     """The replica did not take the call, which may be sent again, by another way."""
 
 
@@ -134,8 +134,8 @@ class DirectItems:
     async def next(self) -> Item:
         """Return the next item. Chunks that have already arrived come joined, as one.
 
-        Raises StopAsyncIteration at the end, RefusedError if the replica did not take the call, and
-        ConnectionLostError if the connection was lost later.
+        Raises StopAsyncIteration at the end, NotTakenError if the replica did not take the call,
+        and ConnectionLostError if the connection was lost later.
         """
         while not self._arrived:
             if self._end is not None:
@@ -192,7 +192,7 @@ class DirectItems:
 
     def lost(self) -> None:
         """The connection is lost."""
-        self.ended(ConnectionLostError(LOST) if self._is_taken else RefusedError())
+        self.ended(ConnectionLostError(LOST) if self._is_taken else NotTakenError())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -260,7 +260,7 @@ class _Connection(asyncio.Protocol):
             self._items = None
             self.read_on(None)
             self._pool._ended(self)
-            items.ended(StopAsyncIteration() if payload == protocol.END else RefusedError())
+            items.ended(StopAsyncIteration() if payload == protocol.END else NotTakenError())
         elif not items.arrived(payload) and self._transport is not None:
             self._transport.pause_reading()
 

@@ -22,11 +22,11 @@ logger = logging.getLogger("ray.serve")
 PROOF_LIMIT_S = 5.0
 """Seconds in which a caller must have proved that it knows the secret."""
 
-MAX_STRANGERS = 1024
+MAX_UNPROVEN = 1024
 """Connections at a time whose callers have not proved that yet. Beyond it, the oldest is closed.
 
 A burst of requests makes an ingress connect hundreds of times at once. Its proofs take
-milliseconds, so the oldest stranger is not one of them.
+milliseconds, so the oldest unproven one is not one of them.
 """
 
 BACKLOG = 1024
@@ -50,7 +50,7 @@ class CallListener:
         self._secret, self._port = new_secret(), 0
         self._server: asyncio.Server | None = None
         self._connections: set[_Served] = set()
-        self._strangers: dict[_Served, None] = {}  # the oldest first
+        self._unproven: dict[_Served, None] = {}  # the oldest first
         self._calls: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -87,16 +87,16 @@ class CallListener:
 
     def _opened(self, connection: _Served) -> None:
         self._connections.add(connection)
-        self._strangers[connection] = None
-        if len(self._strangers) > MAX_STRANGERS:
-            next(iter(self._strangers)).close()
+        self._unproven[connection] = None
+        if len(self._unproven) > MAX_UNPROVEN:
+            next(iter(self._unproven)).close()
 
     def _proven(self, connection: _Served) -> None:
-        self._strangers.pop(connection, None)
+        self._unproven.pop(connection, None)
 
     def _closed(self, connection: _Served) -> None:
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unproven.pop(connection, None)
 
     def _begin(self, connection: _Served, call: bytes) -> asyncio.Task[None] | None:
         """Answer a pickled call; None if this replica takes no call now."""

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from deployments.health.beacon import beacons
-from deployments.health.lookout import Lookout
+from deployments.health.beacon_monitor import BeaconMonitor
 
 R = TypeVar("R", bound=Hashable)
 
@@ -59,13 +59,13 @@ class ReplicaHealth:
         # replica -> failure -> until when it counts
         self._failing: defaultdict[Hashable, dict[Failure, float]] = defaultdict(dict)
         self._times: Counter[Failure] = Counter()
-        self._lookout = Lookout()
+        self._monitor = BeaconMonitor()
 
     # --- what is heard ----------------------------------------------------------------------------
 
     def reported(self, reports: Mapping[Any, Mapping[str, Any]]) -> None:
         """Note which replicas run, and what they reported: their beacons are asked from now on."""
-        self._lookout.watch(beacons(reports))
+        self._monitor.watch(beacons(reports))
         with self._lock:
             for replica in self._failing.keys() - reports.keys():
                 if not any(self._is_failing(replica, failure) for failure in Failure):
@@ -120,7 +120,7 @@ class ReplicaHealth:
 
         heard_at: when the call was heard last, by `now`.
         """
-        return self._now() - heard_at > for_s and self._lookout.silent_s(replica) > for_s
+        return self._now() - heard_at > for_s and self._monitor.silent_s(replica) > for_s
 
     def failures(self) -> dict[str, int]:
         """How often a replica fell silent, and how often one was found dead."""

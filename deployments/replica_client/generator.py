@@ -21,7 +21,7 @@ from cfg_core.errors import EngineDeadError, EngineError, OverloadedError
 from deployments.admission.entries import Share
 from deployments.admission.queue import AdmissionQueue, Place
 from deployments.config.args import AppArgs
-from deployments.direct.connections import RefusedError
+from deployments.direct.connections import NotTakenError
 from deployments.health.replica_health import health
 from deployments.http.json_answer import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
@@ -254,7 +254,7 @@ class GeneratorClient:
             items = await self._direct.begin(call)
         if items is not None:
             dispatch.is_direct = True
-            with suppress(RefusedError):
+            with suppress(NotTakenError):
                 return await self._first(request, items, deadline, dispatch)
             dispatch.is_direct = False
         self._num_by_serve += 1

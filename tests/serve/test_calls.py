@@ -100,7 +100,7 @@ async def all_of(answer: Answer) -> list[str]:
         return items
 
 
-class SilentLookout:
+class SilentMonitor:
     """Reports that each replica has been silent for `silent_s` seconds."""
 
     def __init__(self, silent_s: float = 60.0) -> None:
@@ -171,7 +171,7 @@ async def watched(answer: Answer, silence_s: float = 0.1) -> list[str]:
 def test_a_replica_that_falls_silent_is_given_up_and_suspected(
     monkeypatch: pytest.MonkeyPatch, script: tuple[Scripted, ...]
 ) -> None:
-    monkeypatch.setattr(health(), "_lookout", SilentLookout())
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
     items = Items(*script)
     began = time.monotonic()
     with pytest.raises(EngineDeadError):
@@ -186,7 +186,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
 
     The ingress calls it for all open calls, at regular intervals.
     """
-    monkeypatch.setattr(health(), "_lookout", SilentLookout())
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
 
     class Slow(Items):
         async def next(self) -> Message:
@@ -210,7 +210,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
 
 def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica whose beacon answers is slow, not dead."""
-    monkeypatch.setattr(health(), "_lookout", SilentLookout(silent_s=0.05))
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor(silent_s=0.05))
     answer = answer_of(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r"))
     assert asyncio.run(watched(answer)) == ["a", "b"]
 
@@ -218,18 +218,18 @@ def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyP
 def test_a_call_that_still_hears_of_its_replica_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Signs in the call count, even if the lookout reports silence.
+    """Signs in the call count, even if the monitor reports silence.
 
     A firewall may have closed the beacon's port in the meantime.
     """
-    monkeypatch.setattr(health(), "_lookout", SilentLookout())
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
     script: tuple[Scripted, ...] = (0.05, Usage()) * 10
     answer = answer_of(Items(*script, "a"), dispatch=sent_to("r"))
     assert asyncio.run(watched(answer, silence_s=0.3)) == ["a"]
 
 
 def test_a_call_that_waits_for_a_replica_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health(), "_lookout", SilentLookout())
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
     assert asyncio.run(watched(answer_of(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
 
 

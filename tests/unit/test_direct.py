@@ -16,7 +16,7 @@ from deployments.direct import connections as connections_module
 from deployments.direct import listener as listener_module
 from deployments.direct import protocol
 from deployments.direct.address import Address, address_in
-from deployments.direct.connections import Connections, DirectItems, RefusedError
+from deployments.direct.connections import Connections, DirectItems, NotTakenError
 from deployments.direct.listener import CallListener
 from deployments.direct.protocol import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.health import replica_health
@@ -287,7 +287,7 @@ def test_one_call_too_many_is_refused_and_its_connection_stays():
             running = [asyncio.ensure_future(replica.all_of(0.2, "a")) for _ in range(2)]
             await asyncio.sleep(0.05)
             refused = await replica.call("b")
-            with pytest.raises(RefusedError):
+            with pytest.raises(NotTakenError):
                 await refused.next()
             assert [await task for task in running] == [[Chunk("a")]] * 2
             assert await replica.all_of("c") == [Chunk("c")]
@@ -314,7 +314,7 @@ def test_a_call_is_counted_when_a_replica_has_taken_it(max_calls, num_taken):
         calls = DirectCalls("generator")
         items = await calls.begin(call)
         assert items is not None
-        with suppress(RefusedError):
+        with suppress(NotTakenError):
             assert await items.next() == Chunk("a")
         assert calls.num_taken == num_taken
         items.cancel()
@@ -349,7 +349,7 @@ def test_a_call_whose_connection_is_lost_before_an_item_may_be_sent_again():
             answer = await replica.call(10.0, "a")
             await asyncio.sleep(0.05)
             replica.listener.close()
-            with pytest.raises(RefusedError):
+            with pytest.raises(NotTakenError):
                 await answer.next()
             assert not replica.taken
             assert len(replica.ended) == 1
@@ -435,7 +435,7 @@ def test_stopping_refuses_new_calls_and_waits_for_the_others():
             stopped = asyncio.ensure_future(replica.listener.stop())
             await asyncio.sleep(0.05)
             assert not stopped.done()
-            with pytest.raises(RefusedError):
+            with pytest.raises(NotTakenError):
                 await (await replica.call("c")).next()
             await stopped
             assert await answer == [Chunk("a"), Chunk("b")]
@@ -527,9 +527,9 @@ def test_a_proof_cannot_be_used_again(monkeypatch):
     run(main)
 
 
-def test_strangers_are_few_and_short_of_time(monkeypatch):
+def test_unproven_are_few_and_short_of_time(monkeypatch):
     monkeypatch.setattr(listener_module, "PROOF_LIMIT_S", 0.2)
-    monkeypatch.setattr(listener_module, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(listener_module, "MAX_UNPROVEN", 3)
 
     async def main() -> None:
         async with Replica() as replica:

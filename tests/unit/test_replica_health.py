@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-class Lookout:
+class BeaconMonitor:
     """Stands in for the thread that asks beacons; `silent` is by replica."""
 
     def __init__(self):
@@ -38,7 +38,7 @@ def clock():
 @pytest.fixture
 def health(clock):
     made = ReplicaHealth(clock)
-    made._lookout = Lookout()
+    made._monitor = BeaconMonitor()
     return made
 
 
@@ -89,7 +89,7 @@ def test_one_call_tries_an_unreachable_replica_for_all(health, clock):
 
 
 def test_silent_is_where_neither_the_beacon_nor_the_call_gave_a_sign(health, clock):
-    health._lookout.silent = {"a": 20.0}
+    health._monitor.silent = {"a": 20.0}
     assert health.is_silent("a", clock.now - 20.0, for_s=10.0)
     assert not health.is_silent("a", clock.now - 5.0, for_s=10.0), "the call was heard"
     assert not health.is_silent("b", clock.now - 20.0, for_s=10.0), "the beacon was heard"
@@ -99,7 +99,7 @@ def test_reports_say_where_beacons_are_and_who_is_forgotten(health, clock):
     for replica in "ab":
         health.failed(replica, UNREACHABLE)
     health.reported({"b": {"beacon_host": "h", "beacon_port": 5}})
-    assert health._lookout.watched == {"b": ("h", 5)}
+    assert health._monitor.watched == {"b": ("h", 5)}
     assert not health.may_connect("a"), "Serve may list it again"
     clock.now += COUNTS_FOR_S[UNREACHABLE]
     health.reported({"b": {}})

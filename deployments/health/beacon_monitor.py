@@ -18,7 +18,7 @@ from typing import Any
 from deployments.health.beacon import _ASK, ASK_EVERY_S
 
 
-class Lookout:
+class BeaconMonitor:
     """A thread that asks beacons, and knows how long each has been silent."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Lookout:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._run, args=(self._loop,), name="lookout", daemon=True
+                    target=self._run, args=(self._loop,), name="beacon-monitor", daemon=True
                 ).start()
         self._loop.call_soon_threadsafe(self._follow, dict(beacons))
 

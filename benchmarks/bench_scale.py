@@ -47,7 +47,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 from bench_routing import TOKENS_PER_S, Job, Ours, PowerOfTwo, Simulation, Workload  # noqa: E402
 from card import card  # noqa: E402
 
-from deployments.health.pulse import REPORTED_AT  # noqa: E402
+from deployments.health.engine_watch import REPORTED_AT  # noqa: E402
 
 LOAD = 0.7
 """Of what the replicas can compute with empty caches."""

@@ -25,8 +25,7 @@ from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.direct_calls import start_listener
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.health.beacon import Beacon
-from deployments.health.pulse import PULSE_S, Pulse
-from deployments.health.watchdog import exit_with_engine
+from deployments.health.engine_watch import PULSE_S, Pulse, exit_with_engine
 from deployments.messages import Failed, GenerateCall, Item
 from deployments.observability import json_lines, spans
 from deployments.observability.log_handlers import log_handlers_kept

@@ -27,7 +27,7 @@ from deployments.requests.encode.capabilities import (
 from deployments.routing.fleets import encoder_fleet
 
 RETRY_DELAY_S = 1.0
-"""Seconds before a retry: more than a replica survives its engine (health/watchdog.py).
+"""Seconds before a retry: more than a replica survives its engine (health/engine_watch.py).
 
 A retry therefore does not reach the same replica.
 """

@@ -9,14 +9,14 @@ from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
 
-from deployments.health.pulse import REPORTED_AT
+from deployments.health.engine_watch import REPORTED_AT
 
 REPORT_AGE_S = 0.5
 """Assumed age, in seconds, of a report that has no timestamp.
 
-It is half a pulse of the engine (PULSE_S in health/pulse.py), a tick or two of Serve's controller,
-and the transfer. Too large, and requests sent to the replica in that time are counted twice; too
-small, and they are not counted at all.
+It is half a pulse of the engine (PULSE_S), a tick or two of Serve's controller, and the transfer.
+Too large, and requests sent to the replica in that time are counted twice; too small, and they are
+not counted at all.
 """
 
 MAX_REPORT_AGE_S = 5.0

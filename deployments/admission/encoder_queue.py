@@ -74,6 +74,5 @@ class EncoderQueue:
 
     @property
     def stats(self) -> dict[str, int]:
-        """The numbers of TOLD."""
         stats = self._queue.stats
         return {name: stats[name] for name in TOLD}

@@ -288,5 +288,4 @@ class AdmissionQueue:
 
 
 def _sizes(demand: Demand) -> dict[str, int]:
-    """One request of this demand, by SIZES."""
     return {"requests": 1, "streams": demand.streams, "tokens": demand.tokens}

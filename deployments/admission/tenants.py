@@ -35,7 +35,6 @@ class Tenant:
 
     @classmethod
     def of(cls, key: KeyArgs) -> Tenant:
-        """The holder of this key."""
         return cls(**{field.name: getattr(key, field.name) for field in fields(cls)})
 
 

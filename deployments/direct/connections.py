@@ -109,7 +109,6 @@ class Connections:
             self._idle.pop(connection.address, None)
 
     def close(self) -> None:
-        """Close the idle connections."""
         for idle in list(self._idle.values()):
             for connection in list(idle):
                 connection.close()
@@ -166,7 +165,6 @@ class DirectItems:
         return replace(item, text="".join(texts), usage=usage)
 
     def cancel(self) -> None:
-        """Cancel the call, if it has not ended."""
         if self._end is None:
             self._connection.close()
             self.ended(ConnectionLostError(LOST))
@@ -191,7 +189,6 @@ class DirectItems:
             self._on_end()
 
     def lost(self) -> None:
-        """The connection is lost."""
         self.ended(ConnectionLostError(LOST) if self._is_taken else NotTakenError())
 
     def _wake(self) -> None:

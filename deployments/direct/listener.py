@@ -182,7 +182,6 @@ class _Served(asyncio.Protocol):
         await self._writable.wait()
 
     async def end(self) -> None:
-        """End the answer."""
         self._call = None
         await self.send(protocol.END)
 

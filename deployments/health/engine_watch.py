@@ -38,7 +38,6 @@ class Pulse:
         return time.monotonic() - self._asked_at > self._timeout_s
 
     async def run(self) -> None:
-        """Ask forever."""
         while True:
             self._asked_at = time.monotonic()
             try:

@@ -64,8 +64,6 @@ def page() -> Response:
 
 
 class DocsRoutes(Routes):
-    """Routes that document the API."""
-
     _document: bytes | None = None
 
     @app.get("/openapi.json", include_in_schema=False)

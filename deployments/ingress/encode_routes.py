@@ -30,8 +30,6 @@ def share_of(request: Request) -> Share:
 
 
 class EncodeRoutes(Routes):
-    """Routes for embedding, reranking and classification."""
-
     @app.post("/v1/embeddings")
     async def embeddings(self, request: Request) -> Response:
         """Compute embeddings, in OpenAI's format."""

@@ -50,8 +50,6 @@ class ParsedRequest:
 
 
 class GenerateRoutes(Routes):
-    """Routes for completions and conversations."""
-
     @app.post("/v1/completions")
     async def completions(self, request: Request) -> Response:
         """Generate completions, in OpenAI's format with additional fields for guidance."""

@@ -116,7 +116,6 @@ class Metrics:
         self._duration.labels(self._ingress, path).observe(duration_s)
 
     def waited(self, seconds: float) -> None:
-        """Count how long a request waited for a place with the engines."""
         self._wait.labels(self._ingress).observe(seconds)
 
     def charged(self, tenant: str, num_tokens: int) -> None:

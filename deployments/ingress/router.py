@@ -92,7 +92,6 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         raise self._encoders.unknown(model)
 
     async def _cards(self) -> list[dict[str, Any]]:
-        """What /v1/models says of each served model."""
         cards: list[dict[str, Any]] = []
         if self._generator:
             cards = json.loads(await self._generator.ask("models"))["data"]

@@ -308,7 +308,6 @@ class _AdmittedRequest:
                 self._span.set({"replica": name_of(dispatch.replica)})
 
     def end_call(self, error: BaseException | None) -> None:
-        """End the span of the present call."""
         span, self._span = self._span, None
         if span is not None:
             if error is not None:

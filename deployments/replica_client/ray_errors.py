@@ -41,7 +41,6 @@ class ServeItems:
         return item
 
     def cancel(self) -> None:
-        """Cancel the call, so that its group leaves the engine."""
         self._items.cancel()  # type: ignore[no-untyped-call]
 
 

@@ -72,7 +72,6 @@ class CallPlacer:
         return ranked[0], address
 
     def sent(self, name: str, call: GenerateCall, replica: Hashable) -> None:
-        """Note that the replica has taken the call."""
         with self._lock:
             reason = self._placer.sent(name, call.group, replica, time.monotonic())
         dispatched(call.call_id, replica, reason)

@@ -175,7 +175,6 @@ class SentLedger:
                 del self._plans[replica]
 
     def sent(self, replica: Hashable, request: str, work: Work) -> None:
-        """Note that the replica has taken the request."""
         self.unplan(request)
         self._sent[replica].pop(request, None)  # so that the newest come last
         self._sent[replica][request] = work
@@ -207,7 +206,6 @@ class SentLedger:
             table.pop(replica, None)
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
-        """Forget all other replicas."""
         for replica in {*self._known_until, *self._last_sent, *self._plans} - set(replicas):
             self.forget(replica)
 

@@ -344,7 +344,6 @@ class Placer:
         return "prefix" if held else "load"
 
     def answered(self, name: str, replica: Hashable, now: float) -> None:
-        """Note that the request, which need not be known, is done, or was refused there."""
         self._ledger.answered(replica, name, now)
         if request := self._ongoing.pop((replica, name), None):
             for prefix in request.prefixes:
@@ -408,7 +407,6 @@ class Placer:
         )
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
-        """Forget all other replicas."""
         if self._replicas == set(replicas):
             return
         if gone := (self._replicas or set()) - set(replicas):

@@ -175,7 +175,8 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
 
     async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
         assert self._generator is not None, "_encoder_of has named an encoder then"
-        return await self._generator.ask(method, body, forwarded_headers(request))
+        text: str = await self._generator.ask(method, body, forwarded_headers(request))
+        return text
 
     def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
         """Return the encoder that a request means; None if it means the generator.

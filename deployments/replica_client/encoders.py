@@ -15,7 +15,7 @@ from deployments.admission.encoder_queue import TOLD, EncoderQueue
 from deployments.admission.entries import Share
 from deployments.config.args import AppArgs
 from deployments.config.encoders import EncoderArgs
-from deployments.replica_client.ray_errors import value_of
+from deployments.replica_client.serve_calls import value_of
 from deployments.requests.body import json_type
 from deployments.requests.encode.capabilities import (
     PATHS,

@@ -29,7 +29,7 @@ from deployments.observability.spans import CLIENT, Span
 from deployments.replica_client.answers import Answer, Items, deadline_in, in_time
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.replica_client.events import EventStream, events
-from deployments.replica_client.ray_errors import ServeItems, value_of
+from deployments.replica_client.serve_calls import ServeItems, value_of
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage

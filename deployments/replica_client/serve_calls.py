@@ -1,4 +1,4 @@
-"""Results of calls to replicas, with errors of Serve and Ray turned into our own errors."""
+"""Calls through Serve's handle: what comes back, with errors of Serve and Ray made our own."""
 
 from __future__ import annotations
 

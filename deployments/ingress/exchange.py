@@ -103,7 +103,7 @@ class Exchange:
         self._status: int | None = None  # of the answer; None until it begins
         self._state: dict[str, Any] = {}  # of the scope inside
         self._began_s = now()
-        self._first_byte_s: float | None = None
+        self._first_byte_s: float | None = None  # since it began
         self._bytes_in = self._bytes_out = 0
         self._head = b""  # the first bytes of the body, for log_prompts
         self._span: Span | None = None  # None if it is not sent anywhere
@@ -144,8 +144,9 @@ class Exchange:
         finally:
             if self._open_request is not None:
                 self._open_request.end()
-            self._log()
-            self._count()
+            end_s = self._now() - self._began_s
+            self._log(end_s)
+            self._count(end_s)
             self._end_span()
 
     # --- the request ------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ class Exchange:
     async def _send_marked(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            self._first_byte_s = self._now()
+            self._first_byte_s = self._now() - self._began_s
             message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
         elif message["type"] == "http.response.body":
             self._bytes_out += len(message.get("body", b""))
@@ -337,7 +338,7 @@ class Exchange:
     def _end_span(self) -> None:
         if self._span is None:
             return
-        tenant = self._tenant.name if self._tenant else "-"
+        tenant = self._tenant_name or "-"
         self._span.set({"tenant": tenant, "bytes_in": self._bytes_in, "bytes_out": self._bytes_out})
         if self._status is None:
             self._span.set({"client_left": True})
@@ -346,12 +347,12 @@ class Exchange:
             if self._status >= 500:
                 self._span.fail(str(self._status))
         if self._first_byte_s is not None:
-            self._span.set({"first_byte_ms": 1000 * (self._first_byte_s - self._began_s)})
+            self._span.set({"first_byte_ms": 1000 * self._first_byte_s})
         self._span.end()
 
     # --- the log ----------------------------------------------------------------------------------
 
-    def _log(self) -> None:
+    def _log(self, end_s: float) -> None:
         """Write one line to the log, and a second one with the start of the body for log_prompts.
 
         The path is quoted, and a request id is the client's only if it is well-formed, so that a
@@ -361,12 +362,12 @@ class Exchange:
             return
         fields = {
             "request_id": self._request_id,
-            "tenant": self._tenant.name if self._tenant else None,
+            "tenant": self._tenant_name,
             "method": self._scope["method"],
             "path": quoted(self._scope["path"]),
             "status": self._status,
-            "first_byte_ms": self._ms(self._first_byte_s),
-            "end_ms": self._ms(self._now()),
+            "first_byte_ms": _ms(self._first_byte_s),
+            "end_ms": _ms(end_s),
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
@@ -377,27 +378,25 @@ class Exchange:
             told = {"request_id": self._request_id, "body": text}
             logger.info("request_id=%s log_prompts: body begins %r", *told.values(), extra=told)
 
-    def _ms(self, time_s: float | None) -> float | None:
-        return None if time_s is None else round(1000 * (time_s - self._began_s), 1)
+    def _count(self, end_s: float) -> None:
+        if self._policy.metrics is not None:
+            refused = self._state.get(REFUSED)
+            self._policy.metrics.answered(
+                self._path, self._status, self._tenant_name, self._first_byte_s, end_s, refused
+            )
 
-    def _count(self) -> None:
-        if self._policy.metrics is None:
-            return
-        first_byte_s = None if self._first_byte_s is None else self._first_byte_s - self._began_s
-        tenant = self._tenant.name if self._tenant else None
-        self._policy.metrics.answered(
-            self._path,
-            self._status,
-            tenant,
-            first_byte_s,
-            self._now() - self._began_s,
-            self._state.get(REFUSED),
-        )
+    @property
+    def _tenant_name(self) -> str | None:
+        return self._tenant.name if self._tenant is not None else None
 
 
 def quoted(path: str) -> str:
     """A path as it is told to logs and traces."""
     return quote(path, errors="replace")[:MAX_LOGGED_PATH_CHARS]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 1)
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> RawHeaders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from deployments.direct.connections import Connections, DirectItems
-from deployments.direct.frames import FrameError
+from deployments.direct.protocol import FrameError
 from deployments.messages import GenerateCall
 from deployments.routing.call_placer import placer_of
 

@@ -527,7 +527,7 @@ def test_a_proof_cannot_be_used_again(monkeypatch):
     run(main)
 
 
-def test_unproven_are_few_and_short_of_time(monkeypatch):
+def test_unproven_connections_are_few_and_short_of_time(monkeypatch):
     monkeypatch.setattr(listener_module, "PROOF_LIMIT_S", 0.2)
     monkeypatch.setattr(listener_module, "MAX_UNPROVEN", 3)
 

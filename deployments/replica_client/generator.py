@@ -128,8 +128,9 @@ class GeneratorClient:
         0 if it is not known yet.
         """
         configured = self._args.engine.get("max_model_len")
-        is_set = type(configured) is int and configured > 0
-        return int(configured) if is_set else self._fleet.view.max_model_len
+        if type(configured) is int and configured > 0:
+            return configured
+        return self._fleet.view.max_model_len
 
     def reading(self) -> dict[str, float | Mapping[str, float]]:
         """Values for /metrics: the queue, and the replicas as this ingress sees them.

@@ -101,3 +101,6 @@ Item: TypeAlias = Chunk | Whole | Heartbeat | Failed
 
 LOST = "The engine was lost: send the request again."
 """What a client is told if its call was lost with a replica."""
+
+INTERNAL = "Internal error: see the server's log."
+"""What a client is told of an error that nobody expected."""

@@ -15,7 +15,7 @@ from cfg_core.errors import EngineError
 from deployments.direct import protocol
 from deployments.direct.address import Address, new_secret
 from deployments.direct.protocol import FrameError, FrameReader, frame
-from deployments.messages import Failed
+from deployments.messages import INTERNAL, Failed
 
 logger = logging.getLogger("ray.serve")
 
@@ -114,7 +114,7 @@ class CallListener:
                     await connection.send(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
         except Exception:
             logger.exception("Unexpected error in a call.")
-            failed = Failed(EngineError("Internal error: see the server's log."))
+            failed = Failed(EngineError(INTERNAL))
             await connection.send(pickle.dumps(failed))
         await connection.end()
 

@@ -24,6 +24,7 @@ from deployments.ingress.metrics import UNKNOWN
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.sites import is_preflight
+from deployments.messages import INTERNAL
 from deployments.observability import spans
 from deployments.observability.spans import TRACE_HEADERS, Span
 
@@ -139,7 +140,7 @@ class Exchange:
         except Exception as error:
             self._failed(error)
             if self._status is None:
-                await self._answer(EngineError("Internal error: see the server's log."))
+                await self._answer(EngineError(INTERNAL))
             raise
         finally:
             if self._open_request is not None:

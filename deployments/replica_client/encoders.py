@@ -183,7 +183,7 @@ class Encoders:
         for name, fleet in self._fleets.items():
             counts = fleet.counts
             now = {key: sum(values.values()) for key, values in counts.now().items()}
-            for key, value in (now | counts.totals() | {"replicas": counts.replicas}).items():
+            for key, value in (now | counts.totals() | {"replicas": fleet.view.replicas}).items():
                 read[f"encoder_{key}"][name] = value
             queue = self._queues.get(name)
             for key, value in (queue.stats if queue else dict.fromkeys(TOLD, 0)).items():

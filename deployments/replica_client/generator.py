@@ -142,7 +142,7 @@ class GeneratorClient:
         replicas: dict[str, float | Mapping[str, float]] = {}
         if self._has_asked or self._num_by_serve or self._fleet.is_known:
             replicas = {
-                "replicas": counts.replicas,
+                "replicas": self._fleet.view.replicas,
                 "replica_report_age_seconds": self._fleet.view.report_age_s,
             }
         return {

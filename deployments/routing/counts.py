@@ -100,10 +100,6 @@ class Counts:
             for name in self._names.totals:
                 self._older[name] += count(report.get(name))
 
-    @property
-    def replicas(self) -> int:
-        return len(self._present)
-
     def now(self) -> dict[str, dict[str, int]]:
         """For each name of `now`: the numbers of the replicas that have reported, by replica."""
         with self._lock:

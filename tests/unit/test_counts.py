@@ -26,7 +26,6 @@ def test_a_replica_that_leaves_takes_only_its_numbers_of_now_along():
     assert counts.totals() == {"guided_tokens": 35}
     counts.left("b")
     assert counts.now() == {"groups": {}}
-    assert counts.replicas == 0
     assert counts.totals() == {"guided_tokens": 35}
 
 

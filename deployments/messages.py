@@ -35,8 +35,8 @@ class GenerateCall:
     headers: those of the client's headers that vLLM reads.
     client: the tenant or the address that sent the request. Fair sharing goes by it.
     tenant: the tenant whose KV cache no other tenant may reuse; None if prefixes are shared.
-    call_id: by this the ingress learns which replica has the call (routing/shared.py). Each try has
-    a new one.
+    call_id: by this the ingress learns which replica has the call (routing/dispatches.py). Each try
+    has a new one.
     """
 
     endpoint: Endpoint
@@ -101,3 +101,6 @@ Item: TypeAlias = Chunk | Whole | Heartbeat | Failed
 
 LOST = "The engine was lost: send the request again."
 """What a client is told if its call was lost with a replica."""
+
+INTERNAL = "Internal error: see the server's log."
+"""What a client is told of an error that nobody expected."""

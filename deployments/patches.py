@@ -143,7 +143,7 @@ PATCHES = (
     ),
     Patch(
         target="logging:_handlerList",
-        by="deployments.lifecycle.log_handlers:log_handlers_kept",
+        by="deployments.observability.log_handlers:log_handlers_kept",
         process="replicas, while vLLM starts",
         reason="vLLM configures logging by dictConfig, which closes the handlers of Serve.",
         upstream="vLLM calls dictConfig on import and for each engine",

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.lifecycle.pulse import REPORTED_AT
+from deployments.health.engine_watch import REPORTED_AT
 
 from ..report import Report, parser
 from .simulation import TOKENS_PER_S, Job, Ours, PowerOfTwo, Simulation, Workload

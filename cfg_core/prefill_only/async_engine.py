@@ -53,7 +53,7 @@ class AsyncEngine:
     fails only its own call.
 
     Tenants take turns, and so do the calls of one tenant. The engine bounds the size of a call, but
-    not how many calls wait: whoever calls it does that (deployments/calls/encoders.py).
+    not how many calls wait: whoever calls it does that (deployments/replica_client/encoders.py).
     """
 
     def __init__(self, model: str, options: EngineOptions) -> None:

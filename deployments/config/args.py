@@ -25,7 +25,7 @@ from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.model_paths import is_missing, last_part, resolve_model, resolved_frontend
 from deployments.config.tracing import TracingArgs
-from deployments.lifecycle.beacon import ASK_EVERY_S
+from deployments.health.beacon import ASK_EVERY_S
 
 
 class FallbackArgs(YamlArgs):

@@ -6,7 +6,7 @@ ingress. `listener` is the replica's side and `connections` the ingress's side.
 
 A connection carries one call at a time, and is used again when the call has ended. So TCP's own
 flow control holds back the answer of a client that does not read, and closing the connection
-cancels the call. All messages are frames (`frames`):
+cancels the call. All messages are frames (`protocol`):
 
     listener: challenge                       at once
     caller:   challenge, proof                proofs show that both know the replica's secret

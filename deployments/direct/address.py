@@ -22,7 +22,6 @@ class Address:
     secret: bytes = field(repr=False)
 
     def report(self) -> dict[str, Any]:
-        """This address, for a replica's report."""
         return {HOST: self.host, PORT: self.port, SECRET: self.secret.hex()}
 
 

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import cast
 
 from typing_extensions import override
 
 from cfg_core.errors import EngineDeadError
+from deployments.direct import protocol
 from deployments.direct.address import Address
-from deployments.direct.frames import (
-    END,
-    MAX_FRAME_BYTES,
-    REFUSED,
-    FrameError,
-    FrameReader,
-    frame,
-)
-from deployments.direct.proofs import (
-    CALLER,
-    CHALLENGE_BYTES,
-    LISTENER,
-    PROOF_BYTES,
-    is_proof,
-    new_challenge,
-    proof,
-)
-from deployments.direct.sockets import keep_alive, limit_unacknowledged
+from deployments.direct.protocol import FrameError, FrameReader, frame
+from deployments.health.replica_health import Failure, health
 from deployments.messages import LOST, Chunk, GenerateCall, Item
 
 CONNECT_LIMIT_S = 5.0
 """Seconds for connecting and for both proofs."""
-
-UNREACHABLE_S = 30.0
-"""Seconds for which an address that could not be reached is not tried again.
-
-After them, one call tries it, and the others wait for what it finds.
-"""
 
 MAX_IDLE = 256
 """Idle connections to one replica that are kept."""
@@ -53,11 +31,8 @@ JOINED_CHARS = 2**16
 """Chunks that have arrived are joined up to about this length."""
 
 
-class RefusedError(Exception):
-    """The replica did not take the call: it refused it, or the connection was lost before it did.
-
-    The call may be sent again, by another way.
-    """
+class NotTakenError(Exception):
+    """The replica did not take the call, which may be sent again, by another way."""
 
 
 class ConnectionLostError(EngineDeadError):
@@ -65,17 +40,14 @@ class ConnectionLostError(EngineDeadError):
 
 
 class Connections:
-    """Connections to replicas: those that are idle, and which addresses cannot be reached.
-
-    Used from one event loop.
-    """
+    """Connections to replicas, those that are idle. Used from one event loop."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[Address, list[_Connection]] = defaultdict(list)
-        self._unreachable: dict[Address, float] = {}
 
     async def begin(
         self,
+        replica: Hashable,
         address: Address,
         call: GenerateCall,
         on_taken: Callable[[], None],
@@ -90,7 +62,7 @@ class Connections:
         and FrameError if the call is too large. Neither function is called then.
         """
         payload = frame(pickle.dumps(call, pickle.HIGHEST_PROTOCOL))
-        connection = self._idle_to(address) or await self._connect(address)
+        connection = self._idle_to(address) or await self._connect(replica, address)
         items = DirectItems(connection, on_taken, on_end)
         connection.begin(items, payload)
         return items
@@ -103,12 +75,9 @@ class Connections:
                 return connection
         return None
 
-    async def _connect(self, address: Address) -> _Connection:
-        until, now = self._unreachable.get(address), time.monotonic()
-        if until is not None:
-            if until > now:
-                raise ConnectionError(f"{address} could not be reached lately.")
-            self._unreachable[address] = now + UNREACHABLE_S  # this call tries it for all others
+    async def _connect(self, replica: Hashable, address: Address) -> _Connection:
+        if not health().may_connect(replica):
+            raise ConnectionError(f"{address} could not be reached lately.")
         connection = _Connection(self, address)
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
@@ -119,9 +88,9 @@ class Connections:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):  # TimeoutError, too
-                self._unreachable[address] = time.monotonic() + UNREACHABLE_S
+                health().failed(replica, Failure.UNREACHABLE)
             raise
-        self._unreachable.pop(address, None)
+        health().connected(replica)
         return connection
 
     def _ended(self, connection: _Connection) -> None:
@@ -140,7 +109,6 @@ class Connections:
             self._idle.pop(connection.address, None)
 
     def close(self) -> None:
-        """Close the idle connections."""
         for idle in list(self._idle.values()):
             for connection in list(idle):
                 connection.close()
@@ -165,8 +133,8 @@ class DirectItems:
     async def next(self) -> Item:
         """Return the next item. Chunks that have already arrived come joined, as one.
 
-        Raises StopAsyncIteration at the end, RefusedError if the replica did not take the call, and
-        ConnectionLostError if the connection was lost later.
+        Raises StopAsyncIteration at the end, NotTakenError if the replica did not take the call,
+        and ConnectionLostError if the connection was lost later.
         """
         while not self._arrived:
             if self._end is not None:
@@ -197,7 +165,6 @@ class DirectItems:
         return replace(item, text="".join(texts), usage=usage)
 
     def cancel(self) -> None:
-        """Cancel the call, if it has not ended."""
         if self._end is None:
             self._connection.close()
             self.ended(ConnectionLostError(LOST))
@@ -222,8 +189,7 @@ class DirectItems:
             self._on_end()
 
     def lost(self) -> None:
-        """The connection is lost."""
-        self.ended(ConnectionLostError(LOST) if self._is_taken else RefusedError())
+        self.ended(ConnectionLostError(LOST) if self._is_taken else NotTakenError())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -236,8 +202,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, pool: Connections, address: Address) -> None:
         self.address = address
         self._pool = pool
-        self._frames = FrameReader(MAX_FRAME_BYTES)
-        self._challenge = new_challenge()
+        self._frames = FrameReader(protocol.CHALLENGE_BYTES)
+        self._challenge = protocol.new_challenge()
         self._take = self._take_challenge
         self._items: DirectItems | None = None
         self._transport: asyncio.Transport | None = None
@@ -246,9 +212,8 @@ class _Connection(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._frames.max_bytes = CHALLENGE_BYTES
-        keep_alive(transport)
-        limit_unacknowledged(transport)
+        protocol.keep_alive(transport)
+        protocol.limit_unacknowledged(transport)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -261,16 +226,16 @@ class _Connection(asyncio.Protocol):
 
     def _take_challenge(self, payload: bytes) -> None:
         self._listener_challenge = payload
-        given = proof(self.address.secret, CALLER, payload, self._challenge)
+        given = protocol.proof(self.address.secret, protocol.CALLER, payload, self._challenge)
         self._write(frame(self._challenge + given))
-        self._frames.max_bytes = PROOF_BYTES
+        self._frames.max_bytes = protocol.PROOF_BYTES
         self._take = self._take_proof
 
     def _take_proof(self, payload: bytes) -> None:
         challenges = self._listener_challenge, self._challenge
-        if not is_proof(payload, self.address.secret, LISTENER, *challenges):
+        if not protocol.is_proof(payload, self.address.secret, protocol.LISTENER, *challenges):
             raise FrameError("The listener does not know the secret.")
-        self._frames.max_bytes = MAX_FRAME_BYTES
+        self._frames.max_bytes = protocol.MAX_FRAME_BYTES
         self._take = self._take_item
         if not self.proven.done():
             self.proven.set_result(None)
@@ -288,11 +253,11 @@ class _Connection(asyncio.Protocol):
         items = self._items
         if items is None:
             raise FrameError("An item came without a call.")
-        if payload in (END, REFUSED):
+        if payload in (protocol.END, protocol.REFUSED):
             self._items = None
             self.read_on(None)
             self._pool._ended(self)
-            items.ended(StopAsyncIteration() if payload == END else RefusedError())
+            items.ended(StopAsyncIteration() if payload == protocol.END else NotTakenError())
         elif not items.arrived(payload) and self._transport is not None:
             self._transport.pause_reading()
 

@@ -12,37 +12,21 @@ from typing import Any, cast
 from typing_extensions import override
 
 from cfg_core.errors import EngineError
+from deployments.direct import protocol
 from deployments.direct.address import Address, new_secret
-from deployments.direct.frames import (
-    END,
-    MAX_FRAME_BYTES,
-    REFUSED,
-    FrameError,
-    FrameReader,
-    frame,
-)
-from deployments.direct.proofs import (
-    CALLER,
-    CHALLENGE_BYTES,
-    LISTENER,
-    PROOF_BYTES,
-    is_proof,
-    new_challenge,
-    proof,
-)
-from deployments.direct.sockets import keep_alive
-from deployments.messages import Failed
+from deployments.direct.protocol import FrameError, FrameReader, frame
+from deployments.messages import INTERNAL, Failed
 
 logger = logging.getLogger("ray.serve")
 
 PROOF_LIMIT_S = 5.0
 """Seconds in which a caller must have proved that it knows the secret."""
 
-MAX_STRANGERS = 1024
+MAX_UNPROVEN = 1024
 """Connections at a time whose callers have not proved that yet. Beyond it, the oldest is closed.
 
 A burst of requests makes an ingress connect hundreds of times at once. Its proofs take
-milliseconds, so the oldest stranger is not one of them.
+milliseconds, so the oldest unproven one is not one of them.
 """
 
 BACKLOG = 1024
@@ -66,7 +50,7 @@ class CallListener:
         self._secret, self._port = new_secret(), 0
         self._server: asyncio.Server | None = None
         self._connections: set[_Served] = set()
-        self._strangers: dict[_Served, None] = {}  # the oldest first
+        self._unproven: dict[_Served, None] = {}  # the oldest first
         self._calls: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -82,11 +66,6 @@ class CallListener:
         """Host, port and secret; `start` has been awaited."""
         return Address(self._host, self._port, self._secret)
 
-    @property
-    def num_calls(self) -> int:
-        """Calls that are being answered."""
-        return len(self._calls)
-
     async def stop(self) -> None:
         """Refuse further calls, wait until all answers are complete and sent, and close."""
         self._stopping = True
@@ -95,7 +74,7 @@ class CallListener:
         self.close()
 
     def close(self) -> None:
-        """Close the port and all connections. Calls that are being answered are aborted.
+        """Close the port and all connections, which aborts the calls that are being answered.
 
         What was given to the operating system is still sent.
         """
@@ -108,16 +87,16 @@ class CallListener:
 
     def _opened(self, connection: _Served) -> None:
         self._connections.add(connection)
-        self._strangers[connection] = None
-        if len(self._strangers) > MAX_STRANGERS:
-            next(iter(self._strangers)).close()
+        self._unproven[connection] = None
+        if len(self._unproven) > MAX_UNPROVEN:
+            next(iter(self._unproven)).close()
 
     def _proven(self, connection: _Served) -> None:
-        self._strangers.pop(connection, None)
+        self._unproven.pop(connection, None)
 
     def _closed(self, connection: _Served) -> None:
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unproven.pop(connection, None)
 
     def _begin(self, connection: _Served, call: bytes) -> asyncio.Task[None] | None:
         """Answer a pickled call; None if this replica takes no call now."""
@@ -135,7 +114,7 @@ class CallListener:
                     await connection.send(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
         except Exception:
             logger.exception("Unexpected error in a call.")
-            failed = Failed(EngineError("Internal error: see the server's log."))
+            failed = Failed(EngineError(INTERNAL))
             await connection.send(pickle.dumps(failed))
         await connection.end()
 
@@ -145,8 +124,8 @@ class _Served(asyncio.Protocol):
 
     def __init__(self, listener: CallListener) -> None:
         self._listener = listener
-        self._frames = FrameReader(CHALLENGE_BYTES + PROOF_BYTES)
-        self._challenge = new_challenge()
+        self._frames = FrameReader(protocol.CHALLENGE_BYTES + protocol.PROOF_BYTES)
+        self._challenge = protocol.new_challenge()
         self.is_proven = False
         self._call: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
@@ -156,7 +135,7 @@ class _Served(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # `send` waits until the system has taken it
-        keep_alive(transport)
+        protocol.keep_alive(transport)
         self._transport.write(frame(self._challenge))
         self._limit = asyncio.get_running_loop().call_later(PROOF_LIMIT_S, self.close)
         self._listener._opened(self)
@@ -170,22 +149,24 @@ class _Served(asyncio.Protocol):
             self.close()
 
     def _take_proof(self, payload: bytes) -> None:
-        challenge, given = payload[:CHALLENGE_BYTES], payload[CHALLENGE_BYTES:]
+        challenge, given = payload[: protocol.CHALLENGE_BYTES], payload[protocol.CHALLENGE_BYTES :]
         secret = self._listener._secret
-        if not is_proof(given, secret, CALLER, self._challenge, challenge):
+        if not protocol.is_proof(given, secret, protocol.CALLER, self._challenge, challenge):
             raise FrameError("The caller does not know the secret.")
         self.is_proven = True
         self._listener._proven(self)
         self._limit.cancel()
-        self._frames.max_bytes = MAX_FRAME_BYTES
-        self._transport.write(frame(proof(secret, LISTENER, self._challenge, challenge)))
+        self._frames.max_bytes = protocol.MAX_FRAME_BYTES
+        self._transport.write(
+            frame(protocol.proof(secret, protocol.LISTENER, self._challenge, challenge))
+        )
 
     def _take_call(self, payload: bytes) -> None:
         if self._call is not None:
             raise FrameError("A call came before the answer to the last one was complete.")
         self._call = self._listener._begin(self, payload)
         if self._call is None:
-            self._transport.write(frame(REFUSED))
+            self._transport.write(frame(protocol.REFUSED))
 
     @override
     def pause_writing(self) -> None:
@@ -196,21 +177,16 @@ class _Served(asyncio.Protocol):
         self._writable.set()
 
     async def send(self, payload: bytes) -> None:
-        """Send one frame; return when the operating system has taken it.
-
-        This waits while the caller does not read.
-        """
+        """Send one frame; wait until the operating system has taken it: until the caller reads."""
         self._transport.write(frame(payload))
         await self._writable.wait()
 
     async def end(self) -> None:
-        """End the answer."""
         self._call = None
-        await self.send(END)
+        await self.send(protocol.END)
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
-        """Called when either side has closed the connection: the call is aborted."""
         self._limit.cancel()
         self._listener._closed(self)
         if self._call is not None:

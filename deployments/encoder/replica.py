@@ -17,9 +17,9 @@ from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Output, too_many_values
 from deployments.config.encoders import EncoderArgs
 from deployments.encoder.json_text import json_text
-from deployments.lifecycle.log_handlers import log_handlers_kept
-from deployments.lifecycle.watchdog import exit_with_engine
+from deployments.health.engine_watch import exit_with_engine
 from deployments.messages import Failed
+from deployments.observability.log_handlers import log_handlers_kept
 from deployments.requests.encode.answers import tokenize_answer
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob, in_terms_of
 from deployments.requests.encode.tokens import TokenizeRequest

@@ -4,7 +4,7 @@ The ingress charges an API key for what the engine did. Before the first item, h
 this every HEARTBEAT_S. Later, items report it themselves: the first one, the last one, and one in
 each HEARTBEAT_S between them. A client that leaves in the middle is charged what was reported last.
 The first heartbeat comes sooner: it tells the ingress that the replica has begun with the request
-(calls/queue.py, Place.begun).
+(admission/queue.py, Place.begun).
 """
 
 from __future__ import annotations

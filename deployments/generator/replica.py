@@ -22,16 +22,14 @@ from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
 from deployments.generator.heartbeats import with_heartbeats
-from deployments.lifecycle import json_lines
-from deployments.lifecycle.beacon import Beacon
-from deployments.lifecycle.log_handlers import log_handlers_kept
-from deployments.lifecycle.pulse import PULSE_S, Pulse
-from deployments.lifecycle.watchdog import exit_with_engine
+from deployments.health.beacon import Beacon
+from deployments.health.engine_watch import PULSE_S, Pulse, exit_with_engine
 from deployments.messages import LOST, Failed, GenerateCall, Item
+from deployments.observability import json_lines, spans
+from deployments.observability.log_handlers import log_handlers_kept
+from deployments.observability.spans import Span
 from deployments.requests.usage import Meter
 from deployments.routing.serve_routers import GroupRouter
-from deployments.tracing import spans
-from deployments.tracing.spans import Span
 
 logger = logging.getLogger("ray.serve")
 

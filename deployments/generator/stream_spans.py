@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm.tracing import SpanAttributes
 
 from cfg_core.vllm_plugin.wire import FollowerEvent
-from deployments.tracing.spans import Span
+from deployments.observability.spans import Span
 
 if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestState

@@ -51,12 +51,12 @@ from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.renderer_lanes import use_lanes
 from deployments.generator.stream_spans import Traced
 from deployments.generator.validation import parse, parsed
-from deployments.lifecycle.client_texts import hide_client_texts
 from deployments.messages import Chunk, GenerateCall, Whole
+from deployments.observability.client_texts import hide_client_texts
+from deployments.observability.spans import TRACE_HEADERS, Span
 from deployments.requests.endpoints import SHAPES, Endpoint
 from deployments.requests.report import Outcome, guidance_report, note_of
 from deployments.requests.usage import Meter
-from deployments.tracing.spans import TRACE_HEADERS, Span
 
 
 class HttpContext:

@@ -1,6 +1,8 @@
 """The FastAPI application of CfgRouter: error responses, and what routes read from a request."""
 
-# No `from __future__ import annotations` here: FastAPI reads the annotations of the handlers.
+# No `from __future__ import annotations` here, nor in modules with routes: Serve and FastAPI read
+# the annotations of the routes. Serve pickles the routes when it makes a class that has some, so
+# what they call must be defined above the class.
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,17 +13,21 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cfg_core.errors import CfgServeError
+from deployments.admission.tenants import Gate, Tenant
+from deployments.config.args import AppArgs
 from deployments.http.errors import error_body, http_error
+from deployments.http.open_requests import OpenRequests
+from deployments.ingress.bodies import Bodies
 from deployments.ingress.exchange import REFUSED, SPAN
 from deployments.ingress.guard import install
-from deployments.ingress.tenants import Tenant
-from deployments.tracing.spans import Span
+from deployments.observability.spans import Span
+from deployments.replica_client.encoders import Encoders
+from deployments.replica_client.generator import GeneratorClient
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
-"""Headers that vLLM's serving classes read.
+"""Headers that vLLM's serving classes read. No other header of the client leaves the ingress.
 
-No other header of the client leaves the ingress. A call that is traced has the `traceparent` of
-its own span instead (calls/generator.py).
+A call that is traced has the `traceparent` of its own span (replica_client/generator.py).
 """
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})
@@ -51,8 +57,8 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
 def forwarded_headers(request: Request, body: Mapping[str, Any] = NO_BODY) -> dict[str, str]:
     """The headers of FORWARDED_HEADERS that the request has.
 
-    The request id is left out if the body has one. vLLM would take the header's, and Serve's proxy
-    makes one for every request.
+    The request id is left out if the body has one: vLLM would take the header's, which Serve's
+    proxy makes for every request.
     """
     is_named = body.get("request_id") is not None
     names = FORWARDED_HEADERS[1:] if is_named else FORWARDED_HEADERS
@@ -66,16 +72,33 @@ def tenant_of(request: Request) -> Tenant:
     return tenant
 
 
+def client_of(request: Request) -> str:
+    """The tenant's name where API keys are configured, else the client's address."""
+    client: str = request.state.client
+    return client
+
+
 def span_of(request: Request) -> Span | None:
-    """The request's span, as begun by ingress/exchange.py; None if it is not traced."""
+    """The request's span; None if it is not traced."""
     span: Span | None = request.scope["state"].get(SPAN)
     return span
 
 
-def client_of(request: Request) -> str:
-    """The tenant's name where API keys are configured, else the client's address.
+class Routes:
+    """What routes use, set by CfgRouter.
 
-    It is set by ingress/exchange.py.
+    It inherits the routes, because Serve binds a route to the class that inherits its method.
     """
-    client: str = request.state.client
-    return client
+
+    _args: AppArgs
+    _bodies: Bodies
+    _encoders: Encoders
+    _gate: Gate
+    _generator: GeneratorClient | None
+    _open_requests: OpenRequests
+
+    async def _generator_of(self, name: object) -> GeneratorClient:
+        """The generator. Raises RequestError if there is none, or `name` is that of an encoder."""
+        if self._generator is None or name in self._encoders:
+            raise await self._encoders.no_generation(name)
+        return self._generator

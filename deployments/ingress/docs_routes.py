@@ -1,11 +1,6 @@
-"""/openapi.json, and the page at /docs that shows it, without any other host.
+"""/openapi.json, and the page at /docs that shows it, without any other host."""
 
-CfgRouter inherits the routes, because Serve binds a route to the class that inherits its method.
-"""
-
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 import base64
 import importlib.util
@@ -20,10 +15,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, Response
 
 from cfg_core.errors import NotFoundError
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GeneratorClient
-from deployments.config.args import AppArgs
-from deployments.ingress.app import app
+from deployments.ingress.app import Routes, app
 from deployments.ingress.openapi import document
 
 STATIC = "entrypoints/serve/instrumentator/static"
@@ -71,15 +63,7 @@ def page() -> Response:
     return made
 
 
-class DocsRoutes:
-    """Routes that document the API.
-
-    The subclass must set `_args`, `_encoders` and `_generator`.
-    """
-
-    _args: AppArgs
-    _encoders: Encoders
-    _generator: GeneratorClient | None
+class DocsRoutes(Routes):
     _document: bytes | None = None
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -89,8 +73,8 @@ class DocsRoutes:
         The schemas of vLLM's bodies are asked of a replica, once. Everybody may read the document.
         Not everybody may know the models, so with API keys it names none.
 
-        The routes are those of the app that serves the request. This module's `app` lacks the ones
-        of classes that Serve pickled by value, unless somebody imports their modules.
+        The routes are those of the request's app. This module's `app` lacks the ones of classes
+        that Serve pickled by value, unless somebody imports their modules.
         """
         if self._document is None:
             engine = None

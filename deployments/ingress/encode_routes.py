@@ -1,11 +1,6 @@
-"""The HTTP routes of the encoders.
+"""The HTTP routes of the encoders."""
 
-CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
-"""
-
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,14 +11,10 @@ from fastapi.responses import Response
 
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.sizes import TOKEN_CHARS
-from deployments.calls.answers import in_time
-from deployments.calls.encoders import Encoders
-from deployments.calls.queue_entries import Share
-from deployments.config.args import AppArgs
+from deployments.admission.entries import Share
 from deployments.http.events import json_answer
-from deployments.ingress.app import app, client_of, tenant_of
-from deployments.ingress.bodies import Bodies
-from deployments.ingress.tenants import Gate
+from deployments.ingress.app import Routes, app, client_of, tenant_of
+from deployments.replica_client.answers import deadline_in, in_time
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.jobs import EncodeJob, check_job, work_of_text
 from deployments.requests.encode.readers import read_job
@@ -34,20 +25,10 @@ from deployments.requests.terms import take_timeout
 
 def share_of(request: Request) -> Share:
     """The tenant of a request, as the queue of an encoder sees it."""
-    return Share(tenant=client_of(request), weight=tenant_of(request).limits.weight)
+    return Share(tenant=client_of(request), weight=tenant_of(request).weight)
 
 
-class EncodeRoutes:
-    """Routes for embedding, reranking and classification.
-
-    The subclass must set `_args`, `_bodies`, `_encoders` and `_gate`.
-    """
-
-    _args: AppArgs
-    _bodies: Bodies
-    _encoders: Encoders
-    _gate: Gate
-
+class EncodeRoutes(Routes):
     @app.post("/v1/embeddings")
     async def embeddings(self, request: Request) -> Response:
         """Compute embeddings, in OpenAI's format."""
@@ -85,9 +66,8 @@ class EncodeRoutes:
     async def _compute(self, endpoint: EncodeEndpoint, request: Request) -> Response:
         """Check the request, and send all of it to one replica of the encoder that it names."""
         body = await self._bodies.read(request)
-        async with in_time(
-            take_timeout(body, request.headers, self._args.admission.default_timeout_s)
-        ):
+        timeout_s = take_timeout(body, request.headers, self._args.admission.default_timeout_s)
+        async with in_time(deadline_in(timeout_s)):
             name, info = await self._encoders.choose(endpoint, body.get("model"))
             tenant = tenant_of(request)
             self._gate.allow_model(tenant, name)

@@ -17,31 +17,26 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, EngineError
+from deployments.admission.tenants import ANONYMOUS, Tenant
 from deployments.http.errors import http_error
 from deployments.http.open_requests import OpenRequest
 from deployments.ingress.metrics import UNKNOWN
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.sites import is_preflight
-from deployments.ingress.tenants import ANONYMOUS, Tenant
-from deployments.tracing import spans
-from deployments.tracing.spans import TRACE_HEADERS, Span
+from deployments.messages import INTERNAL
+from deployments.observability import spans
+from deployments.observability.spans import TRACE_HEADERS, Span
 
 OPEN_PATHS = ("/health", "/ready")
-"""Paths that are answered without an API key, and however many requests are in progress.
-
-Load balancers and orchestrators poll them.
-"""
+"""Polled by load balancers, without an API key, and however many requests are in progress."""
 
 METRICS = "/metrics"
 """Scraped however many requests are in progress, because the scrapes tell about overload."""
 
 PAGES = ("/", "/playground", "/docs", "/openapi.json")
 PAGE_FILES = ("/playground/", "/docs/")
-"""Pages, and beginnings of the paths of their files: answered without an API key.
-
-A browser sends no key with them. The requests that the pages send have one.
-"""
+"""Pages, and beginnings of the paths of their files: a browser sends no API key with them."""
 
 DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 """How much of a body that is too large is read and dropped, in bytes and in seconds.
@@ -49,11 +44,8 @@ DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 Without this, the client would get a connection reset before it gets the answer.
 """
 
-REFUSED = "refused"
-"""The key of the scope's state for the reason of an OverloadedError."""
-
-SPAN = "span"
-"""The key of the scope's state for the request's span; missing if it is not traced."""
+REFUSED, SPAN = "refused", "span"
+"""Keys of the scope's state: the reason of an OverloadedError, and the span if there is one."""
 
 REQUEST_ID = b"x-request-id"
 
@@ -62,6 +54,7 @@ CSP, NOTHING_MORE = b"content-security-policy", b"default-src 'none'; frame-ance
 
 Pages have a policy of their own.
 """
+
 MAX_LOGGED_CHARS = 500
 MAX_LOGGED_PATH_CHARS = 200
 
@@ -111,7 +104,7 @@ class Exchange:
         self._status: int | None = None  # of the answer; None until it begins
         self._state: dict[str, Any] = {}  # of the scope inside
         self._began_s = now()
-        self._first_byte_s: float | None = None
+        self._first_byte_s: float | None = None  # since it began
         self._bytes_in = self._bytes_out = 0
         self._head = b""  # the first bytes of the body, for log_prompts
         self._span: Span | None = None  # None if it is not sent anywhere
@@ -120,8 +113,7 @@ class Exchange:
     async def run(self, app: ASGIApp) -> None:
         """Pass the request to `app`, or answer it with an error.
 
-        An error that occurs after the answer has begun is raised, so that the server ends the
-        connection.
+        An error after the answer has begun is raised, so that the server ends the connection.
         """
         try:
             self._check_site()
@@ -148,27 +140,26 @@ class Exchange:
         except Exception as error:
             self._failed(error)
             if self._status is None:
-                await self._answer(EngineError("Internal error: see the server's log."))
+                await self._answer(EngineError(INTERNAL))
             raise
         finally:
             if self._open_request is not None:
                 self._open_request.end()
-            self._log()
-            self._count()
+            end_s = self._now() - self._began_s
+            self._log(end_s)
+            self._count(end_s)
             self._end_span()
 
     # --- the request ------------------------------------------------------------------------------
 
     def _check_site(self) -> None:
-        """Check by which name the server is called, and which web page calls it.
+        """Check by which name the server is called, and which web page calls it; RequestError.
 
-        Load balancers call OPEN_PATHS by any name, and their answers tell nothing. Raises
-        RequestError.
+        Load balancers call OPEN_PATHS by any name, and their answers tell nothing.
         """
-        if self._path in OPEN_PATHS:
-            return
-        self._policy.sites.check_host(self._headers)
-        self._is_shared = self._policy.sites.allows(self._headers)
+        if self._path not in OPEN_PATHS:
+            self._policy.sites.check_host(self._headers)
+            self._is_shared = self._policy.sites.allows(self._headers)
 
     @property
     def _is_preflight(self) -> bool:
@@ -194,22 +185,18 @@ class Exchange:
     def _come_in(self) -> None:
         """Set the client and the body's deadline, and count the request as in progress.
 
-        Probes and scrapes are not counted. Raises OverloadedError if this client, or all clients
-        together, have too many requests here.
+        Raises OverloadedError if this client, or all together, have too many requests here.
         """
         policy = self._policy
         limits = policy.open_requests.args
         self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
-        if policy.gate.has_keys and self._tenant is not None and self._tenant is not ANONYMOUS:
+        if self._tenant is not None and self._tenant is not ANONYMOUS:
             self._client = self._tenant.name
         if self._path not in (*OPEN_PATHS, METRICS):
             self._open_request = policy.open_requests.begin(self._client)
 
     def _check_declared_size(self) -> None:
-        """Check Content-Length.
-
-        If it is not a number, the size is checked only as the body arrives.
-        """
+        """Check Content-Length. If it is no number, the size is checked as the body arrives."""
         declared = self._headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and len(declared) < 20:
             self._check_size(int(declared))
@@ -236,8 +223,7 @@ class Exchange:
     async def _receive_counted(self) -> Message:
         """Receive a message, and count the bytes of its body.
 
-        Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads the
-        body.
+        Raises BodyTooLargeError, BodyTimeoutError or OverloadedError, in the route that reads it.
         """
         message = await self._receive_in_time()
         if message["type"] == "http.request":
@@ -272,10 +258,8 @@ class Exchange:
 
         A client that waits for `100 Continue` has not sent its body, so nothing is read from it.
         """
-        if (
-            not isinstance(error, BodyTooLargeError)
-            or self._headers.get("expect", "").lower() == "100-continue"
-        ):
+        waits = self._headers.get("expect", "").lower() == "100-continue"
+        if waits or not isinstance(error, BodyTooLargeError):
             return
         num_bytes = 0
         with suppress(TimeoutError):
@@ -290,7 +274,7 @@ class Exchange:
     async def _send_marked(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            self._first_byte_s = self._now()
+            self._first_byte_s = self._now() - self._began_s
             message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
         elif message["type"] == "http.response.body":
             self._bytes_out += len(message.get("body", b""))
@@ -355,7 +339,7 @@ class Exchange:
     def _end_span(self) -> None:
         if self._span is None:
             return
-        tenant = self._tenant.name if self._tenant else "-"
+        tenant = self._tenant_name or "-"
         self._span.set({"tenant": tenant, "bytes_in": self._bytes_in, "bytes_out": self._bytes_out})
         if self._status is None:
             self._span.set({"client_left": True})
@@ -364,12 +348,12 @@ class Exchange:
             if self._status >= 500:
                 self._span.fail(str(self._status))
         if self._first_byte_s is not None:
-            self._span.set({"first_byte_ms": 1000 * (self._first_byte_s - self._began_s)})
+            self._span.set({"first_byte_ms": 1000 * self._first_byte_s})
         self._span.end()
 
     # --- the log ----------------------------------------------------------------------------------
 
-    def _log(self) -> None:
+    def _log(self, end_s: float) -> None:
         """Write one line to the log, and a second one with the start of the body for log_prompts.
 
         The path is quoted, and a request id is the client's only if it is well-formed, so that a
@@ -377,7 +361,17 @@ class Exchange:
         """
         if not logger.isEnabledFor(logging.INFO):
             return
-        fields = self._fields()
+        fields = {
+            "request_id": self._request_id,
+            "tenant": self._tenant_name,
+            "method": self._scope["method"],
+            "path": quoted(self._scope["path"]),
+            "status": self._status,
+            "first_byte_ms": _ms(self._first_byte_s),
+            "end_ms": _ms(end_s),
+            "bytes_in": self._bytes_in,
+            "bytes_out": self._bytes_out,
+        }
         words = (f"{name}={'-' if value is None else value}" for name, value in fields.items())
         logger.info(" ".join(words), extra=fields)
         if self._head:
@@ -385,40 +379,25 @@ class Exchange:
             told = {"request_id": self._request_id, "body": text}
             logger.info("request_id=%s log_prompts: body begins %r", *told.values(), extra=told)
 
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "request_id": self._request_id,
-            "tenant": self._tenant.name if self._tenant else None,
-            "method": self._scope["method"],
-            "path": quoted(self._scope["path"]),
-            "status": self._status,
-            "first_byte_ms": self._ms(self._first_byte_s),
-            "end_ms": self._ms(self._now()),
-            "bytes_in": self._bytes_in,
-            "bytes_out": self._bytes_out,
-        }
+    def _count(self, end_s: float) -> None:
+        if self._policy.metrics is not None:
+            refused = self._state.get(REFUSED)
+            self._policy.metrics.answered(
+                self._path, self._status, self._tenant_name, self._first_byte_s, end_s, refused
+            )
 
-    def _ms(self, time_s: float | None) -> float | None:
-        return None if time_s is None else round(1000 * (time_s - self._began_s), 1)
-
-    def _count(self) -> None:
-        if self._policy.metrics is None:
-            return
-        first_byte_s = None if self._first_byte_s is None else self._first_byte_s - self._began_s
-        tenant = self._tenant.name if self._tenant else None
-        self._policy.metrics.answered(
-            self._path,
-            self._status,
-            tenant,
-            first_byte_s,
-            self._now() - self._began_s,
-            self._state.get(REFUSED),
-        )
+    @property
+    def _tenant_name(self) -> str | None:
+        return self._tenant.name if self._tenant is not None else None
 
 
 def quoted(path: str) -> str:
     """A path as it is told to logs and traces."""
     return quote(path, errors="replace")[:MAX_LOGGED_PATH_CHARS]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 1)
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> RawHeaders:

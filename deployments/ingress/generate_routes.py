@@ -1,11 +1,6 @@
-"""The HTTP routes that generate text.
+"""The HTTP routes that generate text."""
 
-CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
-"""
-
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +12,11 @@ from fastapi.responses import Response
 from cfg_core.errors import UnknownModelError
 from cfg_core.grammars import bounds
 from cfg_core.params import looks_like_guidance
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GenerateJob, GeneratorClient
-from deployments.calls.queue_entries import Share
-from deployments.config.args import AppArgs
-from deployments.ingress.app import app, client_of, forwarded_headers, span_of, tenant_of
-from deployments.ingress.bodies import Bodies
-from deployments.ingress.tenants import ANONYMOUS, Gate
+from deployments.admission.entries import Share
+from deployments.admission.tenants import ANONYMOUS
+from deployments.ingress.app import Routes, app, client_of, forwarded_headers, span_of, tenant_of
 from deployments.messages import GenerateCall
+from deployments.replica_client.generator import GenerateJob, GeneratorClient
 from deployments.requests.demand import (
     Demand,
     check_answer_size,
@@ -46,7 +38,7 @@ SESSION_HEADER = "x-session-id"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """A request for generated text, read and checked without an engine.
 
     body: without its guidance fields, which are in `guidance`.
@@ -58,18 +50,7 @@ class Asked:
     group: GroupRequest
 
 
-class GenerateRoutes:
-    """Routes for completions and conversations.
-
-    The subclass must set `_args`, `_bodies`, `_encoders`, `_gate` and `_generator`.
-    """
-
-    _args: AppArgs
-    _bodies: Bodies
-    _encoders: Encoders
-    _gate: Gate
-    _generator: GeneratorClient | None
-
+class GenerateRoutes(Routes):
     @app.post("/v1/completions")
     async def completions(self, request: Request) -> Response:
         """Generate completions, in OpenAI's format with additional fields for guidance."""
@@ -111,13 +92,12 @@ class GenerateRoutes:
         read = partial(
             self._read, endpoint, self._owner_of(request), request.headers.get(SESSION_HEADER)
         )
-        asked = await self._bodies.read_as(request, read, partial(copies_of, endpoint))
-        name = asked.body.get("model")
-        if self._generator is None or name in self._encoders:
-            raise await self._encoders.no_generation(name)
-        job = self._job(endpoint, asked, request, self._generator)
+        parsed = await self._bodies.read_as(request, read, partial(copies_of, endpoint))
+        name = parsed.body.get("model")
+        generator = await self._generator_of(name)
+        job = self._job(endpoint, parsed, request, generator)
         try:
-            return await self._generator.answer(job)
+            return await generator.answer(job)
         except UnknownModelError:
             raise self._encoders.unknown(str(name)) from None
 
@@ -128,7 +108,7 @@ class GenerateRoutes:
 
     def _read(
         self, endpoint: Endpoint, owner: str | None, session: str | None, body: dict[str, Any]
-    ) -> Asked:
+    ) -> ParsedRequest:
         """Read a request and check what needs no engine; may run in a thread.
 
         Whatever takes time in proportion to the length of the prompts is done here.
@@ -144,7 +124,7 @@ class GenerateRoutes:
         check_answer_size(endpoint, body, groups, self._args.limits.max_answer_bytes, shown)
         demand = demand_of(endpoint, body, guidance, groups)
         check_streams(demand, self._args.admission.max_streams_per_request)
-        return Asked(
+        return ParsedRequest(
             body={name: value for name, value in body.items() if not looks_like_guidance(name)},
             guidance=guidance,
             demand=demand,
@@ -152,35 +132,38 @@ class GenerateRoutes:
         )
 
     def _job(
-        self, endpoint: Endpoint, asked: Asked, request: Request, generator: GeneratorClient
+        self,
+        endpoint: Endpoint,
+        parsed: ParsedRequest,
+        request: Request,
+        generator: GeneratorClient,
     ) -> GenerateJob:
-        tenant, body = tenant_of(request), asked.body
-        limits = tenant.limits
-        for name in models_of(body, asked.guidance, str(self._args.model_name)):
+        tenant, body = tenant_of(request), parsed.body
+        for name in models_of(body, parsed.guidance, str(self._args.model_name)):
             self._gate.allow_model(tenant, name)
         check_context(endpoint, body, generator.context_tokens())
         terms = take_terms(
             body,
             request.headers,
             default_timeout_s=self._args.admission.default_timeout_s,
-            min_priority=SOONEST if limits.min_priority is None else limits.min_priority,
+            min_priority=SOONEST if tenant.min_priority is None else tenant.min_priority,
         )
         if not self._args.engine_orders_by_priority:
             body.pop(PRIORITY, None)
         call = GenerateCall(
             endpoint=endpoint,
             body=body,
-            guidance=asked.guidance,
-            group=asked.group,
+            guidance=parsed.guidance,
+            group=parsed.group,
             headers=forwarded_headers(request, body),
             client=client_of(request),
             tenant=self._owner_of(request),
         )
         return GenerateJob(
             call=call,
-            share=Share(tenant=call.client, weight=limits.weight, max_streams=limits.max_streams),
+            share=Share(tenant=call.client, weight=tenant.weight, max_streams=tenant.max_streams),
             terms=terms,
-            demand=asked.demand,
-            settle=self._gate.charge(tenant, asked.demand.tokens).settle,
+            demand=parsed.demand,
+            settle=self._gate.charge(tenant, parsed.demand.tokens).settle,
             span=span_of(request),
         )

@@ -1,17 +1,15 @@
 """The ASGI middleware that every HTTP request passes before it reaches the routes.
 
 It gives the request an id, checks which name and which web page it comes by (sites.py), its API key
-and its limits, and writes one line to the log. The limits are the size of the body
-(config/access.py), the time in which the body must arrive, how much a client may hold at once, and
-for how long a client may leave its answer unread (config/limits.py).
+and its limits (config/access.py, config/limits.py), and writes one line to the log.
 
 Serve pickles the FastAPI app when it makes CfgRouter's class. Each replica unpickles a copy of the
 app, which CfgRouter.__init__ cannot reach. The app therefore holds a function, `current_policy`
-(ingress/policy.py). It is pickled by name, and returns what `shared.enforce` (routing/shared.py)
-has set in the replica's own process. To wire:
+(ingress/policy.py). It is pickled by name, and returns what `enforce` has set in the replica's own
+process. To wire:
 
-    install(app)                    ingress/app.py, where the app is made
-    shared.enforce(Policy.of(...))  CfgRouter.__init__, with the resolved args.access
+    install(app)             ingress/app.py, where the app is made
+    enforce(Policy.of(...))  CfgRouter.__init__, with the resolved args.access
 
 Imports neither ray, vllm nor torch.
 """
@@ -29,22 +27,17 @@ from deployments.ingress.policy import Policy, current_policy
 
 
 def install(app: FastAPI) -> None:
-    """Add Guard to `app`, for Ray Serve.
-
-    Call it after all other middlewares are added, because the last one added is the outermost.
-    """
+    """Add Guard to `app`, for Ray Serve. It must be the last one added, which is the outermost."""
     app.add_middleware(Guard, policy=current_policy, behind_serve=True)
 
 
 class Guard:
     """ASGI middleware that identifies, limits and logs each request.
 
-    Bodies and answers pass chunk by chunk, and the client's disconnect reaches the app unchanged.
-
     Guard sets `state.request_id`, `state.tenant` (ANONYMOUS on open paths) and `state.client` (the
     tenant's name where API keys are configured, else the client's address). It replaces the
-    request's `x-request-id` header by that id. Its own errors have the shape of OpenAI's. It
-    refuses websockets, because no route is one, and they would pass without an API key.
+    request's `x-request-id` header by that id. It refuses websockets, because no route is one, and
+    they would pass without an API key.
 
     behind_serve: Serve's proxy adds to each response the `x-request-id` that it sent here, so Guard
     does not add it again. If that id was ill-formed, the response carries two ids: the proxy's, and

@@ -7,9 +7,12 @@ label `ingress` besides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 PREFIX = "cfg_serve_"
+
+
+Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Family:
     """
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: Kind
     help: str
     labels: tuple[str, ...] = ()
 
@@ -32,8 +35,10 @@ class Family:
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-_REPLICA = ("replica",)
-_MODEL = ("model",)
+def _families(kind: Kind, *labels: str, **helps: str) -> list[Family]:
+    """Families of one kind with the same labels: their help by their names."""
+    return [Family(name, kind, text, labels) for name, text in helps.items()]
+
 
 REQUESTS = Family(
     "requests",
@@ -91,129 +96,117 @@ OF_REQUESTS = (REQUESTS, CHARGED, FIRST_BYTE, DURATION, REFUSED, WAIT)
 """What is counted as it happens."""
 
 READ = (
-    Family("open_requests", "gauge", "Requests in progress in this ingress."),
-    Family("admission_queued_requests", "gauge", "Requests that wait in the queue."),
-    Family("admission_queued_streams", "gauge", "Streams of the requests that wait in the queue."),
-    Family("admission_queued_tokens", "gauge", "Tokens that these requests are estimated to take."),
-    Family("admission_running_requests", "gauge", "Requests that have a place with the engines."),
-    Family("admission_running_streams", "gauge", "Streams of the requests that have a place."),
-    Family(
-        "admission_capacity_streams", "gauge", "Streams that may have a place at the same time."
+    *_families(
+        "gauge",
+        open_requests="Requests in progress in this ingress.",
+        admission_queued_requests="Requests that wait in the queue.",
+        admission_queued_streams="Streams of the requests that wait in the queue.",
+        admission_queued_tokens="Tokens that these requests are estimated to take.",
+        admission_running_requests="Requests that have a place with the engines.",
+        admission_running_streams="Streams of the requests that have a place.",
+        admission_capacity_streams="Streams that may have a place at the same time.",
     ),
     Family(
         "placements",
         "counter",
-        "Calls that replicas of the generator have taken, by why the replica was chosen: `only`"
-        " (there was no other), `session` (it was there before), `prefix` (a beginning of a prompt"
-        " was cached there), `load` (it had the least). The first that was true counts.",
+        "Calls that replicas of the generator have taken, by why the replica was chosen: `only` "
+        "(there was no other), `session` (it was there before), `prefix` (a beginning of a prompt "
+        "was cached there), `load` (it had the least). The first that was true counts.",
         ("reason",),
     ),
     Family(
         "calls",
         "counter",
-        "Calls to the generator's replicas, by the way they went: `direct`, counted once a replica"
-        " has taken them, or `serve` (Ray Serve's handle).",
+        "Calls to the generator's replicas, by the way they went: `direct`, counted once a "
+        "replica has taken them, or `serve` (Ray Serve's handle).",
         ("way",),
     ),
     Family(
         "retried_requests",
         "counter",
-        "Retries: calls sent again because their replica was lost before the first byte. A request"
-        " may have several.",
+        "Retries: calls sent again because their replica was lost before the first byte. A "
+        "request may have several.",
     ),
     Family(
         "replica_failures",
         "counter",
-        "Times that a replica of the generator failed, as this ingress saw it: `silent` (no sign of"
-        " life) or `dead`.",
+        "Times that a replica of the generator failed, as this ingress saw it: `silent` (no sign "
+        "of life) or `dead`.",
         ("kind",),
     ),
-    Family(
-        "replicas",
+    *_families(
         "gauge",
-        "Replicas of the generator that run. Missing until the ingress has asked for one.",
+        replicas="Replicas of the generator that run. Missing until the ingress has asked for one.",
+        replica_report_age_seconds="Age of the oldest report of a replica, in seconds.",
     ),
-    Family(
-        "replica_report_age_seconds",
+    *_families(
         "gauge",
-        "Age of the oldest report of a replica, in seconds.",
+        "replica",
+        streams_running="Streams that the engine runs.",
+        streams_waiting="Streams that wait in the engine.",
+        queued_prefill_tokens="Prompt tokens in the engine that are not computed yet.",
+        kv_blocks="KV blocks of the engine.",
+        kv_blocks_free="KV blocks that can be handed out, cached ones that nobody uses included.",
+        leader_blocks=(
+            "KV blocks that leaders and plain requests hold; one that both roles share counts in "
+            "each."
+        ),
+        follower_blocks="KV blocks that followers hold.",
+        groups="Groups (guided requests) in the engine.",
+        guided_streams="Streams of the groups in the engine.",
+        held_streams=(
+            "Streams held back in the coming step, because a window or a schedule is about to "
+            "change."
+        ),
     ),
-    Family("streams_running", "gauge", "Streams that the engine runs.", _REPLICA),
-    Family("streams_waiting", "gauge", "Streams that wait in the engine.", _REPLICA),
-    Family(
-        "queued_prefill_tokens",
-        "gauge",
-        "Prompt tokens in the engine that are not computed yet.",
-        _REPLICA,
-    ),
-    Family("kv_blocks", "gauge", "KV blocks of the engine.", _REPLICA),
-    Family(
-        "kv_blocks_free",
-        "gauge",
-        "KV blocks that can be handed out, cached ones that nobody uses included.",
-        _REPLICA,
-    ),
-    Family(
-        "leader_blocks",
-        "gauge",
-        "KV blocks that leaders and plain requests hold; one that both roles share counts in each.",
-        _REPLICA,
-    ),
-    Family("follower_blocks", "gauge", "KV blocks that followers hold.", _REPLICA),
-    Family("groups", "gauge", "Groups (guided requests) in the engine.", _REPLICA),
-    Family("guided_streams", "gauge", "Streams of the groups in the engine.", _REPLICA),
-    Family(
-        "held_streams",
-        "gauge",
-        "Streams held back in the coming step, because a window or a schedule is about to change.",
-        _REPLICA,
-    ),
-    Family("groups_admitted", "counter", "Guided requests that the engines have taken."),
-    Family("joint_steps", "counter", "Joint steps, counted for each group in a step."),
-    Family(
-        "solo_rows",
+    *_families(
         "counter",
-        "Samples taken back because not all streams of their group took part in the step.",
+        groups_admitted="Guided requests that the engines have taken.",
+        joint_steps="Joint steps, counted for each group in a step.",
+        solo_rows=(
+            "Samples taken back because not all streams of their group took part in the step."
+        ),
+        recomputed_streams=(
+            "Streams computed again from their start, because a recurrent state cannot be taken "
+            "back."
+        ),
+        group_preemptions="Groups preempted because KV blocks were lacking.",
+        guided_tokens="Output tokens sampled in joint steps.",
+        scored_tokens="Known tokens scored under guidance.",
+        windows_opened="Windows of guidance that have begun.",
+        windows_closed="Windows of guidance that have ended before their request.",
     ),
-    Family(
-        "recomputed_streams",
+    *_families(
         "counter",
-        "Streams computed again from their start, because a recurrent state cannot be taken back.",
+        "of",
+        drafts="Draft tokens verified, of guided or plain requests.",
+        drafts_accepted="Draft tokens accepted.",
     ),
-    Family("group_preemptions", "counter", "Groups preempted because KV blocks were lacking."),
-    Family("guided_tokens", "counter", "Output tokens sampled in joint steps."),
-    Family("scored_tokens", "counter", "Known tokens scored under guidance."),
-    Family("windows_opened", "counter", "Windows of guidance that have begun."),
     Family(
-        "windows_closed", "counter", "Windows of guidance that have ended before their request."
+        "engines_held_seconds",
+        "counter",
+        "Seconds for which engines waited for their frontend.",
     ),
-    Family("drafts", "counter", "Draft tokens verified, of guided or plain requests.", ("of",)),
-    Family("drafts_accepted", "counter", "Draft tokens accepted.", ("of",)),
-    Family(
-        "engines_held_seconds", "counter", "Seconds for which engines waited for their frontend."
-    ),
-    Family("encoder_replicas", "gauge", "Replicas of the encoder that run.", _MODEL),
-    Family(
-        "encoder_admission_queued_requests",
+    *_families(
         "gauge",
-        "Requests that wait in this ingress for a place with the encoder.",
-        _MODEL,
+        "model",
+        encoder_replicas="Replicas of the encoder that run.",
+        encoder_admission_queued_requests=(
+            "Requests that wait in this ingress for a place with the encoder."
+        ),
+        encoder_admission_queued_tokens="Tokens that these requests are estimated to take.",
+        encoder_queued_sequences="Sequences that wait in the encoder.",
+        encoder_queued_tokens="Tokens of these sequences.",
+        encoder_batches_in_flight="Batches submitted and not finished.",
     ),
-    Family(
-        "encoder_admission_queued_tokens",
-        "gauge",
-        "Tokens that these requests are estimated to take.",
-        _MODEL,
+    *_families(
+        "counter",
+        "model",
+        encoder_requests="Calls that the encoder has taken into its queue.",
+        encoder_sequences="Sequences of these calls.",
+        encoder_tokens="Tokens of these sequences.",
+        encoder_batches="Batches that the encoder has begun to compute.",
     ),
-    Family("encoder_queued_sequences", "gauge", "Sequences that wait in the encoder.", _MODEL),
-    Family("encoder_queued_tokens", "gauge", "Tokens of these sequences.", _MODEL),
-    Family("encoder_batches_in_flight", "gauge", "Batches submitted and not finished.", _MODEL),
-    Family(
-        "encoder_requests", "counter", "Calls that the encoder has taken into its queue.", _MODEL
-    ),
-    Family("encoder_sequences", "counter", "Sequences of these calls.", _MODEL),
-    Family("encoder_tokens", "counter", "Tokens of these sequences.", _MODEL),
-    Family("encoder_batches", "counter", "Batches that the encoder has begun to compute.", _MODEL),
 )
 """What is read at each scrape. Each family has at most one label besides `ingress`."""
 

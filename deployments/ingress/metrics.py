@@ -21,23 +21,10 @@ from deployments.ingress.metric_families import Family
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+    *(2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
+"""Upper bounds of the histograms' buckets."""
 UNKNOWN = "other"
 
 Reading: TypeAlias = Mapping[str, float | Mapping[str, float]]
@@ -116,10 +103,9 @@ class Metrics:
     ) -> None:
         """Count a request that has ended.
 
-        status: None if the client left before there was an answer.
-        refused: what was full, if that is why it was refused.
+        status, first_byte_s: None if the client left before there was an answer.
         tenant: None if unknown.
-        first_byte_s: None if there was no first byte.
+        refused: what was full, if that is why it was refused.
         """
         path = self.path_of(path)
         self._requests.labels(self._ingress, path, str(status or "left"), tenant or "-").inc()
@@ -130,14 +116,10 @@ class Metrics:
         self._duration.labels(self._ingress, path).observe(duration_s)
 
     def waited(self, seconds: float) -> None:
-        """Count how long a request waited for a place with the engines."""
         self._wait.labels(self._ingress).observe(seconds)
 
     def charged(self, tenant: str, num_tokens: int) -> None:
-        """Count the tokens charged for a request: what the engine did for it.
-
-        The count is that of requests/usage.py.
-        """
+        """Count the tokens charged for a request, as the engine counted them."""
         self._charged.labels(self._ingress, tenant).inc(num_tokens)
 
     def text(self) -> bytes:

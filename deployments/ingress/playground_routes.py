@@ -1,13 +1,10 @@
 """The playground: pages on which people see what guidance does to each token.
 
 The pages are files of this package. They call this server's own API and no other host, so they work
-without a network. CfgRouter inherits the routes, because Serve binds a route to the class that
-inherits its method.
+without a network.
 """
 
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 from pathlib import Path
 
@@ -33,10 +30,7 @@ HEADERS = {
 
 
 def page_file(name: str) -> Response:
-    """The answer with a file of the playground.
-
-    Raises NotFoundError if it has none of this name.
-    """
+    """The answer with a file of the playground. Raises NotFoundError if it has no such file."""
     files = {file.name: file for file in FOLDER.iterdir()}
     is_page = name in PAGES
     path = files.get(PAGES.get(name, name))

@@ -8,21 +8,18 @@ from typing import Any, cast
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from deployments.admission.tenants import Gate
 from deployments.config.access import AccessArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequests
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.sites import Sites
-from deployments.ingress.tenants import Gate
-from deployments.routing import shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What Guard enforces.
-
-    It is one object so that it is always replaced as a whole.
+    """What Guard enforces: one object, so that it is always replaced as a whole.
 
     forwarded: replaces the client in a request's scope by what a trusted proxy says; None if no
     proxy is trusted.
@@ -72,13 +69,15 @@ def _forwarded(proxies: list[str]) -> ASGIApp:
     return cast(ASGIApp, ProxyHeadersMiddleware(nothing, proxies))
 
 
-_OPEN = Policy.of(AccessArgs())
+_policy = Policy.of(AccessArgs())
+
+
+def enforce(policy: Policy) -> None:
+    """Let Guard follow this policy from now on, in this process."""
+    global _policy
+    _policy = policy
 
 
 def current_policy() -> Policy:
-    """The policy that this process enforces.
-
-    Until `shared.enforce` is called, no API key is needed.
-    """
-    policy: Policy = shared.enforced() or _OPEN
-    return policy
+    """The policy that this process enforces. Until `enforce` is called, no API key is needed."""
+    return _policy

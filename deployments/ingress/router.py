@@ -1,13 +1,10 @@
 """CfgRouter: the HTTP ingress, which checks requests and sends each to one replica of its model.
 
 It imports neither vllm nor torch, so it is small, starts fast, and refuses bad requests without
-involving an engine. Its routes are in this module, in generate_routes.py, encode_routes.py,
-vllm_routes.py, docs_routes.py and playground_routes.py.
+involving an engine. Its routes are in this module and in those named ..._routes.py.
 """
 
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 import asyncio
 import json
@@ -22,8 +19,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.routing import Route
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GeneratorClient
 from deployments.config.args import AppArgs
 from deployments.http.events import json_answer
 from deployments.http.recent import Recent
@@ -34,13 +29,14 @@ from deployments.ingress.encode_routes import EncodeRoutes
 from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics, Reading
 from deployments.ingress.playground_routes import PlaygroundRoutes
-from deployments.ingress.policy import Policy
+from deployments.ingress.policy import Policy, enforce
 from deployments.ingress.vllm_routes import VllmRoutes
+from deployments.observability import spans
+from deployments.replica_client.encoders import Encoders
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import count_of
 from deployments.requests.streams import num_tokens
-from deployments.routing import shared
-from deployments.tracing import spans
 
 
 @serve.deployment(
@@ -69,7 +65,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         waited = self._metrics.waited
         self._generator = GeneratorClient(generator, args, waited) if generator else None
         policy = Policy.of(args.access, self._metrics, args.limits, args.http)
-        shared.enforce(policy)
+        enforce(policy)
         self._gate = policy.gate
         self._open_requests = policy.open_requests
         self._encoders = Encoders(encoders, args)
@@ -96,7 +92,6 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         raise self._encoders.unknown(model)
 
     async def _cards(self) -> list[dict[str, Any]]:
-        """What /v1/models says of each served model."""
         cards: list[dict[str, Any]] = []
         if self._generator:
             cards = json.loads(await self._generator.ask("models"))["data"]
@@ -166,24 +161,22 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         return JSONResponse(await self._state.value())
 
     async def _ask_state(self) -> dict[str, Any]:
+        async def engine_state() -> dict[str, Any]:
+            generator = self._generator
+            return {"engine": await generator.ask("engine_state")} if generator else {}
+
         try:
             async with asyncio.timeout(self._args.ready_timeout_s):
-                engine, encoders = await asyncio.gather(
-                    self._engine_state(), self._encoders.states()
-                )
+                engine, encoders = await asyncio.gather(engine_state(), self._encoders.states())
         except (CfgServeError, TimeoutError) as error:
             reason = error or "the engine did not answer in time"
             raise EngineDeadError(f"Not ready: {reason}") from None
         return {"status": "ready", **engine, "encoders": encoders}
 
-    async def _engine_state(self) -> dict[str, Any]:
-        if self._generator is None:
-            return {}
-        return {"engine": await self._generator.state()}
-
     async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
         assert self._generator is not None, "_encoder_of has named an encoder then"
-        return await self._generator.ask(method, body, forwarded_headers(request))
+        text: str = await self._generator.ask(method, body, forwarded_headers(request))
+        return text
 
     def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
         """Return the encoder that a request means; None if it means the generator.

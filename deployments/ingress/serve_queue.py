@@ -55,10 +55,7 @@ def _closed_over(function: FunctionType) -> dict[str, Any]:
 
 
 async def room(queue: Sized | None) -> None:
-    """Wait until the queue has room.
-
-    Returns at once if `queue` is None.
-    """
+    """Wait until the queue has room; None always has."""
     if queue is not None and len(queue) >= FULL:
         while len(queue) > ROOM:  # noqa: ASYNC110 - Serve's queue has no event for this
             await asyncio.sleep(LOOK_EVERY_S)

@@ -85,9 +85,9 @@ class Sites:
         )
 
     def allows(self, headers: Headers) -> bool:
-        """Whether the page that sent the request may read the answer.
+        """Whether a page of another origin sent the request, and may read the answer.
 
-        False if no page of another origin did. Raises ForeignOriginError if it may not even ask.
+        Raises ForeignOriginError if it may not even ask.
         """
         origin = headers.get("origin")
         if origin is None or _is_own(origin, headers):

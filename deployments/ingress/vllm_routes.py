@@ -1,11 +1,6 @@
-"""The smaller routes of `vllm serve`: what it is, how loaded it is, and what it makes of a prompt.
+"""The smaller routes of `vllm serve`: its version, its load, and what it makes of a prompt."""
 
-CfgRouter inherits them, because Serve binds a route to the class that inherits its method.
-"""
-
-# No `from __future__ import annotations` here: Serve and FastAPI read the annotations of the
-# routes. Serve pickles the routes when it makes the class, so what they call must be defined above
-# the class.
+# No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 from functools import cache
 from importlib import metadata
@@ -16,14 +11,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.grammars import bounds
-from deployments.calls.encoders import Encoders
-from deployments.calls.generator import GeneratorClient
-from deployments.config.args import AppArgs
 from deployments.http.events import json_answer
-from deployments.http.open_requests import OpenRequests
-from deployments.ingress.app import app, forwarded_headers, tenant_of
-from deployments.ingress.bodies import Bodies
-from deployments.ingress.tenants import Gate
+from deployments.ingress.app import Routes, app, forwarded_headers, tenant_of
 from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
 from deployments.requests.guidance import read_guidance
 from deployments.requests.old_names import with_structured_outputs
@@ -40,19 +29,8 @@ def versions() -> dict[str, str]:
     return {"version": vllm[0] if vllm else "unknown", "cfg_serve": installed.get("cfg-serve", "")}
 
 
-class VllmRoutes:
-    """Routes of `vllm serve` that generate nothing.
-
-    The subclass must set `_args`, `_bodies`, `_encoders`, `_gate`, `_generator` and
-    `_open_requests`.
-    """
-
-    _args: AppArgs
-    _bodies: Bodies
-    _encoders: Encoders
-    _gate: Gate
-    _generator: GeneratorClient | None
-    _open_requests: OpenRequests
+class VllmRoutes(Routes):
+    """Routes of `vllm serve` that generate nothing."""
 
     @app.get("/version")
     async def version(self) -> JSONResponse:
@@ -139,8 +117,7 @@ class VllmRoutes:
                 "guidance_scale",
             )
         name = body.get("model")
-        if self._generator is None or name in self._encoders:
-            raise await self._encoders.no_generation(name)
+        generator = await self._generator_of(name)
         tenant = tenant_of(request)
         self._gate.allow_model(tenant, str(name or self._args.model_name))
         is_prompt = SHAPES[endpoint].messages is None
@@ -148,6 +125,6 @@ class VllmRoutes:
         tokens = num_tokens(content)
         with self._gate.charge(tenant, tokens) as charge:
             asked = (endpoint, body) if method == "render" else (body, forwarded_headers(request))
-            text = await self._generator.ask(method, *asked)
+            text = await generator.ask(method, *asked)
             charge.settle(tokens)
         return json_answer(text)

@@ -1,6 +1,6 @@
 """Turn the errors of Serve's own proxy into answers in OpenAI's format.
 
-Serve answers in plain text if there is no route or no replica. If the ingress died, Serve sends
+Serve answers in plain text if there is no route or no replica. If the ingress died, it sends
 nothing: uvicorn then answers with a bare 500, or cuts the stream.
 """
 

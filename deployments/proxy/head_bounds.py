@@ -36,10 +36,7 @@ class HeadBounds:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> HeadBounds:
-        """The bounds that the environment sets.
-
-        Raises ConfigError if a value is not a number above 0.
-        """
+        """The bounds that the environment sets. Raises ConfigError if one is no number above 0."""
         return cls(
             max_lines=int(_number(environment, "CFG_SERVE_MAX_HEAD_LINES", USUAL_LINES)),
             max_bytes=int(_number(environment, "CFG_SERVE_MAX_HEAD_BYTES", USUAL_BYTES)),
@@ -77,15 +74,13 @@ class HeadCount:
         self._check(self._line_bytes)
 
     def body(self, num_bytes: int) -> None:
-        """Count a part of the body."""
         self._body_bytes += num_bytes
 
     def read(self, num_bytes: int) -> None:
         """Count a read from the connection that brought a part of the head, and no body.
 
-        A line counts only when it is complete, so this is what bounds a line that does not end.
-        Within a chunked body, the lengths of chunks come in such reads, too. So a body adds its
-        size to what is allowed. Raises HeadTooLargeError.
+        This bounds a line that does not end. Within a chunked body, the lengths of chunks come in
+        such reads, too. So a body adds its size to what is allowed. Raises HeadTooLargeError.
         """
         self._read_bytes += num_bytes
         self._check(self._read_bytes - self._body_bytes)

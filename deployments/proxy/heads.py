@@ -2,10 +2,9 @@
 
 Serve's proxy, and with HAProxy the ingress replicas, run uvicorn with its httptools protocol. It
 collects the head of a request, whatever its size and however long it takes, before any code of
-Serve or of ours runs. So 40 MB of short header lines take a gigabyte, and keep the event loop busy
-for seconds. `bounded` makes the protocol that counts the head as it arrives, and ends the
-connection with 431 (too large) or 408 (too slow). It also bounds the following, which uvicorn keeps
-without bounds, too:
+Serve or of ours runs: 40 MB of short header lines take a gigabyte, and keep the event loop busy for
+seconds. `bounded` makes the protocol that counts the head as it arrives, and ends the connection
+with 431 (too large) or 408 (too slow). It also bounds what uvicorn keeps without bounds, too:
 
 - The trailers of a chunked body.
 - Requests that are pipelined, which is to say sent before the earlier ones are answered.

@@ -27,7 +27,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,7 +38,6 @@ from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequest, OpenRequests
 from deployments.http.recent import Recent
 from deployments.proxy.answers import Answered, answer_of
-from deployments.proxy.header_text import check_text
 from deployments.proxy.http_1_0 import end_by_closing
 from deployments.proxy.starts import Start, Starts
 
@@ -59,6 +58,14 @@ HELD_BYTES = 2**16
 
 The rest of a longer body is passed on as it arrives. Guard (ingress/guard.py) has a deadline and
 bounds for it.
+"""
+
+
+READ_AS_BYTES = frozenset({b"authorization", b"cookie", b"referer", b"user-agent", b"x-api-key"})
+"""Headers that may hold any bytes.
+
+Browsers send such cookies, and only our own code reads these headers: as latin-1, where every byte
+is a character.
 """
 
 
@@ -162,6 +169,23 @@ class ConnectionLimits:
         return replay
 
 
+def check_text(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise RequestError that names a header which is not UTF-8.
+
+    Serve decodes several headers as UTF-8 (the ids of the request, the session and the model, the
+    trace, the timeout). If one cannot be decoded, its proxy fails with a bare 500.
+    """
+    for name, value in headers:
+        if name not in READ_AS_BYTES:
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                told = name.decode("ascii", "replace")[:100]
+                raise RequestError(
+                    f"The header {told} is not UTF-8: send it as UTF-8 text.", told
+                ) from None
+
+
 class SharedAnswer:
     """The answer to a GET that is the same for all clients."""
 
@@ -196,10 +220,7 @@ async def ask_as_nobody(app: ASGIApp, scope: Scope) -> Sequence[Message]:
 
 
 def _of_nobody(scope: Scope) -> Scope:
-    """The scope of a GET of the same path, with nothing that its client chose.
-
-    What a client sends must not change the answer that others get.
-    """
+    """The scope of a GET of the same path, with nothing that its client chose."""
     path = scope["path"]
     clean = {"path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
     return {**scope, **clean, "client": None, "state": {}}
@@ -218,10 +239,7 @@ async def _first(num_bytes: int, receive: Receive) -> deque[Message]:
 
 
 def _nothing_more() -> Receive:
-    """A `receive` with an empty body, from a client that never leaves.
-
-    The clients that asked may leave, but the answer is for all.
-    """
+    """A `receive` with an empty body, from a client that never leaves: the answer is for all."""
     told = False
 
     async def receive() -> Message:

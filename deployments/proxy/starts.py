@@ -38,9 +38,7 @@ class Starts:
         self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
     async def begin(self, address: str, probe: Callable[[], Awaitable[object]]) -> Start:
-        """Wait for a turn of `address`.
-
-        The caller must call `end` of the Start once the request has started.
+        """Wait for a turn of `address`. The caller must `end` the Start once it has started.
 
         probe: asks the ingress for something, and returns when it has answered.
         """

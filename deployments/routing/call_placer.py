@@ -1,7 +1,7 @@
 """Which replica of one deployment gets each call, for all who send calls from this process.
 
 Calls go to replicas in two ways: through Serve's handle, where GroupRouter asks here, and directly
-(calls/direct_calls.py). Both must know of what the other has sent.
+(replica_client/direct_calls.py). Both must know of what the other has sent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from deployments.direct.address import Address, address_in
+from deployments.health.replica_health import Failure, health
 from deployments.messages import GenerateCall
-from deployments.routing import shared
+from deployments.routing.dispatches import dispatched
+from deployments.routing.fleets import Fleet, generator_fleet
 from deployments.routing.loads import report_age_s
 from deployments.routing.placement import Costs, Placer
 
@@ -32,7 +34,7 @@ class CallPlacer:
     def __init__(self, **costs: float) -> None:
         self._lock = threading.Lock()
         self._placer = Placer(Costs(**costs))
-        self._deployment: str | None = None
+        self._fleet: Fleet | None = None  # None until there has been a replica
         self._addresses: dict[Hashable, Address | None] = {}
 
     def rank(self, name: str, call: GenerateCall, among: Iterable[R]) -> list[R]:
@@ -41,15 +43,15 @@ class CallPlacer:
         From now on, the call counts as load of the first replica.
         """
         with self._lock:
-            ranked = self._placer.rank(name, call.group, shared.usable(among), time.monotonic())
+            ranked = self._placer.rank(name, call.group, health().usable(among), time.monotonic())
         if ranked:
-            shared.dispatched(call.call_id, ranked[0])
+            dispatched(call.call_id, ranked[0])
         return ranked
 
     def least_loaded(self, among: Iterable[R]) -> list[R]:
         """The same for a call that computes nothing, the replica with the fewest streams first."""
         with self._lock:
-            return self._placer.least_loaded(shared.usable(among), time.monotonic())
+            return self._placer.least_loaded(health().usable(among), time.monotonic())
 
     def direct(self, call: GenerateCall) -> tuple[Hashable, Address] | None:
         """The best replica for a direct call, and its address; the call is planned there.
@@ -70,10 +72,9 @@ class CallPlacer:
         return ranked[0], address
 
     def sent(self, name: str, call: GenerateCall, replica: Hashable) -> None:
-        """Note that the replica has taken the call."""
         with self._lock:
             reason = self._placer.sent(name, call.group, replica, time.monotonic())
-        shared.dispatched(call.call_id, replica, reason)
+        dispatched(call.call_id, replica, reason)
 
     def answered(self, name: str, replica: Hashable) -> None:
         """Note that the call has ended, however it did, or that it is not sent there after all."""
@@ -91,28 +92,36 @@ class CallPlacer:
             for replica, stats in reports.items():
                 self._placer.report(replica, stats, now, report_age_s(stats, unix_time_s))
             self._addresses = {r: address_in(stats) for r, stats in reports.items()}
-            self._deployment = deployment or self._deployment
         if deployment is not None:
-            shared.placed_by(deployment, self)
-        if self._deployment is not None:
-            shared.count_generator(self._deployment).update(reports)
+            self._fleet = generator_fleet(deployment)
+            _placers[deployment] = self
+        if self._fleet is not None:
+            self._fleet.counts.update(reports)
         self._publish()
 
     def died(self, replica: Hashable) -> None:
         """Note that a call found the replica dead. The controller may not know it yet."""
-        shared.lost(replica)
+        health().failed(replica, Failure.DEAD)
         with self._lock:
             self._placer.forget(replica)
             self._addresses.pop(replica, None)
-        if self._deployment is not None:
-            shared.count_generator(self._deployment).left(replica)
+        if self._fleet is not None:
+            self._fleet.counts.left(replica)
         self._publish()
 
     def _publish(self) -> None:
-        """Publish the loads to the ingress, once there has been a replica."""
-        if self._deployment is not None:
+        """Tell the ingress of the replicas, once there has been one."""
+        if self._fleet is not None:
             with self._lock:
                 replicas = list(self._addresses)
                 reports = self._placer.reports(replicas)
                 reported_at = self._placer.reported_at(replicas)
-            shared.publish(self._deployment, reports, reported_at)
+            self._fleet.update(reports, reported_at)
+
+
+_placers: dict[str, CallPlacer] = {}
+
+
+def placer_of(deployment: str) -> CallPlacer | None:
+    """Who places the calls of a deployment; None if none of its replicas is known yet."""
+    return _placers.get(deployment)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_GONE = 1000
-"""How many replicas that left are remembered one by one.
+"""How many replicas that left are remembered one by one; of older ones, only a sum is kept.
 
-The totals of older ones are kept as one sum. A replica that comes back after that long would be
-counted twice.
+Should one of those come back, it would be counted twice.
 """
 
 
@@ -70,10 +69,7 @@ ENCODER = Names(
 
 
 class Counts:
-    """The counts of one deployment. Several threads may use it.
-
-    Totals never fall: a replica that left keeps its last ones here.
-    """
+    """The counts of one deployment, for several threads. Totals never fall when replicas leave."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -104,15 +100,8 @@ class Counts:
             for name in self._names.totals:
                 self._older[name] += count(report.get(name))
 
-    @property
-    def replicas(self) -> int:
-        return len(self._present)
-
     def now(self) -> dict[str, dict[str, int]]:
-        """For each name of `now`: the numbers of the replicas that have reported, by their names.
-
-        Of two replicas that have the same name, one counts.
-        """
+        """For each name of `now`: the numbers of the replicas that have reported, by replica."""
         with self._lock:
             reports = {name_of(r): self._reports[r] for r in self._present if self._reports[r]}
         return {
@@ -138,3 +127,32 @@ def count(value: object) -> int:
 def name_of(replica: Hashable) -> str:
     """The name of a replica for people: for Serve's ReplicaID its unique part."""
     return str(getattr(replica, "unique_id", replica))
+
+
+_METRICS = {
+    "running": "streams_running",
+    "waiting": "streams_waiting",
+    "total_blocks": "kv_blocks",
+    "free_blocks": "kv_blocks_free",
+}
+
+
+def generator_metrics(
+    now: Mapping[str, Mapping[str, int]], totals: Mapping[str, int]
+) -> dict[str, float | Mapping[str, float]]:
+    """The counts of a generator, by the names of the metrics (ingress/metric_families.py).
+
+    now: by name and replica.
+    """
+    counted = dict(totals)
+    drafts, accepted = (
+        {kind: counted.pop(f"{kind}_{what}") for kind in ("guided", "plain")}
+        for what in ("drafts", "drafts_accepted")
+    )
+    return {
+        **{_METRICS.get(name, name): values for name, values in now.items()},
+        "engines_held_seconds": counted.pop("held_ms") / 1000,
+        "drafts": drafts,
+        "drafts_accepted": accepted,
+        **counted,
+    }

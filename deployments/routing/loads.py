@@ -9,21 +9,18 @@ from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
 
-from deployments.lifecycle.pulse import REPORTED_AT
+from deployments.health.engine_watch import REPORTED_AT
 
 REPORT_AGE_S = 0.5
 """Assumed age, in seconds, of a report that has no timestamp.
 
-It is half a pulse of the engine (PULSE_S in lifecycle/pulse.py), a tick or two of Serve's
-controller, and the transfer. If the value is too large, requests sent to the replica in that time
-are counted twice; if it is too small, they are not counted at all.
+It is half a pulse of the engine (PULSE_S), a tick or two of Serve's controller, and the transfer.
+Too large, and requests sent to the replica in that time are counted twice; too small, and they are
+not counted at all.
 """
 
 MAX_REPORT_AGE_S = 5.0
-"""Maximum age of a report, in seconds.
-
-If a report seems older, the clock of its machine is behind.
-"""
+"""If a report seems older, in seconds, the clock of its machine is behind."""
 
 PLANNED_S = 5.0
 """Seconds for which a choice counts before Serve says that the request was sent.
@@ -32,10 +29,7 @@ Serve never says so if the client left.
 """
 
 ANSWERED_S = 60.0
-"""Seconds for which an answered request is remembered.
-
-A report that is on its way may still count it.
-"""
+"""Seconds for which an answered request is remembered: a report on its way may still count it."""
 
 PREFILL_TOKENS_PER_S = 10_000
 """Assumed prefill speed of a replica that does not report it.
@@ -53,7 +47,6 @@ class ReplicaLoad:
 
     queued_prefill_tokens: of prompts, not computed yet.
     running, waiting: streams.
-    held_ms: milliseconds that the engine has waited for its frontend since its start.
     calls: calls of `generate` that the replica has taken since its start.
     prefill_tokens_per_s: may be missing in a report.
     waiting_tokens: how much should be left by now of the queued tokens and of those sent since.
@@ -70,7 +63,6 @@ class ReplicaLoad:
     waiting: int = 0
     max_num_seqs: int = 0
     max_model_len: int = 0
-    held_ms: int = 0
     calls: int = 0
     prefill_tokens_per_s: int = PREFILL_TOKENS_PER_S
     waiting_tokens: float = 0.0
@@ -80,19 +72,17 @@ class ReplicaLoad:
 
     @classmethod
     def of(cls, stats: Mapping[str, Any], **since: Any) -> ReplicaLoad:
-        """Build the load from a report.
+        """Build the load from a report. Missing keys and invalid counts get the default.
 
-        stats: what `ModelReplica.record_routing_stats` returned. Missing keys and invalid counts
-        get the default.
+        stats: what `ModelReplica.record_routing_stats` returned.
         since: the fields of SINCE.
         """
-        counts = {
-            name: value for name, value in stats.items() if name in REPORTED and type(value) is int
+        known = {
+            name: value
+            for name in REPORTED
+            if type(value := stats.get(name)) is int and value >= LEAST.get(name, 0)
         }
-        return cls(
-            **{name: value for name, value in counts.items() if value >= LEAST.get(name, 0)},
-            **since,
-        )
+        return cls(**known, **since)
 
     @property
     def streams(self) -> int:
@@ -100,11 +90,7 @@ class ReplicaLoad:
 
     @property
     def headroom_blocks(self) -> int:
-        """Free blocks that nobody needs soon.
-
-        Requests sent since the report and queued prompts will take theirs, and each running stream
-        one more.
-        """
+        """Free blocks that nobody needs soon: each running stream will take one more, too."""
         queued = math.ceil(self.queued_prefill_tokens / self.block_size)
         return self.free_blocks - self.sent_blocks - queued - self.running
 
@@ -118,16 +104,11 @@ LEAST = {"block_size": 1, "prefill_tokens_per_s": 1}
 
 
 def report_age_s(stats: Mapping[str, Any], unix_time_s: float) -> float:
-    """How many seconds ago the report was true.
-
-    The clocks of two machines may differ by a little.
-    """
+    """How many seconds ago the report was true. Clocks of two machines may differ by a little."""
     at_ms = stats.get(REPORTED_AT)
-    return (
-        min(max(0.0, unix_time_s - at_ms / 1000), MAX_REPORT_AGE_S)
-        if type(at_ms) is int
-        else REPORT_AGE_S
-    )
+    if type(at_ms) is not int:
+        return REPORT_AGE_S
+    return min(max(0.0, unix_time_s - at_ms / 1000), MAX_REPORT_AGE_S)
 
 
 # --- since the last report ------------------------------------------------------------------------
@@ -169,8 +150,7 @@ class SentLedger:
     def planned(self, replica: Hashable, request: str, work: Work) -> None:
         """Note that the request is about to be sent there.
 
-        It counts at once; otherwise requests that come together would all choose the same replica.
-        It counts only once, however often it is planned.
+        It counts at once, else requests that come together would all choose the same replica.
         """
         self.unplan(request)
         self._planned[request] = replica, work
@@ -195,17 +175,13 @@ class SentLedger:
                 del self._plans[replica]
 
     def sent(self, replica: Hashable, request: str, work: Work) -> None:
-        """Note that the replica has taken the request."""
         self.unplan(request)
         self._sent[replica].pop(request, None)  # so that the newest come last
         self._sent[replica][request] = work
         self._last_sent[replica] = work.at
 
     def answered(self, replica: Hashable, request: str, now: float) -> None:
-        """Note that the request is done, or that the replica has refused it.
-
-        The request may be one that was never noted.
-        """
+        """Note that the request, which need not be known, is done, or was refused there."""
         if self._planned.get(request, (None,))[0] == replica:
             self.unplan(request)
         work = self._sent.get(replica, {}).pop(request, None)
@@ -230,7 +206,6 @@ class SentLedger:
             table.pop(replica, None)
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
-        """Forget all other replicas."""
         for replica in {*self._known_until, *self._last_sent, *self._plans} - set(replicas):
             self.forget(replica)
 
@@ -248,12 +223,10 @@ class SentLedger:
         probably sent at the same time.
         """
         until = self._known_until.get(replica, -math.inf)
-        new = list(
-            takewhile(lambda work: work.at > until, reversed(self._sent.get(replica, {}).values()))
-        )
-        new += [
-            plan for plan in self._plans.get(replica, {}).values() if now - plan.at <= PLANNED_S
-        ]
+        sent = reversed(self._sent.get(replica, {}).values())
+        new = list(takewhile(lambda work: work.at > until, sent))
+        plans = self._plans.get(replica, {}).values()
+        new += [plan for plan in plans if now - plan.at <= PLANNED_S]
         gone = sum(work.streams for work, _ in self._answered.get(replica, ()) if work.at <= until)
         return replace(
             reported,

@@ -1,9 +1,8 @@
 """What the other routers of a deployment do, as far as one router can tell.
 
-Each ingress has a router of its own, and they do not talk to each other. A router knows what it has
-sent itself, and a report is half a second old or more. So two things go wrong as routers are added,
-if each believes that it is alone: they all choose the replica that was idle in the last report, and
-each computes a prefix on another replica. What helps against both is here:
+Each ingress has a router of its own, and they do not talk to each other. A report is half a second
+old or more. So if each router believes that it is alone, they all choose the replica that was idle
+in the last report, and each computes a prefix on another replica. What helps against both:
 
 - TrafficShare: which part of all calls this router sends. The others probably chose as it did, so
   what it sent since a report counts 1 / share times.
@@ -62,7 +61,6 @@ class TrafficShare:
             self._own, self._all = self._own / 2, self._all / 2
 
     def forget(self, replica: Hashable) -> None:
-        """Forget a replica that is gone."""
         self._sent.pop(replica, None)
         self._taken.pop(replica, None)
 

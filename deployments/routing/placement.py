@@ -7,20 +7,19 @@ All streams of a group go to one engine, that of the replica with the least cost
          - sum over its chunks held there of tokens in the chunk / max(1, expected uses)
          + stream_tokens * streams there
 
-The unit is one token of prefill. The division by the expected uses is for a negative prompt that
-all requests share. Without the division, such a prompt would pull all traffic onto the replica that
-saw it first. Computing such a chunk once more on another replica is paid once and used many times,
-so each use bears 1 / uses of it. A chunk that would be evicted there before its next use counts in
-full.
+The unit is one token of prefill. Without the division by the expected uses, a negative prompt that
+all requests share would pull all traffic onto the replica that saw it first. Computing such a chunk
+once more on another replica is paid once and used many times, so each use bears 1 / uses of it. A
+chunk that would be evicted there before its next use counts in full.
 
 Two rules come before the cost: a replica without KV blocks for all streams comes after those that
 have them, and so does a replica without slots for all streams. A session stays where it was unless
 one of these rules or the load speaks against it.
 
-Among many replicas, only MAX_COMPARED are compared, so that a choice among a thousand takes no
-longer. These are the session's home, those that hold the longest beginnings of the prompts, and
-others at random (as in "the power of two choices", Mitzenmacher 2001). If the best of them lacks
-blocks or slots, as many of those that reported room are compared, too.
+Among many replicas, only MAX_COMPARED are compared: the session's home, those that hold the
+longest beginnings of the prompts, and others at random (as in "the power of two choices",
+Mitzenmacher 2001). If the best of them lacks blocks or slots, as many of those that reported room
+are compared, too.
 
 A replica that has not reported counts as an empty one of the size of the others, so that what is
 sent to it counts against it.
@@ -134,11 +133,9 @@ def choose(
         return missing[replica], max(cost[replica], equal), load.streams, load.last_sent
 
     ranked = sorted(candidates, key=rank)
-    if (
-        home is None
-        or missing.get(home) != least
-        or overloaded(candidates[home], candidates, costs)
-    ):
+    if home is None or missing.get(home) != least:
+        return ranked
+    if overloaded(candidates[home], candidates, costs):
         return ranked
     return [home, *(replica for replica in ranked if replica != home)]
 
@@ -146,24 +143,15 @@ def choose(
 def blocks_needed(
     request: GroupRequest, replica: Hashable, load: ReplicaLoad, index: PrefixIndex
 ) -> int:
-    """KV blocks that the request takes there.
-
-    Chunks in use, such as those of a shared negative prompt, take none.
-    """
+    """KV blocks that the request takes there. Chunks in use by others take none."""
     shared = sum(tokens(index.in_use(replica, prefix.chain)) for prefix in request.prefixes)
     return request.blocks(load.block_size) - shared // load.block_size
 
 
 def lacks(request: GroupRequest, load: ReplicaLoad, num_blocks: int) -> tuple[bool, bool]:
-    """Whether the replica lacks (KV blocks, slots) for all streams of the request.
-
-    An unknown value does not count as lacking.
-    """
-    streams = load.streams + request.streams
-    return (
-        load.total_blocks > 0 and load.headroom_blocks < num_blocks,
-        0 < load.max_num_seqs < streams,
-    )
+    """Whether the replica lacks (KV blocks, slots) for all streams of the request, if known."""
+    lacks_blocks = load.total_blocks > 0 and load.headroom_blocks < num_blocks
+    return lacks_blocks, 0 < load.max_num_seqs < load.streams + request.streams
 
 
 def load_tokens(load: ReplicaLoad, costs: Costs) -> float:
@@ -255,7 +243,7 @@ class Placer:
     ) -> list[R]:
         """`replicas`, the best first, for the request of this name.
 
-        From now on, the request counts as load of the first replica.
+        From now on, the request counts as load of the first one.
         """
         self._ledger.unplan(name)
         ranked = self._ranked(request, list(replicas), now)
@@ -303,16 +291,11 @@ class Placer:
         replica = self._ring.at(next(rare, chain[-1]))
         if replica is None:
             return None
-        held = self._index.matched(replica, chain)
-        return Guess(
-            replica,
-            sum(
-                self._sent_elsewhere(chain[i], now)
-                * (tokens(i + 1) - tokens(i))
-                / max(1.0, uses[i])
-                for i in range(held, len(chain))
-            ),
+        worth = (
+            self._sent_elsewhere(chain[i], now) * (tokens(i + 1) - tokens(i)) / max(1.0, uses[i])
+            for i in range(self._index.matched(replica, chain), len(chain))
         )
+        return Guess(replica, sum(worth))
 
     def _sent_elsewhere(self, chunk: bytes, now: float) -> float:
         """The probability that another router has sent the chunk."""
@@ -324,11 +307,10 @@ class Placer:
         return not any(lacks(request, load, blocks_needed(request, replica, load, self._index)))
 
     def sent(self, name: str, request: GroupRequest, replica: Hashable, now: float) -> str | None:
-        """Note that the replica has taken the request.
+        """Note that the replica has taken the request, and return why it has it, one of REASONS.
 
-        Returns why it has it, one of REASONS; None if the replica is gone already. The reason is
-        that of the choice, if the replica was its first and takes the request within PLANNED_S.
-        Else it is what is true now.
+        That is the reason of the choice, if the replica was its first and takes the request within
+        PLANNED_S; else it is what is true now. None if the replica is gone already.
         """
         if self._replicas is not None and replica not in self._replicas:
             self._ledger.unplan(name)
@@ -362,10 +344,6 @@ class Placer:
         return "prefix" if held else "load"
 
     def answered(self, name: str, replica: Hashable, now: float) -> None:
-        """Note that the request is done, or that the replica has refused it.
-
-        The request may be one that was never noted.
-        """
         self._ledger.answered(replica, name, now)
         if request := self._ongoing.pop((replica, name), None):
             for prefix in request.prefixes:
@@ -423,15 +401,12 @@ class Placer:
             self._stats.pop(replica, None)
             self._reported.pop(replica, None)
         gone = set(replicas)
-        self._ongoing = {
-            key: request for key, request in self._ongoing.items() if key[0] not in gone
-        }
+        self._ongoing = {key: value for key, value in self._ongoing.items() if key[0] not in gone}
         self._homes = OrderedDict(
             (session, home) for session, home in self._homes.items() if home not in gone
         )
 
     def keep_only(self, replicas: Collection[Hashable]) -> None:
-        """Forget all other replicas."""
         if self._replicas == set(replicas):
             return
         if gone := (self._replicas or set()) - set(replicas):
@@ -445,9 +420,7 @@ class Placer:
 
     def _work(self, request: GroupRequest, replica: Hashable, now: float) -> Work:
         load, _ = self._last_report(replica)
-        held = sum(
-            tokens(self._index.matched(replica, prefix.chain)) for prefix in request.prefixes
-        )
+        held = sum(tokens(self._index.matched(replica, p.chain)) for p in request.prefixes)
         blocks = blocks_needed(request, replica, load, self._index)
         return Work(request.tokens - held, blocks, request.streams, now)
 

@@ -62,10 +62,7 @@ class PrefixIndex:
         """
         self.window_s = window_s
         self.lifetime_s = window_s
-        """Seconds for which a chunk that nobody asks for stays cached.
-
-        They are learnt from what is evicted, and are at most window_s.
-        """
+        """Seconds for which a chunk that nobody asks for stays cached, learnt from evictions."""
         self._default_capacity = default_capacity
         self._capacity: dict[Replica, int] = {}
         # replica -> chunk -> parent, last used, units
@@ -96,9 +93,8 @@ class PrefixIndex:
     def add(self, replica: Replica, chain: Sequence[bytes], now: float, own_units: int = 0) -> None:
         """Note that the replica computes `chain`, or has it and uses it again.
 
-        own_units: how much other KV the stream takes: for its output, and for the part of the
-        prompt that fills no chunk. This KV is cached too, until evicted, but no other
-        request can match it.
+        own_units: how much other KV the stream takes, for its output and for the part of the
+        prompt that fills no chunk. It is cached too, but no other request can match it.
         """
         held = self._held.setdefault(replica, OrderedDict())
         capacity = self._capacity.get(replica, self._default_capacity)
@@ -130,10 +126,7 @@ class PrefixIndex:
                 del users[chunk]
 
     def in_use(self, replica: Replica, chain: Sequence[bytes]) -> int:
-        """How many chunks from the start of `chain` are in use by streams there.
-
-        One more stream takes no KV for them.
-        """
+        """How many chunks from the start of `chain` streams use there, for one more to share."""
         return _num_first_in(self._users.get(replica, {}), chain)
 
     def _no_longer_held(self, replica: Replica, chunk: bytes) -> None:
@@ -147,10 +140,7 @@ class PrefixIndex:
         self.lifetime_s += (min(idle_s, self.window_s) - self.lifetime_s) / 100
 
     def expected_uses(self, chunk: bytes, now: float, num_replicas: float) -> float:
-        """How often one replica would use `chunk` before evicting it.
-
-        The estimate assumes that so many replicas share the chunk's requests evenly.
-        """
+        """How often a replica uses `chunk` before evicting it, if so many share its requests."""
         rate = self._popularity.count(chunk, now) / self.window_s
         return rate * self.lifetime_s / num_replicas
 
@@ -159,7 +149,6 @@ class PrefixIndex:
         return self._popularity.count(chunk, now)
 
     def forget(self, replica: Replica) -> None:
-        """Forget a replica that is gone, with its cache."""
         for chunk in self._held.get(replica, ()):
             self._no_longer_held(replica, chunk)
         for table in (self._held, self._users, self._capacity, self._units):
@@ -183,7 +172,5 @@ class PrefixIndex:
 
 
 def _num_first_in(known: Container[bytes], chain: Sequence[bytes]) -> int:
-    """How many chunks from the start of `chain` are in `known`, which has no chunk without its
-    parent. So the last of them can be searched for.
-    """
+    """How many chunks from the start of `chain` are in `known`, which has none without parent."""
     return bisect_left(range(len(chain)), True, key=lambda place: chain[place] not in known)

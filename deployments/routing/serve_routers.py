@@ -1,19 +1,19 @@
 """Ray Serve's request routers of this application.
 
 An encoder replica is chosen by queued tokens, a generator replica by prefixes and load. Serve's own
-policy takes the shorter of two queues, in requests. But requests differ a thousandfold in size, and
-in how much of them each replica has cached. The routers use the public API of Ray Serve 2.60
+policy takes the shorter of two queues, in requests, which differ a thousandfold in size. The
+routers use the public API of Ray Serve 2.60
 (`ray.serve.request_router`, alpha), except for the names in PRIVATE.
 
 A router lives in the process that uses a handle, which is the ingress. Serve makes one router for
 each handle, and calls all of its methods from one event loop, which may have a thread of its own.
 Serve also pickles the class by value, with every object of this module that it uses. Therefore this
-module must have no state outside the instances (see routing/shared.py).
+module must have no state outside the instances. What routers and the ingress share is behind
+functions of other modules (fleets.py, dispatches.py, health/replica_health.py).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -26,10 +26,10 @@ from ray.serve.request_router import (
 )
 from typing_extensions import override
 
-from deployments.lifecycle.beacon import beacons
+from deployments.health.replica_health import health
 from deployments.messages import GenerateCall
-from deployments.routing import shared
 from deployments.routing.call_placer import CallPlacer
+from deployments.routing.fleets import Fleet, encoder_fleet
 from deployments.routing.loads import ReplicaLoad, SentLedger, Work
 
 PRIVATE = {
@@ -53,7 +53,7 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
     @override
     def initialize_state(self, **_: Any) -> None:
         self._ledger = SentLedger()
-        self._deployment: str | None = None
+        self._fleet: Fleet | None = None  # None until there has been a replica
 
     @override
     async def choose_replicas(
@@ -69,9 +69,8 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
     def _load(self, replica: RunningReplica) -> tuple[int, int]:
         """(tokens, requests), by which replicas are compared.
 
-        The report includes the requests of other routers, but is old. What this router has sent is
-        certain. So the larger number counts. Between equals, the number of ongoing requests
-        decides, as last heard from the replica.
+        The report includes the requests of other routers, but is old; what this router has sent is
+        certain. So the larger number counts. Of equals, the one with fewer ongoing requests wins.
         """
         reported = int(replica.routing_stats.get(QUEUED_TOKENS, 0))
         tokens, requests = self._ledger.unanswered(replica.replica_id)
@@ -80,17 +79,15 @@ class QueuedTokensRouter(FIFOMixin, RequestRouter):
 
     @override
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called when a replica starts, stops, or has something new to report."""
         super().update_replicas(replicas)
         self._ledger.keep_only([replica.replica_id for replica in replicas])
         for replica in replicas:
             self._ledger.reported(replica.replica_id, time.monotonic())
-        names = (replica.replica_id.deployment_id.name for replica in replicas)
-        self._deployment = next(names, self._deployment)
-        if self._deployment is not None:
-            shared.publish(self._deployment, [ReplicaLoad() for _ in replicas], -math.inf)
-            reports = {replica.replica_id: replica.routing_stats or {} for replica in replicas}
-            shared.count_encoder(self._deployment).update(reports)
+        if (deployment := _deployment_of(replicas)) is not None:
+            self._fleet = encoder_fleet(deployment)
+        if self._fleet is not None:
+            self._fleet.update([ReplicaLoad() for _ in replicas])
+            self._fleet.counts.update(_reports_of(replicas))
 
     @override
     def on_request_routed(
@@ -176,17 +173,25 @@ class GroupRouter(FIFOMixin, RequestRouter):
     @override
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called when a replica starts, stops, or has something new to report."""
-        reports = {replica.replica_id: replica.routing_stats or {} for replica in replicas}
-        names = (replica.replica_id.deployment_id.name for replica in replicas)
-        shared.lookout().watch(beacons(reports))
+        reports = _reports_of(replicas)
+        health().reported(reports)
         super().update_replicas(replicas)
-        self._placer.update(next(names, None), reports)
+        self._placer.update(_deployment_of(replicas), reports)
 
     @override
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Called when a call finds its replica dead, before the controller does."""
         super().on_replica_actor_died(replica_id)
         self._placer.died(replica_id)
+
+
+def _reports_of(replicas: list[RunningReplica]) -> dict[ReplicaID, dict[str, Any]]:
+    return {replica.replica_id: replica.routing_stats or {} for replica in replicas}
+
+
+def _deployment_of(replicas: list[RunningReplica]) -> str | None:
+    """The name of their deployment; None if there is no replica."""
+    return next((replica.replica_id.deployment_id.name for replica in replicas), None)
 
 
 def _call(pending_request: PendingRequest | None) -> GenerateCall | None:

@@ -47,7 +47,7 @@ def nothing() -> None: ...
 
 async def answer_while_it_stops(address: Address) -> str:
     call: Any = "call"
-    items, texts = await Connections().begin(address, call, nothing, nothing), []
+    items, texts = await Connections().begin("replica", address, call, nothing, nothing), []
     deleted: asyncio.Future[None] | None = None
     try:
         while True:

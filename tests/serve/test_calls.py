@@ -6,7 +6,7 @@ import asyncio
 import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Hashable, MutableMapping
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -20,23 +20,26 @@ from cfg_core.errors import (
     OverloadedError,
     RequestError,
 )
-from deployments.calls import generator as generator_module
-from deployments.calls.answers import Answer
-from deployments.calls.events import EventStream, events
-from deployments.calls.generator import GeneratorClient
-from deployments.calls.queue import AdmissionQueue
-from deployments.calls.queue_entries import Share
+from deployments.admission.entries import Share
+from deployments.admission.queue import AdmissionQueue
 from deployments.config.args import AppArgs
 from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
+from deployments.health import replica_health
+from deployments.health.replica_health import ReplicaHealth, health
 from deployments.http.events import DONE
-from deployments.messages import Chunk, Failed, Heartbeat, Whole
+from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
+from deployments.observability import spans
+from deployments.observability.spans import Span, Tracing
+from deployments.replica_client.answers import Answer, deadline_in
+from deployments.replica_client.events import EventStream, events
+from deployments.replica_client.generator import GeneratorClient, _AdmittedRequest
 from deployments.requests.demand import Demand
+from deployments.requests.group import GroupRequest
+from deployments.requests.prefixes import Prefix
 from deployments.requests.usage import Usage
-from deployments.routing import shared
-from deployments.routing.shared import Dispatch
-from deployments.tracing import spans
-from deployments.tracing.spans import Tracing
+from deployments.routing import fleets
+from deployments.routing.dispatches import Dispatch, dispatched, expected
 
 Message: TypeAlias = Chunk | Whole | Heartbeat | Failed
 Scripted: TypeAlias = float | str | Usage | CfgServeError | Message
@@ -44,10 +47,9 @@ Scripted: TypeAlias = float | str | Usage | CfgServeError | Message
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known() -> Iterator[None]:
-    shared.reset()
-    yield
-    shared.reset()
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_health, "_health", ReplicaHealth())
+    monkeypatch.setattr(fleets, "_fleets", {})
 
 
 def message(item: Scripted) -> Message:
@@ -98,7 +100,7 @@ async def all_of(answer: Answer) -> list[str]:
         return items
 
 
-class SilentLookout:
+class SilentMonitor:
     """Reports that each replica has been silent for `silent_s` seconds."""
 
     def __init__(self, silent_s: float = 60.0) -> None:
@@ -169,14 +171,14 @@ async def watched(answer: Answer, silence_s: float = 0.1) -> list[str]:
 def test_a_replica_that_falls_silent_is_given_up_and_suspected(
     monkeypatch: pytest.MonkeyPatch, script: tuple[Scripted, ...]
 ) -> None:
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
     items = Items(*script)
     began = time.monotonic()
     with pytest.raises(EngineDeadError):
         asyncio.run(watched(answer_of(items, dispatch=sent_to("replica 1"))))
     assert 0.1 <= time.monotonic() - began < 2
     assert items.cancelled
-    assert shared.usable(["replica 1", "replica 2"]) == ["replica 2"]
+    assert health().usable(["replica 1", "replica 2"]) == ["replica 2"]
 
 
 def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +186,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
 
     The ingress calls it for all open calls, at regular intervals.
     """
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
 
     class Slow(Items):
         async def next(self) -> Message:
@@ -208,7 +210,7 @@ def test_a_call_that_is_slow_to_end_may_be_looked_at_again(monkeypatch: pytest.M
 
 def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica whose beacon answers is slow, not dead."""
-    monkeypatch.setattr(shared, "lookout", lambda: SilentLookout(silent_s=0.05))
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor(silent_s=0.05))
     answer = answer_of(Items(0.5, "a", 0.5, "b"), dispatch=sent_to("r"))
     assert asyncio.run(watched(answer)) == ["a", "b"]
 
@@ -216,18 +218,18 @@ def test_a_replica_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyP
 def test_a_call_that_still_hears_of_its_replica_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Signs in the call count, even if the lookout reports silence.
+    """Signs in the call count, even if the monitor reports silence.
 
     A firewall may have closed the beacon's port in the meantime.
     """
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
     script: tuple[Scripted, ...] = (0.05, Usage()) * 10
     answer = answer_of(Items(*script, "a"), dispatch=sent_to("r"))
     assert asyncio.run(watched(answer, silence_s=0.3)) == ["a"]
 
 
 def test_a_call_that_waits_for_a_replica_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "lookout", SilentLookout)
+    monkeypatch.setattr(health(), "_monitor", SilentMonitor())
     assert asyncio.run(watched(answer_of(Items(0.4, "a"), dispatch=Dispatch()))) == ["a"]
 
 
@@ -245,13 +247,13 @@ def test_time_runs_out_before_and_after_the_first_sign(script: tuple[Scripted, .
 
 def test_a_replica_that_says_its_engine_is_dead_is_lost() -> None:
     async def main() -> None:
-        with shared.expected("call 2") as dispatch:
-            shared.dispatched("call 2", "replica 2")
+        with expected("call 2") as dispatch:
+            dispatched("call 2", "replica 2")
             await answer_of(Items(EngineDeadError("dead")), dispatch=dispatch).next()
 
     with pytest.raises(EngineDeadError):
         asyncio.run(main())
-    assert shared.usable(["replica 2"]) == []
+    assert health().usable(["replica 2"]) == []
 
 
 def test_an_error_sent_as_a_value_is_raised() -> None:
@@ -319,12 +321,11 @@ def test_a_client_that_leaves_before_the_first_event_cancels_the_call() -> None:
     async def main() -> None:
         place: Any = SimpleNamespace(begun=lambda: None, leave=lambda: None)
         job: Any = SimpleNamespace(settle=settled.append, span=None)
-        client: Any = SimpleNamespace(forget=lambda visit: None)
-        visit = generator_module._Visit(client, job, place)
-        visit.answer = answer_of(items)
-        first = await visit.answer.next()
+        request = _AdmittedRequest(job, place, on_end=lambda _: None)
+        request.answer = answer_of(items)
+        first = await request.answer.next()
         assert isinstance(first, Chunk)
-        EventStream(events(visit.answer, first), on_end=visit.end)
+        EventStream(events(request.answer, first), on_end=request.end)
 
     asyncio.run(main())
     gc.collect()
@@ -362,8 +363,21 @@ def test_a_replica_whose_connection_was_lost_is_suspected_and_not_given_up() -> 
     answer = answer_of(Lost(), dispatch=sent_to("r"))
     with pytest.raises(EngineDeadError):
         asyncio.run(answer.next())
-    assert shared.usable(["r"]) == ["r"]
-    assert shared.usable(["r", "other"]) == ["other"]
+    assert health().usable(["r"]) == ["r"]
+    assert health().usable(["r", "other"]) == ["other"]
+
+
+def admitted_request(span: Span) -> _AdmittedRequest:
+    call = GenerateCall(
+        endpoint="completion",
+        body={},
+        guidance=None,
+        group=GroupRequest(prefixes=(Prefix(num_tokens=1, chain=()),)),
+        headers={},
+    )
+    job: Any = SimpleNamespace(span=span, settle=lambda _: None, call=call)
+    place: Any = SimpleNamespace(leave=lambda: None)
+    return _AdmittedRequest(job, place, on_end=lambda _: None)
 
 
 def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,16 +385,14 @@ def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
     request = tracing.begin("request")
-    job: Any = SimpleNamespace(span=request)
-    nobody: Any = None
-    visit = generator_module._Visit(nobody, job, nobody)
+    admitted = admitted_request(request)
     tries: tuple[tuple[str, Exception | None], ...] = (("r1", EngineDeadError("")), ("r2", None))
     for replica, error in tries:
-        span, dispatch = visit.begin_call(), Dispatch()
-        assert span is not None
+        admitted.begin_call()
+        dispatch = Dispatch()
         dispatch.replica, dispatch.reason, dispatch.is_direct = replica, "load", error is None
-        generator_module._tell_dispatch(span, dispatch)
-        visit.end_call(error)
+        admitted.dispatched(dispatch)
+        admitted.end_call(error)
     request.end()
     tracing.flush(5)
     first, second, _ = (dict(span.attributes or {}) for span in exporter.get_finished_spans())
@@ -403,8 +415,10 @@ def test_a_dispatch_without_a_replica_names_none(monkeypatch: pytest.MonkeyPatch
     exporter = InMemorySpanExporter()
     monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
-    with tracing.begin("call") as span:
-        generator_module._tell_dispatch(span, Dispatch())
+    admitted = admitted_request(tracing.begin("request"))
+    admitted.begin_call()
+    admitted.dispatched(Dispatch())
+    admitted.end_call(None)
     tracing.flush(5)
     (told,) = exporter.get_finished_spans()
     assert "cfg_serve.replica" not in (told.attributes or {})
@@ -430,13 +444,11 @@ def test_a_client_who_leaves_a_stream_is_told_by_the_span_of_its_call(
     monkeypatch.setattr(spans, "_exporter", lambda _: exporter)
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
     request = tracing.begin("request")
-    job: Any = SimpleNamespace(span=request, settle=lambda _: None)
-    there: Any = SimpleNamespace(forget=lambda _: None, leave=lambda: None)
-    visit = generator_module._Visit(there, job, there)
-    visit.begin_call()
-    visit.answer = answer_of(Items("a"))
-    visit.answer.is_complete = is_complete
-    visit.end()
+    admitted = admitted_request(request)
+    admitted.begin_call()
+    admitted.answer = answer_of(Items("a"))
+    admitted.answer.is_complete = is_complete
+    admitted.end()
     tracing.flush(5)
     (call,) = exporter.get_finished_spans()
     assert ("cfg_serve.client_left" in (call.attributes or {})) is not is_complete
@@ -456,7 +468,7 @@ def test_replicas_are_not_told_of_before_anything_is_known() -> None:
     """0 would look as if none could start."""
     told = client_of().reading()
     assert not {"replicas", "replica_report_age_seconds"} & told.keys()
-    shared.publish("generator", [], 0.0)
+    fleets.generator_fleet("generator").update([])
     assert client_of().reading()["replicas"] == 0
 
 
@@ -476,12 +488,12 @@ def test_every_wait_counts_but_that_of_a_refusal(how: str) -> None:
         client = client_of(waits.append)
         client.queue = AdmissionQueue(lambda: 1, 0 if how == "is refused" else 8, 10**6)
         place = await client.queue.enter(share, demand, 0)
-        limit_s = 0.05 if how == "runs out of time" else None
-        terms = SimpleNamespace(timeout_s=limit_s, priority=0)
+        deadline = deadline_in(0.05 if how == "runs out of time" else None)
+        terms = SimpleNamespace(priority=0)
         job: Any = SimpleNamespace(
             span=None, share=share, demand=demand, terms=terms, settle=lambda _: None
         )
-        task = asyncio.ensure_future(client._enter(job))
+        task = asyncio.ensure_future(client._enter(job, deadline))
         await asyncio.sleep(0.03)
         if how == "leaves":
             task.cancel()

@@ -311,7 +311,7 @@ def test_http_protobuf_works_too(tmp_path: Path) -> None:
     )
 
     from deployments.config.tracing import TracingArgs
-    from deployments.tracing.spans import Tracing
+    from deployments.observability.spans import Tracing
 
     got: list[Any] = []
 

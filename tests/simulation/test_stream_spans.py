@@ -11,9 +11,9 @@ from deployments.config.tracing import TracingArgs
 from deployments.generator.engine_calls import EngineCalls, Run, _Entry
 from deployments.generator.stream_spans import ChoiceSpans, Traced
 from deployments.generator.vllm_server import VllmServer
+from deployments.observability import spans
+from deployments.observability.spans import Tracing
 from deployments.requests.usage import Meter
-from deployments.tracing import spans
-from deployments.tracing.spans import Tracing
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.params import FollowerParams, GuidanceParams
-from deployments.calls.queue import RETRY_AT_MOST_S, AdmissionQueue
-from deployments.calls.queue_entries import Share
+from deployments.admission.entries import Share
+from deployments.admission.queue import RETRY_AT_MOST_S, AdmissionQueue
 from deployments.requests.demand import (
     Demand,
     check_answer_size,

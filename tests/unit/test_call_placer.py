@@ -7,20 +7,24 @@ import threading
 import pytest
 
 from deployments.direct.address import Address
+from deployments.health import replica_health
+from deployments.health.replica_health import Failure, ReplicaHealth
 from deployments.messages import GenerateCall
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import Prefix
-from deployments.routing import shared
-from deployments.routing.call_placer import CallPlacer
+from deployments.routing import call_placer, fleets
+from deployments.routing.call_placer import CallPlacer, placer_of
+from deployments.routing.dispatches import dispatched, expected
+from deployments.routing.fleets import generator_fleet
 
 ADDRESS = {name: Address("10.0.0.1", port, bytes(32)) for port, name in enumerate("ab", 1)}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known():
-    shared.reset()
-    yield
-    shared.reset()
+def _nothing_is_known(monkeypatch):
+    monkeypatch.setattr(replica_health, "_health", ReplicaHealth())
+    monkeypatch.setattr(fleets, "_fleets", {})
+    monkeypatch.setattr(call_placer, "_placers", {})
 
 
 def call(name: str, tokens: int = 100) -> GenerateCall:
@@ -42,10 +46,10 @@ def placer(**reports) -> CallPlacer:
 
 
 def test_the_ingress_finds_it_by_the_name_of_the_deployment():
-    assert shared.placer("generator") is None
+    assert placer_of("generator") is None
     made = placer()
-    assert shared.placer("generator") is made
-    assert shared.fleet("generator").replicas == 2
+    assert placer_of("generator") is made
+    assert generator_fleet("generator").view.replicas == 2
 
 
 def test_calls_of_both_ways_count_as_load():
@@ -65,11 +69,23 @@ def test_calls_of_both_ways_count_as_load():
 
 def test_a_dispatch_names_the_replica_that_has_the_call():
     made = placer()
-    with shared.expected("1") as dispatch:
+    with expected("1") as dispatch:
         replica, _ = made.direct(call("1"))
         assert dispatch.replica == replica
         made.sent("1", call("1"), "b")
         assert dispatch.replica == "b"
+
+
+def test_a_dispatch_is_seen_while_it_is_expected():
+    with expected("a") as dispatch:
+        assert dispatch.replica is None
+        thread = threading.Thread(target=dispatched, args=("a", "replica 1"))
+        thread.start()
+        thread.join()
+        assert dispatch.replica == "replica 1"
+        assert dispatch.at < float("inf")
+    dispatched("a", "replica 2")
+    assert dispatch.replica == "replica 1", "the call is over"
 
 
 def test_no_direct_call_where_the_best_replica_takes_none():
@@ -90,9 +106,9 @@ def test_a_call_that_does_not_go_directly_is_not_planned_there():
 
 def test_a_lost_replica_gets_nothing():
     made = placer()
-    shared.lost("a")
+    replica_health.health().failed("a", Failure.DEAD)
     assert [made.direct(call(str(n)))[0] for n in range(3)] == ["b"] * 3
-    shared.lost("b")
+    replica_health.health().failed("b", Failure.DEAD)
     assert made.direct(call("4")) is None
 
 
@@ -112,7 +128,7 @@ def test_a_replica_that_is_gone_is_forgotten():
     assert made.direct(call("1"))[0] == "b"
     made.update(None, {})
     assert made.direct(call("2")) is None
-    assert shared.fleet("generator").replicas == 0
+    assert generator_fleet("generator").view.replicas == 0
 
 
 def test_threads_may_place_calls_at_once():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.lifecycle.client_texts import hidden, hide_client_texts
+from deployments.observability.client_texts import hidden, hide_client_texts
 
 SECRET = "mauve walrus"
 READER = "vllm.entrypoints.openai.chat_completion.serving"

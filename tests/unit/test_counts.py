@@ -2,12 +2,11 @@
 
 from types import SimpleNamespace
 
-from deployments.calls.readings import in_words
 from deployments.ingress import metric_families
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
 from deployments.routing import counts as module
-from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names
+from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names, generator_metrics
 from deployments.routing.placement import Placer
 
 NAMES = Names(now=("groups",), totals=("guided_tokens",))
@@ -27,7 +26,6 @@ def test_a_replica_that_leaves_takes_only_its_numbers_of_now_along():
     assert counts.totals() == {"guided_tokens": 35}
     counts.left("b")
     assert counts.now() == {"groups": {}}
-    assert counts.replicas == 0
     assert counts.totals() == {"guided_tokens": 35}
 
 
@@ -71,7 +69,7 @@ class SimpleNamespaceKey(SimpleNamespace):
 def test_every_count_has_a_metric_of_its_kind():
     kinds = {family.name: family.kind for family in metric_families.READ}
     now = {name: {"r": 1} for name in GENERATOR.now}
-    told = in_words(now, dict.fromkeys(GENERATOR.totals, 1))
+    told = generator_metrics(now, dict.fromkeys(GENERATOR.totals, 1))
     for name, value in told.items():
         assert kinds[name] == ("gauge" if value == {"r": 1} else "counter"), name
     for name in ENCODER.now:

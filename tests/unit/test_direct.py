@@ -12,23 +12,29 @@ from pathlib import Path
 import pytest
 
 from cfg_core.errors import EngineDeadError
-from deployments.calls.direct_calls import DirectCalls
 from deployments.direct import connections as connections_module
-from deployments.direct import frames as frames_module
 from deployments.direct import listener as listener_module
+from deployments.direct import protocol
 from deployments.direct.address import Address, address_in
-from deployments.direct.connections import Connections, DirectItems, RefusedError
-from deployments.direct.frames import MAX_FRAME_BYTES, FrameError, FrameReader, frame
+from deployments.direct.connections import Connections, DirectItems, NotTakenError
 from deployments.direct.listener import CallListener
+from deployments.direct.protocol import MAX_FRAME_BYTES, FrameError, FrameReader, frame
+from deployments.health import replica_health
+from deployments.health.replica_health import ReplicaHealth
 from deployments.http.events import DONE, is_last
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
+from deployments.replica_client.direct_calls import DirectCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import Prefix
 from deployments.requests.usage import Usage
-from deployments.routing import shared
 from deployments.routing.call_placer import CallPlacer
 
 pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture(autouse=True)
+def _all_are_well(monkeypatch):
+    monkeypatch.setattr(replica_health, "_health", ReplicaHealth())
 
 
 def nothing() -> None: ...
@@ -70,6 +76,7 @@ class Replica:
 
     async def call(self, *script: object) -> DirectItems:
         return await self.pool.begin(
+            "replica",
             self.listener.address,
             script,
             lambda: self.taken.append(script),
@@ -123,7 +130,7 @@ async def test_items_come_in_order_and_the_connection_is_used_again(replica):
     assert await replica.all_of() == []
     assert replica.num_open() == 1
     assert len(replica.ended) == 4
-    assert replica.listener.num_calls == 0
+    assert not replica.listener._calls
 
 
 async def test_calls_at_the_same_time_do_not_mix():
@@ -242,7 +249,7 @@ async def test_one_call_too_many_is_refused_and_its_connection_stays():
         running = [asyncio.ensure_future(replica.all_of(0.2, "a")) for _ in range(2)]
         await asyncio.sleep(0.05)
         refused = await replica.call("b")
-        with pytest.raises(RefusedError):
+        with pytest.raises(NotTakenError):
             await refused.next()
         assert [await task for task in running] == [[Chunk("a")]] * 2
         assert await replica.all_of("c") == [Chunk("c")]
@@ -257,7 +264,6 @@ async def test_a_call_is_counted_when_a_replica_has_taken_it(max_calls, num_take
     async def serve(call) -> AsyncGenerator[object]:
         yield Chunk("a")
 
-    shared.reset()
     listener = CallListener("127.0.0.1", serve, max_calls)
     await listener.start()
     placer = CallPlacer()
@@ -267,13 +273,12 @@ async def test_a_call_is_counted_when_a_replica_has_taken_it(max_calls, num_take
     calls = DirectCalls("generator")
     items = await calls.begin(call)
     assert items is not None
-    with suppress(RefusedError):
+    with suppress(NotTakenError):
         assert await items.next() == Chunk("a")
     assert calls.num_taken == num_taken
     items.cancel()
     listener.close()
     await asyncio.sleep(0)
-    shared.reset()
 
 
 async def test_an_idle_connection_that_was_closed_harms_no_call(replica):
@@ -294,7 +299,7 @@ async def test_a_call_whose_connection_is_lost_before_an_item_may_be_sent_again(
     answer = await replica.call(10.0, "a")
     await asyncio.sleep(0.05)
     replica.listener.close()
-    with pytest.raises(RefusedError):
+    with pytest.raises(NotTakenError):
         await answer.next()
     assert not replica.taken
     assert len(replica.ended) == 1
@@ -303,7 +308,7 @@ async def test_a_call_whose_connection_is_lost_before_an_item_may_be_sent_again(
 async def test_a_call_that_is_too_large_takes_no_connection(replica, monkeypatch):
     await replica.all_of("a")
     with monkeypatch.context() as patch:
-        patch.setattr(frames_module, "MAX_FRAME_BYTES", 1000)
+        patch.setattr(protocol, "MAX_FRAME_BYTES", 1000)
         with pytest.raises(FrameError):
             await replica.call("x" * 1000)
     assert await replica.all_of("b") == [Chunk("b")]
@@ -362,7 +367,7 @@ async def test_stopping_refuses_new_calls_and_waits_for_the_others(replica):
     stopped = asyncio.ensure_future(replica.listener.stop())
     await asyncio.sleep(0.05)
     assert not stopped.done()
-    with pytest.raises(RefusedError):
+    with pytest.raises(NotTakenError):
         await (await replica.call("c")).next()
     await stopped
     assert await answer == [Chunk("a"), Chunk("b")]
@@ -386,7 +391,7 @@ async def test_nothing_of_a_caller_without_the_secret_is_unpickled(replica, tmp_
     address = replica.listener.address
     impostor = Address(address.host, address.port, bytes(32))
     with pytest.raises(ConnectionError):
-        await replica.pool.begin(impostor, Bomb(bomb), nothing, nothing)
+        await replica.pool.begin("other", impostor, Bomb(bomb), nothing, nothing)
     payload = frame(pickle.dumps(Bomb(bomb)))
     for sent in (payload, frame(b"x" * 64) + payload, frame(b"") + payload, b"GET / HTTP"):
         reader, writer = await asyncio.open_connection(address.host, address.port)

@@ -10,8 +10,8 @@ import pytest
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.options import EngineOptions
-from deployments.calls.encoder_queue import EncoderQueue
-from deployments.calls.queue_entries import Share
+from deployments.admission.encoder_queue import EncoderQueue
+from deployments.admission.entries import Share
 from deployments.config.encoders import EncoderArgs
 from deployments.requests.encode.jobs import check_job
 from deployments.requests.encode.readers import read_job

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from cfg_core.errors import CfgServeError, EngineError, OverloadedError
+from deployments.admission.tenants import ANONYMOUS, Gate
 from deployments.config.access import AccessArgs, digest_of
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
@@ -23,10 +24,8 @@ from deployments.http.errors import http_error
 from deployments.ingress import exchange
 from deployments.ingress.guard import Guard, install
 from deployments.ingress.metrics import Metrics
-from deployments.ingress.policy import Policy, current_policy
-from deployments.ingress.tenants import ANONYMOUS, Gate
-from deployments.routing.shared import enforce
-from deployments.tracing import spans
+from deployments.ingress.policy import Policy, current_policy, enforce
+from deployments.observability import spans
 
 KEY = "sk-secret"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from deployments.lifecycle import json_lines
-from deployments.lifecycle.json_lines import JsonLines
+from deployments.observability import json_lines
+from deployments.observability.json_lines import JsonLines
 
 
 def test_a_record_is_one_line_with_its_own_fields():

@@ -1,4 +1,4 @@
-"""Beacons and the lookout, with real sockets on the loopback address and real stopped processes."""
+"""Beacons and the monitor, with real sockets on the loopback address and real stopped processes."""
 
 import os
 import signal
@@ -10,15 +10,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from deployments.lifecycle import beacon
-from deployments.lifecycle import lookout as lookouts
-from deployments.lifecycle.beacon import Beacon
-from deployments.lifecycle.lookout import Lookout
+from deployments.health import beacon, beacon_monitor
+from deployments.health.beacon import Beacon
+from deployments.health.beacon_monitor import BeaconMonitor
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = """
 import threading, time
-from deployments.lifecycle.beacon import Beacon
+from deployments.health.beacon import Beacon
 beacon = Beacon("127.0.0.1", 1000.0)
 while not beacon.address:
     time.sleep(0.01)
@@ -32,7 +31,7 @@ BUSY = "while True: sum(range(100_000))"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(beacon, "ASK_EVERY_S", 0.05)
-    monkeypatch.setattr(lookouts, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(beacon_monitor, "ASK_EVERY_S", 0.05)
 
 
 @contextmanager
@@ -54,54 +53,54 @@ def within(seconds, true):
 
 
 def watched(port):
-    lookout = Lookout()
-    lookout.watch({"r": (LOOPBACK, port)})
-    assert within(10, lambda: "r" in lookout._heard)
-    return lookout
+    monitor = BeaconMonitor()
+    monitor.watch({"r": (LOOPBACK, port)})
+    assert within(10, lambda: "r" in monitor._heard)
+    return monitor
 
 
 def test_a_stopped_replica_is_silent_until_it_continues():
     with replica() as (process, port):
-        lookout = watched(port)
+        monitor = watched(port)
         time.sleep(0.5)
-        assert lookout.silent_s("r") < 0.4
+        assert monitor.silent_s("r") < 0.4
         os.kill(process.pid, signal.SIGSTOP)
-        assert within(10, lambda: lookout.silent_s("r") > 0.5)
+        assert within(10, lambda: monitor.silent_s("r") > 0.5)
         os.kill(process.pid, signal.SIGCONT)
-        assert within(10, lambda: lookout.silent_s("r") < 0.4)
+        assert within(10, lambda: monitor.silent_s("r") < 0.4)
 
 
 def test_a_dead_replica_is_silent():
     with replica() as (process, port):
-        lookout = watched(port)
+        monitor = watched(port)
         process.kill()
-        assert within(10, lambda: lookout.silent_s("r") > 0.5)
+        assert within(10, lambda: monitor.silent_s("r") > 0.5)
 
 
 def test_a_busy_replica_is_not_silent():
     """Its interpreter computes without a pause, but the thread of the beacon still runs."""
     with replica(BUSY) as (_, port):
-        lookout = watched(port)
+        monitor = watched(port)
         longest = 0.0
         for _ in range(100):
-            longest = max(longest, lookout.silent_s("r"))
+            longest = max(longest, monitor.silent_s("r"))
             time.sleep(0.01)
         assert longest < 0.5
 
 
 def test_a_replica_that_was_never_heard_is_not_silent():
-    lookout = Lookout()
-    lookout.watch({"r": (LOOPBACK, 1)})  # nobody listens there
+    monitor = BeaconMonitor()
+    monitor.watch({"r": (LOOPBACK, 1)})  # nobody listens there
     time.sleep(0.5)
-    assert lookout.silent_s("r") == 0
-    assert lookout.silent_s("unknown") == 0
+    assert monitor.silent_s("r") == 0
+    assert monitor.silent_s("unknown") == 0
 
 
 def test_a_replica_that_is_not_watched_any_more_is_forgotten():
     with replica() as (_, port):
-        lookout = watched(port)
-        lookout.watch({})
-        assert within(5, lambda: lookout.silent_s("r") == 0 and not lookout._asking)
+        monitor = watched(port)
+        monitor.watch({})
+        assert within(5, lambda: monitor.silent_s("r") == 0 and not monitor._asking)
 
 
 def test_a_blocked_event_loop_ends_the_process():

@@ -5,7 +5,7 @@ import logging.config
 import logging.handlers
 from contextlib import closing
 
-from deployments.lifecycle.log_handlers import log_handlers_kept
+from deployments.observability.log_handlers import log_handlers_kept
 
 CONFIG = {"version": 1, "disable_existing_loggers": False}
 

@@ -21,7 +21,8 @@ from deployments.requests.group import MAX_COPIES, GroupRequest, group_request
 from deployments.requests.guidance import read_guidance
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
 from deployments.requests.streams import streams_of
-from deployments.routing import shared
+from deployments.routing.counts import GENERATOR
+from deployments.routing.fleets import Fleet, FleetView
 from deployments.routing.loads import (
     MAX_REPORT_AGE_S,
     PLANNED_S,
@@ -44,7 +45,6 @@ from deployments.routing.placement import (
     shortlist,
 )
 from deployments.routing.prefixes import PrefixIndex
-from deployments.routing.shared import FleetView
 
 ROOMY = {"free_blocks": 10_000, "total_blocks": 10_000, "block_size": 16, "max_num_seqs": 256}
 UNKNOWN = ReplicaLoad()
@@ -646,39 +646,37 @@ def test_the_shortlist_has_those_that_hold_most(held, home, seed):
 # --- the view for the ingress ---------------------------------------------------------------------
 
 
-def test_nothing_is_known_of_a_deployment_that_nobody_published():
-    assert shared.fleet("nobody") == FleetView()
+def fleet() -> Fleet:
+    return Fleet(GENERATOR)
+
+
+def test_nothing_is_known_of_a_deployment_that_no_router_has_told_of():
+    assert not fleet().is_known
+    assert fleet().view == FleetView()
 
 
 def test_the_fleet_is_the_sum_of_its_replicas():
-    loads = [load(running=3, waiting=1, sent_streams=2, sent_blocks=7), ReplicaLoad.of({})]
-    shared.publish("sum", loads, -math.inf)
-    assert shared.fleet("sum") == FleetView(
-        replicas=2,
-        reporting=1,
-        free_blocks=10_000,
-        total_blocks=10_000,
-        running=3,
-        waiting=1,
-        max_num_seqs=256,
-    )
+    seen = fleet()
+    seen.update([load(running=3, sent_streams=2), load(max_model_len=64), ReplicaLoad.of({})])
+    assert seen.is_known
+    assert seen.view == FleetView(replicas=3, reporting=2, max_num_seqs=512, max_model_len=64)
 
 
 def test_the_view_is_consistent_in_every_thread():
-    stop = threading.Event()
+    seen, stop = fleet(), threading.Event()
 
     def write():
         for i in range(10**9):
             if stop.is_set():
                 return
-            shared.publish("threads", [load(running=i), load(waiting=i)], 0.0)
+            seen.update([load(max_num_seqs=i), load(max_num_seqs=i)], float(i))
 
     writer = threading.Thread(target=write)
     writer.start()
-    views = [shared.fleet("threads") for _ in range(2000)]
+    views = [seen.view for _ in range(2000)]
     stop.set()
     writer.join()
-    assert all(view.running == view.waiting and view.replicas in (0, 2) for view in views)
+    assert all(v.replicas == 0 or v.max_num_seqs == 2 * v.reported_at for v in views)
 
 
 # --- simulated traffic ----------------------------------------------------------------------------

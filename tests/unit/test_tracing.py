@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from cfg_core.vllm_plugin import wire
 from deployments.config.tracing import TracingArgs
-from deployments.tracing import spans
-from deployments.tracing.spans import Tracing
+from deployments.observability import spans
+from deployments.observability.spans import Tracing
 
 
 @pytest.fixture
@@ -37,8 +37,9 @@ def test_it_is_off_by_default():
         [
             sys.executable,
             "-c",
-            "import sys; from deployments.ingress import guard; from deployments.tracing import"
-            " spans; from deployments.config.tracing import TracingArgs;"
+            "import sys; from deployments.ingress import guard;"
+            " from deployments.observability import spans;"
+            " from deployments.config.tracing import TracingArgs;"
             " spans.start(TracingArgs()); assert not [m for m in sys.modules if"
             " m.startswith('opentelemetry')]",
         ],
@@ -150,7 +151,7 @@ def test_a_mute_collector_holds_nothing_up(protocol):
         code = f"""
 import time
 from deployments.config.tracing import TracingArgs
-from deployments.tracing.spans import Tracing
+from deployments.observability.spans import Tracing
 address = "http://127.0.0.1:{mute.getsockname()[1]}"
 tracing = Tracing(TracingArgs(otlp_traces_endpoint=address, protocol="{protocol}"), {{}})
 tracing.begin("x").end()

@@ -1,7 +1,4 @@
-"""Rate limits of one tenant, in requests and tokens per minute.
-
-The caller passes the time.
-"""
+"""Rate limits of one tenant, in requests and tokens per minute. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -37,17 +34,11 @@ class Bucket:
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def take(self, amount: int, now_s: float) -> None:
-        """Take `amount` without a check that the bucket holds it.
-
-        `wait_s` is the check.
-        """
+        """Take `amount` without a check that the bucket holds it; `wait_s` is the check."""
         self.full_at_s = max(self.full_at_s, now_s) + self._refill_s(amount)
 
     def correct(self, amount: int, now_s: float) -> None:
-        """Take `amount` more after the fact, or give it back if negative.
-
-        The bucket may owe.
-        """
+        """Take `amount` more after the fact, or give it back if negative. The bucket may owe."""
         self.take(amount, now_s)
         self.corrected_s += max(0.0, self._refill_s(amount))
 
@@ -88,10 +79,7 @@ class Rates:
             bucket.take(amounts[unit], now_s)
 
     def correct(self, more_tokens: int, now_s: float) -> None:
-        """Charge `more_tokens` after the fact, or give them back if negative.
-
-        A tenant may owe tokens.
-        """
+        """Charge `more_tokens` after the fact, or give them back if negative."""
         if (bucket := self._buckets.get("tokens")) is not None:
             bucket.correct(more_tokens, now_s)
 
@@ -122,9 +110,6 @@ def _never(num_tokens: int, per_minute: int) -> RequestError:
 
 
 def _later(unit: str, per_minute: int, wait_s: float) -> OverloadedError:
-    """The error for a request that comes too soon.
-
-    Its text rounds the seconds up, as Retry-After does.
-    """
+    """The error for a request that comes too soon. Its text rounds up, as Retry-After does."""
     rate = f"This API key is limited to {per_minute} {unit} per minute"
     return OverloadedError(f"{rate}: try again in {math.ceil(wait_s)} s.", wait_s, "rate")

@@ -1,9 +1,10 @@
-"""The tenants that the admission queue (queue.py) knows, and their requests in it."""
+"""What the admission queue (queue.py) remembers: requests, tenants, and what happened lately."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -12,6 +13,9 @@ from deployments.requests.demand import Demand
 
 OTHERS_S = 60.0
 """Seconds for which a tenant counts as active after its last request."""
+
+RATE_WINDOW_S = 30.0
+"""Seconds over which the rate of ending requests is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class Share:
 
 
 class State(Enum):
-    """Of a request in the queue: waiting for a place, holding one, or done (or given up)."""
+    """Of a request: waiting for a place, holding one, or done (or given up)."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -57,7 +61,9 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Tenant:
+class TenantEntries:
+    """What one tenant has in the queue and with the engines."""
+
     finish: float = 0.0  # virtual time at which its last request ends
     streams: int = 0  # waiting and running
     running: int = 0  # streams
@@ -83,3 +89,25 @@ class ActiveTenants:
 
     def are_several(self) -> bool:
         return self._now() - self._other_at < OTHERS_S
+
+
+class DrainRate:
+    """Tokens per second of the requests that ended within the last RATE_WINDOW_S."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._start = now, now()
+        self._ended: deque[tuple[float, int]] = deque()
+
+    def ended(self, tokens: int) -> None:
+        self._ended.append((self._now(), tokens))
+        self._forget_old()
+
+    def per_second(self) -> float:
+        """The rate; 0 if no request has ended lately."""
+        self._forget_old()
+        span_s = min(RATE_WINDOW_S, max(1.0, self._now() - self._start))
+        return sum(tokens for _, tokens in self._ended) / span_s
+
+    def _forget_old(self) -> None:
+        while self._ended and self._ended[0][0] < self._now() - RATE_WINDOW_S:
+            self._ended.popleft()

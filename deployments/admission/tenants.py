@@ -12,39 +12,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from cfg_core.errors import AuthenticationError, PermissionDeniedError
+from deployments.admission.rates import Rates
 from deployments.config.access import ANONYMOUS_NAME, AccessArgs, KeyArgs, digest_of
-from deployments.ingress.rates import Rates
-
-# --- tenants and the gate -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a tenant may use; the fields are those of KeyArgs.
+class Tenant:
+    """The party that a request is counted for. The fields are those of KeyArgs; None: no limit.
 
-    None means no limit. Gate enforces the two rates. The admission queue enforces `max_streams` and
-    `weight`, and requests/terms.py checks `min_priority`.
+    Gate enforces the models and the two rates, the admission queue `max_streams` and `weight`, and
+    requests/terms.py checks `min_priority`.
     """
 
+    name: str
+    models: tuple[str, ...] | None = None
+    may_load_adapters: bool = False
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_streams: int | None = None
     weight: float = 1.0
     min_priority: int | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class Tenant:
-    """The party that a request is counted for.
-
-    models: the served names that it may use; None for all.
-    may_load_adapters: whether it may change which adapters the generator serves.
-    """
-
-    name: str
-    models: tuple[str, ...] | None = None
-    may_load_adapters: bool = False
-    limits: Limits = Limits()
+    @classmethod
+    def of(cls, key: KeyArgs) -> Tenant:
+        return cls(**{field.name: getattr(key, field.name) for field in fields(cls)})
 
 
 ANONYMOUS = Tenant(name=ANONYMOUS_NAME)
@@ -95,16 +86,9 @@ class Gate:
         charged: Callable[[str, int], None] = lambda tenant, num_tokens: None,
     ) -> None:
         self._now, self._charged = now, charged
-        self._keys = [(_digest(key), _tenant(key)) for key in access.keys]
+        self._keys = [(_digest(key), Tenant.of(key)) for key in access.keys]
         tenants = [ANONYMOUS, *(tenant for _, tenant in self._keys)]
-        self._rates = {
-            t.name: Rates(t.limits.requests_per_minute, t.limits.tokens_per_minute) for t in tenants
-        }
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether callers need an API key."""
-        return bool(self._keys)
+        self._rates = {t.name: Rates(t.requests_per_minute, t.tokens_per_minute) for t in tenants}
 
     def authenticate(self, authorization: str | None, x_api_key: str | None = None) -> Tenant:
         """The tenant of these two request headers.
@@ -127,10 +111,7 @@ class Gate:
         return found
 
     def allow_model(self, tenant: Tenant, served_name: str) -> None:
-        """Raise PermissionDeniedError if `tenant` may not use this model.
-
-        The error names the models that it may use.
-        """
+        """Raise PermissionDeniedError, which names other models, if `tenant` may not use this."""
         if tenant.models is not None and served_name not in tenant.models:
             instead = f"use {', '.join(tenant.models)}"
             raise PermissionDeniedError(
@@ -146,19 +127,15 @@ class Gate:
             )
 
     def charge(self, tenant: Tenant, num_tokens: int) -> Charge:
-        """Count one request against the tenant's rates, and charge it `num_tokens` tokens.
+        """Count one request against the tenant's rates, and charge it so many tokens for now.
 
-        The number holds until the charge is settled. If it raises, nothing is counted. Raises
-        OverloadedError or RequestError, as Rates.charge.
+        If it raises, nothing is counted. Raises OverloadedError or RequestError, as Rates.charge.
         """
         self._rates[tenant.name].charge(num_tokens, self._now())
         return Charge(self, tenant.name, num_tokens)
 
     def settle(self, tenant: str, estimated: int, num_tokens: int) -> None:
-        """Correct an estimated charge to `num_tokens`.
-
-        Called by Charge.
-        """
+        """Correct an estimated charge to `num_tokens`. Called by Charge."""
         self._rates[tenant].correct(num_tokens - estimated, self._now())
         self._charged(tenant, num_tokens)
 
@@ -177,21 +154,8 @@ def _digest(key: KeyArgs) -> bytes:
     return bytes.fromhex(key.sha256)
 
 
-def _tenant(key: KeyArgs) -> Tenant:
-    limits = Limits(**{field.name: getattr(key, field.name) for field in fields(Limits)})
-    return Tenant(
-        name=key.name,
-        models=key.models,
-        may_load_adapters=key.may_load_adapters,
-        limits=limits,
-    )
-
-
 def _key_in(authorization: str | None, x_api_key: str | None) -> str:
-    """The API key that a client presents.
-
-    Raises AuthenticationError if there is none.
-    """
+    """The API key that a client presents. Raises AuthenticationError if there is none."""
     if authorization is None:
         if not x_api_key:
             raise AuthenticationError(

@@ -1,8 +1,4 @@
-"""The encoders as CfgRouter sees them.
-
-This module chooses the encoder that a request means, lets the request wait for a place with it, and
-sends a call again if its replica is lost.
-"""
+"""The encoders as CfgRouter sees them: which one a request means, its queue, and calls to it."""
 
 from __future__ import annotations
 
@@ -15,11 +11,11 @@ from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, RequestError, UnknownModelError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from deployments.calls.encoder_queue import TOLD, EncoderQueue
-from deployments.calls.queue_entries import Share
-from deployments.calls.ray_errors import value_of
+from deployments.admission.encoder_queue import TOLD, EncoderQueue
+from deployments.admission.entries import Share
 from deployments.config.args import AppArgs
 from deployments.config.encoders import EncoderArgs
+from deployments.replica_client.serve_calls import value_of
 from deployments.requests.body import json_type
 from deployments.requests.encode.capabilities import (
     PATHS,
@@ -28,10 +24,10 @@ from deployments.requests.encode.capabilities import (
     cannot_serve,
     paths_of,
 )
-from deployments.routing import shared
+from deployments.routing.fleets import encoder_fleet
 
 RETRY_DELAY_S = 1.0
-"""Seconds before a retry: more than a replica survives its engine (lifecycle/watchdog.py).
+"""Seconds before a retry: more than a replica survives its engine (health/engine_watch.py).
 
 A retry therefore does not reach the same replica.
 """
@@ -51,7 +47,9 @@ class Encoders:
         self._handles = dict(handles)
         self._args = args
         self._encoder_args = {encoder.model_name: encoder for encoder in args.encoders}
-        self._sleepers = {e.model_name for e in args.encoders if e.scales_to_zero}
+        self._fleets = {
+            name: encoder_fleet(handle.deployment_name) for name, handle in handles.items()
+        }
         self._infos: dict[str, ModelInfo] = {}
         self._queues: dict[str, EncoderQueue] = {}
 
@@ -67,8 +65,7 @@ class Encoders:
     async def choose(self, endpoint: EncodeEndpoint, name: object) -> tuple[str, ModelInfo]:
         """Return the name and the info of the encoder that a request means.
 
-        name: the body's `model`. If it is None, the only encoder that can serve the endpoint is
-        chosen.
+        name: the body's `model`; None means the only encoder that can serve the endpoint.
 
         Raises UnknownModelError, or RequestError that says which model or endpoint to use.
         """
@@ -148,9 +145,8 @@ class Encoders:
     async def call(self, name: str, share: Share, work: int, method: str, *args: Any) -> Any:
         """Return what a replica of encoder `name` answers, once there is a place for the call.
 
-        share: of the tenant. work: estimated, in tokens.
-
-        Raises OverloadedError if too much waits, and other CfgServeErrors.
+        work: estimated, in tokens. Raises OverloadedError if too much waits, and other
+        CfgServeErrors.
         """
         queue = await self._queue(name)
         place = await queue.enter(share, work)
@@ -167,15 +163,12 @@ class Encoders:
                     self._encoder_args[name],
                     info,
                     self._args.admission.max_share,
-                    lambda: max(1, shared.fleet(self._handles[name].deployment_name).replicas),
+                    lambda: max(1, self._fleets[name].view.replicas),
                 )
         return self._queues[name]
 
     async def _send(self, name: str, method: str, *args: Any) -> Any:
-        """Call a replica.
-
-        If the replica is lost, the call is sent again to another one; computing twice does no harm.
-        """
+        """Call a replica, and another one if it is lost; computing twice does no harm."""
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
                 return await value_of(getattr(self._handles[name], method).remote(*args))
@@ -187,10 +180,10 @@ class Encoders:
     def reading(self) -> dict[str, Mapping[str, float]]:
         """Values for /metrics: of each encoder, by its name, summed over its replicas."""
         read: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        for name, handle in self._handles.items():
-            counts = shared.count_encoder(handle.deployment_name)
+        for name, fleet in self._fleets.items():
+            counts = fleet.counts
             now = {key: sum(values.values()) for key, values in counts.now().items()}
-            for key, value in (now | counts.totals() | {"replicas": counts.replicas}).items():
+            for key, value in (now | counts.totals() | {"replicas": fleet.view.replicas}).items():
                 read[f"encoder_{key}"][name] = value
             queue = self._queues.get(name)
             for key, value in (queue.stats if queue else dict.fromkeys(TOLD, 0)).items():
@@ -198,10 +191,7 @@ class Encoders:
         return dict(read)
 
     async def states(self) -> dict[str, dict[str, int]]:
-        """Return what a replica of each encoder reports of its engine.
-
-        Raises EngineDeadError if one does not answer.
-        """
+        """What a replica of each encoder reports. Raises EngineDeadError if one does not answer."""
         states = await asyncio.gather(*map(self._state, self.names))
         return dict(zip(self.names, states, strict=True))
 
@@ -209,21 +199,31 @@ class Encoders:
         return {"replicas": 0} if self._asleep(name) else await self._in_time(name, "engine_state")
 
     def _asleep(self, name: str) -> bool:
-        return (
-            name in self._sleepers
-            and not shared.fleet(self._handles[name].deployment_name).replicas
-        )
+        """Whether it is scaled to zero replicas."""
+        return self._encoder_args[name].scales_to_zero and not self._fleets[name].view.replicas
 
     async def cards(self, created: int) -> list[dict[str, Any]]:
         """The entries of the encoders in /v1/models, with the endpoints that each one serves."""
-        return [_card(name, await self._known_info(name), created) for name in self.names]
+        return [await self._card(name, created) for name in self.names]
 
-    async def _known_info(self, name: str) -> ModelInfo | None:
-        """Return what the model can do; None if the encoder is asleep and has never been asked.
-
-        An encoder is asleep if it is scaled to zero replicas.
-        """
-        return None if self._asleep(name) and name not in self._infos else await self.info(name)
+    async def _card(self, name: str, created: int) -> dict[str, Any]:
+        card: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "cfg-serve",
+            "root": name,
+        }
+        if self._asleep(name) and name not in self._infos:
+            return card  # nothing is asked, because that would wake it
+        info = await self.info(name)
+        return card | {
+            "max_model_len": info.max_input_tokens,
+            "dimension": info.dimension,
+            "dtype": info.dtype,
+            "tasks": list(info.tasks),
+            "endpoints": paths_of(info),
+        }
 
     async def _in_time(self, name: str, method: str) -> Any:
         try:
@@ -233,22 +233,3 @@ class Encoders:
             raise EngineDeadError(
                 f"{name} is not ready: {error or 'it did not answer in time'}"
             ) from None
-
-
-def _card(name: str, info: ModelInfo | None, created: int) -> dict[str, Any]:
-    card = {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "cfg-serve",
-        "root": name,
-    }
-    if info is None:
-        return card
-    return card | {
-        "max_model_len": info.max_input_tokens,
-        "dimension": info.dimension,
-        "dtype": info.dtype,
-        "tasks": list(info.tasks),
-        "endpoints": paths_of(info),
-    }

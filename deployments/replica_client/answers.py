@@ -10,10 +10,10 @@ from typing import Protocol
 
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError
 from deployments.direct.connections import ConnectionLostError
+from deployments.health.replica_health import Failure, health
 from deployments.messages import LOST, Chunk, Failed, Item, Whole
 from deployments.requests.usage import Usage
-from deployments.routing import shared
-from deployments.routing.shared import Dispatch
+from deployments.routing.dispatches import Dispatch
 
 
 class Items(Protocol):
@@ -59,15 +59,15 @@ class Answer:
 
         Raises StopAsyncIteration at the end. Raises CfgServeError: what the replica sent as
         `Failed`, what Serve raised, EngineDeadError if the replica fell silent, DeadlineError if
-        the deadline has passed. The call is cancelled if this wait ends by silence or by the
-        deadline.
+        the deadline has passed. In the last two cases the call is cancelled.
         """
         while True:
             try:
                 item = self._reported(await self._item())
             except EngineDeadError as error:
                 may_live = self._is_silent or isinstance(error, ConnectionLostError)
-                (shared.suspect if may_live else shared.lost)(self._dispatch.replica)
+                failure = Failure.SILENT if may_live else Failure.DEAD
+                health().failed(self._dispatch.replica, failure)
                 raise
             except StopAsyncIteration:
                 self.is_complete = True
@@ -105,12 +105,10 @@ class Answer:
         It is silent if it has this call, and neither its beacon nor the call itself gave a sign in
         so many seconds. A call that still waits for a replica is not given up.
         """
-        replica, now = self._dispatch.replica, time.monotonic()
+        replica, heard_at = self._dispatch.replica, max(self._heard_at, self._dispatch.at)
         if replica is None or self._is_silent:
             return
-        if now - max(self._heard_at, self._dispatch.at) <= for_s:
-            return
-        if shared.lookout().silent_s(replica) > for_s:
+        if health().is_silent(replica, heard_at, for_s):
             self._is_silent = True
             if self._waiting is not None and not self._waiting.expired():
                 self._waiting.reschedule(asyncio.get_running_loop().time())
@@ -136,17 +134,14 @@ def out_of_time() -> DeadlineError:
     )
 
 
-@asynccontextmanager
-async def in_time(timeout_s: float | None) -> AsyncIterator[None]:
-    """Cancel the code inside after `timeout_s` seconds (None: never), and raise DeadlineError."""
-    now = asyncio.get_running_loop().time()
-    async with in_time_until(None if timeout_s is None else now + timeout_s):
-        yield
+def deadline_in(timeout_s: float | None) -> float | None:
+    """The time in so many seconds, by the event loop's clock; None: never."""
+    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
 
 @asynccontextmanager
-async def in_time_until(deadline: float | None) -> AsyncIterator[None]:
-    """The same at `deadline`, by the event loop's clock."""
+async def in_time(deadline: float | None) -> AsyncIterator[None]:
+    """Cancel the code inside at `deadline`, and raise DeadlineError."""
     try:
         async with asyncio.timeout_at(deadline) as limit:
             yield

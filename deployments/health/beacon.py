@@ -33,8 +33,7 @@ class Beacon:
     """A thread that answers for this process, and ends the process if its event loop hangs.
 
     host: the address to listen on.
-    hang_s: seconds without a `tick` after which the event loop hangs. The event loop must call
-    `tick` more often.
+    hang_s: seconds without a `tick` of the event loop after which it hangs.
     end: called with the exit status, to end the process.
     """
 

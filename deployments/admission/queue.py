@@ -1,12 +1,11 @@
 """The admission queue: a bounded queue in front of the engines, fair between tenants.
 
 There is one in front of the generator, and one in front of each encoder (encoder_queue.py). It
-decides which requests go to an engine and which wait. It counts streams (a guided request is two)
-and tokens. A lower `priority` goes first, as in vLLM. Among requests of equal priority, tenants
-share by weight: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), in tokens. A full
-queue takes room from the tenant that fills it most (longest queue drop), so that one tenant's burst
-keeps nobody else out. A request that does not fit gets 429, with the time in which the queue is
-expected to have room.
+counts streams (a guided request is two) and tokens. A lower `priority` goes first, as in vLLM.
+Among requests of equal priority, tenants share by weight: start-time fair queueing (Goyal, Vin and
+Cheng, SIGCOMM 1996), in tokens. A full queue takes room from the tenant that fills it most (longest
+queue drop), so that one tenant's burst keeps nobody else out. A request that does not fit gets 429,
+with the time in which the queue is expected to have room.
 
 Used from one event loop. It depends on neither Ray nor HTTP.
 """
@@ -18,14 +17,22 @@ import heapq
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from cfg_core.errors import OverloadedError, RequestError
-from deployments.calls.queue_counts import DrainRate, Sum
-from deployments.calls.queue_entries import ActiveTenants, Entry, Share, State, Tenant
+from deployments.admission.entries import (
+    ActiveTenants,
+    DrainRate,
+    Entry,
+    Share,
+    State,
+    TenantEntries,
+)
 from deployments.requests.demand import Demand
 
 RETRY_AT_LEAST_S, RETRY_AT_MOST_S = 1.0, 120.0
+SIZES = ("requests", "streams", "tokens")
 
 
 class Place:
@@ -56,13 +63,9 @@ class AdmissionQueue:
     capacity: returns how many streams may be with the engines now.
     max_streams, max_tokens: how many may wait.
     most_of_one: returns how many streams one tenant may have with the engines while another tenant
-    is active. This keeps room for the other tenant's next request. Default: no limit.
+    is active. This keeps room for the other tenant's next request.
     most_starting: returns how many requests of one tenant may be with the engines without a sign of
-    an answer while another tenant is active. The reason is that a replica takes some time to begin
-    with each request. Default: no limit.
-
-    The three functions are called anew whenever requests are admitted.
-
+    an answer while another tenant is active, because a replica takes time to begin with each.
     one_for_each: whether a tenant with nothing running starts a request at once, even if there is
     no room. It is for engines that let tenants take turns inside, and whose requests do not hold
     memory that others need.
@@ -88,9 +91,9 @@ class AdmissionQueue:
         self._line: list[tuple[int, float, int, Entry]] = []
         self._tie = itertools.count()
         self._virtual = 0.0
-        self._tenants: dict[str, Tenant] = {}
-        self._running = Sum()
-        self._queued = Sum()
+        self._tenants: dict[str, TenantEntries] = {}
+        self._running: Counter[str] = Counter()  # sums of `_sizes`
+        self._queued: Counter[str] = Counter()
         self._rate = DrainRate(now)
 
     async def enter(self, share: Share, demand: Demand, priority: int = 0) -> Place:
@@ -121,7 +124,7 @@ class AdmissionQueue:
     def _leave(self, entry: Entry) -> None:
         entry.state = State.GONE
         demand, tenant = entry.demand, self._tenants[entry.share.tenant]
-        self._running -= demand
+        self._running.subtract(_sizes(demand))
         self._rate.ended(demand.tokens)
         tenant.streams -= demand.streams
         tenant.running -= demand.streams
@@ -143,8 +146,8 @@ class AdmissionQueue:
                 self._drop(entry)  # its caller was cancelled, but has not run since
             if entry.state is State.WAITING:
                 if (
-                    self._running.streams
-                    and self._running.streams + entry.demand.streams > capacity
+                    self._running["streams"]
+                    and self._running["streams"] + entry.demand.streams > capacity
                 ):
                     break
                 if several_tenants and self._has_its_share(entry):
@@ -161,19 +164,14 @@ class AdmissionQueue:
         The estimate uses the rate at which requests end.
         """
         rate = self._rate.per_second()
-        expected = self._queued.tokens / 2 / rate if rate else 0.0
+        expected = self._queued["tokens"] / 2 / rate if rate else 0.0
         return min(RETRY_AT_MOST_S, max(RETRY_AT_LEAST_S, expected))
 
     @property
     def stats(self) -> dict[str, int]:
         """What waits and what runs."""
-        return {
-            "queued_requests": self._queued.requests,
-            "queued_streams": self._queued.streams,
-            "queued_tokens": self._queued.tokens,
-            "running_requests": self._running.requests,
-            "running_streams": self._running.streams,
-        }
+        queued = {f"queued_{name}": self._queued[name] for name in SIZES}
+        return queued | {f"running_{name}": self._running[name] for name in ("requests", "streams")}
 
     def check_integrity(self) -> None:
         """For tests: assert what must hold between events."""
@@ -181,13 +179,13 @@ class AdmissionQueue:
         assert {id(e) for t in self._tenants.values() for e in t.waiting} == {
             id(e) for e in waiting
         }
-        assert self._queued.tokens == sum(entry.demand.tokens for entry in waiting)
-        assert self._queued.streams == sum(entry.demand.streams for entry in waiting)
-        assert self._queued.requests == len(waiting)
-        assert min(self._running.streams, self._running.tokens, self._running.requests) >= 0
+        assert self._queued["tokens"] == sum(entry.demand.tokens for entry in waiting)
+        assert self._queued["streams"] == sum(entry.demand.streams for entry in waiting)
+        assert self._queued["requests"] == len(waiting)
+        assert min(self._running[name] for name in SIZES) >= 0
         streams = sum(tenant.streams for tenant in self._tenants.values())
-        assert streams == self._running.streams + self._queued.streams
-        assert sum(tenant.running for tenant in self._tenants.values()) == self._running.streams
+        assert streams == self._running["streams"] + self._queued["streams"]
+        assert sum(tenant.running for tenant in self._tenants.values()) == self._running["streams"]
         assert all(0 <= tenant.starting <= tenant.running for tenant in self._tenants.values())
 
     # --- the line ---------------------------------------------------------------------------------
@@ -225,20 +223,20 @@ class AdmissionQueue:
         )
 
     def _wait_in_line(self, share: Share, demand: Demand, priority: int) -> Entry:
-        tenant = self._tenants.setdefault(share.tenant, Tenant())
+        tenant = self._tenants.setdefault(share.tenant, TenantEntries())
         start = max(self._virtual, tenant.finish)
         entry = Entry(share, demand, priority, start, asyncio.get_running_loop().create_future())
         tenant.finish = start + entry.cost
         tenant.waiting.append(entry)
         tenant.streams += demand.streams
-        self._queued += demand
+        self._queued.update(_sizes(demand))
         heapq.heappush(self._line, (priority, start, next(self._tie), entry))
         return entry
 
     def _start(self, entry: Entry) -> None:
         self._leave_line(entry, State.RUNNING)
         self._virtual = max(self._virtual, entry.start)
-        self._running += entry.demand
+        self._running.update(_sizes(entry.demand))
         tenant = self._tenants[entry.share.tenant]
         tenant.running += entry.demand.streams
         tenant.starting += 1
@@ -254,7 +252,9 @@ class AdmissionQueue:
 
     def _make_room(self) -> None:
         """Refuse the last requests of the tenant that fills the queue most, until the rest fits."""
-        while self._queued.streams > self._max_streams or self._queued.tokens > self._max_tokens:
+        while (
+            self._queued["streams"] > self._max_streams or self._queued["tokens"] > self._max_tokens
+        ):
             fullest = max(
                 (tenant for tenant in self._tenants.values() if tenant.waiting),
                 key=lambda tenant: sum(entry.cost for entry in tenant.waiting),
@@ -277,7 +277,7 @@ class AdmissionQueue:
     def _leave_line(self, entry: Entry, state: State) -> None:
         entry.state = state
         self._tenants[entry.share.tenant].waiting.remove(entry)
-        self._queued -= entry.demand
+        self._queued.subtract(_sizes(entry.demand))
 
     def _forget_idle(self) -> None:
         idle = [
@@ -285,3 +285,7 @@ class AdmissionQueue:
         ]
         for name in idle:
             del self._tenants[name]
+
+
+def _sizes(demand: Demand) -> dict[str, int]:
+    return {"requests": 1, "streams": demand.streams, "tokens": demand.tokens}

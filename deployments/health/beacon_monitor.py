@@ -15,10 +15,10 @@ from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from deployments.lifecycle.beacon import _ASK, ASK_EVERY_S
+from deployments.health.beacon import _ASK, ASK_EVERY_S
 
 
-class Lookout:
+class BeaconMonitor:
     """A thread that asks beacons, and knows how long each has been silent."""
 
     def __init__(self) -> None:
@@ -29,25 +29,17 @@ class Lookout:
         self._asking: dict[Hashable, tuple[tuple[str, int], asyncio.Task[None]]] = {}
 
     def watch(self, beacons: Mapping[Any, tuple[str, int]]) -> None:
-        """Ask these beacons from now on.
-
-        May be called from any thread.
-
-        beacons: host and port, by replica.
-        """
+        """Ask these beacons (host and port, by replica) from now on; from any thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._run, args=(self._loop,), name="lookout", daemon=True
+                    target=self._run, args=(self._loop,), name="beacon-monitor", daemon=True
                 ).start()
         self._loop.call_soon_threadsafe(self._follow, dict(beacons))
 
     def silent_s(self, replica: Hashable) -> float:
-        """Seconds since this replica was last heard.
-
-        0 if it was never heard, or is not watched.
-        """
+        """Seconds since this replica was last heard; 0 if it never was, or is not watched."""
         with self._lock:
             heard = self._heard.get(replica)
             return 0.0 if heard is None else self._time - heard

@@ -1,9 +1,10 @@
-"""The pulse of an engine: its replica asks it twice a second, and notices when no answer comes."""
+"""What a replica notices of its own engine: its pulse, and that it is dead."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 
@@ -15,6 +16,9 @@ PULSE_S = 0.5
 
 REPORTED_AT = "reported_at_ms"
 """Key in a replica's report: when the report was true, in milliseconds since 1970."""
+
+_WATCH_INTERVAL_S = 0.2
+_FAREWELL_S = 0.5  # the sum is less than RETRY_DELAY_S (replica_client/encoders.py)
 
 
 class Pulse:
@@ -34,7 +38,6 @@ class Pulse:
         return time.monotonic() - self._asked_at > self._timeout_s
 
     async def run(self) -> None:
-        """Ask forever."""
         while True:
             self._asked_at = time.monotonic()
             try:
@@ -42,3 +45,16 @@ class Pulse:
             except CfgServeError as error:  # a dead engine is noticed by its own flag
                 logger.warning("The engine did not report its state: %s", error)
             await asyncio.sleep(PULSE_S)
+
+
+async def exit_with_engine(is_dead: Callable[[], bool]) -> None:
+    """End this process when `is_dead` says so, because a dead engine does not recover.
+
+    Running calls have a moment to report errors. Serve then starts a new replica. Alone, it would
+    notice only after three failed health checks, and would answer with errors until then.
+    """
+    while not is_dead():  # noqa: ASYNC110 - engines offer a flag, no event
+        await asyncio.sleep(_WATCH_INTERVAL_S)
+    logger.error("The engine is dead, or hangs: this replica exits.")
+    await asyncio.sleep(_FAREWELL_S)
+    os._exit(1)

@@ -18,26 +18,25 @@ from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
 
 from cfg_core.errors import EngineDeadError, EngineError, OverloadedError
-from deployments.calls.answers import Answer, Items, in_time, in_time_until
-from deployments.calls.direct_calls import DirectCalls
-from deployments.calls.events import EventStream, events
-from deployments.calls.queue import AdmissionQueue, Place
-from deployments.calls.queue_entries import Share
-from deployments.calls.ray_errors import ServeItems, value_of
-from deployments.calls.readings import in_words
+from deployments.admission.entries import Share
+from deployments.admission.queue import AdmissionQueue, Place
 from deployments.config.admission import SPARE
 from deployments.config.args import AppArgs
-from deployments.direct.connections import RefusedError
+from deployments.direct.connections import NotTakenError
+from deployments.health.replica_health import health
 from deployments.http.events import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
+from deployments.observability.spans import CLIENT, Span
+from deployments.replica_client.answers import Answer, Items, deadline_in, in_time
+from deployments.replica_client.direct_calls import DirectCalls
+from deployments.replica_client.events import EventStream, events
+from deployments.replica_client.serve_calls import ServeItems, value_of
 from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
-from deployments.routing import shared
-from deployments.routing.counts import name_of
-from deployments.routing.placement import REASONS
-from deployments.routing.shared import Dispatch
-from deployments.tracing.spans import CLIENT, Span
+from deployments.routing.counts import generator_metrics, name_of
+from deployments.routing.dispatches import Dispatch, expected, placements
+from deployments.routing.fleets import generator_fleet
 
 DEFAULT_MAX_NUM_SEQS = 256
 """max_num_seqs of an engine that has not reported and whose configuration does not say."""
@@ -70,8 +69,7 @@ class GeneratorClient:
 
     Used from one event loop.
 
-    waited: called with the seconds that each request waited, whether it got a place or not. Those
-    that are refused at once do not wait.
+    waited: called with the seconds that each request waited, unless it was refused at once.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class GeneratorClient:
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._args = args
-        self._deployment = handle.deployment_name
+        self._fleet = generator_fleet(handle.deployment_name)
         self._direct = DirectCalls(handle.deployment_name)
         limits = args.admission
         self.queue = AdmissionQueue(
@@ -93,7 +91,7 @@ class GeneratorClient:
             most_of_one=lambda: int(limits.max_share * self._slots() * self.replicas()),
             most_starting=lambda: STARTING_AT_ONCE * self.replicas(),
         )
-        self._visits: set[_Visit] = set()
+        self._admitted: set[_AdmittedRequest] = set()
         self._looking: asyncio.Task[None] | None = None
         self._waited = waited
         self._num_retried = self._num_by_serve = 0
@@ -102,7 +100,7 @@ class GeneratorClient:
     async def ask(self, method: str, *args: Any) -> str:
         """The text that a method of one replica's VllmServer answers at once.
 
-        It needs no place in the queue. Raises CfgServeError.
+        Raises CfgServeError.
         """
         self._has_asked = True
         text: str = await value_of(self._handle.ask.remote(method, *args))
@@ -115,34 +113,29 @@ class GeneratorClient:
         return state
 
     def capacity(self) -> int:
-        """Streams that may be with the engines now.
-
-        Until a replica has reported, one replica is assumed.
-        """
+        """Streams that may be with the engines now."""
         per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
         return max(1, per_replica * self.replicas())
 
     def replicas(self) -> int:
         """Replicas of the generator, as this ingress sees them; at least one."""
-        return max(1, shared.fleet(self._deployment).replicas)
+        return max(1, self._fleet.view.replicas)
 
     def _slots(self) -> int:
         """Streams that one engine runs at once."""
-        view = shared.fleet(self._deployment)
+        view = self._fleet.view
         reported = view.max_num_seqs // view.reporting if view.reporting else None
         return int(reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
 
     def context_tokens(self) -> int:
-        """The model's maximum context length in tokens; 0 if it is not known yet.
+        """The model's maximum context length in tokens, as configured or as a replica reported it.
 
-        It is known if it is configured, or once a replica has reported it.
+        0 if it is not known yet.
         """
         configured = self._args.engine.get("max_model_len")
-        return (
-            configured
-            if type(configured) is int and configured > 0
-            else shared.fleet(self._deployment).max_model_len
-        )
+        if type(configured) is int and configured > 0:
+            return configured
+        return self._fleet.view.max_model_len
 
     def reading(self) -> dict[str, float | Mapping[str, float]]:
         """Values for /metrics: the queue, and the replicas as this ingress sees them.
@@ -150,23 +143,22 @@ class GeneratorClient:
         Serve tells of replicas when the first request is sent. Until then there are no numbers of
         them, because 0 would be taken for a failure.
         """
-        counts = shared.count_generator(self._deployment)
+        counts = self._fleet.counts
         replicas: dict[str, float | Mapping[str, float]] = {}
-        if self._has_asked or self._num_by_serve or shared.is_known(self._deployment):
+        if self._has_asked or self._num_by_serve or self._fleet.is_known:
             replicas = {
-                "replicas": counts.replicas,
-                "replica_report_age_seconds": shared.fleet(self._deployment).report_age_s,
+                "replicas": self._fleet.view.replicas,
+                "replica_report_age_seconds": self._fleet.view.report_age_s,
             }
-        queue = {f"admission_{name}": value for name, value in self.queue.stats.items()}
         return {
-            **queue,
+            **{f"admission_{name}": value for name, value in self.queue.stats.items()},
             "admission_capacity_streams": self.capacity(),
-            "placements": {**dict.fromkeys(REASONS, 0), **shared.placements()},
+            "placements": placements(),
             "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
             "retried_requests": self._num_retried,
-            "replica_failures": shared.failures(),
+            "replica_failures": health().failures(),
             **replicas,
-            **in_words(counts.now(), counts.totals()),
+            **generator_metrics(counts.now(), counts.totals()),
         }
 
     async def answer(self, job: GenerateJob) -> Response:
@@ -177,21 +169,19 @@ class GeneratorClient:
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_around())
-        deadline = None
-        if job.terms.timeout_s is not None:
-            deadline = asyncio.get_running_loop().time() + job.terms.timeout_s
-        visit = await self._enter(job)
+        deadline = deadline_in(job.terms.timeout_s)
+        request = await self._enter(job, deadline)
         try:
-            answer, first = await self._open(visit, deadline)
+            answer, first = await self._open(request, deadline)
         except BaseException as error:
-            visit.abort(failed=isinstance(error, EngineError))
+            request.end(free=isinstance(error, EngineError))
             raise
         if isinstance(first, Chunk):
-            return EventStream(events(answer, first), on_end=visit.end)
-        visit.end()
+            return EventStream(events(answer, first), on_end=request.end)
+        request.end()
         return json_answer(first)
 
-    async def _enter(self, job: GenerateJob) -> _Visit:
+    async def _enter(self, job: GenerateJob, deadline: float | None) -> _AdmittedRequest:
         """Wait for a place with the engines.
 
         The place has a maximum number of streams. Further choices of the request wait in the
@@ -207,32 +197,29 @@ class GeneratorClient:
         }
         try:
             with job.span.child("queue", about) if job.span is not None else nullcontext():
-                async with in_time(job.terms.timeout_s):
+                async with in_time(deadline):
                     place = await self.queue.enter(job.share, demand, job.terms.priority)
-        except OverloadedError:
+        except BaseException as error:
             job.settle(0)
-            raise
-        except BaseException:
-            job.settle(0)
-            self._waited(time.monotonic() - began)
+            if not isinstance(error, OverloadedError):
+                self._waited(time.monotonic() - began)
             raise
         self._waited(time.monotonic() - began)
-        visit = _Visit(self, job, place)
-        self._visits.add(visit)
-        return visit
-
-    def forget(self, visit: _Visit) -> None:
-        """Called by a visit when it ends."""
-        self._visits.discard(visit)
+        request = _AdmittedRequest(job, place, self._admitted.discard)
+        self._admitted.add(request)
+        return request
 
     async def _look_around(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.queue.admit()
-            for visit in list(self._visits):
-                visit.give_up_if_silent(self._args.silence_timeout_s)
+            for request in list(self._admitted):
+                if request.answer is not None:
+                    request.answer.give_up_if_silent(self._args.silence_timeout_s)
 
-    async def _open(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
+    async def _open(
+        self, request: _AdmittedRequest, deadline: float | None
+    ) -> tuple[Answer, Chunk | str]:
         """Return a replica's answer, with its first event or all of its text.
 
         If the engine is lost, the call is sent again to another replica, because the client has
@@ -240,48 +227,50 @@ class GeneratorClient:
         """
         for retries_left in reversed(range(self._args.num_retries + 1)):
             try:
-                return await self._call(visit, deadline)
+                return await self._call(request, deadline)
             except EngineDeadError:
                 if not retries_left:
                     raise
-                # No delay: the router sends nothing to the failed replica now (routing/shared.py).
+                # No delay: the failed replica gets nothing now (health/replica_health.py).
                 self._num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _call(self, visit: _Visit, deadline: float | None) -> tuple[Answer, Chunk | str]:
-        call = replace(visit.job.call, call_id=uuid.uuid4().hex)
-        with shared.expected(call.call_id) as dispatch:
-            span = visit.begin_call()
-            if span is None:
-                return await self._answer_of(visit, call, deadline, dispatch)
-            call = replace(call, headers={**call.headers, **span.headers})
+    async def _call(
+        self, request: _AdmittedRequest, deadline: float | None
+    ) -> tuple[Answer, Chunk | str]:
+        call = request.begin_call()
+        with expected(call.call_id) as dispatch:
             try:
-                found = await self._answer_of(visit, call, deadline, dispatch)
+                found = await self._answer_of(request, call, deadline, dispatch)
             except BaseException as error:
-                _tell_dispatch(span, dispatch)
-                visit.end_call(error)
+                request.dispatched(dispatch)
+                request.end_call(error)
                 raise
-            _tell_dispatch(span, dispatch)
+            request.dispatched(dispatch)
             return found
 
     async def _answer_of(
-        self, visit: _Visit, call: GenerateCall, deadline: float | None, dispatch: Dispatch
+        self,
+        request: _AdmittedRequest,
+        call: GenerateCall,
+        deadline: float | None,
+        dispatch: Dispatch,
     ) -> tuple[Answer, Chunk | str]:
-        async with in_time_until(deadline):
+        async with in_time(deadline):
             items = await self._direct.begin(call)
         if items is not None:
             dispatch.is_direct = True
-            with suppress(RefusedError):
-                return await self._first(visit, items, deadline, dispatch)
+            with suppress(NotTakenError):
+                return await self._first(request, items, deadline, dispatch)
             dispatch.is_direct = False
         self._num_by_serve += 1
         by_serve: Any = self._generate.remote(call)
-        return await self._first(visit, ServeItems(by_serve), deadline, dispatch)
+        return await self._first(request, ServeItems(by_serve), deadline, dispatch)
 
     async def _first(
-        self, visit: _Visit, items: Items, deadline: float | None, dispatch: Dispatch
+        self, request: _AdmittedRequest, items: Items, deadline: float | None, dispatch: Dispatch
     ) -> tuple[Answer, Chunk | str]:
-        visit.answer = answer = Answer(items, deadline, dispatch, visit.place.begun)
+        request.answer = answer = Answer(items, deadline, dispatch, request.place.begun)
         try:
             first = await answer.next()
             return answer, await answer.rest(first) if isinstance(first, Whole) else first
@@ -291,77 +280,70 @@ class GeneratorClient:
             ) from None
 
 
-class _Visit:
-    """One request's stay with the engines: its place in the queue, its answer and its charge."""
+class _AdmittedRequest:
+    """One request with the engines: its place in the queue, its answer and its charge.
 
-    def __init__(self, generator: GeneratorClient, job: GenerateJob, place: Place) -> None:
-        self.job, self.place = job, place
+    on_end: called once with this object, however the request ends.
+    """
+
+    def __init__(
+        self, job: GenerateJob, place: Place, on_end: Callable[[_AdmittedRequest], None]
+    ) -> None:
+        self.place = place
         self.answer: Answer | None = None
-        self._generator = generator
+        self._job, self._on_end = job, on_end
         self._ended = False
         self._num_calls = 0
         self._span: Span | None = None  # of the present call, if the request is traced
 
-    def begin_call(self) -> Span | None:
-        """Begin the span of a call; None if the request is not traced."""
-        if self.job.span is not None:
-            self._num_calls += 1
-            self._span = self.job.span.child("call", {"try": self._num_calls}, CLIENT)
-        return self._span
+    def begin_call(self) -> GenerateCall:
+        """The call for the next try, with an id of its own, and its span if it is traced."""
+        call = replace(self._job.call, call_id=uuid.uuid4().hex)
+        if self._job.span is None:
+            return call
+        self._num_calls += 1
+        self._span = self._job.span.child("call", {"try": self._num_calls}, CLIENT)
+        return replace(call, headers={**call.headers, **self._span.headers})
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """Tell the present call's span where the call went."""
+        if self._span is not None:
+            way = "direct" if dispatch.is_direct else "serve"
+            self._span.set({"reason": dispatch.reason or "unknown", "way": way})
+            if dispatch.replica is not None:
+                self._span.set({"replica": name_of(dispatch.replica)})
 
     def end_call(self, error: BaseException | None) -> None:
-        """End the span of the present call."""
         span, self._span = self._span, None
         if span is not None:
             if error is not None:
                 span.fail(error)
             span.end()
 
-    def give_up_if_silent(self, for_s: float) -> None:
-        if self.answer is not None:
-            self.answer.give_up_if_silent(for_s)
-
-    def abort(self, failed: bool) -> None:
-        """End because of an error; if the server failed, the request costs nothing."""
-        self.end(free=failed)
-
     def end(self, free: bool = False) -> None:
         """Give the place back, and settle the charge with what the engine did.
 
         The call is cancelled if its answer is not complete. A second call of this does nothing.
 
-        free: charge nothing.
+        free: charge nothing, because the server failed.
         """
-        if not self._ended:
-            self._ended = True
-            if self.answer is not None:
-                self.answer.cancel()
-            self._generator.forget(self)
-            self.place.leave()
-            usage = Usage() if free or self.answer is None else self.answer.usage
-            self.job.settle(usage.tokens)
-            if self.job.span is not None:
-                self._tell_failure()
+        if self._ended:
+            return
+        self._ended = True
+        if self.answer is not None:
+            self.answer.cancel()
+        self._on_end(self)
+        self.place.leave()
+        usage = Usage() if free or self.answer is None else self.answer.usage
+        self._job.settle(usage.tokens)
+        self._end_spans()
 
-    def _tell_failure(self) -> None:
+    def _end_spans(self) -> None:
         """End the call's span, and mark it and the request's if a stream ended by an error."""
         failure = self.answer.failure if self.answer is not None else None
-        if failure is not None and self.job.span is not None:
-            self.job.span.fail(failure)
-        if failure is None and self._span is not None and not self._is_complete:
+        is_complete = self.answer is not None and self.answer.is_complete
+        if failure is not None and self._job.span is not None:
+            self._job.span.fail(failure)
+        if failure is None and self._span is not None and not is_complete:
             self._span.set({"client_left": True})
         self.end_call(failure)
-
-    @property
-    def _is_complete(self) -> bool:
-        return self.answer is not None and self.answer.is_complete
-
-
-def _tell_dispatch(span: Span, dispatch: Dispatch) -> None:
-    about = {
-        "reason": dispatch.reason or "unknown",
-        "way": "direct" if dispatch.is_direct else "serve",
-    }
-    if dispatch.replica is not None:
-        about["replica"] = name_of(dispatch.replica)
-    span.set(about)

@@ -31,7 +31,6 @@ class JsonLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line."""
         fields = {
             "asctime": self.formatTime(record),
             "levelname": record.levelname,

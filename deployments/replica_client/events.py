@@ -10,19 +10,18 @@ from ray.exceptions import TaskCancelledError
 from starlette.types import Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError
-from deployments.calls.answers import Answer
 from deployments.http.events import error_event, is_last
 from deployments.messages import LOST, Chunk
+from deployments.replica_client.answers import Answer
 
 
 class EventStream(StreamingResponse):
     """A response of server-sent events.
 
-    A client that leaves is not a failure. Serve reports it in one of two ways: by a disconnect
-    message, or by TaskCancelledError.
+    A client that leaves is not a failure. Serve tells of it by a disconnect message, or by
+    TaskCancelledError.
 
-    on_end: called once, however the answer ends. It is also called if the answer never begins,
-    because the client left just before.
+    on_end: called once, however the answer ends, also if it never begins.
     """
 
     media_type = "text/event-stream"
@@ -55,7 +54,7 @@ async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
 
     A failure before that ends the stream with an error event. A replica that is lost after the last
     event is not a failure, because its answer is complete. If a client leaves, also before the
-    first event, whoever ends the request cancels the call (calls/generator.py).
+    first event, whoever ends the request cancels the call (replica_client/generator.py).
     """
     text = first.text
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from deployments.direct.connections import Connections, DirectItems
-from deployments.direct.frames import FrameError
+from deployments.direct.protocol import FrameError
 from deployments.messages import GenerateCall
-from deployments.routing import shared
+from deployments.routing.call_placer import placer_of
 
 
 class DirectCalls:
@@ -24,14 +24,13 @@ class DirectCalls:
         self.num_taken = 0
 
     async def begin(self, call: GenerateCall) -> DirectItems | None:
-        """Send the call to the best replica.
+        """Send the call to the best replica; None if the call must go through Serve.
 
-        None if the call must go through Serve: no replica is known yet, the best one takes no
-        direct calls (generator/replica.py), it cannot be reached, which may take
-        CONNECT_LIMIT_S to find out, or the call is too large. Serve then finds out whether the
-        replica is dead.
+        That is where no replica is known yet, the best one takes no direct calls
+        (generator/replica.py) or cannot be reached, or the call is too large. Serve then finds out
+        whether the replica is dead.
         """
-        placer = shared.placer(self._deployment)
+        placer = placer_of(self._deployment)
         chosen = placer and placer.direct(call)
         if not placer or not chosen:
             return None
@@ -43,7 +42,7 @@ class DirectCalls:
 
         ended = partial(placer.answered, call.call_id, replica)
         try:
-            return await self._connections.begin(address, call, taken, ended)
+            return await self._connections.begin(replica, address, call, taken, ended)
         except BaseException as error:
             ended()
             if isinstance(error, OSError | FrameError):

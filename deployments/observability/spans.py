@@ -157,9 +157,9 @@ class Tracing:
         return Span(self, span)
 
     def under(self, headers: Mapping[str, str], name: str, attributes: Attributes) -> Span:
-        """Begin a span below the one that these headers name; without one, the first of a trace.
+        """Begin a span below the one that these headers name, and sampled if that one is.
 
-        It is sampled if that one is.
+        Without one, it is the first of a trace.
         """
         from opentelemetry.context import Context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from deployments.calls.queue import AdmissionQueue, Place
-from deployments.calls.queue_entries import Share
+from deployments.admission.entries import Share
+from deployments.admission.queue import AdmissionQueue, Place
 from deployments.config.encoders import EncoderArgs
 from deployments.requests.demand import Demand
 
@@ -74,6 +74,5 @@ class EncoderQueue:
 
     @property
     def stats(self) -> dict[str, int]:
-        """The numbers of TOLD."""
         stats = self._queue.stats
         return {name: stats[name] for name in TOLD}

@@ -1,4 +1,4 @@
-"""Results of calls to replicas, with errors of Serve and Ray turned into our own errors."""
+"""Calls through Serve's handle: what comes back, with errors of Serve and Ray made our own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentResponseGenerator
 
 from cfg_core.errors import CfgServeError, EngineDeadError, EngineError, OverloadedError
-from deployments.messages import LOST, Failed, Item
+from deployments.messages import INTERNAL, LOST, Failed, Item
 
 logger = logging.getLogger("ray.serve")
 
@@ -41,7 +41,6 @@ class ServeItems:
         return item
 
     def cancel(self) -> None:
-        """Cancel the call, so that its group leaves the engine."""
         self._items.cancel()  # type: ignore[no-untyped-call]
 
 
@@ -74,4 +73,4 @@ def _own_error(error: Exception) -> CfgServeError:
     if isinstance(error, RequestCancelledError):
         return EngineDeadError("The request was cancelled by the server: send it again.")
     logger.error("Unexpected error from a replica.", exc_info=error)
-    return EngineError("Internal error: see the server's log.")
+    return EngineError(INTERNAL)

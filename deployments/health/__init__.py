@@ -1,0 +1,1 @@
+"""Whether replicas are well: their signs of life, and what follows when they fail."""

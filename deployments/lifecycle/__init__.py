@@ -1,1 +1,0 @@
-"""Signs of life, watchdogs and logs of replica processes."""

@@ -1,0 +1,1 @@
+"""Logs and spans of the processes."""

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from cfg_core.cpu_features import CPUINFO, read
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
-from deployments import patches
+from deployments import serve_patches
 from deployments.autoscaling import report
 from deployments.config.args import AppArgs
 from deployments.generator.cpu_dtype import with_cpu_dtype
@@ -91,7 +91,7 @@ class ModelReplica:
 
             # before our modules import what another vLLM may have moved
             tested.check_version(args.allow_untested_vllm)
-            tested.check_names("deployments.generator", patches.PATCHES)
+            tested.check_names("deployments.generator", serve_patches.ROWS)
             from vllm.platforms import current_platform
             from vllm.utils.gc_utils import freeze_gc_heap
 

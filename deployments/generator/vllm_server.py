@@ -38,7 +38,7 @@ from cfg_core.errors import RequestError
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
-from deployments import patches
+from deployments import serve_patches
 from deployments.generator import endpoints, media, sse
 from deployments.generator.cut_answers import show_cuts
 from deployments.generator.engine_calls import EngineCalls, Run, share_of
@@ -141,7 +141,7 @@ class VllmServer:
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
         show_cuts(state)
-        patches.apply("generator replica")
+        serve_patches.apply("generator replica")
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             calls.watch_beams(serving)

@@ -6,11 +6,12 @@ import importlib.util
 import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from cfg_core.foreign.classes import own_attributes
 from cfg_core.foreign.reader import imports, read
 from cfg_core.foreign.uses import Use, mismatch
-from cfg_core.patches import Patch, load, stock
+from cfg_core.patching import Patch, Row, load, stock
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -47,27 +48,29 @@ def told(use: Use) -> str:
     return f"{use.where}: {use.target.rstrip(':')}: {use.problem}"
 
 
-def patch_uses(patches: Iterable[Patch]) -> list[Use]:
-    """A use for each row of a table of patches: what it replaces must exist and be called alike."""
-    return [Use(patch.by, patch.target, _misfit(patch), overrides=True) for patch in patches]
+def row_uses(rows: Iterable[Row]) -> list[Use]:
+    """A use for each row of a table: what it changes must exist, and a patch be called alike."""
+    return [Use(row.by, row.target, _misfit(row), overrides=True) for row in rows]
 
 
-def _misfit(patch: Patch) -> str | None:
+def _misfit(row: Row) -> str | None:
     try:
-        owner = patch.owner
+        owner = row.owner
     except (ImportError, AttributeError) as error:
         return f"does not exist ({error})"
-    if patch.attribute == "__class__":
+    if row.attribute == "__class__":
         return None
-    original = stock(patch)
-    if patch.adds:
+    original = stock(row)
+    if isinstance(row, Patch) and row.adds:
         return None if original is None else "exists, and ours would replace it"
     if original is None and not (
-        inspect.isclass(owner) and any(patch.attribute in own_attributes(b) for b in owner.__mro__)
+        inspect.isclass(owner) and any(row.attribute in own_attributes(b) for b in owner.__mro__)
     ):
         return "does not exist"
-    if patch.per_object or original is None:
-        return None
+    return _patch_misfit(row, original) if isinstance(row, Patch) and original else None
+
+
+def _patch_misfit(patch: Patch, original: Any) -> str | None:
     try:
         if patch.fault and not load(patch.fault)(original):
             return None  # it is not applied

@@ -7,9 +7,9 @@
     fields = {"guidance_scale": 1.5, "negative_prompt": ".."}
     llm.generate(prompt, SamplingParams(extra_args=fields))
 
-`python -m cfg_core.vllm_plugin` prints the same arguments as flags for `vllm serve`. The table in
-patches.py lists what is replaced inside vLLM. The packages frontend/, core/ and worker/ hold the
-code of each kind of process.
+`python -m cfg_core.vllm_plugin` prints the same arguments as flags for `vllm serve`. The
+tables in vllm_patches.py list what is changed inside vLLM. The packages frontend/, core/ and
+worker/ hold the code of each kind of process.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def guided_engine_args(
     malformed logits_processors or grammars.
     """
     from cfg_core.logits_processors.config import check_config
-    from cfg_core.vllm_plugin import config, patches
+    from cfg_core.vllm_plugin import config, vllm_patches
     from cfg_core.vllm_plugin.versions import tested
 
     tested.check_version(allow_untested_vllm)
-    tested.check_names(__name__, patches.PATCHES)
-    patches.apply("frontend")
+    tested.check_names(__name__, vllm_patches.ROWS)
+    vllm_patches.apply("frontend")
     ours: dict[str, Any] = {"kv_split": config.check_kv_split(kv_split)}
     if logits_processors:
         ours["logits_processors"] = check_config(logits_processors)
@@ -90,9 +90,9 @@ def register() -> None:
     process. Schedulers and workers patch their own process when vLLM makes them.
     """
     if asks_for_guidance(sys.argv):
-        from cfg_core.vllm_plugin import patches
+        from cfg_core.vllm_plugin import vllm_patches
 
-        patches.apply("frontend")
+        vllm_patches.apply("frontend")
 
 
 def asks_for_guidance(command_line: Sequence[str]) -> bool:

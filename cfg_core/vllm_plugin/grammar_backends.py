@@ -1,8 +1,7 @@
 """vLLM's compilers of grammars (its "backends"), one object for each name.
 
-Under `backend: auto` vLLM chooses a compiler for each request. But its engine core keeps the
-compiler of its first request and uses it for all later ones. Here each request gets the compiler
-that was chosen for it.
+Under `backend: auto` vLLM chooses a compiler for each request, but its engine core uses that of its
+first request for all later ones.
 """
 
 from __future__ import annotations

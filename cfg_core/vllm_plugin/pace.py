@@ -26,7 +26,6 @@ from cfg_core.vllm_plugin.config import ours
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-
 FILE = "pace_file"
 """Key of the file's path in our options."""
 

@@ -17,7 +17,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
-from deployments import patches
+from deployments import serve_patches
 from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
@@ -89,7 +89,7 @@ class ModelReplica:
 
             # before our modules import what another vLLM may have moved
             tested.check_version(args.allow_untested_vllm)
-            tested.check_names("deployments.generator", patches.PATCHES)
+            tested.check_names("deployments.generator", serve_patches.ROWS)
             from vllm.utils.gc_utils import freeze_gc_heap
 
             from deployments.generator.vllm_server import VllmServer

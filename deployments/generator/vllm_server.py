@@ -36,7 +36,7 @@ from cfg_core.lanes import num_chars
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF
-from deployments import patches
+from deployments import serve_patches
 from deployments.config.args import AppArgs
 from deployments.generator import endpoints, media, sse
 from deployments.generator.cpu_dtype import with_cpu_dtype
@@ -113,7 +113,7 @@ class VllmServer:
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
         show_cuts(state)
-        patches.apply(patches.REPLICA)
+        serve_patches.apply(serve_patches.REPLICA)
         use_lanes(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)

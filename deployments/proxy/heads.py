@@ -10,7 +10,7 @@ with 431 (too large) or 408 (too slow). It also bounds what uvicorn keeps withou
 - Requests that are pipelined, which is to say sent before the earlier ones are answered.
 - The time in which the rest of a body arrives after its request was answered.
 
-`deployments.patches` puts it in place. No other module subclasses uvicorn's protocol;
+`deployments.serve_patches` puts it in place. No other module subclasses uvicorn's protocol;
 tests/contract/test_names.py checks what is overridden and used.
 """
 

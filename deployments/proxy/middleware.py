@@ -33,7 +33,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cfg_core.errors import BodyTimeoutError, CfgServeError, OverloadedError, RequestError
-from deployments import patches
+from deployments import serve_patches
 from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequest, OpenRequests
 from deployments.http.recent import Recent
@@ -75,7 +75,7 @@ def middlewares() -> list[Middleware]:
     Serve calls this in the process of each server, before it configures uvicorn. So the patches of
     uvicorn are applied here, too.
     """
-    patches.apply(patches.SERVER)
+    serve_patches.apply(serve_patches.SERVER)
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     most = int(os.environ.get("CFG_SERVE_MAX_REQUESTS", 4096))
     of_one = int(os.environ.get("CFG_SERVE_MAX_REQUESTS_PER_ADDRESS", 1024))

@@ -16,10 +16,10 @@ from typing import Any
 
 import vllm
 
-import deployments.patches
 from cfg_core.foreign import check, classes
 from cfg_core.foreign.inventory import describe
-from cfg_core.vllm_plugin import patches, versions
+from cfg_core.vllm_plugin import versions, vllm_patches
+from deployments import serve_patches
 
 
 def collect(earlier: dict[str, Any]) -> dict[str, Any]:
@@ -30,9 +30,9 @@ def collect(earlier: dict[str, Any]) -> dict[str, Any]:
         for module, path in check.modules(package)
         if not versions.is_for_another(path)
     }
-    for table in (patches, deployments.patches):
-        rows = [row for row in table.PATCHES if row.target.partition(".")[0] in classes.PACKAGES]
-        uses[table.__name__] = [asdict(use) for use in check.patch_uses(rows)]
+    for table in (vllm_patches, serve_patches):
+        rows = [row for row in table.ROWS if row.target.partition(".")[0] in classes.PACKAGES]
+        uses[table.__name__] = [asdict(use) for use in check.row_uses(rows)]
     targets = {use["target"] for found in uses.values() for use in found}
     return {
         "vllm": vllm.__version__,

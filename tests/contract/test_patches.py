@@ -1,50 +1,50 @@
-"""The tables of patches: each row is correct, and every replacement has a row."""
+"""The tables of changes: each row is correct, and every replacement has a row."""
 
-import ast
 import dataclasses
 import importlib
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-import cfg_core.prefill_only.patches
-import deployments.patches
-from cfg_core.foreign.check import patch_uses
-from cfg_core.patches import load
-from cfg_core.vllm_plugin import SCHEDULER, asks_for_guidance, patches
+from cfg_core.foreign.check import modules, row_uses
+from cfg_core.patching import Patch, load
+from cfg_core.vllm_plugin import SCHEDULER, asks_for_guidance, versions, vllm_patches
+from tests.contract.replacements import COMPUTED, ROWS, replaced
+from tests.encoders.oracle_packages import oracle_packages
 
 ROOT = Path(__file__).parents[2]
-ROWS = [
-    *patches.PATCHES,
-    *deployments.patches.PATCHES,
-    *cfg_core.prefill_only.patches.PATCHES,
-]
 
 
-@pytest.mark.parametrize("patch", ROWS, ids=lambda patch: patch.target)
-def test_everything_that_a_row_names_exists(patch):
-    """And a replacement can be called as its original."""
-    assert [use.problem for use in patch_uses([patch])] == [None]
-    assert load(patch.by) is not None
-    assert not patch.fault or callable(load(patch.fault))
-    assert (ROOT / patch.test).is_file()
-    assert patch.reason.endswith(".")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.target}-{row.by.rpartition(':')[2]}")
+def test_everything_that_a_row_names_exists(row):
+    """And a patch can be called as its original."""
+    assert [use.problem for use in row_uses([row])] == [None]
+    assert load(row.by) is not None
+    if isinstance(row, Patch) and row.fault:
+        assert callable(load(row.fault))
+    assert (ROOT / row.test).is_file()
+    assert row.reason.endswith(".")
+
+
+SCHEDULING = "vllm.v1.core.sched.scheduler"
 
 
 @pytest.mark.parametrize(
-    ("target", "problem"),
+    ("target", "adds", "problem"),
     [
-        ("vllm.no_such_module:x", "does not exist"),
-        ("vllm.v1.core.sched.scheduler:NoSuchClass.schedule", "does not exist"),
-        ("vllm.v1.core.sched.scheduler:Scheduler.no_such_method", "does not exist"),
-        ("vllm.v1.core.sched.scheduler:Scheduler.schedule", "has no parameter"),
+        ("vllm.no_such_module:x", False, "does not exist"),
+        (f"{SCHEDULING}:NoSuchClass.schedule", False, "does not exist"),
+        (f"{SCHEDULING}:Scheduler.no_such_method", False, "does not exist"),
+        (f"{SCHEDULING}:Scheduler.schedule", False, "has no parameter"),
+        (f"{SCHEDULING}:Scheduler.schedule", True, "exists, and ours would replace it"),
     ],
 )
-def test_a_row_that_does_not_fit_is_found(target, problem):
-    row = dataclasses.replace(patches.PATCHES[0], target=target)
-    assert problem in patch_uses([row])[0].problem
+def test_a_row_that_does_not_fit_is_found(target, adds, problem):
+    row = dataclasses.replace(vllm_patches.PATCHES[0], target=target, adds=adds)
+    assert problem in row_uses([row])[0].problem
 
 
 def test_the_page_shows_the_tables():
@@ -54,47 +54,88 @@ def test_the_page_shows_the_tables():
 
 # --- nothing is replaced that is not in a table ---------------------------------------------------
 
-REPLACING = {row.by.partition(":")[0] for row in ROWS}
-
-
-def replacements(path):
-    """Lines of a file that set `__class__`, or an attribute of an object that is not `self`'s own,
-    to a function or class of ours."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Attribute):
-                    is_ours = isinstance(node.value, ast.Name) and node.value.id in functions
-                    is_method = (
-                        isinstance(node.value, ast.Attribute) and node.value.attr in functions
-                    )
-                    own = isinstance(target.value, ast.Name) and target.value.id == "self"
-                    if target.attr == "__class__" or ((is_ours or is_method) and not own):
-                        yield f"{path.name}:{node.lineno}"
+COMPUTE_NAMES = {
+    "cfg_core.patching",  # `apply`
+    "cfg_core.vllm_plugin.frontend.grammar_sandbox",  # fields of StructuredOutputsParams
+    "cfg_core.vllm_plugin.grammar_helper.trial",  # the same
+    "deployments.generator.stream_spans",  # fields of our own objects
+}
+"""The modules without rows that may give computed names to setattr, and what they set."""
 
 
 @pytest.mark.parametrize("package", ["cfg_core", "deployments"])
 def test_every_replacement_is_a_row(package):
-    for path in (ROOT / package).rglob("*.py"):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if module not in REPLACING:
-            assert [*replacements(path)] == [], f"a replacement in {module} that no row names"
+    rows = {(row.by.partition(":")[0], row.attribute) for row in ROWS}
+    may_compute = COMPUTE_NAMES | {module for module, _ in rows}
+    for module, path in modules(package):
+        if versions.is_for_another(path):
+            continue
+        with oracle_packages() if module == "cfg_core.harness" else nullcontext():
+            found = replaced(path, module)
+        for attribute in found:
+            known = module in may_compute if attribute == COMPUTED else (module, attribute) in rows
+            assert known, f"{module} replaces {attribute}, and no row names it"
+
+
+SAMPLE = """
+import vllm.envs as envs
+import vllm.v1.engine.core
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.request import Request
+
+NAME = "allocate_slots"
+
+class Ours(Request):
+    def hook(self): ...
+    def set(self):
+        self.hook = self.hook
+
+def take(manager: KVCacheManager, request: Request, other, values):
+    def allocate(*args): ...
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("KVCacheManager.num_kv_cache_groups = 3", "num_kv_cache_groups"),
+        ("envs.VLLM_USE_V1 = values", "VLLM_USE_V1"),
+        ("vllm.v1.engine.core.EngineCore = values", "EngineCore"),
+        ("manager.allocate_slots = values", "allocate_slots"),
+        ("stock, manager.allocate_slots = manager.allocate_slots, values", "allocate_slots"),
+        ("other.step = allocate", "step"),
+        ("other.step = other.first = allocate", "first"),
+        ("other.step = request.hook", "step"),
+        ("other.step = lambda: 3", "step"),
+        ("other.step: object = Ours", "step"),
+        ("request.__class__ = values", "__class__"),
+        ("setattr(manager, NAME, allocate)", "allocate_slots"),
+        ("setattr(other, 'step', allocate)", "step"),
+        ("setattr(other, values[0], values)", COMPUTED),
+        ("request.spec_token_ids = []", None),
+        ("request.priority += 1", None),
+        ("other.step = values", None),
+        ("setattr(other, '_cfg', values)", None),
+    ],
+)
+def test_a_planted_replacement_is_found(line, found, tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text(SAMPLE.format(line=line))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    attributes = replaced(tmp_path / "planted.py", "planted")
+    monkeypatch.delitem(sys.modules, "planted")
+    assert attributes >= {found} if found else attributes == set()
 
 
 # --- an unguided vLLM -----------------------------------------------------------------------------
 
 UNTOUCHED = """
-import importlib, inspect, sys
+import inspect, sys
 sys.argv = {argv!r}
-from cfg_core.patches import applied
-from cfg_core.vllm_plugin.patches import PATCHES
-rows = [p for p in PATCHES if not p.per_object and p.process == "frontend"]
+from cfg_core.patching import applied
+from cfg_core.vllm_plugin.vllm_patches import PATCHES
+rows = [p for p in PATCHES if p.process == "frontend"]
 before = [inspect.getattr_static(p.owner, p.attribute, None) for p in rows]
 from vllm.plugins import load_general_plugins
 load_general_plugins()

@@ -113,9 +113,9 @@ def test_the_engine_answers_for_its_scheduler():
     """`VllmServer.stats` asks the engine core for a method that the plugin puts there."""
     from vllm.v1.engine.core import EngineCore
 
-    from cfg_core.vllm_plugin import patches
+    from cfg_core.vllm_plugin import vllm_patches
 
-    patches.apply("engine core")
+    vllm_patches.apply("engine core")
     assert callable(EngineCore.guidance_stats)
 
 

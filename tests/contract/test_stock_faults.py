@@ -1,4 +1,4 @@
-"""The faults of vLLM that we patch (patches.py): each patch is right, and still needed.
+"""The faults of vLLM that we patch (vllm_patches.py): each patch is right, and still needed.
 
 A fault that a later version mends has a `fault` in its row: the patch is applied only where that
 finds the fault. Here FAULTY names the versions that have it. If none of the tested versions has it
@@ -14,18 +14,19 @@ import vllm
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.v1.kv_cache_interface import MambaSpec
 
-from cfg_core.patches import stock
+from cfg_core.patching import stock
 from cfg_core.vllm_plugin.core import remote_queues
-from cfg_core.vllm_plugin.patches import PATCHES
 from cfg_core.vllm_plugin.versions.tested import TESTED
-from cfg_core.vllm_plugin.worker.cpu_mamba import make_get_kv_cache_spec, returns_last_state_only
-from cfg_core.vllm_plugin.worker.cpu_worker import (
+from cfg_core.vllm_plugin.vllm_patches import PATCHES
+from cfg_core.vllm_plugin.worker.cpu_faults import (
     expand_batch_to_tokens,
     make_bgmv_shrink,
+    make_get_kv_cache_spec,
+    returns_last_state_only,
     takes_last_adapter,
 )
 
-STOCK = {patch.attribute: stock(patch) for patch in PATCHES if not patch.per_object}
+STOCK = {patch.attribute: stock(patch) for patch in PATCHES}
 """The stock functions, even if an earlier test of this process has applied our patches."""
 
 dequeue = remote_queues.dequeue(STOCK["dequeue"])
@@ -101,7 +102,7 @@ def test_a_mamba2_layer_on_a_cpu_promises_no_state_inside_of_a_chunk():
 
 
 def test_stock_mamba2_on_a_cpu_still_has_the_fault():
-    """If this test fails, vLLM has fixed the fault: delete cpu_mamba.py and its row."""
+    """If this test fails, vLLM has fixed the fault: delete make_get_kv_cache_spec and its row."""
     if not hasattr(torch.ops._C, "mamba_chunk_scan_fwd_cpu"):
         pytest.skip("the fault is that of vLLM's CPU kernel, which this build has not")
     assert returns_last_state_only(STOCK["get_kv_cache_spec"])

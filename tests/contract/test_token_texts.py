@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments import patches
+from deployments import serve_patches
 from deployments.generator.logprobs import TokenTexts
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
@@ -47,9 +47,9 @@ def test_parts_of_a_character_have_texts_in_the_rankings_of_streams():
     from vllm.v1.engine import EngineCoreRequest, logprobs
     from vllm.v1.outputs import LogprobsLists
 
-    from cfg_core.patches import stock
+    from cfg_core.patching import stock
     from cfg_core.vllm_plugin.frontend import logprobs as ours
-    from cfg_core.vllm_plugin.patches import PATCHES
+    from cfg_core.vllm_plugin.vllm_patches import PATCHES
 
     (update_row,) = [p for p in PATCHES if p.attribute == "_update_sample_logprobs"]
 
@@ -81,8 +81,8 @@ def test_vllm_looks_up_the_function_where_it_is_replaced(monkeypatch, tokenizer)
     from vllm.v1.engine import EngineCoreRequest, logprobs
     from vllm.v1.outputs import LogprobsLists
 
-    patches.apply("generator replica")
-    patches.apply("generator replica")
+    serve_patches.apply("generator replica")
+    serve_patches.apply("generator replica")
     monkeypatch.setattr(
         logprobs.convert_ids_list_to_tokens, "decode", lambda _, ids: [f"<{i}>" for i in ids]
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cfg_core.patches import load, stock
-from deployments import patches
+from cfg_core.patching import load, stock
+from deployments import serve_patches
 from deployments.generator.request_patches import EMPTY, OBJECT
 
 pytest.importorskip("vllm")
@@ -20,7 +20,7 @@ import vllm.entrypoints.openai.chat_completion.protocol as protocol
 import xgrammar
 from vllm.tool_parsers import structural_tag_registry as registry
 
-ROWS = [row for row in patches.PATCHES if row.by.endswith("request_patches:of_function")]
+ROWS = [row for row in serve_patches.PATCHES if row.by.endswith("request_patches:of_function")]
 WITHOUT: dict[str, Any] = {"name": "now"}
 LOOSE = {"name": "now", "strict": False, "parameters": {"type": "object", "properties": {"a": {}}}}
 SHAPED = {"glm_4_7", "hy_v4", "kimi_k3"}  # these write each parameter as an element of its own

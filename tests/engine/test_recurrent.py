@@ -155,7 +155,7 @@ def tokens_of(engine: Engine, cases: list) -> list[list[int]]:
 
 
 def test_plain_requests_equal_stock(roomy: Engine, bench: Bench) -> None:
-    """Greedy, and sampled with seeds. Stock vLLM runs without prefix caching (see patches.py)."""
+    """Greedy, and sampled with seeds. Stock vLLM runs without prefix caching (cpu_faults.py)."""
     params = [plain() for _ in PROMPTS]
     params += [plain(temperature=1.0, seed=i) for i in range(len(PROMPTS))]
     ours = tokens(roomy.generate(PROMPTS * 2, params))

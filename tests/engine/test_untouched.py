@@ -14,12 +14,12 @@ from tests.engine.oracle import PROMPTS, Oracle
 
 PROGRAM = """
 import inspect, json, sys
-import cfg_core.prefill_only.patches, cfg_core.vllm_plugin.patches, deployments.patches
-from cfg_core.patches import applied
+from cfg_core.patching import applied
+from cfg_core.vllm_plugin import vllm_patches
+from deployments import serve_patches
 from tests.engine.engines import Engine, plain, tokens
 
-tables = (cfg_core.prefill_only, cfg_core.vllm_plugin, deployments)
-rows = [row for package in tables for row in package.patches.PATCHES if not row.per_object]
+rows = [*vllm_patches.PATCHES, *serve_patches.PATCHES]
 found = lambda: [inspect.getattr_static(row.owner, row.attribute, None) for row in rows]
 before = found()
 engine = Engine(sys.argv[1], guided=False)

@@ -14,7 +14,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.request import Request
 
 from cfg_core.groups import FOLLOWER_SUFFIX
-from cfg_core.vllm_plugin import patches, wire
+from cfg_core.vllm_plugin import vllm_patches, wire
 from cfg_core.vllm_plugin.core.followers import make_followers, plan_group
 from tests.simulation.sim import (
     V1,
@@ -63,7 +63,7 @@ def test_tokens_of_rows_that_were_not_joint_are_not_counted(model_folder, monkey
 
 def test_the_frontend_does_not_send_the_count_to_clients():
     """vLLM would show `kv_transfer_params` to clients."""
-    patches.apply("frontend")
+    vllm_patches.apply("frontend")
     output = EngineCoreOutput("r", [5, 6], kv_transfer_params=wire._marked(2))
     other = EngineCoreOutput("s", [5], kv_transfer_params={"a connector": 1})
     assert wire.guided_tokens(output) == 2

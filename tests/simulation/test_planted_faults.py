@@ -12,7 +12,7 @@ from cfg_core.vllm_plugin import wire
 from cfg_core.vllm_plugin.core import group_scheduler, scheduler, scoring
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
-from cfg_core.vllm_plugin.core.steady import SteadyStep
+from cfg_core.vllm_plugin.core.snapshot import SteadyStep
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
 from tests.simulation.sim import PATHS, simulate

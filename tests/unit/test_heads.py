@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from cfg_core.errors import ConfigError
-from cfg_core.patches import stock
-from deployments import patches
+from cfg_core.patching import stock
+from deployments import serve_patches
 from deployments.proxy.head_bounds import USUAL_LINES, HeadBounds, HeadCount, HeadTooLargeError
 from deployments.proxy.heads import MAX_PIPELINED, bounded
 from tests.support.uvicorn_server import serving
 
-(ROW,) = [row for row in patches.PATCHES if row.by == "deployments.proxy.heads:bounded"]
+(ROW,) = [row for row in serve_patches.PATCHES if row.by == "deployments.proxy.heads:bounded"]
 
 TIMEOUT_S = 0.4
 MANY = 2 * 10**6

@@ -304,7 +304,7 @@ async def test_a_websocket_with_such_a_header_is_closed():
 def test_nobody_is_believed_who_the_client_is(monkeypatch):
     """uvicorn believes X-Forwarded-For from the loopback address unless it is told not to."""
     monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
-    monkeypatch.setattr("deployments.patches.apply", lambda process: None)
+    monkeypatch.setattr("deployments.serve_patches.apply", lambda process: None)
     middlewares()
     config = uvicorn.Config(porter(Reader()), lifespan="off")
     config.load()

@@ -184,7 +184,7 @@ def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) ->
 
     If the leader has output, the followers begin with it: its tokens are part of their prompts.
 
-    is_traced: let vLLM count their cached tokens (core/follower_events.py).
+    is_traced: let vLLM count their cached tokens (core/outcome.py).
     """
     output = list(leader.output_token_ids)
     followers = [

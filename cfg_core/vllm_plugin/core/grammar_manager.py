@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 MIN_THREADS = 4
 SLACK = 2.0
 _QUIET = (
@@ -73,13 +72,9 @@ class GrammarManager(StructuredOutputManager):
 
         Raises CompilationError without the compiler's text, which may quote what the client sent.
         """
-        wanted = request.structured_output_request
+        wanted, sampling = request.structured_output_request, request.sampling_params
         kind, spec = wanted.structured_output_key
-        stops = (
-            request.sampling_params.all_stop_token_ids
-            if request.sampling_params is not None
-            else None
-        )
+        stops = None if sampling is None else sampling.all_stop_token_ids
         try:
             backend = self._backends.get(wanted.params._backend)
             self.backend = self.backend or backend
@@ -117,10 +112,8 @@ class GrammarManager(StructuredOutputManager):
         A mask of llguidance is wider than the others if the tokenizer has more tokens than the
         model.
         """
-        mask, vocab_size = (
-            self._grammar_bitmask,
-            getattr(getattr(grammar, "ll_tokenizer", None), "vocab_size", None),
-        )
+        mask = self._grammar_bitmask
+        vocab_size = getattr(getattr(grammar, "ll_tokenizer", None), "vocab_size", None)
         width = mask.shape[1] if vocab_size is None else -(-vocab_size // 32)
         if width == mask.shape[1]:
             grammar.fill_bitmask(mask, index)
@@ -145,26 +138,31 @@ class GrammarManager(StructuredOutputManager):
         accepted: bool = super().accept_tokens(request, new_token_ids)
         grammar = request.structured_output_request.grammar
         self._note(grammar, started)
+        failure = self._failure_of(grammar, accepted)
+        if failure is not None:
+            self._failed[request.request_id] = f"{REQUEST_FAULT}its grammar {failure}"
+        return failure is None
+
+    def _failure_of(self, grammar: Any, accepted: bool) -> str | None:
+        """Why a request cannot go on with its grammar, as the end of a sentence, if it cannot."""
         slow = getattr(grammar, "_cfg_serve_slow_ms", None)
         if slow is not None:
-            self._failed[request.request_id] = (
-                f"{REQUEST_FAULT}its grammar became too slow: one token took {slow:.0f} ms, and at"
-                f" most {self._most_ms:.0f} ms are allowed, because all requests wait for it. Make"
-                " it unambiguous, or nest fewer repetitions."
-            )
-            return False
-        if error_of(grammar):
-            self._failed[request.request_id] = (
-                f"{REQUEST_FAULT}its grammar became too complex for its compiler here. Make it"
+            return (
+                f"became too slow: one token took {slow:.0f} ms, and at most"
+                f" {self._most_ms:.0f} ms are allowed, because all requests wait for it. Make it"
                 " unambiguous, or nest fewer repetitions."
             )
-            return False
-        if not accepted:
-            self._failed[request.request_id] = (
-                f"{REQUEST_FAULT}its grammar and its other options (such as allowed_token_ids,"
-                " bad_words or min_tokens) together allow no token here. Leave one of them out."
+        if error_of(grammar):
+            return (
+                "became too complex for its compiler here. Make it unambiguous, or nest fewer"
+                " repetitions."
             )
-        return accepted
+        if not accepted:
+            return (
+                "and its other options (such as allowed_token_ids, bad_words or min_tokens)"
+                " together allow no token here. Leave one of them out."
+            )
+        return None
 
     @override
     def clear_backend(self) -> None:

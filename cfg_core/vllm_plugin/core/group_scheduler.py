@@ -21,14 +21,8 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.errors import REQUEST_FAULT, GuidanceError
 from cfg_core.groups import Group, GroupTable
-from cfg_core.vllm_plugin import config, patches, versions, wire
-from cfg_core.vllm_plugin.core import (
-    follower_events,
-    grammar_manager,
-    outcome,
-    scoring,
-    stats,
-)
+from cfg_core.vllm_plugin import config, versions, vllm_patches, wire
+from cfg_core.vllm_plugin.core import grammar_manager, outcome, scoring, stats
 from cfg_core.vllm_plugin.core.followers import (
     GroupPlan,
     asks_for_guidance,
@@ -50,7 +44,7 @@ class GroupScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config.check_overrides(type(self))
-        patches.apply("engine core")
+        vllm_patches.apply("engine core")
         super().__init__(*args, **kwargs)
         ours = self.vllm_config
         config.check_version_of(ours)
@@ -233,11 +227,13 @@ class GroupScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
         self._timelines.forget_ended()
-        told = follower_events.collect(touched, outputs) if self._is_traced else {}
+        events = outcome.follower_events(touched, outputs) if self._is_traced else {}
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.fit_logprobs(guidance, outputs, asked)
         self._counts["guided_tokens"] += wire.mark_guided_tokens(guidance, outcome.each(outputs))
-        follower_events.attach(told, outcome.each(outputs))
+        for output in outcome.each(outputs) if events else ():
+            if output.request_id in events:
+                wire.mark_follower_events(output, events[output.request_id])
         return outputs
 
     def _close(self, groups: list[Group]) -> None:

@@ -1,9 +1,7 @@
 """The KV pool by role: the blocks that leaders and followers need, hold and may still take.
 
-Each replica has one block pool, and each stream has its own block table. With `elastic`, the
-boundary between the roles moves with demand. With `even`, each role has half of the pool, as in
-vLLM RFC #5825. Plain requests count as leaders there, and the followers of all groups share the
-other half.
+With `elastic`, the boundary between the roles moves with demand. With `even`, each role has half of
+the pool, as in vLLM RFC #5825. Plain requests count as leaders there.
 """
 
 from __future__ import annotations
@@ -58,10 +56,7 @@ class KVRoles:
         return self.at_most_running(num_tokens) + len(self._sizes) + self._first_states
 
     def exactly(self, stream: str, num_tokens: int) -> int:
-        """Blocks that the running `stream` needs for `num_tokens` more tokens.
-
-        They are counted as `allocate_slots` counts them.
-        """
+        """Blocks that the running `stream` needs for `num_tokens` more, as vLLM counts them."""
         request = self._requests[stream]
         return self.needed(request, request.num_computed_tokens + num_tokens)
 
@@ -209,8 +204,7 @@ class ElasticSplit(Split):
 class EvenSplit(Split):
     """Two equal halves: leaders and plain requests in one, followers in the other.
 
-    The split is enforced where blocks are handed out, by wrapping `allocate_slots` of this engine's
-    manager. A stream whose role is at its limit gets None ("no blocks"), as if the pool were full.
+    A stream whose role is at its limit gets None ("no blocks"), as if the pool were full.
     """
 
     def __init__(
@@ -234,7 +228,7 @@ class EvenSplit(Split):
         return Headroom(self._roles.free, leaders, followers)
 
     def enforce(self, manager: KVCacheManager) -> None:
-        """Wrap `manager.allocate_slots`."""
+        """Enforce the split where blocks are handed out, in `manager.allocate_slots`."""
         allocate = manager.allocate_slots
 
         def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from cfg_core.groups import Group
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.wire import (
+    FollowerEvent,
     StepGuidance,
     StreamColumns,
     columns_of,
@@ -77,6 +79,42 @@ def fit_logprobs(
             output.new_logprobs = picked(lists, [*range(own), *added])
         else:
             output.new_logprobs = widened(narrowed(lists, own), wanted.width)
+
+
+# --- what happened to followers, in traced engines ------------------------------------------------
+
+
+def follower_events(
+    groups: Iterable[Group], outputs: Mapping[int, EngineCoreOutputs]
+) -> dict[str, list[FollowerEvent]]:
+    """What the followers' outputs say, by the leader's id. Call it before they are hidden.
+
+    vLLM notes events of each request (queued, scheduled, preempted), and sends them with its next
+    output. Those of followers travel with the output that their leader has in the same joint step.
+    """
+    places = {
+        follower: (group.leader, i)
+        for group in groups
+        for i, follower in enumerate(group.followers)
+    }
+    told: dict[str, list[FollowerEvent]] = {}
+    for output in each(outputs):
+        if output.request_id in places:
+            leader, i = places[output.request_id]
+            if events := _events(i, output):
+                told.setdefault(leader, []).extend(events)
+    return told
+
+
+def _events(follower: int, output: EngineCoreOutput) -> list[FollowerEvent]:
+    events: list[FollowerEvent] = [
+        (follower, event.type.name.lower(), event.timestamp) for event in output.events or ()
+    ]
+    stats = output.prefill_stats
+    if stats is not None:
+        events.append((follower, "prompt_tokens", stats.num_prompt_tokens))
+        events.append((follower, "cached_tokens", stats.num_cached_tokens))
+    return events
 
 
 def each(outputs: Mapping[int, EngineCoreOutputs]) -> Iterable[EngineCoreOutput]:

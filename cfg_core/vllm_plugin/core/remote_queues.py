@@ -1,9 +1,8 @@
 """The wait for a worker on another machine ends when the executor has given that worker up.
 
-For the answer of a local worker, vLLM waits until it comes or the queue is shut down. The executor
-shuts the queue down when a worker dies. For a worker on another machine, vLLM polls the socket and
-never checks for a shutdown. So an engine that is spread over machines hangs without an error when
-it loses a worker (`tests/serve/chaos.py --across-nodes --faults worker` shows it). See patches.py.
+The executor shuts the queue down when a worker dies, which ends the wait for a local worker. For
+one on another machine, vLLM polls the socket and never checks for a shutdown. So an engine that is
+spread over machines hangs when it loses a worker (chaos.py `--across-nodes --faults worker`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ def dequeue(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def dequeue(self: MessageQueue, timeout: float | None = None, indefinite: bool = False) -> Any:
-        """Return the next object.
-
-        timeout: seconds; None for no limit.
-
-        Raises TimeoutError, or RuntimeError once the queue is shut down.
-        """
+        """The next object. Raises TimeoutError, or RuntimeError once the queue is shut down."""
         if self._is_local_reader or not self._is_remote_reader:
             return stock(self, timeout, indefinite)
         end = None if timeout is None else time.monotonic() + timeout

@@ -35,8 +35,7 @@ from cfg_core.groups import Group
 from cfg_core.vllm_plugin import config, wire
 from cfg_core.vllm_plugin.core.group_scheduler import GroupScheduler
 from cfg_core.vllm_plugin.core.scoring import reads_of, scoring_of
-from cfg_core.vllm_plugin.core.snapshot import is_blocked, take_snapshot
-from cfg_core.vllm_plugin.core.steady import SteadyStep
+from cfg_core.vllm_plugin.core.snapshot import SteadyStep, is_blocked, take_snapshot
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
 
 if TYPE_CHECKING:

@@ -34,10 +34,7 @@ class Speculation:
         }
 
     def observe(self, request_id: str, drafted: int, accepted: int) -> None:
-        """Note that `drafted` drafts of a request were verified.
-
-        The first `accepted` of them were accepted. The request is a plain one, or a group's leader.
-        """
+        """Note how many drafts of a plain request or a leader were verified and accepted."""
         guided = request_id in self._groups
         self._counts["guided" if guided else "plain"].observe_draft(drafted, accepted)
         if guided:
@@ -82,10 +79,7 @@ class Speculation:
         return self._lengths.setdefault(leader, DraftLength(self._cost))
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, such as `guided_drafts_accepted_at_0`.
-
-        A step of a group counts once.
-        """
+        """Counters since the start, such as `guided_drafts_accepted_at_0`."""
         found = {}
         for kind, counts in self._counts.items() if self._most else ():
             found[f"{kind}_draft_steps"] = counts.num_drafts

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def utility_method(_stock: None) -> Any:
-    """The method of vLLM's EngineCore that frontends call for the statistics (patches.py)."""
+    """The method of vLLM's EngineCore that frontends call for the statistics (vllm_patches.py)."""
 
     def guidance_stats(core: EngineCore) -> dict[str, int]:
         scheduler: Any = core.scheduler  # a GuidedScheduler

@@ -1,6 +1,6 @@
 """Admission: checks guided requests in vLLM's frontend, where the caller still gets the error.
 
-It wraps `InputProcessor.process_inputs` (patches.py). Every entry point (LLM, AsyncLLM, vLLM's
+It wraps `InputProcessor.process_inputs` (vllm_patches.py). Every entry point (LLM, AsyncLLM, vLLM's
 server) passes each request through that method. A request with any guidance field is either refused
 or resolved. A resolved request has a `ResolvedGuidance` in the place of these fields, and its
 `max_tokens` is cut to what all streams can hold.

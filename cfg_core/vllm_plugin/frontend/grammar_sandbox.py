@@ -2,7 +2,7 @@
 
 It runs in the frontend process of an engine. It is asynchronous, and the event loop compiles no
 grammar. A grammar that has passed its trial is marked. vLLM's own validation would parse the
-grammar again on the event loop, so it is skipped for a marked one (patches.py).
+grammar again on the event loop, so it is skipped for a marked one (vllm_patches.py).
 """
 
 from __future__ import annotations

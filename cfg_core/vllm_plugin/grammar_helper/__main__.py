@@ -20,22 +20,9 @@ import sys
 import time
 from typing import Any, BinaryIO
 
+from cfg_core.vllm_plugin.grammar_helper import frames
 from cfg_core.vllm_plugin.grammar_helper.forks import Fork, die_with_parent
-from cfg_core.vllm_plugin.grammar_helper.frames import (
-    CANCEL,
-    DIED,
-    FAILED,
-    GONE,
-    HEADER,
-    KILLED,
-    OUT_OF_CPU,
-    OUT_OF_TIME,
-    READY,
-    TRY,
-    VERDICT,
-    frame,
-    read_exactly,
-)
+from cfg_core.vllm_plugin.grammar_helper.frames import HEADER, frame, read_exactly
 
 _MAX_VERDICT = 16 << 20
 
@@ -69,12 +56,12 @@ class Helper:
     def _take(self) -> None:
         size, kind, trial_id = HEADER.unpack(read_exactly(self._requests, HEADER.size))
         payload = read_exactly(self._requests, size)
-        if kind == TRY:
+        if kind == frames.TRY:
             fork = self._running[trial_id] = self._living_spare()
             self._selector.register(fork.verdict, selectors.EVENT_READ, fork)
             fork.begin(trial_id, payload)
             self._spare = Fork(self._trial, self._limits)
-        elif kind == CANCEL and trial_id in self._running:
+        elif kind == frames.CANCEL and trial_id in self._running:
             self._end(self._running[trial_id])
 
     def _living_spare(self) -> Fork:
@@ -93,15 +80,15 @@ class Helper:
             return
         code = self._end(fork) if part else self._forget(fork)
         if code == 0:
-            self._reply(VERDICT, fork.id, fork.data)
+            self._reply(frames.VERDICT, fork.id, fork.data)
         else:
-            self._reply(KILLED, fork.id, _why(code))
+            self._reply(frames.KILLED, fork.id, _why(code))
 
     def _end_late(self) -> None:
         now = time.monotonic()
         for fork in [fork for fork in self._running.values() if fork.deadline <= now]:
             self._end(fork)
-            self._reply(KILLED, fork.id, OUT_OF_TIME)
+            self._reply(frames.KILLED, fork.id, frames.OUT_OF_TIME)
 
     def _end(self, fork: Fork) -> int:
         fork.kill()
@@ -120,8 +107,8 @@ class Helper:
 def _why(code: int) -> bytes:
     """Why a fork ended with this code, before its deadline."""
     if code in (-signal.SIGPROF, -signal.SIGXCPU):
-        return OUT_OF_CPU
-    return GONE if code in (-signal.SIGKILL, -signal.SIGTERM) else DIED
+        return frames.OUT_OF_CPU
+    return frames.GONE if code in (-signal.SIGKILL, -signal.SIGTERM) else frames.DIED
 
 
 def main() -> None:
@@ -141,10 +128,10 @@ def main() -> None:
             helper = Helper(_prepared(settings), limits, requests, replies)
         except Exception as error:
             text = f"{type(error).__name__}: {error}".encode()
-            replies.write(frame(FAILED, payload=text))
+            replies.write(frame(frames.FAILED, payload=text))
             replies.flush()
             return
-        helper._reply(READY, 0)
+        helper._reply(frames.READY, 0)
         helper.run()
     except (EOFError, BrokenPipeError):
         pass  # the parent has ended or closed the pipe; the forks end with us

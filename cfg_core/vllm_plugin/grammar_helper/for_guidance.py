@@ -25,6 +25,7 @@ from cfg_core.vllm_plugin.grammar_helper.lark_text import (
     Bounded,
     NotExpressibleError,
     escaped,
+    parsed,
     unknown,
 )
 from cfg_core.vllm_plugin.grammar_helper.xml_parameters import MARKS, parameters
@@ -54,19 +55,15 @@ def fields_for_guidance(
     white = white or Bounded()
     try:
         if fields.get("json") is not None:
-            return {**fields, "json": json.dumps(white.of(closed(_parsed(fields["json"]))))}
+            return {**fields, "json": json.dumps(white.of(closed(parsed(fields["json"]))))}
         if fields.get("json_object") and white.most is not None:
             return {**fields, "json_object": None, "json": json.dumps(white.of({"type": "object"}))}
         if fields.get("structural_tag") is not None:
-            lark = _Lark(added, white).of_tag(_parsed(fields["structural_tag"]))
+            lark = _Lark(added, white).of_tag(parsed(fields["structural_tag"]))
             return {**fields, "structural_tag": None, "grammar": lark}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotExpressibleError("It is not valid.") from None
     return dict(fields)
-
-
-def _parsed(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 class _Lark:
@@ -282,7 +279,7 @@ def _legacy(tag: Mapping[str, Any]) -> dict[str, Any]:
         "tags": [
             {
                 "begin": item["begin"],
-                "content": {"type": "json_schema", "json_schema": _parsed(item["schema"])},
+                "content": {"type": "json_schema", "json_schema": parsed(item["schema"])},
                 "end": item["end"],
             }
             for item in tag["structures"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,7 +11,6 @@ ANY = r"/(?s:.*)/"
 
 SPACE = r"[ \n\r\t]*"
 """White space, inside a regular expression."""
-
 
 _OPTIONS = "x-guidance"
 """The keyword in which a schema has options for llguidance."""
@@ -49,6 +49,11 @@ class NotExpressibleError(Exception):
 
 def unknown(what: str) -> NotExpressibleError:
     return NotExpressibleError(f"Only xgrammar has {what}, and it does not support the rest.")
+
+
+def parsed(value: Any) -> Any:
+    """A field that holds JSON, which a client may have sent as text."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def escaped(text: str) -> str:

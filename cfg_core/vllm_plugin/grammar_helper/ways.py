@@ -17,7 +17,7 @@ from cfg_core.grammars import rewriting
 from cfg_core.grammars.keywords import Lost, lost_by_xgrammar
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR
 from cfg_core.vllm_plugin.grammar_helper.for_guidance import fields_for_guidance
-from cfg_core.vllm_plugin.grammar_helper.lark_text import Bounded, NotExpressibleError
+from cfg_core.vllm_plugin.grammar_helper.lark_text import Bounded, NotExpressibleError, parsed
 
 JSON, TAG, JSON_OBJECT = "json", "structural_tag", "json_object"
 AUTO = "auto"
@@ -147,12 +147,12 @@ def _by_xgrammar(
     if whitespace is None or backend not in (XGRAMMAR, AUTO):
         return Way(fields, backend, said)
     if fields.get(JSON) is not None or fields.get(JSON_OBJECT):
-        schema = ANY_OBJECT if fields.get(JSON) is None else _parsed(fields[JSON])
+        schema = ANY_OBJECT if fields.get(JSON) is None else parsed(fields[JSON])
         format_ = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": whitespace}
         tag = json.dumps({"type": TAG, "format": format_})
         return Way(fields, backend, said, (), {**fields, JSON: None, JSON_OBJECT: None, TAG: tag})
     if fields.get(TAG) is not None:
-        tag = _parsed(fields[TAG])
+        tag = parsed(fields[TAG])
         return Way({**fields, TAG: json.dumps(_bounded(tag, whitespace))}, backend, said)
     return Way(fields, backend, said)
 
@@ -173,11 +173,7 @@ def _spaced(fields: Mapping[str, Any], whitespace: int | None, backend: str) -> 
     """The fields for a compiler that the configuration names, which is not xgrammar."""
     if fields.get(JSON) is None or backend != GUIDANCE:
         return dict(fields)
-    return {**fields, JSON: json.dumps(Bounded(whitespace).of(_parsed(fields[JSON])))}
-
-
-def _parsed(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
+    return {**fields, JSON: json.dumps(Bounded(whitespace).of(parsed(fields[JSON])))}
 
 
 def schemas_of(fields: Mapping[str, Any]) -> list[Any]:
@@ -200,9 +196,9 @@ def with_schemas(
     every_style: whether to change those, too, whose values stand between XML marks.
     """
     if fields.get(JSON) is not None:
-        return {**fields, JSON: json.dumps(change(_parsed(fields[JSON])))}
+        return {**fields, JSON: json.dumps(change(parsed(fields[JSON])))}
     if fields.get(TAG) is not None:
-        return {**fields, TAG: json.dumps(_changed(_parsed(fields[TAG]), change, every_style))}
+        return {**fields, TAG: json.dumps(_changed(parsed(fields[TAG]), change, every_style))}
     return dict(fields)
 
 
@@ -214,7 +210,7 @@ def _changed(tag: Any, change: Callable[[Any], Any], every_style: bool) -> Any:
     changes = every_style or tag.get("style", "json") == "json"
     return {
         key: (
-            (change(_parsed(value)) if changes else value)
+            (change(parsed(value)) if changes else value)
             if key in ("json_schema", "schema")
             else _changed(value, change, every_style)
         )

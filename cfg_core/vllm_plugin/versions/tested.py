@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.foreign import check
-from cfg_core.patches import Patch
+from cfg_core.patching import Row
 from cfg_core.vllm_plugin import versions
 
 TESTED = ("0.32", "0.33")
@@ -71,8 +71,8 @@ def _environment() -> str:
     return value
 
 
-def check_names(package: str, patches: Iterable[Patch]) -> None:
-    """If this vLLM was not tested, check that it has what our modules in `package` use.
+def check_names(package: str, rows: Iterable[Row]) -> None:
+    """If this vLLM was not tested, check that it has what `rows` and our modules in `package` use.
 
     These are its modules, classes, attributes and functions, the parameters of what we override or
     patch, and the arguments of what we call. Whether they still mean the same cannot be checked. It
@@ -86,7 +86,7 @@ def check_names(package: str, patches: Iterable[Patch]) -> None:
         if not versions.is_for_another(path)
         for use in check.uses(path, module)
     ]
-    uses += check.patch_uses(patches)
+    uses += check.row_uses(rows)
     first = {(use.target, use.problem): check.told(use) for use in reversed(uses) if use.problem}
     found = [*reversed(first.values())]
     if found:

@@ -1,9 +1,7 @@
 """Sampling on vLLM's Model Runner V2 without the followers' rows.
 
-A follower's sample is replaced by its leader's, so nothing needs to be computed for it. V2's
-sampler gets a batch without followers, which has the fields that vLLM itself makes for a part of a
-batch (its batch-sharded sampling, worker/gpu/sample/batch_shard.py). The output is spread over the
-whole batch afterwards.
+As compact_v1.py. The smaller batch has the fields that vLLM itself makes for a part of a batch (its
+batch-sharded sampling, worker/gpu/sample/batch_shard.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ distribution whatever was proposed.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +70,7 @@ class GuidedProposer(SpecDecodeBaseProposer):
         at_once = self.num_speculative_tokens if self.parallel_drafting else 1
         model, reduced = self.model, self.use_local_argmax_reduction
         if rows is not None:
-            self.model = _BlendedDraftHead(model, rows, at_once)
+            self.model = _blended(model, rows, at_once)
             self.use_local_argmax_reduction = False
         try:
             tokens, probs = super()._sample_draft_tokens(hidden_states, sampling_metadata)
@@ -100,8 +101,7 @@ GUIDED: dict[type, type[GuidedProposer]] = {
 def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
     """Let the drafter of `runner`, if it is a model, propose for groups.
 
-    vLLM's runner makes its drafter itself and has no hook for it, so the drafter's class is
-    replaced. Raises CompatibilityError for a drafter that this module does not know.
+    Raises CompatibilityError for a drafter that this module does not know.
     """
     drafter = getattr(runner, "drafter", None)
     if not isinstance(drafter, SpecDecodeBaseProposer):
@@ -127,17 +127,16 @@ def sample_seeded(
             tokens[row] = (probs[row] / noise).argmax()
 
 
-class _BlendedDraftHead:
+def _blended(model: Any, rows: Rows, at_once: int) -> Any:
     """The draft model as vLLM's sampling code sees it: the logits are blended.
 
     at_once: rows for each request.
     """
 
-    def __init__(self, model: Any, rows: Rows, at_once: int) -> None:
-        self._model, self._rows, self._at_once = model, rows, at_once
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(hidden_states: torch.Tensor) -> torch.Tensor:
         """[batch x at once, hidden size] -> [batch x at once, vocabulary]."""
-        logits: torch.Tensor = self._model.compute_logits(hidden_states)
-        by_request = logits.view(-1, self._at_once, logits.shape[-1])
-        return self._rows.sum_for_leaders(by_request).view_as(logits)
+        logits: torch.Tensor = model.compute_logits(hidden_states)
+        by_request = logits.view(-1, at_once, logits.shape[-1])
+        return rows.sum_for_leaders(by_request).view_as(logits)
+
+    return SimpleNamespace(compute_logits=compute_logits)

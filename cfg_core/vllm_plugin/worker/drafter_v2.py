@@ -135,8 +135,7 @@ GUIDED: dict[type, type[GuidedSpeculator]] = {
 def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
     """Let the drafter of `runner`, if it has one, propose for groups.
 
-    vLLM's runner makes its drafter itself and has no hook for it, so the drafter's class is
-    replaced. Raises CompatibilityError for a drafter that this module does not know.
+    Raises CompatibilityError for a drafter that this module does not know.
     """
     drafter: BaseSpeculator | None = runner.speculator
     if drafter is None:

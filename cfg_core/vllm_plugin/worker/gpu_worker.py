@@ -9,6 +9,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from cfg_core.vllm_plugin.config import cannot_guide
 from cfg_core.vllm_plugin.processor_registry import registry_of
+from cfg_core.vllm_plugin.worker.processors import close_processors
 from cfg_core.vllm_plugin.worker.v1 import GuidedRunnerV1
 from cfg_core.vllm_plugin.worker.v2 import GuidedRunnerV2
 
@@ -18,10 +19,7 @@ class GuidedGPUWorker(Worker):
 
     @override
     def _make_model_runner(self) -> Any:
-        """Make a guided model runner. vLLM provides this method for subclasses to override.
-
-        An engine that cannot guide has vLLM's own runner.
-        """
+        """Make a guided model runner. An engine that cannot guide has vLLM's own."""
         if cannot_guide(self.vllm_config) is not None:
             return super()._make_model_runner()
         cls = GuidedRunnerV2 if self.use_v2_model_runner else GuidedRunnerV1
@@ -31,8 +29,5 @@ class GuidedGPUWorker(Worker):
 
     @override
     def shutdown(self) -> None:
-        """Close the logits processors, then call vLLM's method."""
-        processors = getattr(getattr(self, "model_runner", None), "processors", None)
-        if processors is not None:
-            processors.close()
+        close_processors(self)
         super().shutdown()

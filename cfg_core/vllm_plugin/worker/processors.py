@@ -25,6 +25,7 @@ from cfg_core.vllm_plugin.wire import attach_failures
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.worker_base import WorkerBase
 
 
 def asked_of(params: SamplingParams | None) -> Sequence[Any]:
@@ -79,6 +80,9 @@ class StepProcessors:
         attach_failures(output, failures)
         return output
 
-    def close(self) -> None:
-        """Close all processors, at the end of the worker."""
-        self.table.close()
+
+def close_processors(worker: WorkerBase) -> None:
+    """Close all processors of a worker that ends, if its runner has any."""
+    processors = getattr(getattr(worker, "model_runner", None), "processors", None)
+    if processors is not None:
+        processors.table.close()

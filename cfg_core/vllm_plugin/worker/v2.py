@@ -5,8 +5,9 @@ Seeds need no special handling: V2 derives its noise from the position of a toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,14 @@ class GuidedRunnerV2(GPUModelRunner):
         states = hidden_states
         if not has_one_row_each(batch):
             states = hidden_states[batch.logits_indices]
-        with self._head_is(_MergedHead(self.model, merge(states, rows.merged))):
+        merged, compute_logits = merge(states, rows.merged), self.model.compute_logits
+
+        def of_merged(hidden_states: torch.Tensor) -> torch.Tensor:
+            assert len(hidden_states) == len(merged), "rows are not where they should be"
+            logits: torch.Tensor = compute_logits(merged)
+            return logits
+
+        with self._computing_logits(of_merged):
             output, _, _ = super().sample(hidden_states, leading_batch(batch, rows), None)
         return spread(output, rows)
 
@@ -180,18 +188,32 @@ class GuidedRunnerV2(GPUModelRunner):
         if rows is None:
             output, _, _ = super().sample(hidden_states, batch, grammar_output)
             return output
-        head = _BlendedHead(self.model, rows)
-        with self._head_is(head):
+        compute_logits, merged = self.model.compute_logits, rows.merged
+        kept: Kept | None = None
+
+        def blended_logits(hidden_states: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            if merged is None:
+                logits = compute_logits(hidden_states)
+            else:
+                logits = compute_logits(merge(hidden_states, merged))[merged.source]
+            logits, kept = blended(logits, rows)
+            return logits
+
+        with self._computing_logits(blended_logits):
             output, _, _ = super().sample(hidden_states, batch, grammar_output)
         for per_stream in (output.sampled_token_ids, output.num_sampled, output.num_rejected):
             rows.copy_to_followers(per_stream)
-        _add_logprobs(output, rows, head.kept)
+        _add_logprobs(output, rows, kept)
         return output
 
     @contextmanager
-    def _head_is(self, head: Any) -> Iterator[None]:
-        """Context in which vLLM's `sample` computes logits by `head`."""
-        model, self.model = self.model, head
+    def _computing_logits(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Context in which vLLM's `sample` has another `model.compute_logits`.
+
+        compute: [rows, hidden size] -> [rows, vocabulary].
+        """
+        model, self.model = self.model, SimpleNamespace(compute_logits=compute)
         try:
             yield
         finally:
@@ -209,34 +231,3 @@ def _add_logprobs(output: SamplerOutput, rows: Rows, kept: Kept | None) -> None:
 
 class GuidedCPURunnerV2(GuidedRunnerV2, CPUModelRunner):
     """GuidedRunnerV2 on a CPU."""
-
-
-class _MergedHead:
-    """The model as V2's `sample` sees it when followers are left out: their rows are merged."""
-
-    def __init__(self, model: Any, merged: torch.Tensor) -> None:
-        self._model, self._merged = model, merged
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden size] -> [rows, vocabulary]; the rows must be those that lead."""
-        assert len(hidden_states) == len(self._merged), "rows are not where they should be"
-        logits: torch.Tensor = self._model.compute_logits(self._merged)
-        return logits
-
-
-class _BlendedHead:
-    """The model as V2's `sample` sees it: its logits are blended before the grammar masks them."""
-
-    def __init__(self, model: Any, rows: Rows) -> None:
-        self._model, self._rows = model, rows
-        self.kept: Kept | None = None
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden size] -> [rows, vocabulary]."""
-        merged = self._rows.merged
-        if merged is None:
-            logits = self._model.compute_logits(hidden_states)
-        else:
-            logits = self._model.compute_logits(merge(hidden_states, merged))[merged.source]
-        logits, self.kept = blended(logits, self._rows)
-        return logits

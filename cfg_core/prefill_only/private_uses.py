@@ -1,14 +1,11 @@
-"""Everything that the prefill-only engine replaces inside transformers' models, as a table.
-
-docs/patches.md shows the table. Each patch changes one loaded model, never a class.
-"""
+"""What the prefill-only engine changes in transformers' models: one loaded model, never a class."""
 
 from __future__ import annotations
 
-from cfg_core.patches import Patch
+from cfg_core.patching import NO_WAY, PrivateUse
 
-PATCHES = (
-    Patch(
+USES = (
+    PrivateUse(
         target="transformers:PreTrainedModel.base_model",
         by="cfg_core.prefill_only.stages.poolers:HeadOnRows",
         process="encoder replica, or the program of `Engine`",
@@ -16,15 +13,15 @@ PATCHES = (
         "already computed: its backbone is replaced with one that returns them.",
         upstream="transformers 5.19 has no way to run a head alone",
         test="tests/encoders/test_families.py",
-        per_object=True,
+        needed_while=NO_WAY,
     ),
-    Patch(
+    PrivateUse(
         target="torch.nn:Linear.forward",
         by="cfg_core.prefill_only.models.cpu_linear:pack_linears",
         process="encoder replica, or the program of `Engine`, on a CPU",
         reason="Weights are packed once for oneDNN, as torch.compile does for frozen weights.",
         upstream="torch 2.13 packs them again in each call",
         test="tests/encoders/test_minilm.py",
-        per_object=True,
+        needed_while=NO_WAY,
     ),
 )

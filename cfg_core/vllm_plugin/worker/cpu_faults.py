@@ -1,0 +1,105 @@
+"""Patches for the faults of vLLM's CPU build that our users would meet (vllm_patches.py).
+
+Two more faults are avoided in v1.py: seeds of requests with chunked prompts, and speculation in
+steps without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
+from vllm.v1.kv_cache_interface import MambaSpec
+
+
+def make_expand_batch_to_tokens(_stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Replaces `rejection_sampler.expand_batch_to_tokens`.
+
+    vLLM's CPU kernel writes into a converted copy of its output, and the copy is lost.
+    """
+    return expand_batch_to_tokens
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Repeat each value of `x` [batch] for each draft of its request. Returns [drafts].
+
+    cu_num_tokens: [batch], the number of drafts up to and including each request's.
+    num_tokens: the number of all drafts.
+
+    Values equal to `replace_from` become `replace_to`.
+    """
+    values = torch.where(x == replace_from, replace_to, x)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+def make_bgmv_shrink(stock: Callable[..., None]) -> Callable[..., None]:
+    """Replaces `bgmv_shrink`, the first half of a LoRA product, [tokens, rank].
+
+    vLLM's function takes the index -1 (no adapter) for the last adapter, so a request without an
+    adapter is computed with that one if other requests of its batch have adapters.
+    """
+
+    def bgmv_shrink(
+        inputs: torch.Tensor,
+        lora_b_weights: torch.Tensor,
+        output_tensor: torch.Tensor,
+        lora_indices_tensor: torch.Tensor,
+        scaling: float = 1.0,
+    ) -> None:
+        stock(inputs, lora_b_weights, output_tensor, lora_indices_tensor, scaling)
+        output_tensor[lora_indices_tensor < 0] = 0
+
+    return bgmv_shrink
+
+
+def takes_last_adapter(stock: Callable[..., None]) -> bool:
+    """Whether `stock`, vLLM's bgmv_shrink, takes the index -1 for the last adapter."""
+    output = torch.zeros(1, 1)
+    stock(torch.ones(1, 1), torch.ones(1, 1, 1, 1), output, torch.tensor([-1]), 1.0)
+    return bool(output.any())
+
+
+def make_get_kv_cache_spec(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces `MambaMixer2.get_kv_cache_spec`.
+
+    vLLM says that the layer can save its state inside of a chunk. Its CPU kernel returns only the
+    last state of a chunk, so the first prompt that fills a block would end the engine, if prefix
+    caching is on. Without that promise, the scheduler ends a chunk where a state is cached.
+    """
+
+    def get_kv_cache_spec(self: Any, *args: Any, **kwargs: Any) -> Any:
+        spec = stock(self, *args, **kwargs)
+        if not isinstance(spec, MambaSpec):
+            return spec
+        return replace(spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None)
+
+    return get_kv_cache_spec
+
+
+def returns_last_state_only(_stock: Callable[..., Any]) -> bool:
+    """Whether vLLM's CPU kernel returns one state for two chunks of one sequence."""
+    tokens, ends = torch.zeros(2, 1, 1), torch.tensor([0, 1, 2], dtype=torch.int32)
+    states = mamba_ssm._mamba_chunk_scan_combined_fwd_cpu(
+        tokens,
+        torch.zeros(2, 1),
+        torch.zeros(1),
+        tokens,
+        tokens,
+        1,
+        torch.zeros_like(tokens),
+        cu_seqlens=ends[::2].contiguous(),
+        cu_chunk_seqlens=ends,
+        last_chunk_indices=torch.tensor([1]),
+        return_intermediate_states=True,
+    )
+    return len(states) == 1

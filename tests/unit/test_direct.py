@@ -20,7 +20,7 @@ from deployments.direct.connections import Connections, DirectItems, NotTakenErr
 from deployments.direct.listener import CallListener
 from deployments.direct.protocol import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.health import replica_health
-from deployments.health.replica_health import ReplicaHealth
+from deployments.health.replica_health import COUNTS_FOR_S, Failure, ReplicaHealth
 from deployments.http.events import DONE, is_last
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.replica_client.direct_calls import DirectCalls
@@ -418,7 +418,9 @@ async def test_nothing_of_a_listener_without_the_secret_is_unpickled(tmp_path):
     server = await asyncio.start_server(pretend, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(ConnectionError):
-        await Connections().begin(Address("127.0.0.1", port, bytes(32)), "call", nothing, nothing)
+        await Connections().begin(
+            "replica", Address("127.0.0.1", port, bytes(32)), "call", nothing, nothing
+        )
     server.close()
     assert not bomb.exists()
 
@@ -442,9 +444,9 @@ async def test_a_proof_cannot_be_used_again(replica, monkeypatch):
     writer.close()
 
 
-async def test_strangers_are_few_and_short_of_time(replica, monkeypatch):
+async def test_unproven_connections_are_few_and_short_of_time(replica, monkeypatch):
     monkeypatch.setattr(listener_module, "PROOF_LIMIT_S", 0.2)
-    monkeypatch.setattr(listener_module, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(listener_module, "MAX_UNPROVEN", 3)
     address = replica.listener.address
     await replica.all_of("a")  # a connection that has its proof
     strangers = [await asyncio.open_connection(address.host, address.port) for _ in range(5)]
@@ -461,23 +463,23 @@ async def test_strangers_are_few_and_short_of_time(replica, monkeypatch):
         writer.close()
 
 
-async def test_an_address_that_cannot_be_reached_is_not_tried_for_a_while(replica, monkeypatch):
-    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 0.2)
+async def test_a_replica_that_cannot_be_reached_is_not_tried_for_a_while(replica, monkeypatch):
+    monkeypatch.setitem(COUNTS_FOR_S, Failure.UNREACHABLE, 0.2)
     wrong = Address("127.0.0.1", replica.listener.address.port, bytes(32))
     with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
-        await replica.pool.begin(wrong, "call", nothing, nothing)
+        await replica.pool.begin("other", wrong, "call", nothing, nothing)
     with pytest.raises(ConnectionError, match="lately"):
-        await replica.pool.begin(wrong, "call", nothing, nothing)
+        await replica.pool.begin("other", wrong, "call", nothing, nothing)
     assert "secret" not in repr(wrong), "no log shows the secret"
     await asyncio.sleep(0.25)
     with pytest.raises(ConnectionError, match=r"secret|closed|reset"):
-        await replica.pool.begin(wrong, "call", nothing, nothing)
+        await replica.pool.begin("other", wrong, "call", nothing, nothing)
 
 
-async def test_one_call_tries_an_address_for_all(monkeypatch):
+async def test_one_call_tries_to_connect_for_all(monkeypatch):
     """Where a firewall drops the port, the others do not wait."""
     monkeypatch.setattr(connections_module, "CONNECT_LIMIT_S", 0.3)
-    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 0.1)
+    monkeypatch.setitem(COUNTS_FOR_S, Failure.UNREACHABLE, 0.1)
     writers: list[asyncio.StreamWriter] = []
     mute = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     address = Address("127.0.0.1", mute.sockets[0].getsockname()[1], bytes(32))
@@ -486,12 +488,12 @@ async def test_one_call_tries_an_address_for_all(monkeypatch):
     async def took() -> float:
         start = asyncio.get_running_loop().time()
         with pytest.raises(OSError):  # noqa: PT011 - any kind
-            await pool.begin(address, "call", nothing, nothing)
+            await pool.begin("replica", address, "call", nothing, nothing)
         return asyncio.get_running_loop().time() - start
 
     await took()
     await asyncio.sleep(0.15)
-    monkeypatch.setattr(connections_module, "UNREACHABLE_S", 10)
+    monkeypatch.setitem(COUNTS_FOR_S, Failure.UNREACHABLE, 10)
     assert sorted(t > 0.25 for t in await asyncio.gather(*(took() for _ in range(5)))) == [
         False,
         False,

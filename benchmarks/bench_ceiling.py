@@ -42,7 +42,7 @@ from bench_http import Server, on_turn  # noqa: E402
 from card import card  # noqa: E402
 from free_engine import SOURCE  # noqa: E402
 
-from tests.serve.serve_process import ServeProcess, haproxy_env, shipped_config  # noqa: E402
+from tools.serving.process import ServeProcess, haproxy_env, shipped_config  # noqa: E402
 
 PARTS = {"ingress": "replica", "replica": "core"}
 """What is measured, and what must be free for it."""

@@ -31,7 +31,7 @@ from bench_embeddings import minilm, workloads  # noqa: E402
 from card import card  # noqa: E402
 
 from cfg_core.prefill_only import AsyncEngine, Engine, EngineOptions, RequestOptions  # noqa: E402
-from tests.serve.serve_process import ServeProcess, shipped_config  # noqa: E402
+from tools.serving.process import ServeProcess, shipped_config  # noqa: E402
 
 NAME = "all-MiniLM-L6-v2"
 

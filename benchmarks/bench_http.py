@@ -45,7 +45,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 from card import card  # noqa: E402
 
-from tests.serve.serve_process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
+from tools.serving.process import ServeProcess, free_port, haproxy_env, shipped_config  # noqa: E402
 
 VLLM = "vllm serve"
 MODES = ("stock", "proxy", "haproxy")

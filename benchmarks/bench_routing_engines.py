@@ -35,8 +35,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 from card import card  # noqa: E402
 from routing_policies import POLICIES, POLICY_FILE  # noqa: E402
 
-from tests.serve.cluster import Cluster  # noqa: E402
-from tests.serve.serve_process import free_port, shipped_config  # noqa: E402
+from tools.serving.cluster import Cluster  # noqa: E402
+from tools.serving.process import free_port, shipped_config  # noqa: E402
 
 NEGATIVE = "A story about nothing that anybody would want to hear a second time."
 BLOCK_SIZE, BLOCKS = 32, 256

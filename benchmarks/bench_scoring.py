@@ -248,7 +248,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def harness(args: argparse.Namespace) -> dict[str, Any]:
-    from tests.serve.serve_process import ServeProcess, shipped_config
+    from tools.serving.process import ServeProcess, shipped_config
 
     rows = []
     with tempfile.TemporaryDirectory() as name, ServeProcess(shipped_config("cfg")) as server:

@@ -16,7 +16,7 @@ import psutil
 from bench_decode import SCALE
 from real_size_engine import POSITIONS, compared
 
-from tests.serve.serve_process import Json, ServeProcess, config_with_model
+from tools.serving.process import Json, ServeProcess, config_with_model
 
 MODEL = "real-size"
 TIMEOUT_S = 300

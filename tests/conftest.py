@@ -47,7 +47,7 @@ def chat_model() -> Path:
 @pytest.fixture(scope="session")
 def chat_server(chat_model: Path) -> Iterator[Any]:
     """A ServeProcess of the shipped configs/cfg.yaml, for the folders chat, docs and examples."""
-    from tests.serve.serve_process import ServeProcess, shipped_config
+    from tools.serving.process import ServeProcess, shipped_config
 
     with ServeProcess(shipped_config("cfg"), stock=True) as process:
         yield process

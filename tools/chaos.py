@@ -1,10 +1,10 @@
 """Inject faults into a served cluster, and print a table of the requests' outcomes.
 
-    python -m tests.serve.chaos                          all faults; `link` needs root and `ip`
-    python -m tests.serve.chaos --faults engine replica  some of them
-    python -m tests.serve.chaos --clients 12 --json FILE
-    python -m tests.serve.chaos --across-nodes --faults worker node
-    python -m tests.serve.chaos --haproxy --faults haproxy proxy router
+    python -m tools.chaos                          all faults; `link` needs root and `ip`
+    python -m tools.chaos --faults engine replica  some of them
+    python -m tools.chaos --clients 12 --json FILE
+    python -m tools.chaos --across-nodes --faults worker node
+    python -m tools.chaos --haproxy --faults haproxy proxy router
 
 The cluster consists of real processes on this machine: a head node (controller, proxy, two routers)
 and worker nodes with one engine each. Two of these nodes are in use. With `--across-nodes`, each
@@ -32,11 +32,11 @@ from typing import Any
 
 import httpx
 
-from tests.serve.cluster import Cluster, Node
-from tests.serve.load import Load, Outcome
-from tests.serve.serve_process import ServeProcess, haproxy_env, shipped_config
+from tools.serving.cluster import Cluster, Node
+from tools.serving.load import Load, Outcome
+from tools.serving.process import REPOSITORY, ServeProcess, haproxy_env, shipped_config
 
-RAY_CPU = Path(__file__).resolve().parent.parent / "support" / "ray_cpu"
+RAY_CPU = REPOSITORY / "tests" / "support" / "ray_cpu"
 
 REPLICAS = ROUTERS = 2
 RECOVERY_LIMIT_S = 300

@@ -1,7 +1,7 @@
 """Ask a running server with the real client libraries, plain and guided, whole and streamed.
 
     make serve    # in another terminal
-    CLIENTS/bin/python tests/serve/real_clients.py --url http://127.0.0.1:8000 [--only NAME ...]
+    CLIENTS/bin/python tools/real_clients.py --url http://127.0.0.1:8000 [--only NAME ...]
 
 The libraries do not fit this project's pins, so CLIENTS is a virtual environment of their own:
 

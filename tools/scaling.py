@@ -1,6 +1,6 @@
 """Scale and update a served cluster under load, and print a table of the requests' outcomes.
 
-    python -m tests.serve.scaling [--json FILE]
+    python -m tools.scaling [--json FILE]
 
 The cluster consists of real processes on this machine. `autoscaling.GuidedLoad` scales between one
 replica and three, for few clients, many, and few again. With three replicas there is also a rolling
@@ -24,10 +24,10 @@ from typing import Any
 
 import yaml
 
-from tests.serve.chaos import ENGINE, REPLICA, Row, chaos_config, judge
-from tests.serve.cluster import Cluster
-from tests.serve.load import Load
-from tests.serve.serve_process import REPOSITORY, ServeProcess, free_port
+from tools.chaos import ENGINE, REPLICA, Row, chaos_config, judge
+from tools.serving.cluster import Cluster
+from tools.serving.load import Load
+from tools.serving.process import REPOSITORY, ServeProcess, free_port
 
 FEW, MANY = 2, 12
 STREAMS_PER_REPLICA = 6

@@ -1,6 +1,6 @@
 """Run mixed traffic for half an hour on the shipped configs/stories.yaml.
 
-    python -m tests.serve.soak [--minutes 30] [--clients 8] [--json FILE]
+    python -m tools.soak [--minutes 30] [--clients 8] [--json FILE]
 
 It prints latencies, errors by class, memory and KV blocks.
 
@@ -26,8 +26,8 @@ from typing import Any
 
 import httpx
 
-from tests.serve.load import QUESTIONS, Load, Outcome
-from tests.serve.serve_process import ServeProcess, shipped_config
+from tools.serving.load import QUESTIONS, Load, Outcome
+from tools.serving.process import ServeProcess, shipped_config
 
 SHARES = {"guided": 35, "plain": 25, "embeddings": 20, "left": 10, "malformed": 10}
 MEAN_PAUSE_S = 0.5
@@ -45,7 +45,7 @@ MALFORMED: tuple[tuple[str, Any, int], ...] = (
     (COMPLETIONS, b"{not json", 400),
     (COMPLETIONS, [], 400),
     (COMPLETIONS, {"prompt": "x", "guidance_scal": 2}, 400),
-    (COMPLETIONS, {"prompt": "x", "guidance_scale": 2, "negative_prompt": ""}, 400),
+    (COMPLETIONS, {"prompt": "x", "guidance_scale": 2, "negative_prompt_token_ids": []}, 400),
     (COMPLETIONS, {"prompt": "word " * 2000, "guidance_scale": 2}, 400),
     (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400),
     (COMPLETIONS, {"prompt": "x", "model": "no-such"}, 404),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.architectures import results, run, table
+from tools.architectures import results, run, table
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_guided_text_is_the_oracles(measured: dict[str, dict[str, Any]], name: s
 
 
 def test_the_pages_cases_are_counted() -> None:
-    from tests.engine.architectures.reference_model import SOME_CASES
+    from tools.architectures.reference_model import SOME_CASES
 
     assert len(SOME_CASES) == results.NUM_CASES
     assert Path(run.__file__).is_file()

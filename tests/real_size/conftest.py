@@ -22,7 +22,7 @@ from real_size import LARGEST_VOCABULARY, POSITIONS, real_size_model
 
 from tests.engine.engines import Engine, of_these_tests
 from tests.real_size.at_real_size import MODEL, Reference, started
-from tests.serve.serve_process import ServeProcess, config_with_model
+from tools.serving.process import ServeProcess, config_with_model
 
 
 @pytest.fixture(scope="package", autouse=True)

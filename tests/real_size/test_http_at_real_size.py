@@ -9,7 +9,7 @@ import pytest
 
 from cfg_core.reference import guided_generate
 from tests.real_size.at_real_size import MODEL, NUM_TOKENS, Reference, assert_same, ids
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 GUIDED: Json = {"guidance_scale": 1.5, "negative_prompt": "fedogos minuk"}
 PROMPT = "Tofajec honi ufosi"

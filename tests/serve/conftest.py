@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.serve_process import ServeProcess, shipped_config
+from tools.serving.process import ServeProcess, shipped_config
 
 
 @pytest.fixture(scope="session")

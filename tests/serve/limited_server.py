@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.engine.adapters import make_adapter
-from tests.serve.serve_process import REPOSITORY, Json, ServeProcess, shipped_config
+from tools.serving.process import REPOSITORY, Json, ServeProcess, shipped_config
 
 KEY = "some-key"
 """A key without limits."""

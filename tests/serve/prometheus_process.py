@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from tests.serve.serve_process import free_port
+from tools.serving.process import free_port
 
 START_LIMIT_S = 60
 

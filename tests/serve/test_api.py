@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.serve.serve_process import Json, ServeProcess
+from tools.serving.process import Json, ServeProcess
 
 PROMPT = "Once upon a time there was a"
 NEGATIVE = "A story about the sea."

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.serve.serve_process import ServeProcess
+from tools.serving.process import ServeProcess
 
 pytestmark = pytest.mark.slow
 

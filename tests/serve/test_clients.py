@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 LINES = (Path(__file__).parent / "clients.jsonl").read_text().splitlines()
 RECORDED = [json.loads(line) for line in LINES]

@@ -19,7 +19,7 @@ from deployments.config.encoders import EncoderArgs
 from deployments.encoder.replica import Embedder
 from deployments.generator.replica import ModelReplica
 from deployments.ingress.router import CfgRouter
-from tests.serve.serve_process import REPOSITORY, Json, shipped_config
+from tools.serving.process import REPOSITORY, Json, shipped_config
 
 # `serve.deployment` makes Deployments of classes, but mypy ignores what a class decorator returns.
 ROUTER, GENERATOR, ENCODER = (

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 SYSTEM, USER = "You tell stories.", "Tell me one about the sea."
 MAX_TOKENS = 24

@@ -18,7 +18,7 @@ import yaml
 
 from deployments.ingress import metric_families
 from tests.serve.prometheus_process import PrometheusProcess, missing
-from tests.serve.serve_process import ServeProcess
+from tools.serving.process import ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from tests.serve.serve_process import Json, ServeProcess
+from tools.serving.process import Json, ServeProcess
 
 Call: TypeAlias = Callable[[httpx.AsyncClient, Json], Coroutine[Any, Any, None]]
 

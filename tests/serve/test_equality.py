@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import CausalLM, Formula, guided_generate, weighted_generate
-from tests.serve.serve_process import REPOSITORY, Json
+from tools.serving.process import REPOSITORY, Json
 
 PROMPT = "Once upon a time there was a"
 NEGATIVES = [None, "A story about the sea.", "No. " * 30]

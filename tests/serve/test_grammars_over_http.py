@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.serve_process import ServeProcess
+from tools.serving.process import ServeProcess
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MARK = "velvet_marmalade_seven"

@@ -1,7 +1,7 @@
-"""The short attacks of hostile.py, on the server that all tests of this folder share.
+"""The short attacks of tools/hostile, on the server that all tests of this folder share.
 
-Other tests check the table itself: it must report demands that do not hold. `python
-tests/serve/hostile.py` plays all attacks, with stricter bounds.
+Other tests check the table itself: it must report demands that do not hold. `python -m
+tools.hostile` plays all attacks, with stricter bounds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.serve import hostile  # noqa: F401 - its import registers the attacks
-from tests.serve.attacks.attempt import ATTACKS, Reply
-from tests.serve.attacks.fuzz import complaint, shots
-from tests.serve.attacks.stage import Stage, settled
-from tests.serve.attacks.verdict import Bounds, Calm, Held, Row, Watched
-from tests.serve.attacks.watchers import WAITING, Seen
-from tests.serve.attacks.wire import is_complete, parsed
-from tests.serve.serve_process import ServeProcess
+from tools.hostile.attacks.fuzz import complaint, shots
+from tools.hostile.attempt import ATTACKS, Reply
+from tools.hostile.stage import Stage, settled
+from tools.hostile.verdict import Bounds, Calm, Held, Row, Watched
+from tools.hostile.watchers import WAITING, Seen
+from tools.hostile.wire import is_complete, parsed
+from tools.serving.process import ServeProcess
 
 MIB = 2**20
 

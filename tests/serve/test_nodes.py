@@ -13,9 +13,9 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from tests.serve.cluster import Cluster
-from tests.serve.load import Load, Outcome
-from tests.serve.serve_process import Json, ServeProcess, shipped_config
+from tools.serving.cluster import Cluster
+from tools.serving.load import Load, Outcome
+from tools.serving.process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

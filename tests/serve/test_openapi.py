@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.requests.answer_schemas import OF_STREAMS
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
 """Routes of tasks that MiniLM does not have. Their answers: tests/unit/test_answer_schemas.py."""

@@ -12,7 +12,7 @@ import pytest
 from ray.serve.generated import serve_pb2
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from tests.serve.serve_process import ServeProcess
+from tools.serving.process import ServeProcess
 
 pytestmark = pytest.mark.slow
 

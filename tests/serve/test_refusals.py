@@ -1,16 +1,17 @@
-"""Invalid input over HTTP: refusals with their status and message, and 200 malformed bodies."""
+"""Invalid input over HTTP: refusals with their status and message.
+
+Malformed bodies are those of the attack `fuzzed`, which test_hostile.py plays.
+"""
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
-from tests.serve.malformed import GENERATE_FIELDS, ODD, assert_200_are_answered, damaged
-from tests.serve.serve_process import Json, ServeProcess
+from tools.serving.process import Json, ServeProcess
 
 MARK = "quinceharpsichord"
 """In all texts of this module, so that logs can be searched for it."""
@@ -241,29 +242,6 @@ def test_unknown_models(http: httpx.Client, stream: bool) -> None:
 def test_the_openai_client_raises_its_own_error(client: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError, match="must be a number"):
         client.completions.create(model=model, prompt="x", extra_body={"guidance_scale": "a"})
-
-
-# --- malformed bodies -----------------------------------------------------------------------------
-
-
-def malformed_body(rng: random.Random, model: str) -> tuple[str, bytes]:
-    """Return a path and a body that is nearly valid.
-
-    Some of its fields have odd values, and its text may be damaged.
-    """
-    path = rng.choice([COMPLETION, CHAT])
-    body: Json = {"model": model, "max_tokens": 4, **start(path)}
-    if rng.random() < 0.5:
-        body["guidance_scale"] = rng.choice([2, 1.5, 0, -1])
-    return path, damaged(rng, body, GENERATE_FIELDS, ODD)
-
-
-def test_200_malformed_bodies(http: httpx.Client, model: str) -> None:
-    """No body makes the server fail, and it still works after them."""
-    assert_200_are_answered(http, lambda rng: malformed_body(rng, model))
-    good = http.post(COMPLETION, json={"model": model, "prompt": "Once", **GUIDED})
-    assert good.status_code == 200
-    assert good.json()["guidance"]["guided_tokens"] == good.json()["usage"]["completion_tokens"]
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import CausalLM, Formula, weighted_scores
-from tests.serve.serve_process import REPOSITORY, Json
+from tools.serving.process import REPOSITORY, Json
 
 CONTEXT = "Tell me a story about the sea.\n"
 NEGATIVE = "Tell me a story.\n"

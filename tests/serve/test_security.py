@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.attacks.wire import head
-from tests.serve.serve_process import REPOSITORY, ServeProcess, shipped_config
+from tools.hostile.wire import head
+from tools.serving.process import REPOSITORY, ServeProcess, shipped_config
 
 COMPLETION = "/v1/completions"
 ASK = {"prompt": "Once", "max_tokens": 2}

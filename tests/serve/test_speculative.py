@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.serve_process import Json, ServeProcess, shipped_config
+from tools.serving.process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

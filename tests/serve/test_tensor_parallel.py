@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.serve_process import Json, ServeProcess, shipped_config
+from tools.serving.process import Json, ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.serve.collector import Collector, Seen, tree
-from tests.serve.serve_process import ServeProcess, shipped_config
+from tools.serving.process import ServeProcess, shipped_config
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """Check all architectures, or those that are named, each in a process of its own.
 
-    python -m tests.engine.architectures.run [--all] [--limit SECONDS] [--results FILE] [NAME ...]
+    python -m tools.architectures [--all] [--limit SECONDS] [--results FILE] [NAME ...]
 
 Results are appended to FILE, one JSON object a line. A row that has a result is left out, unless it
 is named or `--all` is given. At the end, the last line of each row is kept.
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine.architectures import results
-from tests.engine.architectures.results import Result
+from tools.architectures import results
+from tools.architectures.results import Result
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300
 LONGEST_ERROR = 400
 
@@ -42,7 +42,7 @@ def prepare() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
-    from tests.engine.architectures import checks, loader, stock_oracle, table  # noqa: F401
+    from tools.architectures import checks, loader, stock_oracle, table  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -72,8 +72,8 @@ def work(row: Any, folder: Path) -> None:
     stage = folder / "stage"
     stage.write_text("start")
     try:
-        from tests.engine.architectures.checks import measure
         from tests.engine.tiny_vision import use_stand_in
+        from tools.architectures.checks import measure
 
         use_stand_in()
         report = measure(row, model, lambda what: (stage.write_text(what), None)[1])
@@ -91,7 +91,7 @@ def sentence(error: BaseException) -> str:
     while error.__cause__ is not None or (error.__context__ and not error.__suppress_context__):
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    for path in (str(HERE.parents[2]), tempfile.gettempdir(), sys.prefix):
+    for path in (str(ROOT), tempfile.gettempdir(), sys.prefix):
         text = text.replace(path, "...")
     return re.sub(r"https?://\S+", "...", text)[:LONGEST_ERROR]
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare()
     import vllm
 
-    from tests.engine.architectures.table import ROWS
+    from tools.architectures.table import ROWS
 
     known = results.load(given.results)
     for row in ROWS:

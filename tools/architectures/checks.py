@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine.architectures.reference_model import (
+from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
+from tests.engine.oracle import Case
+from tools.architectures.reference_model import (
     NEW_TOKENS,
     SOME_CASES,
     SOME_PROMPTS,
@@ -20,11 +22,9 @@ from tests.engine.architectures.reference_model import (
     changed,
     reference_texts,
 )
-from tests.engine.architectures.rows import HF, Row
-from tests.engine.architectures.sizes import write_config, write_tokenizer
-from tests.engine.architectures.stock_oracle import verify
-from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
-from tests.engine.oracle import Case
+from tools.architectures.rows import HF, Row
+from tools.architectures.sizes import write_config, write_tokenizer
+from tools.architectures.stock_oracle import verify
 
 Report = dict[str, Any]
 Note = Callable[[str], None]
@@ -82,7 +82,7 @@ class Bench:
         """Texts of SOME_PROMPTS, beside guided ones."""
         self.drawn: dict[str, Any] = {}
         if texts is None:
-            from tests.engine.architectures.loader import FORMAT
+            from tools.architectures.loader import FORMAT
 
             extra = {"seed": 0, "gains": dict(row.gains)}
             self.drawn = {"load_format": FORMAT, "model_loader_extra_config": extra}

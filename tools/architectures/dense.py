@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.engine.architectures.rows import DROP, STOCK, Row
-from tests.engine.architectures.sizes import FFN
 from tests.engine.tiny_models import VOCAB_SIZE
+from tools.architectures.rows import DROP, STOCK, Row
+from tools.architectures.sizes import FFN
 
 TIED = {"tie_word_embeddings": True}
 LOUD_BLOCKS = {r"(o_proj|down_proj|dense|dense_4h_to_h|out_proj|fc2)\.weight": 6.0}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.architectures.rows import STOCK, Row
+from tools.architectures.rows import STOCK, Row
 
 NOTE = "transformers does not have this format, or rounds otherwise"
 

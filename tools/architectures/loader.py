@@ -10,7 +10,7 @@ from typing import Any
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-from tests.engine.architectures.draw import draw
+from tools.architectures.draw import draw
 
 FORMAT = "cfg_serve_drawn"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.engine.architectures.rows import DROP, STOCK, Row
-from tests.engine.architectures.sizes import FFN, HIDDEN, POSITIONS, STAND_IN
+from tools.architectures.rows import DROP, STOCK, Row
+from tools.architectures.sizes import FFN, HIDDEN, POSITIONS, STAND_IN
 
 YARN = {
     "rope_type": "yarn",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.architectures.rows import DROP, PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
-from tests.engine.architectures.sizes import FFN, HIDDEN
+from tools.architectures.rows import DROP, PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
+from tools.architectures.sizes import FFN, HIDDEN
 
 OPTIONS = {"enable_prefix_caching": False, "block_size": None}
 """vLLM's kernels for CPUs keep no states within a prompt."""

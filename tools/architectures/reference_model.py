@@ -13,10 +13,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from cfg_core.reference import guided_generate, plain_generate
-from tests.engine.architectures.draw import draw
-from tests.engine.architectures.rows import Row
-from tests.engine.architectures.sizes import GENERIC, make_config, write_tokenizer
 from tests.engine.oracle import MIN_MARGIN, PAIRS, Case, rounding
+from tools.architectures.draw import draw
+from tools.architectures.rows import Row
+from tools.architectures.sizes import GENERIC, make_config, write_tokenizer
 
 NEW_TOKENS = 16
 SEEDS = range(12)

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.engine.architectures.rows import DROP, STOCK, Row
 from tests.engine.tiny_models import BOS, EOS, PAD, VOCAB_SIZE, make_tokenizer
+from tools.architectures.rows import DROP, STOCK, Row
 
 HIDDEN, HEADS, HEAD_DIM, LAYERS, FFN, POSITIONS, EXPERTS = 64, 2, 32, 2, 128, 512, 4
 

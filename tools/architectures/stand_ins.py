@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.architectures.rows import STOCK, Row
-from tests.engine.architectures.sizes import HIDDEN
+from tools.architectures.rows import STOCK, Row
+from tools.architectures.sizes import HIDDEN
 
 NOTE = "transformers has no class for it"
 

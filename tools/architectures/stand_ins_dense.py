@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.engine.architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
-from tests.engine.architectures.stand_ins import row
 from tests.engine.tiny_models import VOCAB_SIZE
+from tools.architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
+from tools.architectures.stand_ins import row
 
 SLIDING = ["sliding_attention", "full_attention"]
 CHATGLM = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.engine.architectures.moe import YARN
-from tests.engine.architectures.rows import PLAIN_ROTARY, ROTARY_NOTE
-from tests.engine.architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
-from tests.engine.architectures.stand_ins import (
+from tests.engine.tiny_models import VOCAB_SIZE
+from tools.architectures.moe import YARN
+from tools.architectures.rows import PLAIN_ROTARY, ROTARY_NOTE
+from tools.architectures.sizes import FFN, HIDDEN, LAYERS, POSITIONS
+from tools.architectures.stand_ins import (
     BAILING,
     DEEPSEEK,
     MLA,
@@ -15,7 +16,6 @@ from tests.engine.architectures.stand_ins import (
     SIGMOID,
     row,
 )
-from tests.engine.tiny_models import VOCAB_SIZE
 
 ROWS = (
     row("BailingMoeForCausalLM", "bailing_moe", "moe", BAILING),

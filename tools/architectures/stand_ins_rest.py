@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.engine.architectures.moe import INKLING
-from tests.engine.architectures.recurrent import OPTIONS
-from tests.engine.architectures.sizes import FFN
-from tests.engine.architectures.stand_ins import BAILING, DEEPSEEK, MLA, SIGMOID, row
+from tools.architectures.moe import INKLING
+from tools.architectures.recurrent import OPTIONS
+from tools.architectures.sizes import FFN
+from tools.architectures.stand_ins import BAILING, DEEPSEEK, MLA, SIGMOID, row
 
 HYBRID = (
     row(

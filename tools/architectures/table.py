@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine.architectures import (
+from tools.architectures import (
     dense,
     formats,
     moe,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.architectures.recurrent import (
+from tools.architectures.recurrent import (
     GATED_DELTA,
     IN_BFLOAT16,
     LOUD_BLOCKS,
     OPTIONS,
 )
-from tests.engine.architectures.rows import PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
-from tests.engine.architectures.sizes import FFN, HIDDEN
+from tools.architectures.rows import PLAIN_ROTARY, ROTARY_NOTE, STOCK, Row
+from tools.architectures.sizes import FFN, HIDDEN
 
 TEXT_ALONE = {"language_model_only": True}
 

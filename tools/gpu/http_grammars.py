@@ -23,7 +23,7 @@ from gpu_model import ROOT, served_model
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from card import card, vllm_version  # noqa: E402
 
-from tests.serve.serve_process import ServeProcess, shipped_config  # noqa: E402
+from tools.serving.process import ServeProcess, shipped_config  # noqa: E402
 
 NAME = "served"
 LIMIT_S = 120

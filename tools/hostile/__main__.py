@@ -1,12 +1,12 @@
 """Attack a running server while watchers measure what other clients get, and print a table.
 
-    python -m tests.serve.hostile                       all, on configs/stories.yaml, started here
-    python -m tests.serve.hostile --list                their names, and what each sends
-    python -m tests.serve.hostile --only NAME ...       some of them
-    python -m tests.serve.hostile --url URL             on a server that runs; none that need keys
+    python -m tools.hostile                       all, on configs/stories.yaml, started here
+    python -m tools.hostile --list                their names, and what each sends
+    python -m tools.hostile --only NAME ...       some of them
+    python -m tools.hostile --url URL             on a server that runs; none that need keys
                                                         or a model that reads images
-    python -m tests.serve.hostile --only hundred-clients --seconds 300
-    python -m tests.serve.hostile --fuzz 10000 [--seed N] [--shot NUMBER]
+    python -m tools.hostile --only hundred-clients --seconds 300
+    python -m tools.hostile --fuzz 10000 [--seed N] [--shot NUMBER]
 
 Attackers claim the address 10.6.6.6 and watchers the address 10.0.0.1 in `X-Forwarded-For`. A
 server at `--url` believes that with FORWARDED_ALLOW_IPS=127.0.0.1 in its environment. If the server
@@ -35,7 +35,7 @@ The verdict is `held` if all of this is true:
 - No process died.
 - Memory came back to within 10 %, or grew by 5 % at most the second time.
 - All KV blocks were free again.
-- Each request got the answer that its attack demands. `python -m tests.serve.hostile --list` prints
+- Each request got the answer that its attack demands. `python -m tools.hostile --list` prints
   these demands.
 
 The exit status is 0 if all attacks held. If a server that this script started does not recover, it
@@ -55,23 +55,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-from tests.serve.attacks import (  # noqa: E402, F401
-    bodies,
-    connections,
-    encoders,
-    grammars,
-    heads,
-    limits,
-    media,
-    protocol,
-    shapes,
-    streams,
-)
-from tests.serve.attacks.attempt import ATTACKS, Attack, Attempt, attempt_to  # noqa: E402
-from tests.serve.attacks.fuzz import fuzz, send, shots  # noqa: E402
-from tests.serve.attacks.stage import Stage  # noqa: E402
-from tests.serve.attacks.verdict import HEADER, Row  # noqa: E402
+from tools.hostile.attacks.fuzz import fuzz, send, shots
+from tools.hostile.attempt import ATTACKS, Attack, Attempt, attempt_to
+from tools.hostile.stage import Stage
+from tools.hostile.verdict import HEADER, Row
+from tools.serving.process import REPOSITORY
 
 
 def play(names: list[str], url: str | None, seconds: float) -> Iterator[Row]:

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from tests.serve.attacks.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
-from tests.serve.attacks.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
-from tests.serve.attacks.watchers import WAITING, Seen
-from tests.serve.serve_process import REPOSITORY, ServeProcess, shipped_config
+from tools.hostile.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
+from tools.hostile.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
+from tools.hostile.watchers import WAITING, Seen
+from tools.serving.process import REPOSITORY, ServeProcess, shipped_config
 
 WARM_UP_S, CALM_S = 12.0, 5.0
 CALM_LIMIT_S, REST_LIMIT_S = 60.0, 20.0
@@ -128,7 +128,7 @@ class Watching:
         command = [
             sys.executable,
             "-m",
-            "tests.serve.attacks.watchers",
+            "tools.hostile.watchers",
             url,
             json.dumps(headers),
             *(["sees"] if sees else []),

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.serve.attacks.attempt import Attack, is_failure
-from tests.serve.attacks.watchers import WAITING, Seen
+from tools.hostile.attempt import Attack, is_failure
+from tools.hostile.watchers import WAITING, Seen
 
 READY = "/ready"
 MIB = 2**20

@@ -2,7 +2,7 @@
 
 The load of the attackers' process does not slow them down.
 
-`python -m tests.serve.attacks.watchers URL HEADERS [sees]` reads commands from stdin, one per line,
+`python -m tools.hostile.watchers URL HEADERS [sees]` reads commands from stdin, one per line,
 and answers each with a line of JSON. HEADERS are JSON too. With `sees`, one client asks about
 images. The commands are `learn`, `go`, `pause` and `collect`. `collect` returns the result of each
 request since the last `collect`, including requests that still wait.
@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from tests.serve.load import QUESTIONS, Load
+from tools.serving.load import QUESTIONS, Load
 
 TEXTS = [
     f"The {animal} went to the {place}."

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from tests.serve.serve_process import MARK, ServeProcess, free_port, marked, serve_settings, token
+from tools.serving.process import MARK, ServeProcess, free_port, marked, serve_settings, token
 
 START_LIMIT_S = 120
 

@@ -3,7 +3,7 @@
 For the answer of a local worker, vLLM waits until it comes or the queue is shut down. The executor
 shuts the queue down when a worker dies. For a worker on another machine, vLLM polls the socket and
 never checks for a shutdown. So an engine that is spread over machines hangs without an error when
-it loses a worker (`tests/serve/chaos.py --across-nodes --faults worker` shows it). See patches.py.
+it loses a worker (`python -m tools.chaos --across-nodes --faults worker` shows it). See patches.py.
 """
 
 from __future__ import annotations

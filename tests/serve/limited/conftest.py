@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.serve.limited_server import limited_server as start
-from tests.serve.serve_process import ServeProcess
+from tools.serving.process import ServeProcess
 
 
 @pytest.fixture(scope="package")

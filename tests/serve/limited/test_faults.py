@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.serve.limited_server import KEY, bearer
-from tests.serve.serve_process import Json, ServeProcess
+from tools.serving.process import Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engine.adapters import make_adapter
 from tests.serve.limited_server import KEY, bearer
-from tests.serve.serve_process import REPOSITORY, Json, ServeProcess
+from tools.serving.process import REPOSITORY, Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -1,1 +1,29 @@
-"""The parts of hostile.py: attacks, watchers that know the right answers, and the table."""
+"""The attacks. To import this package registers them all in `attempt.ATTACKS`."""
+
+from tools.hostile.attacks import (
+    bodies,
+    connections,
+    encoders,
+    fuzz,
+    grammars,
+    heads,
+    limits,
+    media,
+    protocol,
+    shapes,
+    streams,
+)
+
+__all__ = [
+    "bodies",
+    "connections",
+    "encoders",
+    "fuzz",
+    "grammars",
+    "heads",
+    "limits",
+    "media",
+    "protocol",
+    "shapes",
+    "streams",
+]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tests.serve.attacks.attempt import Attempt, Reply, attack, json_bytes
+from tools.hostile.attempt import Attempt, Reply, attack, json_bytes
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 MB = 10**6

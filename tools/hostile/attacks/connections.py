@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.serve.attacks.attempt import Attempt, attack, json_bytes
-from tests.serve.attacks.wire import Held, exchange, head
+from tools.hostile.attempt import Attempt, attack, json_bytes
+from tools.hostile.wire import Held, exchange, head
 
 COMPLETIONS = "/v1/completions"
 NUM_CONNECTIONS = 1100

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Any
 
-from tests.serve.attacks.attempt import Attempt, Reply, attack
-from tests.serve.attacks.bodies import EMBEDDINGS, LONG_S, text_of
+from tools.hostile.attacks.bodies import EMBEDDINGS, LONG_S, text_of
+from tools.hostile.attempt import Attempt, Reply, attack
 
 LONG = 3_900_000
 AT_ONCE_S = 5.0

@@ -8,8 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.attacks.attempt import nested
-from tests.serve.malformed import GENERATE_FIELDS, ODD, names
+from tools.hostile.attempt import nested
+
+ODD: list[Any] = [None, True, False, 0, -1, 3, 1.5, -0.0, 1e308, 2**31, 2**63, 10**30]
+ODD += ["", "x", "é😀", "\ud800", "\x00", " " * 999]
+ODD += [[], {}, [[]], [None], ["a", 1], [{}], {"a": {"b": []}}, [1, "a", None], [-1], [2**40]]
+ODD += [[[1, 2], [3]], {"": 0}]
+"""Values that few fields take."""
+
+
+def names(text: str) -> list[str]:
+    """Return the words of `text`."""
+    return text.split()
+
+
+GENERATE_FIELDS = names(
+    """prompt messages guidance_scale cfg_scale negative_prompt negative_messages stream n
+negative_prompt_token_ids temperature top_p top_k min_p seed stop logprobs echo
+logit_bias stream_options presence_penalty repetition_penalty min_tokens stop_token_ids
+bad_words allowed_token_ids prompt_logprobs response_format structured_outputs tools
+tool_choice vllm_xargs priority request_id cache_salt truncate_prompt_tokens model
+top_logprobs ignore_eos add_special_tokens chat_template chat_template_kwargs suffix
+add_generation_prompt continue_final_message documents user best_of max_tokens"""
+)
+"""Fields that clients send most. They are chosen more often."""
 
 SAMPLING = names(
     """add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo

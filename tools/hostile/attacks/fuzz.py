@@ -1,6 +1,6 @@
 """Fuzz all routes with requests that are nearly valid, and check the answers.
 
-    python -m tests.serve.hostile --fuzz 10000 [--seed N]
+    python -m tools.hostile --fuzz 10000 [--seed N]
 
 The requests are reproducible from the seed.
 """
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.serve.attacks.attempt import (
+from tools.hostile.attacks.fields import DAMAGE, HEADERS, LONG, METHODS, RAW, READ, ROUTES, VALID
+from tools.hostile.attempt import (
     REQUEST_LIMIT_S,
     Attempt,
     Reply,
@@ -21,7 +22,6 @@ from tests.serve.attacks.attempt import (
     in_error_shape,
     is_failure,
 )
-from tests.serve.attacks.fields import DAMAGE, HEADERS, LONG, METHODS, RAW, READ, ROUTES, VALID
 
 CLIENTS = 6
 SHOWN = 400
@@ -142,7 +142,7 @@ def complaint(shot: Shot, reply: Reply) -> str | None:
 async def fuzz(attempt: Attempt, count: int, seed: int) -> None:
     """Send `count` requests from a few concurrent clients, and print each that fails.
 
-    `python -m tests.serve.hostile --seed SEED --shot NUMBER` sends one of them again.
+    `python -m tools.hostile --seed SEED --shot NUMBER` sends one of them again.
     """
     sequence = shots(count, seed)
 
@@ -168,12 +168,12 @@ async def send(attempt: Attempt, shot: Shot) -> Reply:
     )
 
 
-BOUNDED_COUNT = 300
+BOUNDED_COUNT = 400
 
 
 @attack(0, bounded=True)
 async def fuzzed(attempt: Attempt) -> None:
-    """Send 300 requests with wrong types, huge values, long lists and damaged JSON to all routes.
+    """Send 400 requests with wrong types, huge values, long lists and damaged JSON to all routes.
 
     None may get a 500. Each error must have the shape of OpenAI's errors.
     """

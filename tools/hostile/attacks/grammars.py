@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from tests.serve.attacks.attempt import Attempt, attack, json_bytes, nested
+from tools.hostile.attempt import Attempt, attack, json_bytes, nested
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ASK = {"prompt": "Once", "max_tokens": 8, "temperature": 0}

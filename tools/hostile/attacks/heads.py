@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-from tests.serve.attacks.attempt import Attempt, attack, in_error_shape, json_bytes
-from tests.serve.attacks.bodies import COMPLETIONS
-from tests.serve.attacks.wire import RawAnswer, exchange, head
+from tools.hostile.attacks.bodies import COMPLETIONS
+from tools.hostile.attempt import Attempt, attack, in_error_shape, json_bytes
+from tools.hostile.wire import RawAnswer, exchange, head
 
 FLOOD_S = 12.0
 RAW_LIMIT_S = 20.0

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tests.serve.attacks.attempt import Attempt, attack
-from tests.serve.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS
-from tests.serve.attacks.stage import LIMITED_TOKENS, bearer
+from tools.hostile.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS
+from tools.hostile.attempt import Attempt, attack
+from tools.hostile.stage import LIMITED_TOKENS, bearer
 
 CLOSE = 0.02
 """Largest relative difference between a charge and the engine's work."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.serve.attacks.attempt import Attempt, attack
+from tools.hostile.attempt import Attempt, attack
 
 CHAT = "/v1/chat/completions"
 MB = 10**6

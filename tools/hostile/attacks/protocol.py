@@ -9,9 +9,9 @@ import time
 
 import httpx
 
-from tests.serve.attacks.attempt import Attempt, attack, in_error_shape, json_bytes
-from tests.serve.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS, MAX_BODY_BYTES, text_of
-from tests.serve.attacks.wire import exchange, head
+from tools.hostile.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS, MAX_BODY_BYTES, text_of
+from tools.hostile.attempt import Attempt, attack, in_error_shape, json_bytes
+from tools.hostile.wire import exchange, head
 
 ASK = {"prompt": "Once", "max_tokens": 4}
 ROUTER = "ServeReplica:cfg:CfgRouter"

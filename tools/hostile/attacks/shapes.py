@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.attacks.attempt import Attempt, attack, json_bytes, nested
-from tests.serve.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS, MAX_BODY_BYTES
+from tools.hostile.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS, MAX_BODY_BYTES
+from tools.hostile.attempt import Attempt, attack, json_bytes, nested
 
 RESPONSES, MESSAGES, BATCH = "/v1/responses", "/v1/messages", "/v1/chat/completions/batch"
 SCORING = "/generative_scoring"

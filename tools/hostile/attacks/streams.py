@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import aiohttp
 
-from tests.serve.attacks.attempt import JSON_TYPE, Attempt, attack
+from tools.hostile.attempt import JSON_TYPE, Attempt, attack
 
 COMPLETIONS = "/v1/completions"
 PROMPTS = (

@@ -73,12 +73,27 @@ def _group(nodeid: str) -> str:
     return nodeid if file.endswith(("/test_paths.py", "/test_equality_gpu.py")) else file
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--survey", action="store_true", help="run the tests that are marked survey, and no others"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out(config, items)
     items.sort(key=lambda item: _rank(item.path))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_gpu():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests that are marked survey, or with `--survey` all others."""
+    wanted = bool(config.getoption("--survey"))
+    others = [item for item in items if (item.get_closest_marker("survey") is not None) != wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 def _rank(path: Path) -> int:

@@ -22,7 +22,7 @@ IN_CI = {
     "V2 async TP1, draft model",
     "V1 sync TP1, ngram",
 }
-"""V2 async TP1 has a test of its own below. Ray's actors: tests/serve/test_tensor_parallel.py."""
+"""V2 async TP1 has a test of its own below. Ray's actors: tests/serve/tensor_parallel."""
 
 ROWS = chosen(
     [path for path in [*paths.PATHS, *paths.NGRAM] if not path.missing],

@@ -1,4 +1,4 @@
-"""Random-weight models of nine architectures, and a byte tokenizer.
+"""Random-weight models of several architectures, and a byte tokenizer.
 
 The models are built in a second. Their output is nonsense on purpose: any error in positions,
 caches or the blend changes the tokens at once. A trained model would often give the same word
@@ -171,11 +171,9 @@ def _shaped(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
         return noise / math.sqrt(noise.shape[-1])
     if "lm_head" in name or ("embed_tokens" in name and tied):
         return noise * HEAD_STD / math.sqrt(HIDDEN)
-    if "embed" in name or "wte" in name or "wpe" in name:
+    if "embed" in name:
         return noise
     fan_in = noise.shape[-1]
-    if "c_attn" in name:
-        noise[:, :HIDDEN] *= 3  # GPT-2 keeps queries, keys and values in one matrix
     return noise * (3 if "q_proj" in name else 1) / math.sqrt(fan_in)
 
 

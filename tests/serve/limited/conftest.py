@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serve.limited_server import limited_server as start
+from tests.serve.limited.server import limited_server as start
 from tools.serving.process import ServeProcess
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from tests.serve.limited_server import KEY, bearer
+from tests.serve.limited.server import KEY, bearer
 from tools.serving.process import ServeProcess
 
 

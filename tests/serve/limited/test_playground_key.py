@@ -6,7 +6,7 @@ import httpx
 from playwright.sync_api import expect
 
 from tests.serve.browser import chromium, page_of
-from tests.serve.limited_server import KEY
+from tests.serve.limited.server import KEY
 from tools.serving.process import ServeProcess
 
 FIELDS = {"mode": "text", "prompt": "Once", "negative": "none", "scales": "2", "max_tokens": "3"}

@@ -1,56 +1,33 @@
-"""Direct calls in the real application: they are used, and a replica that stops loses none."""
+"""Direct calls: when there are none, and that a replica which stops loses none."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
-import openai
 import pytest
 from ray import serve
 
 from deployments.autoscaling import GuidedLoad
 from deployments.generator import direct_calls
 from deployments.generator.direct_calls import reason_against
+from tools.serving.process import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).resolve().parent
 START_LIMIT_S = 120
-
-
-def counted(http: httpx.Client, way: str) -> float:
-    told = http.get("/metrics").text
-    pattern = rf'^cfg_serve_calls_total{{.*way="{way}".*}} (\S+)$'
-    return sum(float(n) for n in re.findall(pattern, told, re.M))
-
-
-def test_text_does_not_pass_through_serve(
-    client: openai.OpenAI, http: httpx.Client, model: str
-) -> None:
-    ask = {"model": model, "prompt": "Once", "max_tokens": 3}
-    http.post("/v1/completions", json=ask)  # the first one may go through Serve
-    before = counted(http, "direct"), counted(http, "serve")
-    for guidance in ({}, {"guidance_scale": 2.0}):
-        for stream in (False, True):
-            answer = http.post("/v1/completions", json={**ask, **guidance, "stream": stream})
-            assert answer.status_code == 200, answer.text
-    assert counted(http, "direct") == before[0] + 4
-    assert counted(http, "serve") == before[1]
 
 
 def test_a_replica_that_stops_first_answers_its_direct_calls() -> None:
     """Serve waits for the replica's `__del__`, although it has no call of Serve's any more."""
     told = subprocess.run(
-        [sys.executable, HERE / "stopping_app.py"],
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(HERE.parents[1])},
+        [sys.executable, "-m", "tests.serve.parts.stopping_app"],
+        cwd=REPOSITORY,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=START_LIMIT_S,

@@ -1,26 +1,19 @@
-"""The shipped configs/cfg-speculative.yaml: counts of drafts, and requests that use drafts."""
+"""Speculation over HTTP: counts of drafts, and requests that use drafts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tools.serving.process import Json, ServeProcess, shipped_config
+from tools.serving.process import Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 
 GUIDANCE: Json = {"guidance_scale": 1.5, "negative_prompt": "A story about the sea."}
 LIMIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServeProcess]:
-    with ServeProcess(shipped_config("cfg-speculative"), stock=True) as process:
-        yield process
 
 
 def complete(server: ServeProcess, **fields: Any) -> Json:

@@ -10,14 +10,13 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.collector import Collector, Seen, tree
-from tools.serving.process import ServeProcess, shipped_config
+from tests.serve.speculative.collector import Collector, Seen, tree
+from tools.serving.process import ServeProcess
 
 pytestmark = pytest.mark.slow
 
@@ -27,31 +26,8 @@ SLACK_NS = 5_000_000
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def traced(collector: Collector) -> Iterator[ServeProcess]:
-    config = shipped_config()
-    config["logging_config"] = {"encoding": "JSON", "log_level": "INFO"}
-    application = config["applications"][0]
-    application["args"]["tracing"] = {"otlp_traces_endpoint": collector.endpoint}
-    del application["args"]["encoders"]
-    deployments = {one["name"]: one for one in application["deployments"]}
-    del deployments["Embedder"]
-    environment = deployments["ModelReplica"]["ray_actor_options"]["runtime_env"]["env_vars"]
-    environment["VLLM_LOGGING_LEVEL"] = "INFO"
-    application["deployments"] = list(deployments.values())
-    with ServeProcess(config) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def http(traced: ServeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=traced.url, timeout=60) as client:
+def http(server: ServeProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         until = time.monotonic() + 30
         while not re.search(r'calls_total{.*way="direct"} [1-9]', client.get("/metrics").text):
             assert time.monotonic() < until, "all calls go through Serve"
@@ -252,10 +228,10 @@ def objects(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def test_every_line_of_the_logs_is_an_object_with_the_request_id(
-    http: httpx.Client, traced: ServeProcess
+    http: httpx.Client, server: ServeProcess
 ) -> None:
     trace, answer = ask(http, **GUIDED)
-    logs = traced.ray_logs()
+    logs = server.ray_logs()
     (ingress,) = (lines for name, lines in logs.items() if "serve/replica_cfg_CfgRouter" in name)
     (replica,) = (lines for name, lines in logs.items() if "serve/replica_cfg_ModelRe" in name)
     (line,) = (
@@ -284,7 +260,7 @@ def test_every_line_of_the_logs_is_an_object_with_the_request_id(
 
 
 def test_a_collector_that_is_gone_does_no_harm(
-    http: httpx.Client, collector: Collector, traced: ServeProcess
+    http: httpx.Client, collector: Collector, server: ServeProcess
 ) -> None:
     """Keep this test last: the collector stops in it."""
     began = time.monotonic()
@@ -299,47 +275,3 @@ def test_a_collector_that_is_gone_does_no_harm(
         slowest = max(slowest, time.monotonic() - began)
     assert slowest < before + 2
     assert http.get("/ready").status_code == 200
-
-
-def test_http_protobuf_works_too(tmp_path: Path) -> None:
-    """The other protocol, without a server."""
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
-
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-        ExportTraceServiceRequest,
-    )
-
-    from deployments.config.tracing import TracingArgs
-    from deployments.tracing.spans import Tracing
-
-    got: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                import gzip
-
-                body = gzip.decompress(body)
-            got.append((self.path, ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/v1/traces"
-    args = TracingArgs(otlp_traces_endpoint=address, protocol="http/protobuf")
-    tracing = Tracing(args, {"process": "test"})
-    with tracing.begin("outer") as outer, outer.child("inner", {"n": 3}):
-        pass
-    tracing.flush(5)
-    server.shutdown()
-    server.server_close()
-    spans = [
-        s for _, r in got for rs in r.resource_spans for ss in rs.scope_spans for s in ss.spans
-    ]
-    assert {path for path, _ in got} == {"/v1/traces"}
-    assert {span.name for span in spans} == {"outer", "inner"}

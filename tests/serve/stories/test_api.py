@@ -546,3 +546,23 @@ def test_metrics_count_guided_tokens(http: httpx.Client) -> None:
     while count() < before + 7 and time.monotonic() < deadline:
         time.sleep(0.2)  # replicas report twice a second
     assert count() >= before + 7  # more, if earlier tests were not reported yet
+
+
+def counted(http: httpx.Client, way: str) -> float:
+    told = http.get("/metrics").text
+    pattern = rf'^cfg_serve_calls_total{{.*way="{way}".*}} (\S+)$'
+    return sum(float(n) for n in re.findall(pattern, told, re.M))
+
+
+def test_text_does_not_pass_through_serve(
+    client: openai.OpenAI, http: httpx.Client, model: str
+) -> None:
+    ask = {"model": model, "prompt": "Once", "max_tokens": 3}
+    http.post("/v1/completions", json=ask)  # the first one may go through Serve
+    before = counted(http, "direct"), counted(http, "serve")
+    for guidance in ({}, {"guidance_scale": 2.0}):
+        for stream in (False, True):
+            answer = http.post("/v1/completions", json={**ask, **guidance, "stream": stream})
+            assert answer.status_code == 200, answer.text
+    assert counted(http, "direct") == before[0] + 4
+    assert counted(http, "serve") == before[1]

@@ -9,7 +9,6 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,13 +16,12 @@ import pytest
 import yaml
 
 from deployments.ingress import metric_families
-from tests.serve.prometheus_process import PrometheusProcess, missing
-from tools.serving.process import ServeProcess
+from tests.serve.stories.prometheus_process import PrometheusProcess, missing
+from tools.serving.process import REPOSITORY, ServeProcess
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
+DEPLOY = REPOSITORY / "deploy"
 prometheus_api = importlib.import_module("prometheus_api")
 grafana_dashboard = importlib.import_module("grafana_dashboard")
 

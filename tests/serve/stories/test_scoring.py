@@ -6,15 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import CausalLM, Formula, weighted_scores
 from tools.serving.process import REPOSITORY, Json
@@ -50,16 +47,6 @@ doc_to_target: gold
 target_delimiter: "\\n"
 metric_list: [{{metric: acc}}]
 """
-
-
-@pytest.fixture(scope="module")
-def oracle(model: str) -> Iterator[CausalLM]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield AutoModelForCausalLM.from_pretrained(
-        REPOSITORY / "models" / model, dtype=torch.float32
-    ).eval()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

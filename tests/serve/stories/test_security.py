@@ -25,7 +25,7 @@ SCRIPT = REPOSITORY / "scripts" / "serve.py"
 EVIL = "https://evil.example"
 PAGES = ("/docs", "/playground", "/playground/encoders")
 
-HERE = "tests/serve/test_security.py"
+HERE = "tests/serve/stories/test_security.py"
 CLAIMS = {
     "The host.": (f"{HERE}::test_make_serve_listens_on_this_machine",),
     "Keys.": (
@@ -41,7 +41,7 @@ CLAIMS = {
     "The encoders.": (
         "tests/unit/test_encoder_queue.py::test_what_is_too_large_is_refused_by_its_field",
         "tests/unit/test_prefill_scheduler.py::test_more_requests_give_a_tenant_no_more",
-        "tests/serve/test_embeddings.py"
+        "tests/serve/stories/test_embeddings.py"
         "::test_one_client_fills_the_encoder_and_another_does_not_notice",
     ),
     "The engine.": (
@@ -58,7 +58,7 @@ CLAIMS = {
         f"{HERE}::test_names_of_strangers_are_refused",
         f"{HERE}::test_only_declared_json_is_read",
         f"{HERE}::test_pages_cannot_be_framed_and_load_nothing",
-        "tests/serve/test_docs_routes.py::test_the_page_needs_no_other_host",
+        "tests/serve/stories/test_docs_routes.py::test_the_page_needs_no_other_host",
     ),
     "Addresses.": (
         "tests/unit/test_sites.py::test_only_a_trusted_proxy_tells_the_client",
@@ -79,7 +79,7 @@ CLAIMS = {
         "tests/unit/test_media_files.py::test_much_work_of_few_bytes",
     ),
     "The cluster.": (
-        "tests/serve/test_ports.py::test_replicas_run_nothing_that_strangers_send",
+        "tests/serve/stories/test_ports.py::test_replicas_run_nothing_that_strangers_send",
         f"{HERE}::test_each_run_of_make_serve_has_a_token_of_its_own",
     ),
 }

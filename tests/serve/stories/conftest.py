@@ -16,7 +16,7 @@ import pytest
 from tools.serving.process import ServeProcess, shipped_config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[ServeProcess | SimpleNamespace]:
     if url := os.environ.get("CFG_SERVE_URL"):
         yield SimpleNamespace(url=url)
@@ -25,7 +25,7 @@ def server() -> Iterator[ServeProcess | SimpleNamespace]:
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
     """Return an unmodified openai client."""
     with openai.OpenAI(
@@ -34,12 +34,12 @@ def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http(server: ServeProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as http:
         yield http
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model(client: openai.OpenAI) -> str:
     return client.models.list().data[0].id

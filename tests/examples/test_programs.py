@@ -1,10 +1,12 @@
-"""Every example is run with the command that examples/README.md gives for it."""
+"""Programs of examples/ are run with the commands that examples/README.md gives for them.
+
+Those that ask the server of configs/cfg.yaml: tests/chat/test_examples.py.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import signal
 import socket
@@ -15,121 +17,18 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
-README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-COMMANDS = dict(re.findall(r"^\| \[(\S+)\]\(\1\) \|.*\| `([^`|]+)` \|$", README, re.MULTILINE))
-CLIENTS = ["openai_client.py", "langchain_chat.py", "llama_index_chat.py", "litellm_chat.py"]
-SHOWS_GUIDANCE = [name for name in CLIENTS if "langchain" not in name]
+from tests.examples.shell import COMMANDS, EXAMPLES, README, ROOT, environment, run
+from tools.serving.process import free_port
+
+pytestmark = pytest.mark.slow
+
 STORIES = {"max_model_len": 512, "enforce_eager": True, "dtype": "float32"}
 STORIES |= {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8}
-# In-process engines of tests/conftest.py set these; a user's shell does not.
-UNSET = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL")
-
-
-def run(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=ROOT,
-        env=environment(folder, **env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr[-4000:]}"
-    return done
-
-
-def environment(folder: Path, **env: str) -> dict[str, str]:
-    """The shell's, with places for what Jupyter writes, and settings for a machine without GPU."""
-    kept = {name: value for name, value in os.environ.items() if name not in UNSET}
-    places = dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"), str(folder))
-    on_cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    return kept | places | on_cpu | {"TORCHDYNAMO_DISABLE": "1"} | env
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_the_page_names_every_example() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh", ".ipynb")}
     assert files - {"__init__.py"} == set(COMMANDS)
-
-
-# ---- clients -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_is_guided(name: str, url: str, tmp_path: Path) -> None:
-    out = run(COMMANDS[name], tmp_path, CFG_SERVE_URL=url).stdout
-    (plain,) = re.findall(r"^plain: +(\S.*)$", out, re.MULTILINE)
-    (guided,) = re.findall(r"^guided: +(\S.*)$", out, re.MULTILINE)
-    (stream,) = re.findall(r"^stream: +(\S.*)$", out, re.MULTILINE)
-    assert plain != guided == stream
-    told = re.findall(r"^guidance.*'guided_tokens': (\d+)}$", out, re.MULTILINE)
-    assert told == (["40", "40"] if name in SHOWS_GUIDANCE else [])
-
-
-def test_the_openai_client_shows_each_stream_and_a_refusal(url: str, tmp_path: Path) -> None:
-    out = run(COMMANDS["openai_client.py"], tmp_path, CFG_SERVE_URL=url).stdout
-    number = r"\s+(-?\d+\.\d+)"
-    row = rf"guided{number}  conditional{number}  negative{number}  KL{number}$"
-    found = [[float(x) for x in line] for line in re.findall(row, out, re.MULTILINE)]
-    assert len(found) == 5
-    assert all(conditional != negative for _, conditional, negative, _ in found)
-    assert max(kl for *_, kl in found) > 0.05
-    assert "refused, param guidance_scael: " in out
-    assert "Did you mean guidance_scale?" in out
-
-
-# ---- passages and instructions -------------------------------------------------------------------
-
-
-def test_passages_are_answered_from_more_often_with_guidance(url: str, tmp_path: Path) -> None:
-    """8, 10 and 12 of 12 when it was measured."""
-    out = run(COMMANDS["rag.py"], tmp_path, CFG_SERVE_URL=url).stdout
-    found = re.findall(r"^scale (\S+): (\d+) of 12 right$", out, re.MULTILINE)
-    right = {scale: int(count) for scale, count in found}
-    assert list(right) == ["1", "1.5", "2"]
-    assert right["1"] + 2 <= right["2"]
-    assert right["2"] >= 10
-
-
-def test_the_notebook(url: str, tmp_path: Path) -> None:
-    command = COMMANDS["instructions.ipynb"]
-    assert "--inplace" in command
-    output = tmp_path / "executed.ipynb"
-    run(command.replace("--inplace", f"--output={output}"), tmp_path, CFG_SERVE_URL=url)
-    shares = json.loads(re.sub(r"([\d.]+):", r'"\1":', results(output)["text/plain"]))
-    assert list(shares) == ["1", "1.5", "2", "2.5"]
-    assert shares["1"] + 0.1 < shares["2"]
-    assert shares["1"] < shares["1.5"]
-
-
-def results(notebook: Path) -> dict[str, Any]:
-    """What the cells of a notebook show, by type. Fails if a cell did not run, or failed."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    shown: dict[str, Any] = {}
-    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-        assert cell["execution_count"]
-        for output in cell["outputs"]:
-            assert output["output_type"] in ("execute_result", "display_data"), output
-            for kind, data in output["data"].items():
-                shown.setdefault(kind, "".join(data))
-    assert shown["image/png"]
-    assert shown["text/markdown"].count("✓") > 5
-    return shown
-
-
-def test_the_notebook_is_kept_with_its_outputs() -> None:
-    notebook = EXAMPLES / "instructions.ipynb"
-    assert notebook.stat().st_size < 200_000
-    assert results(notebook)
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import gzip
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-def test_http_protobuf_works_too(tmp_path: Path) -> None:
-    """The other protocol, without a server."""
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
+from deployments.config.tracing import TracingArgs
+from deployments.tracing.spans import Tracing
 
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-        ExportTraceServiceRequest,
-    )
 
-    from deployments.config.tracing import TracingArgs
-    from deployments.tracing.spans import Tracing
-
+def test_spans_are_sent_as_protobuf_over_http() -> None:
     got: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
-                import gzip
-
                 body = gzip.decompress(body)
             got.append((self.path, ExportTraceServiceRequest.FromString(body)))
             self.send_response(200)

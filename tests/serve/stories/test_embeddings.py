@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -19,7 +19,10 @@ import pytest
 from cfg_core.prefill_only import Engine, RequestOptions
 from cfg_core.prefill_only.types import FloatArray, Input
 from deployments.config.model_paths import resolve_model
+from deployments.requests.encode.capabilities import PATHS as ENCODE_PATHS
+from deployments.requests.encode.capabilities import EncodeEndpoint
 from tests.serve.minilm import CLOSE, MINILM, NAME, PASSAGES, QUERY, TEXTS, post
+from tests.support.bad_bodies import ENCODING, INPUTS, RERANKS, SCORES, Bad
 from tools.serving.process import Json, ServeProcess
 
 
@@ -159,36 +162,9 @@ def test_time_runs_out(http: httpx.Client) -> None:
 
 REFUSED = [
     # path, body besides the model, status, parameter at fault, words of the message
-    ("/v1/embeddings", {}, 400, "input", "input is missing"),
-    ("/v1/embeddings", {"input": ""}, 400, "input", "input is empty"),
-    ("/v1/embeddings", {"input": []}, 400, "input", "send 1 to 2048 items"),
-    ("/v1/embeddings", {"input": ["a", ""]}, 400, "input", "input[1] is empty"),
-    ("/v1/embeddings", {"input": [[]]}, 400, "input", "input[0] has no tokens"),
-    ("/v1/embeddings", {"input": ["a", [1]]}, 400, "input", "send one kind"),
-    ("/v1/embeddings", {"input": [True]}, 400, "input", "input[0] is a boolean"),
-    ("/v1/embeddings", {"input": ["x"] * 2049}, 400, "input", "at most 2048"),
     ("/v1/embeddings", {"input": [[10**6]]}, 400, "input", "token id 1000000"),
     ("/v1/embeddings", {"input": [-1]}, 400, "input", "token id -1"),
     ("/v1/embeddings", {"input": ["x", "word " * 600]}, 400, "input", "input 1 has 602 tokens"),
-    ("/v1/embeddings", {"input": "x", "dimensions": 64}, 400, "dimensions", "Matryoshka"),
-    ("/v1/embeddings", {"input": "x", "dimensions": 0}, 400, "dimensions", "at least 1"),
-    (
-        "/v1/embeddings",
-        {"input": "x", "encoding_format": "hex"},
-        400,
-        "encoding_format",
-        "float or base64",
-    ),
-    ("/v1/embeddings", {"input": "x", "prompt_name": "query"}, 400, "prompt_name", "it has none"),
-    (
-        "/v1/embeddings",
-        {"input": "x", "truncate_prompt_tokens": 10**6},
-        400,
-        "truncate_prompt_tokens",
-        "or -1",
-    ),
-    ("/v1/embeddings", {"messages": []}, 400, "messages", "send the text as input"),
-    ("/v1/embeddings", {"input": "x", "guidance_scale": 2}, 400, "guidance_scale", "leave it out"),
     (
         "/v1/embeddings",
         {"input": "x", "model": "nope"},
@@ -207,27 +183,12 @@ REFUSED = [
     ("/classify", {"input": "x"}, 400, "model", "cannot serve /classify: use /v1/embeddings"),
     ("/classify", {"input": "x", "model": None}, 400, "model", "no model here serves /classify"),
     ("/embed_sparse", {"inputs": "x"}, 400, "model", "cannot serve /embed_sparse"),
-    ("/v1/rerank", {"query": "q"}, 400, "documents", "both missing"),
-    (
-        "/v1/rerank",
-        {"query": "q", "documents": ["a"], "texts": ["a"]},
-        400,
-        "documents",
-        "both given",
-    ),
     (
         "/v1/rerank",
         {"query": "q", "documents": ["a", "word " * 600]},
         400,
         "documents",
         "documents: input 1 has 602",
-    ),
-    (
-        "/score",
-        {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
-        400,
-        "text_1",
-        "text_1 has 2 texts",
     ),
     ("/pooling", {"input": "x", "task": "classify"}, 400, "task", "use embed, token_embed"),
     ("/tokenize", {}, 400, "prompt", "prompt is missing"),
@@ -242,6 +203,16 @@ REFUSED = [
     ("/v1/chat/completions", {"messages": []}, 400, "model", "generate with stories"),
     ("/v1/completions", {"prompt": "x", "model": "nope"}, 404, "model", f"use stories, {NAME}"),
 ]
+"""What is refused by reading it is in tests/support/bad_bodies.py."""
+
+
+@pytest.mark.parametrize("bad", [*INPUTS, *ENCODING, *RERANKS, *SCORES], ids=str)
+def test_fields_of_encoders(http: httpx.Client, bad: Bad) -> None:
+    body = {"model": NAME, **bad.fields}
+    answer = http.post(ENCODE_PATHS[cast(EncodeEndpoint, bad.endpoint)], json=body)
+    assert answer.status_code == 400, answer.text
+    assert bad.words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == bad.param
 
 
 @pytest.mark.parametrize(

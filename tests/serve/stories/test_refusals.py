@@ -1,6 +1,7 @@
-"""Invalid input over HTTP: refusals with their status and message.
+"""Invalid input over HTTP: refusals with their status, field and sentence.
 
-Malformed bodies are those of the attack `fuzzed`, which test_hostile.py plays.
+REFUSED has what the engine refuses, vLLM, or a bound of the YAML. What is refused by reading it is
+in tests/support/bad_bodies.py. Malformed bodies are those of the attack `fuzzed` (test_hostile.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from tests.support.bad_bodies import GUIDANCE, NOT_JSON, VALUES, Bad
 from tools.serving.process import Json, ServeProcess
 
 MARK = "quinceharpsichord"
@@ -23,37 +25,10 @@ GUIDED: Json = {"guidance_scale": 2.0, "max_tokens": 4}
 REFUSED = [
     # path, fields besides prompt or messages, parameter at fault, words of the message
     (
-        CHAT,
-        GUIDED | {"negative_prompt": "a", "negative_messages": [USER]},
-        "negative_messages",
-        "send only one",
-    ),
-    (
-        COMPLETION,
-        GUIDED | {"negative_prompt": "a", "negative_prompt_ids": [1]},
-        "negative_prompt_token_ids",
-        "only one",
-    ),
-    (COMPLETION, {"cfg_weight": 1.5}, "cfg_weight", "guidance_scale = 1 + cfg_weight"),
-    (COMPLETION, {"cfg_coef": 1.5}, "cfg_coef", "guidance_scale = cfg_coef"),
-    (COMPLETION, {"guidance_scal": 1.5}, "guidance_scal", "Did you mean guidance_scale?"),
-    (COMPLETION, {"guidence_scale": 1.5}, "guidence_scale", "Did you mean guidance_scale?"),
-    (COMPLETION, {"cfg": 1.5}, "cfg", "is not a guidance field"),
-    (CHAT, {"negative": "x"}, "negative", "is not a guidance field"),
-    (COMPLETION, GUIDED | {"guidance_score_tokens": 1}, "guidance_score_tokens", "send echo and"),
-    (COMPLETION, {"guidance_score_tokens": 1}, "guidance_score_tokens", "send echo and logprobs"),
-    (COMPLETION, {"guidance_score_tokens": "1"}, "guidance_score_tokens", "must be an integer"),
-    (
         COMPLETION,
         GUIDED | {"guidance_score_tokens": 99, "echo": True, "logprobs": 0},
         "guidance_score_tokens",
         "must come before",
-    ),
-    (
-        CHAT,
-        GUIDED | {"guidance_score_tokens": 1},
-        "guidance_score_tokens",
-        "is for /v1/completions",
     ),
     (
         COMPLETION,
@@ -61,7 +36,6 @@ REFUSED = [
         "guidance_score_tokens",
         "must come before",
     ),
-    (COMPLETION, {"guidance_start": 1}, "guidance_start", "guidance_scale is 1 (off)"),
     (
         COMPLETION,
         {"allowed_token_ids": [300] * 150_000, "n": 256},
@@ -75,16 +49,12 @@ REFUSED = [
         "The operator can raise `limits.max_values`",
     ),
     (COMPLETION, {"request_id": "x" * 129}, "request_id", "send at most 128"),
-    (COMPLETION, {"guidance_streams": []}, "guidance_streams", "is empty"),
-    (COMPLETION, {"guidance_streams": "[]"}, "guidance_streams", "send a JSON list"),
     (
         CHAT,
         {"guidance_streams": [{"weight": 1, "prompt": "a"}] * 9},
         "guidance_streams",
         "takes 9 with the conditional one",
     ),
-    (COMPLETION, {"guidance_scale": "2"}, "guidance_scale", "must be a number, not str"),
-    (COMPLETION, {"guidance_scale": True}, "guidance_scale", "must be a number, not bool"),
     (COMPLETION, GUIDED | {"prompt_logprobs": 0}, "prompt_logprobs", "would be the conditional"),
     (
         COMPLETION,
@@ -93,20 +63,7 @@ REFUSED = [
         "would be the conditional",
     ),
     (CHAT, GUIDED | {"prompt_logprobs": 0}, "prompt_logprobs", "would be the conditional"),
-    (
-        COMPLETION,
-        GUIDED | {"negative_prompt_token_ids": []},
-        "negative_prompt_token_ids",
-        "is empty",
-    ),
-    (CHAT, GUIDED | {"negative_messages": []}, "negative_messages", "is empty"),
     (CHAT, GUIDED | {"negative_messages": [{"role": 3}]}, "negative_messages", "messages[0]"),
-    (
-        COMPLETION,
-        GUIDED | {"negative_messages": [USER]},
-        "negative_messages",
-        "send negative_prompt here",
-    ),
     (
         COMPLETION,
         GUIDED | {"negative_prompt": "word " * 3000},
@@ -131,16 +88,7 @@ REFUSED = [
         "negative_prompt_token_ids",
         "out of vocabulary",
     ),
-    (
-        COMPLETION,
-        GUIDED | {"use_beam_search": True},
-        "use_beam_search",
-        "Beam search cannot be guided",
-    ),
-    (COMPLETION, GUIDED | {"suffix": "x"}, "suffix", "cannot be guided"),
-    (COMPLETION, {"vllm_xargs": {"guidance_scale": 2}}, "vllm_xargs", "move it to the top level"),
     (COMPLETION, GUIDED | {"guidance_logprobs": True}, "guidance_logprobs", "needs logprobs"),
-    (CHAT, {"guidance_logprobs": True}, "guidance_logprobs", "guidance_scale is 1 (off)"),
     (COMPLETION, {"logits_processors": "x"}, "logits_processors", "must be a list"),
     (
         COMPLETION,
@@ -156,7 +104,6 @@ REFUSED = [
         "at least 1",
     ),
     (COMPLETION, {"logits_processor": []}, "logits_processor", "Did you mean logits_processors?"),
-    (COMPLETION, {"extra_body": {"guidance_scale": 2}}, "extra_body", "move it to the top level"),
     (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "not null"),
     (CHAT, {"messages": [{"role": "user", "content": [MARK]}]}, "messages[0].content[0]", "object"),
     (CHAT, {"response_format": {"type": MARK}}, "response_format.type", "'json_object'"),
@@ -212,21 +159,38 @@ def test_refusals(
     assert error["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        ('{"prompt": "x", "guidance_scale": NaN}', "guidance_scale must be finite"),
-        ('{"prompt": "x", "guidance_scale": -Infinity}', "guidance_scale must be finite"),
-        ('{"prompt": "x", "guidance_scale": 1e999}', "guidance_scale must be finite"),
-        ('{"prompt": "x", "temperature": NaN}', "not a finite number"),
-        ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
-        ('{"prompt": ', "not valid JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"prompt": 7}', "prompt: must be a list or a string"),
-        ("{}", "prompt"),
-    ],
-)
-def test_bodies_that_are_no_requests(http: httpx.Client, raw: str, words: str) -> None:
+PATHS = {
+    "completion": (COMPLETION, {"prompt": "Once"}),
+    "chat": (CHAT, {"messages": [USER]}),
+    "batch": ("/v1/chat/completions/batch", {"messages": [[USER]]}),
+    "scoring": ("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [5, 6]}),
+    "responses": ("/v1/responses", {"input": "Once"}),
+    "messages": ("/v1/messages", {"messages": [USER], "max_tokens": 4}),
+}
+BAD = [bad for bad in (*VALUES, *GUIDANCE) if bad.is_json and "finite" not in bad.words]
+"""Numbers that are not finite are in NOT_JSON."""
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_fields_of_guidance(http: httpx.Client, model: str, bad: Bad) -> None:
+    path, start = PATHS[bad.endpoint]
+    answer = http.post(path, json={"model": model, **start, **bad.fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert bad.words in error["message"]
+    if path != "/v1/messages":  # Anthropic's errors name no field
+        assert error["param"] == bad.param
+
+
+NO_REQUEST = [
+    *NOT_JSON,
+    (b'{"prompt": 7}', "prompt: must be a list or a string"),
+    (b"{}", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("raw", "words"), NO_REQUEST, ids=lambda value: str(value)[:30])
+def test_bodies_that_are_no_requests(http: httpx.Client, raw: bytes, words: str) -> None:
     answer = http.post(COMPLETION, content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]["message"]

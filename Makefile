@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT HAPROXY MODEL_CACHE
 CHAT_MODEL := models/SmolLM2-135M-Instruct
 
-QUIET := tests/serve/stories tests/serve/nodes
+QUIET := tests/serve/waits tests/serve/nodes
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test survey beside drift check docs bench lock clean

@@ -28,7 +28,7 @@ settings.register_profile(
 )
 settings.load_profile("cfg-serve")
 
-SERVERS = ("encoders", "limited", "nodes", "speculative", "stories", "tensor_parallel")
+SERVERS = ("encoders", "limited", "nodes", "speculative", "stories", "tensor_parallel", "waits")
 """Folders of tests/serve, each with a server of its own."""
 FOLDERS = (
     *("unit", "simulation", "contract", "encoders", "digits", "engine"),

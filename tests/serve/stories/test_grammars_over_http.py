@@ -1,48 +1,27 @@
-"""Extreme grammars are refused, and other clients are served in the meantime."""
+"""Extreme grammars are refused. That other clients go on: tests/serve/waits."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.serve.grammar_bodies import (
+    CHAT,
+    COMPLETION,
+    MARK,
+    PATTERNS,
+    SLOW,
+    answer,
+    outputs,
+    slow_tag,
+    tag,
+)
 from tools.serving.process import ServeProcess
-
-COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-MARK = "velvet_marmalade_seven"
-"""Part of every pattern. No log may show it."""
-PATTERNS = {f"p{i}": {"type": "string", "pattern": "^([a-z]{1,50}){1,50}$"} for i in range(150)}
-
-
-SLOW = {f"p{i}": PATTERNS["p0"] for i in range(900)}
-"""What xgrammar compiles for about a minute, so longer than a trial may take on any machine."""
-
-
-def outputs(**fields: Any) -> dict[str, Any]:
-    return {"structured_outputs": fields}
-
-
-def answer(schema: Any) -> dict[str, Any]:
-    return {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    }
-
-
-def tag(content: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "structural_tag", "format": content}}
-
-
-def slow_tag(properties: dict[str, Any]) -> dict[str, Any]:
-    """A format that xgrammar compiles for longer than it may, and that no other compiler has."""
-    schema = {"type": "object", "properties": properties, "title": MARK}
-    return tag({"type": "json_schema", "any_order": True, "json_schema": schema})
-
 
 MESSAGES = [{"role": "user", "content": "Give me JSON"}]
 MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
@@ -181,55 +160,6 @@ def test_an_answer_in_json_does_not_end_in_white_space(http: httpx.Client, model
     (choice,) = http.post(CHAT, json={**body, **answer(schema)}).json()["choices"]
     assert choice["finish_reason"] == "stop"
     assert json.loads(content(choice))["a"] in (5, 6, 7)
-
-
-def test_others_go_on_while_grammars_are_tried(http: httpx.Client, model: str) -> None:
-    """Six slow grammars at once do not delay other clients for long.
-
-    Some of their clients leave. After that a new grammar is compiled quickly.
-    """
-    done = threading.Event()
-
-    def attack(i: int) -> int | None:
-        properties = {f"q{i}_{name}": value for name, value in SLOW.items()}
-        body = {
-            "model": model,
-            "prompt": "x",
-            **slow_tag(properties),
-        }
-        try:
-            with httpx.Client(base_url=str(http.base_url), timeout=2.0 if i % 2 else 120) as client:
-                return client.post(COMPLETION, json=body).status_code
-        except httpx.TimeoutException:
-            return None
-
-    def watch() -> list[float]:
-        waits = []
-        while not done.is_set():
-            started = time.monotonic()
-            body = {"model": model, "prompt": "Once", "max_tokens": 4}
-            assert http.post(COMPLETION, json=body).status_code == 200
-            assert http.get("/ready").status_code == 200
-            known = http.post(COMPLETION, json={**body, **outputs(choice=["red"])})
-            assert known.json()["choices"][0]["text"] == "red"
-            waits.append(time.monotonic() - started)
-        return waits
-
-    with ThreadPoolExecutor(7) as pool:
-        watcher = pool.submit(watch)
-        statuses = list(pool.map(attack, range(6)))
-        done.set()
-        waits = watcher.result()
-    assert set(statuses) <= {400, 429, None}
-    assert {400, 429} & set(statuses)
-    assert max(waits) < 8, waits
-    started = time.monotonic()
-    fresh = http.post(
-        COMPLETION,
-        json={"model": model, "prompt": "x", "max_tokens": 4, **outputs(choice=["new one"])},
-    )
-    assert fresh.status_code == 200
-    assert time.monotonic() - started < 5
 
 
 def test_no_log_shows_a_pattern(server: ServeProcess) -> None:

@@ -41,7 +41,7 @@ CLAIMS = {
     "The encoders.": (
         "tests/unit/test_encoder_queue.py::test_what_is_too_large_is_refused_by_its_field",
         "tests/unit/test_prefill_scheduler.py::test_more_requests_give_a_tenant_no_more",
-        "tests/serve/stories/test_embeddings.py"
+        "tests/serve/waits/test_encoder_waits.py"
         "::test_one_client_fills_the_encoder_and_another_does_not_notice",
     ),
     "The engine.": (

@@ -104,7 +104,7 @@ def run_with_client(snippet: Snippet, url: str) -> list[int]:
         api_key="unused",
         max_retries=0,
         timeout=120,
-        http_client=httpx.Client(event_hooks=watch),
+        http_client=httpx.Client(event_hooks=watch),  # type: ignore[arg-type] # openai's own copy
     ) as client:
         code = compile(ast.fix_missing_locations(tree), str(snippet), "exec")
         exec(code, {"client": client, "__name__": "snippet"})

@@ -159,7 +159,7 @@ def test_refusals(
     assert error["param"] == param
 
 
-PATHS = {
+PATHS: dict[str, tuple[str, Json]] = {
     "completion": (COMPLETION, {"prompt": "Once"}),
     "chat": (CHAT, {"messages": [USER]}),
     "batch": ("/v1/chat/completions/batch", {"messages": [[USER]]}),

@@ -10,10 +10,10 @@ BIN := .venv/bin
 export PYTHON TORCH_INDEX CFG_SERVE_DEVICE VLLM HOST PORT HAPROXY MODEL_CACHE
 CHAT_MODEL := models/SmolLM2-135M-Instruct
 
-SERVED := tests/serve tests/chat tests/docs tests/examples tests/real_size
+QUIET := tests/serve/waits tests/serve/nodes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test beside drift check docs bench lock clean
+.PHONY: help setup setup-dev serve test survey beside drift check docs bench lock clean
 
 help:  ## this list
 	@echo "targets of cfg-serve:"
@@ -28,12 +28,12 @@ setup setup-dev:
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000, HAPROXY=1)
 	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
 
-# Two processes, but one for tests with servers: a server uses all cores, and tests measure its waits.
+# Two processes, but one for tests that measure how long the clients of a server wait.
 test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
 ifeq ($(ARGS),)
 	@failed=0; \
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(SERVED:%=--ignore=%) || failed=1; \
-	$(BIN)/python -m pytest $(SERVED) || failed=1; exit $$failed
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(QUIET:%=--ignore=%) || failed=1; \
+	$(BIN)/python -m pytest $(QUIET) || failed=1; exit $$failed
 else
 	@exec $(BIN)/python -m pytest $(ARGS)
 endif
@@ -42,6 +42,10 @@ endif
 .PHONY: test-quick
 test-quick: setup-dev  ## run the tests that need no engine: unit, contract, the simulation's seeds (3 minutes)
 	@exec $(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests/unit tests/contract tests/simulation
+
+survey: setup-dev  ## play what `make test` plays only in part: all architectures, paths and ranks (two hours)
+	@$(BIN)/python -m tools.architectures --all
+	@$(BIN)/python -m pytest --survey tests/engine
 
 beside: setup-dev  ## run contract tests and the simulation on another vLLM, without a GPU (VERSION=..., ARGS=tests)
 	@$(BIN)/python scripts/versions/beside.py $(VERSION) -m pytest -n 2 --no-loadscope-reorder $(or $(ARGS),tests/contract tests/simulation)

@@ -2,7 +2,7 @@
 
     python scripts/models_page.py
 
-tests/engine/architectures/run.py measures. This script needs neither vLLM nor a model.
+`python -m tools.architectures` measures. This script needs neither vLLM nor a model.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from page_tables import table as markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.engine.architectures import results, table  # noqa: E402
-from tests.engine.architectures.rows import HF, Row  # noqa: E402
+from tools.architectures import results, table  # noqa: E402
+from tools.architectures.rows import HF, Row  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
 
@@ -48,7 +48,7 @@ say what is right:
 "Preempted" is how often a group was preempted. It is 0 where one block holds a whole text, which is
 so for recurrent states. "Head" is where groups are blended: before the model's head if it is
 affine, which is tried at start, else after it. This page is written by
-`python scripts/models_page.py`. `python -m tests.engine.architectures.run --all` measures again, in
+`python scripts/models_page.py`. `python -m tools.architectures --all` measures again, in
 half an hour.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,16 @@ settings.register_profile(
 )
 settings.load_profile("cfg-serve")
 
+SERVERS = ("encoders", "limited", "nodes", "speculative", "stories", "tensor_parallel", "waits")
+"""Folders of tests/serve, each with a server of its own."""
 FOLDERS = (
     *("unit", "simulation", "contract", "encoders", "digits", "engine"),
     *("serve", "chat", "docs", "examples", "real_size", "gpu"),
+)
+ONE_SERVER = ("tests/chat", "tests/real_size", *(f"tests/serve/{name}" for name in SERVERS))
+ALONE = (
+    *("engine/test_paths.py", "engine/test_ranks.py", "gpu/test_equality_gpu.py"),
+    *("docs/test_programs.py", "examples/test_programs.py"),
 )
 HERE = Path(__file__).parent
 
@@ -42,15 +48,6 @@ def chat_model() -> Path:
     folder = HERE.parent / "models" / "SmolLM2-135M-Instruct"
     assert folder.is_dir(), f"{folder} is missing: run `make setup`, which says why."
     return folder
-
-
-@pytest.fixture(scope="session")
-def chat_server(chat_model: Path) -> Iterator[Any]:
-    """A ServeProcess of the shipped configs/cfg.yaml, for the folders chat, docs and examples."""
-    from tests.serve.serve_process import ServeProcess, shipped_config
-
-    with ServeProcess(shipped_config("cfg"), stock=True) as process:
-        yield process
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -64,21 +61,41 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _group(nodeid: str) -> str:
-    """The group of a test: its file, whose tests share an engine that should start once.
+    """The group of a test: tests of a group share an engine or a server that should start once.
 
-    Each test of test_paths.py and of test_equality_gpu.py starts its own processes, so it is a
-    group of its own.
+    It is a file, or a folder that has one server. Tests of ALONE start processes of their own, so
+    each is a group.
     """
     file = nodeid.partition("::")[0]
-    return nodeid if file.endswith(("/test_paths.py", "/test_equality_gpu.py")) else file
+    if file.endswith(ALONE):
+        return nodeid
+    folder = file.rpartition("/")[0]
+    return folder if folder.startswith(ONE_SERVER) else file
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _rank(item.path))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--survey", action="store_true", help="run the tests that are marked survey, and no others"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out(config, items)
+    # With several workers, what takes longest begins first, so that they end at the same time.
+    order = -1 if "PYTEST_XDIST_WORKER" in os.environ else 1
+    items.sort(key=lambda item: order * _rank(item.path))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_gpu():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests that are marked survey, or with `--survey` all others."""
+    wanted = bool(config.getoption("--survey"))
+    others = [item for item in items if (item.get_closest_marker("survey") is not None) != wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 def _rank(path: Path) -> int:

@@ -1,1 +1,4 @@
-"""Programs around this repository that are neither product nor tests."""
+"""Programs for people who work on this project: measurements, faults, attacks and surveys.
+
+They are run by hand, as `python -m tools.NAME`. Tests play bounded parts of some of them.
+"""

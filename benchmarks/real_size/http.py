@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from models.real_size import POSITIONS
-from tests.serve.serve_process import Json, ServeProcess, config_with_model
+from tools.serving.process import Json, ServeProcess, config_with_model
 
 from ..engine.bench import SCALE
 from ..llm import guidance

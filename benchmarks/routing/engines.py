@@ -27,8 +27,8 @@ from typing import Any
 
 import httpx
 
-from tests.serve.cluster import Cluster
-from tests.serve.serve_process import free_port
+from tools.serving.cluster import Cluster
+from tools.serving.process import free_port
 
 from .. import ROOT
 from ..report import Report, parser

@@ -36,7 +36,7 @@ import aiohttp
 import httpx
 import psutil
 
-from tests.serve.serve_process import free_port
+from tools.serving.process import free_port
 
 from .. import ROOT
 from ..llm import STORIES

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.serve.serve_process import ServeProcess, haproxy_env, shipped_config
+from tools.serving.process import ServeProcess, haproxy_env, shipped_config
 
 SETTLE_S = 1.0
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.serve.serve_process import ServeProcess, shipped_config
+from tools.serving.process import ServeProcess, shipped_config
 
 from .. import oracle
 from ..instructions.context import Item, items

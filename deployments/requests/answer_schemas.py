@@ -1,7 +1,7 @@
 """JSON schemas of the answers that are this server's own, and what it adds to vLLM's.
 
-They document the API (/openapi.json), and tests/serve/test_openapi.py holds real answers against
-them. The schemas of vLLM's answers come from the engine's vLLM.
+They document the API (/openapi.json), and tests/serve/stories/test_openapi.py holds real answers
+against them. The schemas of vLLM's answers come from the engine's vLLM.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.serve.serve_process import Json, ServeProcess
+from tools.serving.process import Json, ServeProcess
 
 MODEL = "SmolLM2-135M-Instruct"
 HELPFUL = "You are a helpful assistant."

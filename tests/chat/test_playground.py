@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Response, expect
 
 from tests.serve.browser import chromium, findings, page_of
-from tests.serve.serve_process import Json, ServeProcess
+from tools.serving.process import Json, ServeProcess
 
 PIRATE = "A pirate makes tea"
 SCALES = ("without guidance", "scale 1.5", "scale 2")

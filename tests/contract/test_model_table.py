@@ -9,8 +9,8 @@ import pytest
 import vllm
 from vllm.model_executor.models.registry import _MULTIMODAL_MODELS, _TEXT_GENERATION_MODELS
 
-from tests.engine.architectures import results, table
-from tests.engine.architectures.rows import STOCK, Row
+from tools.architectures import results, table
+from tools.architectures.rows import STOCK, Row
 
 FOUND = results.load()
 MEASURED = "0.32.0"

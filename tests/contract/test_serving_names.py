@@ -44,7 +44,7 @@ def test_private_names_of_ray_and_uvicorn_exist(path, name):
 def test_serve_reads_its_settings():
     """Each variable of Serve in configs/serve.env changes the setting of that name.
 
-    Ray's own variable is tested in tests/serve/test_chunks_over_http.py.
+    Ray's own variable is tested in tests/serve/waits/test_chunks_over_http.py.
     """
     from serve_env import serve_settings
 

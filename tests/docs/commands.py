@@ -18,7 +18,7 @@ EXTERNAL = {
     "curl": "is run where a page is about the model that the tests serve",
     "fold": "is a program of the shell",
     "jq": "is a program of the shell",
-    "promtool": "comes with Prometheus; tests/serve/test_dashboard.py runs it",
+    "promtool": "comes with Prometheus; tests/serve/stories/test_dashboard.py runs it",
     "podman": "needs a container runtime and an image",
     "kubectl": "needs a Kubernetes cluster",
     "pip": "would change the environment",

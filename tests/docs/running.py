@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
-from tests.docs.snippets import ROOT, Snippet
+from tests.docs.snippets import ROOT, Snippet, of_kind
 
 ON_THE_PAGE = "http://127.0.0.1:8000"
 STORIES = ROOT / "models" / "stories"
@@ -26,6 +27,11 @@ SHORTENED: dict[str, dict[str, Any]] = {
     "completions": {"model": "SmolLM2-135M-Instruct", "prompt": "Tea is", "max_tokens": 8},
 }
 """What `...` stands for in a call of a client, by the route."""
+
+
+def each(*kinds: str) -> pytest.MarkDecorator:
+    """A parameter of a test: each snippet of these kinds."""
+    return pytest.mark.parametrize("snippet", of_kind(*kinds), ids=str)
 
 
 def answers_of_shell(snippet: Snippet, url: str, folder: Path) -> list[Any]:
@@ -98,7 +104,7 @@ def run_with_client(snippet: Snippet, url: str) -> list[int]:
         api_key="unused",
         max_retries=0,
         timeout=120,
-        http_client=httpx.Client(event_hooks=watch),
+        http_client=httpx.Client(event_hooks=watch),  # type: ignore[arg-type] # openai's own copy
     ) as client:
         code = compile(ast.fix_missing_locations(tree), str(snippet), "exec")
         exec(code, {"client": client, "__name__": "snippet"})

@@ -1,11 +1,12 @@
-"""Every code block of the pages is run, or checked, or excepted with a reason."""
+"""Every code block of the pages is run, or checked, or excepted with a reason.
+
+Requests and clients: tests/chat/test_snippets.py. Programs: test_programs.py.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
-import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,13 +14,8 @@ from ray.serve.schema import LoggingConfig
 
 from deployments.config.args import AppArgs
 from tests.docs.commands import check, commands_of
-from tests.docs.running import answers_of_shell, run_program, run_with_client
-from tests.docs.snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts, of_kind
-
-
-def each(*kinds: str) -> pytest.MarkDecorator:
-    found = of_kind(*kinds)
-    return pytest.mark.parametrize("snippet", found, ids=str)
+from tests.docs.running import each
+from tests.docs.snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts
 
 
 def test_none_is_unclassified(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,32 +27,6 @@ def test_none_is_unclassified(capsys: pytest.CaptureFixture[str]) -> None:
 def test_exceptions_are_about_one_snippet_each() -> None:
     for page, part in EXCEPTED:
         assert sum(x.page == page and part in x.text for x in SNIPPETS) == 1, (page, part)
-
-
-@each("curl")
-def test_requests_of_the_shell_are_answered(
-    snippet: Snippet, chat_url: str, tmp_path: Path
-) -> None:
-    answers = answers_of_shell(snippet, chat_url, tmp_path)
-    assert len(answers) >= len(re.findall(r"^\s*curl ", snippet.text, re.MULTILINE))
-    for answer in answers:
-        assert not (isinstance(answer, dict) and "error" in answer), answer
-        if isinstance(answer, dict) and re.search(r'"guidance_(scale|streams)"', snippet.text):
-            assert answer.get("guidance", {}).get("guided_tokens", 1) > 0
-            assert "note" not in answer.get("guidance", {}), answer["guidance"]
-
-
-@each("client")
-def test_python_with_a_client_runs(snippet: Snippet, chat_url: str) -> None:
-    statuses = run_with_client(snippet, chat_url)
-    assert set(statuses) == {200} or "OpenAI(" in snippet.text
-
-
-@pytest.mark.slow
-@each("program")
-def test_programs_run(snippet: Snippet, tmp_path: Path) -> None:
-    printed = run_program(snippet, tmp_path)
-    assert printed.strip() or "print(" not in snippet.text
 
 
 @each("command")

@@ -249,6 +249,24 @@ def of_this_process() -> dict[str, Any]:
     }
 
 
+def fork_workers() -> None:
+    """Let engines fork their processes from this one, so that they need not import vLLM again.
+
+    vLLM's CPU platform would have them spawned. For a process that has run no engine yet.
+    """
+    import vllm.v1.engine.core
+    import vllm.v1.worker.cpu_worker  # noqa: F401 - what the forks need
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        original(cls, vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
 def check_after_each_step(scheduler: Any) -> None:
     """Call `check_integrity` after each call of `update_from_output`."""
     original = scheduler.update_from_output

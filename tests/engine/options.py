@@ -1,8 +1,6 @@
 """Every sampling option under guidance, against the reference loop.
 
-It runs on V1, and on V2 with async scheduling.
-
-    python -m tests.engine.options        all options on both, as a table
+test_options.py compares them on V1, and test_paths.py on V2 with async scheduling.
 
 A sampled text is replayed: the reference computes the guided scores, shapes them, and draws with
 vLLM's own kernel and the request's seed. All steps between the guided scores and the draw are
@@ -11,23 +9,17 @@ computed here by hand, in vLLM's order.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cfg_core.reference import FORBIDDEN, Formula, Processor, combine, next_log_probs
-from tests.engine import paths, witness
-from tests.engine.engines import ENVIRONMENT, ROOMY, Engine, guided
+from tests.engine import witness
+from tests.engine.engines import Engine, guided
 from tests.engine.oracle import CASES, Case, Oracle
 from tests.engine.tiny_models import EOS, make_tokenizer
 
@@ -337,67 +329,3 @@ def chosen(v2: bool) -> tuple[list[Case], int]:
         Case(*(tuple(PRINTABLE[t % 94] for t in ids) for ids in (c.prompt, c.negative)), c.scale)
         for c in cases
     ], num_tokens
-
-
-def run(folder: Path, v2: bool) -> dict[str, str]:
-    """Option -> verdict, on an engine of this process."""
-    engine, oracle, (cases, num_tokens) = (
-        Engine(folder, logits_processors=witness.CONFIG, **ROOMY),
-        Oracle(folder),
-        chosen(v2),
-    )
-    try:
-        verdicts = {}
-        for option in OPTIONS:
-            result = compare(engine, oracle, option)
-            verdict = f"WRONG: cases {result.wrong}" if result.wrong else "equal"
-            verdicts[option.name] = (
-                f"{verdict}, {len(cases)} cases x {num_tokens} tokens, {result.changed} texts"
-                " changed"
-            )
-        return verdicts
-    finally:
-        engine.close()
-
-
-def main() -> None:
-    if sys.argv[1:]:
-        for name, value in ENVIRONMENT.items():
-            os.environ[name] = value
-        out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        v2 = sys.argv[2] == "v2"
-        print(json.dumps(run(Path(sys.argv[1]), v2)), file=out, flush=True)
-        return
-    from tests.engine.tiny_models import build
-
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    with tempfile.TemporaryDirectory() as name:
-        folder = build("llama", Path(name))
-        columns = [
-            verdicts(folder, path)
-            for path in paths.PATHS
-            if path.name in ("V1 sync TP1", "V2 async TP1")
-        ]
-    print("| option | V1 | V2, async |\n|---|---|---|")
-    for option in OPTIONS:
-        print(f"| {option.name} | {' | '.join(column[option.name] for column in columns)} |")
-
-
-def verdicts(folder: Path, path: paths.Path) -> dict[str, str]:
-    """`run` in a process of its own, whose engines use `path`."""
-    command = [sys.executable, "-m", "tests.engine.options", str(folder), "v2" if path.v2 else "v1"]
-    done = subprocess.run(
-        command,
-        cwd=paths.ROOT,
-        env=paths.environment(path),
-        stdout=subprocess.PIPE,
-        timeout=LIMIT_S,
-        check=True,
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engine.engines import ENVIRONMENT, Engine, guided, plain, tight_for_groups, tokens
+from tests.engine.engines import (
+    ENVIRONMENT,
+    Engine,
+    fork_workers,
+    guided,
+    plain,
+    tight_for_groups,
+    tokens,
+)
 from tests.engine.formulas import MAX_MODEL_LEN, request
 from tests.engine.oracle import CASES, PROMPTS
 from tests.engine.scored_texts import scored, values
@@ -24,6 +32,7 @@ def main(folder: Path, setup: dict[str, Any]) -> dict[str, Any]:
         import ray
 
         ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    fork_workers()
     few = tight_for_groups(setup["drafts"])
     engine = Engine(folder, max_model_len=MAX_MODEL_LEN, **few, **options)
     engine.llm.collective_rpc("make_intermediate_tensors")

@@ -1,9 +1,7 @@
 """Every path through vLLM.
 
 These are the runners V1 and V2, sync and async scheduling, one process, two tensor-parallel ones,
-and a pipeline of two.
-
-    python -m tests.engine.paths        all of them, as a table
+and a pipeline of two. test_paths.py compares them with Hugging Face `generate`.
 
 Each path is an engine in a process of its own (path_program.py) with a small budget and a small
 pool, so that prompts are chunked and groups preempted. Its tokens must be those of Hugging Face
@@ -18,14 +16,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.engine.engines import ASYNC
-from tests.engine.formulas import FORMULAS, Answer, answers
-from tests.engine.oracle import CASES, PROMPTS, Oracle
+from tests.engine.formulas import Answer, answers
+from tests.engine.oracle import CASES, Oracle
 from tests.engine.scored_texts import NAMES, is_right, scored
 
 ROOT = Path(__file__).parents[2]
@@ -212,37 +209,3 @@ def differences(path: EnginePath, report: dict[str, Any], oracle: Oracle) -> lis
         if a != b
     ]
     return wrong
-
-
-def cell(path: EnginePath, folder: Path, oracle: Oracle) -> str:
-    if path.missing:
-        return f"does not exist: {path.missing}"
-    started = time.monotonic()
-    report = run(path, folder, oracle)
-    wrong = differences(path, report, oracle)
-    stats = report["stats"]
-    verdict = f"WRONG: {'; '.join(wrong[:3])}" if wrong else "equal to the reference"
-    return (
-        f"{verdict}, {len(CASES[::EVERY])} pairs, {len(FORMULAS)} formulas, {len(SCORED)} scored"
-        f" texts and {len(PROMPTS)}"
-        f" plain prompts x"
-        f" {path.new_tokens} tokens ({stats['group_preemptions']} groups preempted,"
-        f" {stats['solo_rows']} solo rows; {report['executor']};"
-        f" {time.monotonic() - started:.0f} s)"
-    )
-
-
-def main() -> None:
-    from tests.engine.tiny_models import build
-
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    with tempfile.TemporaryDirectory() as name:
-        folder = build("llama", Path(name))
-        oracle = Oracle(folder)
-        print("| path | tokens |\n|---|---|")
-        for path in PATHS:
-            print(f"| {path.name} | {cell(path, folder, oracle)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine.engines import BLOCK_SIZE, guided, of_this_process, plain
+from tests.engine.engines import BLOCK_SIZE, fork_workers, guided, of_this_process, plain
 from tests.engine.oracle import CASES, PROMPTS
 
 EVERY = 7
@@ -99,6 +99,7 @@ async def main(folder: Path, options: dict[str, Any], new_tokens: int) -> dict[s
 
     from cfg_core.vllm_plugin import guided_engine_args
 
+    fork_workers()
     plugin = guided_engine_args(draft_cost=options.pop("draft_cost", None))
     given = {**BASICS, **of_this_process(), **options}
     arguments = AsyncEngineArgs(model=str(folder), **given, **plugin)

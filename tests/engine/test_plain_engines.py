@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cfg_core.errors import CompatibilityError
 from cfg_core.vllm_plugin.core.scheduler import GuidedScheduler
+from cfg_core.vllm_plugin.worker.cpu_worker import GuidedCPUWorker, check_experts
 from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
 from tests.engine.oracle import CASES, PROMPTS
 
@@ -54,3 +57,26 @@ def test_an_engine_with_one_slot_serves_plain_requests(
         assert tokens(engine.generate(PROMPTS, [plain() for _ in PROMPTS])) == llama.plain
     finally:
         engine.close()
+
+
+def parallel(is_moe: bool = True, **given: Any) -> Any:
+    """What `check_experts` reads of vLLM's configuration."""
+    alone = {"enable_expert_parallel": False, "world_size": 1, "data_parallel_size": 1}
+    return SimpleNamespace(
+        model_config=SimpleNamespace(is_moe=is_moe),
+        parallel_config=SimpleNamespace(**{**alone, **given}),
+    )
+
+
+@pytest.mark.parametrize(
+    "given", [{"enable_expert_parallel": True, "world_size": 2}, {"data_parallel_size": 2}]
+)
+def test_a_cpu_refuses_to_spread_experts_at_start(given: dict[str, Any]) -> None:
+    """vLLM's own engine would die at its first step, or read other memory for an expert."""
+    worker = GuidedCPUWorker.__new__(GuidedCPUWorker)
+    worker.vllm_config = parallel(**given)
+    told = "vLLM's CPU build cannot spread .* use tensor_parallel_size without"
+    with pytest.raises(CompatibilityError, match=told):
+        worker.init_device()
+    check_experts(parallel(is_moe=False, **given))
+    check_experts(parallel(world_size=2))

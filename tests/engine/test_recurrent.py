@@ -17,6 +17,7 @@ import pytest
 
 from cfg_core.reference import guided_generate, plain_generate
 from tests.engine import paths, tiny_models
+from tests.engine.chosen import chosen
 from tests.engine.engines import ROOMY, TIGHT, Engine, differences, mixture, plain, tokens
 from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, PROMPTS, Oracle
 
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 CACHING = {"align": True, "none": False}
 """vLLM's `mamba_cache_mode`, with its prefix caching and without."""
+MODELS = chosen([f.__name__ for f in tiny_models.RECURRENT], {"mamba2", "falcon_h1"})
+"""Nothing but states, and states and attention in one layer."""
 FEW_BLOCKS = {"mamba2": 8, "falcon_h1": 11, "granite_hybrid": 11}
 """Few enough that groups are preempted, and enough for the largest one."""
 PREEMPTS = {(name, "align") for name in FEW_BLOCKS}
@@ -56,7 +59,7 @@ class Bench(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="module", params=[f.__name__ for f in tiny_models.RECURRENT])
+@pytest.fixture(scope="module", params=MODELS)
 def bench(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) -> Bench:
     folder = model_folder(request.param)
     oracle = RecurrentOracle(folder)
@@ -171,7 +174,7 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", chosen(PATHS, {"V2 async TP1"}, name=lambda path: path.name))
 def test_other_paths(path: paths.EnginePath, model_folder: Callable[[str], Path]) -> None:
     """Async scheduling, a pipeline and Model Runner V2. On V2, states are not cached here."""
     folder = model_folder("falcon_h1")

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from cfg_core.errors import REQUEST_FAULT
-from tests.engine import tiny_models
 from tests.engine.engines import ROOMY, Engine, differences, plain, tokens
 from tests.engine.formulas import MAX_MODEL_LEN, answers, request
 from tests.engine.scored_texts import NAMES, is_right, scored, values
-from tests.engine.test_recurrent import CACHING, RecurrentOracle
+from tests.engine.test_recurrent import CACHING, MODELS, RecurrentOracle
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +26,7 @@ FEW_BLOCKS = {"mamba2": 18, "falcon_h1": 28, "granite_hybrid": 28}
 """The group of eight streams takes most of them, so others wait for it."""
 
 
-@pytest.fixture(scope="module", params=[model.__name__ for model in tiny_models.RECURRENT])
+@pytest.fixture(scope="module", params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

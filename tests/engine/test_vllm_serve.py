@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -209,23 +208,3 @@ def test_a_request_that_fails_in_the_engine_fails_alone(server: str, llama: Orac
         assert status == 500, body
     status, body = complete(server, prompt=list(PROMPTS[0]))
     assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])
-
-
-def test_two_ranks(model_folder: Callable[[str], Path], llama: Oracle, tmp_path: Path) -> None:
-    """vLLM's server with `--data-parallel-size 2` sends each request to one of two engines."""
-    cases = [Case(prompt, PROMPTS[place - 1], 3.0) for place, prompt in enumerate(PROMPTS[:6])]
-
-    def answer(case: Case) -> Any:
-        xargs = {"guidance_scale": 3.0, "negative_prompt_token_ids": list(case.negative)}
-        status, body = complete(url, prompt=list(case.prompt), vllm_xargs=xargs)
-        return body["choices"][0]["token_ids"] if status == 200 else body
-
-    command = ["vllm.entrypoints.openai.api_server", "--model", str(model_folder("llama"))]
-    command += ["--data-parallel-size", "2"]
-    with running(command, tmp_path / "log.txt") as url, ThreadPoolExecutor() as pool:
-        assert list(pool.map(answer, cases)) == [
-            llama.reference(case, max_new_tokens=12).token_ids for case in cases
-        ]
-        assert complete(url, prompt=list(PROMPTS[0]), vllm_xargs={"guidance_sclae": 2})[0] == 400
-        status, body = complete(url, prompt=list(PROMPTS[0]))
-        assert (status, body["choices"][0]["token_ids"]) == (200, llama.plain[0][:12])

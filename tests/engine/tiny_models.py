@@ -1,4 +1,4 @@
-"""Random-weight models of nine architectures, and a byte tokenizer.
+"""Random-weight models of several architectures, and a byte tokenizer.
 
 The models are built in a second. Their output is nonsense on purpose: any error in positions,
 caches or the blend changes the tokens at once. A trained model would often give the same word
@@ -26,15 +26,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     FalconH1Config,
     Gemma2Config,
-    GPT2Config,
     GraniteMoeHybridConfig,
     LlamaConfig,
     Mamba2Config,
-    OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen3Config,
     Qwen3MoeConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -63,10 +60,6 @@ def llama() -> PretrainedConfig:
     return LlamaConfig(**DECODER)
 
 
-def qwen3() -> PretrainedConfig:
-    return Qwen3Config(**DECODER)
-
-
 def gemma2() -> PretrainedConfig:
     """A sliding and a full layer, which are two KV groups in vLLM.
 
@@ -89,32 +82,6 @@ def qwen3_moe() -> PretrainedConfig:
         num_experts_per_tok=2,
         moe_intermediate_size=HIDDEN,
         norm_topk_prob=True,
-    )
-
-
-def gpt2() -> PretrainedConfig:
-    return GPT2Config(
-        vocab_size=VOCAB_SIZE,
-        n_positions=POSITIONS,
-        n_embd=HIDDEN,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        tie_word_embeddings=False,
-        **SPECIAL_IDS,
-    )
-
-
-def opt() -> PretrainedConfig:
-    return OPTConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        word_embed_proj_dim=HIDDEN,
-        ffn_dim=FFN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=False,
-        **SPECIAL_IDS,
     )
 
 
@@ -157,7 +124,7 @@ def granite_hybrid() -> PretrainedConfig:
 
 RECURRENT = (mamba2, falcon_h1, granite_hybrid)
 ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
-    f.__name__: f for f in (llama, qwen3, gpt2, gemma2, qwen3_moe, opt, *RECURRENT)
+    f.__name__: f for f in (llama, gemma2, qwen3_moe, *RECURRENT)
 }
 
 SEEDS = dict.fromkeys(ARCHITECTURES, 0) | {"granite_hybrid": 2}
@@ -193,10 +160,10 @@ def draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
     tied = model.config.tie_word_embeddings
     for name, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
-        weight.copy_(_shaped(name, noise, is_conv1d=model.config.model_type == "gpt2", tied=tied))
+        weight.copy_(_shaped(name, noise, tied=tied))
 
 
-def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> torch.Tensor:
+def _shaped(name: str, noise: torch.Tensor, *, tied: bool) -> torch.Tensor:
     """Turn standard normal `noise` of the parameter's shape into its values."""
     if noise.dim() == 1:
         return _vector(name, noise, tied=tied)
@@ -204,11 +171,9 @@ def _shaped(name: str, noise: torch.Tensor, *, is_conv1d: bool, tied: bool) -> t
         return noise / math.sqrt(noise.shape[-1])
     if "lm_head" in name or ("embed_tokens" in name and tied):
         return noise * HEAD_STD / math.sqrt(HIDDEN)
-    if "embed" in name or "wte" in name or "wpe" in name:
+    if "embed" in name:
         return noise
-    fan_in = noise.shape[0] if is_conv1d else noise.shape[-1]
-    if "c_attn" in name:
-        noise[:, :HIDDEN] *= 3  # GPT-2 keeps queries, keys and values in one matrix
+    fan_in = noise.shape[-1]
     return noise * (3 if "q_proj" in name else 1) / math.sqrt(fan_in)
 
 

@@ -7,8 +7,6 @@ What all tests of this folder share:
 - `server`: a ServeProcess of configs/cfg.yaml as `make serve` starts it, but with that model, and
   `http`, a client of it. The model's name there is at_real_size.MODEL. One for the folder.
 - `reference`: the model in transformers, as cfg_core/reference.py takes it.
-
-The folder is run after the others, by one process (`SERVED` in the Makefile), in four minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import pytest
 from models.real_size import LARGEST_VOCABULARY, POSITIONS, real_size_model
 from tests.engine.engines import Engine, of_these_tests
 from tests.real_size.at_real_size import MODEL, Reference, started
-from tests.serve.serve_process import ServeProcess, config_with_model
+from tools.serving.process import ServeProcess, config_with_model
 
 
 @pytest.fixture(scope="package", autouse=True)

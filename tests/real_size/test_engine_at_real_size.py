@@ -1,4 +1,4 @@
-"""Guided requests at a vocabulary of 151,936, with prompts of up to 32,000 tokens.
+"""Guided requests at a vocabulary of 151,936. Long prompts: test_http_at_real_size.py.
 
 The expected tokens and values are those of the reference loop. Where it finds two tokens nearly as
 likely, rounding may decide, and what follows is not compared.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cfg_core.reference import Formula, guided_generate, plain_generate, weighted_generate
+from cfg_core.reference import guided_generate, plain_generate
 from tests.engine.engines import Engine, plain
 from tests.real_size.at_real_size import (
     NUM_TOKENS,
@@ -22,7 +22,6 @@ from tests.real_size.at_real_size import (
     ids,
 )
 
-LONG = 32_000
 LENGTHS = ((20, 7), (7, 20), (100, 130), (1_000, 40))
 """Tokens of prompts and of their negatives."""
 
@@ -94,25 +93,3 @@ def test_64_choices_are_those_of_64_requests(engine: Engine) -> None:
     want = [list(one.outputs[0].token_ids) for one in engine.generate([prompt] * 64, params)]
     assert got == want
     assert len(set(map(tuple, got))) == 64
-
-
-@pytest.mark.slow
-def test_eight_streams_of_16_000_tokens(engine: Engine, reference: Reference) -> None:
-    prompt = ids("p", 100)
-    followers = [ids(f"follower {i}", 16_000) for i in range(8)]
-    weights = (-0.5, 0.25, -0.25, 0.5, -0.5, 0.25, -0.25, 0.25)
-    streams = [{"token_ids": f, "weight": w} for f, w in zip(followers, weights, strict=True)]
-    params = plain(max_tokens=4, extra_args={"guidance_streams": streams})
-    (found,) = engine.generate([prompt], [params])
-    want = weighted_generate(
-        reference, prompt, followers, Formula(weights=weights), max_new_tokens=4
-    )
-    assert_same(found.outputs[0].token_ids, want)
-
-
-@pytest.mark.slow
-def test_prompts_of_32_000_tokens(engine: Engine, reference: Reference) -> None:
-    prompt, negative = ids("p", LONG), ids("n", LONG)
-    (found,) = engine.generate([prompt], [guided(negative, max_tokens=6)])
-    want = guided_generate(reference, prompt, negative, scale=1.5, max_new_tokens=6)
-    assert_same(found.outputs[0].token_ids, want)

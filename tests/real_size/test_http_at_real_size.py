@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cfg_core.reference import guided_generate
+from cfg_core.reference import Formula, guided_generate, weighted_generate
 from tests.real_size.at_real_size import MODEL, NUM_TOKENS, Reference, assert_same, ids
-from tests.serve.serve_process import Json
+from tools.serving.process import Json
 
 GUIDED: Json = {"guidance_scale": 1.5, "negative_prompt": "fedogos minuk"}
 PROMPT = "Tofajec honi ufosi"
@@ -81,10 +81,21 @@ def test_64_choices(http: httpx.Client) -> None:
     assert_all_guided(answer)
 
 
+WEIGHTS = (-0.5, 0.25, -0.25, 0.5, -0.5, 0.25, -0.25, 0.25)
+
+
 @pytest.mark.slow
-def test_eight_streams_of_16_000_tokens(http: httpx.Client) -> None:
-    streams = [{"token_ids": ids(f"s{i}", 16_000), "weight": -0.1} for i in range(8)]
-    answer = complete(http, prompt=PROMPT, guidance_streams=streams, max_tokens=4)
+def test_eight_streams_of_16_000_tokens(http: httpx.Client, reference: Reference) -> None:
+    prompt = ids("p", 100)
+    followers = [ids(f"follower {i}", 16_000) for i in range(len(WEIGHTS))]
+    streams = [{"token_ids": f, "weight": w} for f, w in zip(followers, WEIGHTS, strict=True)]
+    answer = complete(
+        http, prompt=prompt, guidance_streams=streams, max_tokens=4, return_token_ids=True
+    )
+    formula = Formula(weights=WEIGHTS)
+    want = weighted_generate(reference, prompt, followers, formula, max_new_tokens=4)
+    reference.forget()
+    assert_same(answer["choices"][0]["token_ids"], want)
     assert answer["guidance"]["streams"] == 9
     assert_all_guided(answer)
 

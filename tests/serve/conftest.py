@@ -1,45 +1,22 @@
-"""One server for all tests of this folder: the shipped configs/stories.yaml, on a free port.
-
-If CFG_SERVE_URL is set, the tests use the server at that URL instead.
-"""
+"""The oracle of tests that compare texts of configs/stories.yaml."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 
-import httpx
-import openai
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from tests.serve.serve_process import ServeProcess, shipped_config
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ServeProcess | SimpleNamespace]:
-    if url := os.environ.get("CFG_SERVE_URL"):
-        yield SimpleNamespace(url=url)
-        return
-    with ServeProcess(shipped_config()) as process:
-        yield process
+from cfg_core.reference import CausalLM
+from tools.serving.process import REPOSITORY
 
 
-@pytest.fixture(scope="session")
-def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
-    """Return an unmodified openai client."""
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60
-    ) as client:
-        yield client
-
-
-@pytest.fixture(scope="session")
-def http(server: ServeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as http:
-        yield http
-
-
-@pytest.fixture(scope="session")
-def model(client: openai.OpenAI) -> str:
-    return client.models.list().data[0].id
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[CausalLM]:
+    """models/stories in transformers, in float32, on one thread: a server uses the other cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = REPOSITORY / "models" / "stories"
+    yield AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    torch.set_num_threads(threads)

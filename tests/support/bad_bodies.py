@@ -183,7 +183,7 @@ TEXTS_OF_LISTS: Sequence[Bad] = [
 """Lists as JSON text, which GuidanceParams reads; over HTTP, all of them are refused."""
 
 GUIDED: Json = {"guidance_scale": 2}
-BOTH = {"guidance_scale": 2, "negative_messages": [USER]}
+BOTH: Json = {"guidance_scale": 2, "negative_messages": [USER]}
 MOVE = "move it to the top level"
 
 GUIDANCE: Sequence[Bad] = [
@@ -355,7 +355,7 @@ _WRONG: dict[str, list[tuple[str, Json]]] = {
         ("dimensions is a number: send a whole number", {"dimensions": 4.0}),
     ],
     "encoding_format": [
-        ("must be float or base64", {"encoding_format": value}) for value in ("hex", [])
+        ("must be float or base64", {"encoding_format": value}) for value in ("hex", ["hex"])
     ],
     "truncate_prompt_tokens": [
         ("or -1", {"truncate_prompt_tokens": value}) for value in (0, 10**6, True)

@@ -19,7 +19,7 @@ import httpx
 
 from benchmarks.report import Report, parser
 from models.real_size import real_size_model
-from tests.serve.serve_process import ServeProcess, shipped_config
+from tools.serving.process import ServeProcess, shipped_config
 
 NAME = "served"
 LIMIT_S = 120

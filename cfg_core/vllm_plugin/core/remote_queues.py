@@ -2,7 +2,8 @@
 
 The executor shuts the queue down when a worker dies, which ends the wait for a local worker. For
 one on another machine, vLLM polls the socket and never checks for a shutdown. So an engine that is
-spread over machines hangs when it loses a worker (chaos.py `--across-nodes --faults worker`).
+spread over machines hangs when it loses a worker
+(`python -m tools.chaos --across-nodes --faults worker`).
 """
 
 from __future__ import annotations

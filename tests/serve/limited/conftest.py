@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serve.limited_server import limited_server as start
-from tests.serve.serve_process import ServeProcess
+from tests.serve.limited.server import limited_server as start
+from tools.serving.process import ServeProcess
 
 
 @pytest.fixture(scope="package")

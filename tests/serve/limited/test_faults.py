@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.limited_server import KEY, bearer
-from tests.serve.serve_process import Json, ServeProcess
+from tests.serve.limited.server import KEY, bearer
+from tools.serving.process import Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.engine.adapters import make_adapter
-from tests.serve.limited_server import KEY, bearer
-from tests.serve.serve_process import REPOSITORY, Json, ServeProcess
+from tests.serve.limited.server import KEY, bearer
+from tools.serving.process import REPOSITORY, Json, ServeProcess
 
 pytestmark = pytest.mark.slow
 

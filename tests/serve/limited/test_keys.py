@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from tests.serve.limited_server import KEY, bearer
-from tests.serve.serve_process import ServeProcess
+from tests.serve.limited.server import KEY, bearer
+from tools.serving.process import ServeProcess
 
 
 def test_no_key_is_logged_or_shown(limited_server: ServeProcess) -> None:

@@ -6,8 +6,8 @@ import httpx
 from playwright.sync_api import expect
 
 from tests.serve.browser import chromium, page_of
-from tests.serve.limited_server import KEY
-from tests.serve.serve_process import ServeProcess
+from tests.serve.limited.server import KEY
+from tools.serving.process import ServeProcess
 
 FIELDS = {"mode": "text", "prompt": "Once", "negative": "none", "scales": "2", "max_tokens": "3"}
 

@@ -1,1 +1,0 @@
-"""The parts of hostile.py: attacks, watchers that know the right answers, and the table."""

@@ -1,0 +1,185 @@
+"""Greedy tokens over HTTP equal those of the reference loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cfg_core.reference import CausalLM, Formula, guided_generate, weighted_generate
+from tools.serving.process import Json
+
+PROMPT = "Once upon a time there was a"
+NEGATIVES = [None, "A story about the sea.", "No. " * 30]
+SCALES = [-1.0, 0.0, 0.5, 1.5, 3.0, 7.5]
+NUM_TOKENS = 16
+
+
+def token_ids(http: httpx.Client, **body: Any) -> list[int]:
+    ids: list[int] = http.post("/tokenize", json=body).json()["tokens"]
+    return ids
+
+
+@pytest.mark.parametrize("negative", NEGATIVES, ids=["last-token", "short", "long"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_http_gives_the_tokens_of_the_reference(
+    client: openai.OpenAI,
+    http: httpx.Client,
+    model: str,
+    oracle: CausalLM,
+    scale: float,
+    negative: str | None,
+) -> None:
+    extra: Json = {"guidance_scale": scale, "return_token_ids": True, "ignore_eos": True}
+    extra |= {} if negative is None else {"negative_prompt": negative}
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0, extra_body=extra
+    )
+    expected = guided_generate(
+        oracle,
+        token_ids(http, model=model, prompt=PROMPT),
+        None if negative is None else token_ids(http, model=model, prompt=negative),
+        scale=scale,
+        max_new_tokens=NUM_TOKENS,
+    )
+    # After a tie, the tokens may differ.
+    same = next((i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS)
+    choice: Any = answer.choices[0]  # token_ids is not a field of the client's type
+    assert choice.token_ids[:same] == expected.token_ids[:same]
+    assert same > NUM_TOKENS // 2
+
+
+OTHER = "A story about a dog."
+STREAMS: list[Json] = [{"weight": -1.5, "prompt": NEGATIVES[1]}, {"weight": 0.5, "prompt": OTHER}]
+FORMULAS: dict[str, tuple[Json, list[str], Formula, Json]] = {
+    # fields, prompts of the followers, the same for the reference, a part of the report
+    "three streams": (
+        {"guidance_streams": STREAMS},
+        ["A story about the sea.", OTHER],
+        Formula(weights=(-1.5, 0.5)),
+        {"weights": [2.0, -1.5, 0.5], "streams": 3, "guided_tokens": NUM_TOKENS},
+    ),
+    "window": (
+        {"guidance_streams": STREAMS, "guidance_start": 3, "guidance_end": 9},
+        ["A story about the sea.", OTHER],
+        Formula(weights=(-1.5, 0.5), start=3, end=9),
+        {"weights": [2.0, -1.5, 0.5], "streams": 3, "guided_tokens": 6},
+    ),
+    "schedule": (
+        {"guidance_schedule": [[0, 3], [5, 0.0]], "negative_prompt": OTHER},
+        [OTHER],
+        Formula(scales=((0, 3.0), (5, 0.0))),
+        {"schedule": [[0, 3.0], [5, 0.0]], "streams": 2, "guided_tokens": NUM_TOKENS},
+    ),
+    "cuts": (
+        {
+            "guidance_scale": 4,
+            "negative_prompt": OTHER,
+            "guidance_top_k": 9,
+            "guidance_filter_top_k": 2,
+        },
+        [OTHER],
+        Formula(weights=(-3.0,), top_k=9, filter_top_k=2),
+        {"scale": 4.0, "streams": 2, "guided_tokens": NUM_TOKENS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_http_gives_the_tokens_of_formulas(
+    client: openai.OpenAI, http: httpx.Client, model: str, oracle: CausalLM, name: str
+) -> None:
+    fields, prompts, formula, report = FORMULAS[name]
+    answer = client.completions.create(
+        model=model,
+        prompt=PROMPT,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={**fields, "return_token_ids": True, "ignore_eos": True},
+    )
+    followers = [token_ids(http, model=model, prompt=prompt) for prompt in prompts]
+    expected = weighted_generate(
+        oracle,
+        token_ids(http, model=model, prompt=PROMPT),
+        followers,
+        formula,
+        max_new_tokens=NUM_TOKENS,
+    )
+    same = next((i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS)
+    choice: Any = answer.choices[0]
+    assert choice.token_ids[:same] == expected.token_ids[:same]
+    assert same > NUM_TOKENS // 2
+    guidance: Any = answer.model_extra and answer.model_extra["guidance"]
+    assert guidance == {**report, "negative_prompt_tokens": sum(map(len, followers))}
+
+
+def test_several_streams_in_a_stream_of_chunks_with_their_logprobs(
+    client: openai.OpenAI, model: str
+) -> None:
+    fields = {**FORMULAS["window"][0], "guidance_logprobs": True, "ignore_eos": True}
+    chunks = list(
+        client.completions.create(
+            model=model,
+            prompt=[PROMPT, "The king"],
+            n=2,
+            max_tokens=NUM_TOKENS,
+            temperature=0.7,
+            seed=3,
+            logprobs=1,
+            stream=True,
+            extra_body=fields,
+        )
+    )
+    shown: dict[int, list[Any]] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            said: Any = choice.logprobs and choice.logprobs.model_extra
+            tokens = len(choice.logprobs.tokens or []) if choice.logprobs else 0
+            rows = (said or {}).get("negative_logprobs") or [None] * tokens
+            shown.setdefault(choice.index, []).extend(rows)
+            for row, divergence in zip(rows, (said or {}).get("guidance_kl") or (), strict=False):
+                assert (row is None) == (divergence is None)
+                assert divergence is None or divergence >= -1e-6
+    assert [len(rows) for rows in shown.values()] == [NUM_TOKENS] * 4
+    for rows in shown.values():
+        assert [i for i, row in enumerate(rows) if row is not None] == [3, 4, 5, 6, 7, 8]
+        assert {len(row) for row in rows if row is not None} == {2}
+    report: Any = chunks[-1].model_extra and chunks[-1].model_extra["guidance"]
+    assert report["guided_tokens"] == 4 * 6
+    assert report["streams"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (
+            {"guidance_streams": [{"weight": 1, "lora": "nobody"}]},
+            "guidance_streams[0].lora",
+            "not the name of an adapter. Known: none",
+        ),
+        (
+            {"guidance_streams": [{"weight": 1, "prompt": "a"}] * 9},
+            "guidance_streams",
+            "takes 9 with the conditional one",
+        ),
+        (
+            {"guidance_streams": [{"weight": 1, "prompt": "a " * 5000}]},
+            "guidance_streams[0].prompt",
+            "cannot be used",
+        ),
+        (
+            {"guidance_streams": [{"weight": 1, "token_ids": [10**6]}]},
+            "guidance_streams[0].token_ids",
+            "cannot be used",
+        ),
+    ],
+)
+def test_streams_that_cannot_be_used_are_refused(
+    client: openai.OpenAI, model: str, fields: Json, param: str, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=model, prompt=PROMPT, max_tokens=4, extra_body=fields)
+    assert caught.value.param == param
+    assert words in str(caught.value)

@@ -1,0 +1,1 @@
+"""Attacks on a running server, beside watchers who know the right answers: see __main__.py."""

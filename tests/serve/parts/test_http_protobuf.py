@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
 
-from deployments.observability.spans import Tracing
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from deployments.config.tracing import TracingArgs
+from deployments.observability.spans import Tracing
 
 
 def test_spans_are_sent_as_protobuf_over_http() -> None:

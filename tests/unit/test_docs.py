@@ -49,3 +49,15 @@ def test_the_operations_page_shows_every_metric():
     named = set(re.findall(r"\bcfg_serve_\w+", text))
     known = {f"{name}{end}" for name in shown for end in ("", "_bucket", "_sum", "_count")}
     assert named <= known, "the page names metrics that do not exist"
+
+
+def test_the_files_and_folders_that_architecture_names_exist():
+    """By the end of their paths, so that a name may leave out the folders above."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tops = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    there = "".join(
+        f"/{path.relative_to(ROOT)}/\n" for top in tops for path in (top, *top.rglob("*"))
+    )
+    named = set(re.findall(r"(?<![\w/*.-])[\w-]+(?:/[\w-]+)*(?:\.py|/)(?!\w)", text))
+    assert len(named) >= 60
+    assert [name for name in named if f"/{name.rstrip('/')}/\n" not in there] == []

@@ -23,6 +23,7 @@ NAMES = (
     "DeepseekV3ForCausalLM",  # latent attention
     "MiniCPMForCausalLM",  # a stand-in for a config of remote code, drawn weights
     "Qwen3_5ForCausalLM",  # linear attention, bfloat16
+    "compressed-tensors w8a8, int8",  # quantised
 )
 LIMIT_S = 900
 ROOT = Path(__file__).parents[2]

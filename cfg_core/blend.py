@@ -109,7 +109,7 @@ class CutRows(NamedTuple):
 
 
 def cut(leader_CV: torch.Tensor, guided_CV: torch.Tensor, cuts: CutRows) -> torch.Tensor:
-    """Return the rows that are sampled, [c, vocabulary] float32 (see `cfg_core.groups.Cuts`).
+    """Return the rows that are sampled, [c, vocabulary] float32 (see `cfg_core.params.Cuts`).
 
     leader_CV: [c, vocabulary], the leaders' logits.
     guided_CV: [c, vocabulary] float32, the blend.

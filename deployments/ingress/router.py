@@ -163,7 +163,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
     async def _ask_state(self) -> dict[str, Any]:
         async def engine_state() -> dict[str, Any]:
             generator = self._generator
-            return {"engine": await generator.ask("engine_state")} if generator else {}
+            return {"engine": await generator.state()} if generator else {}
 
         try:
             async with asyncio.timeout(self._args.ready_timeout_s):

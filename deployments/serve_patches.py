@@ -157,7 +157,8 @@ USES: tuple[PrivateUse, ...] = (
         target="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.messages_full_converter",
         by=f"{_GENERATOR}.cut_answers:show_cuts",
-        reason="The arguments of a call that was cut are no JSON, which vLLM answers with 500.",
+        reason="The arguments of a call that was cut are no JSON, which vLLM answers with 500. A "
+        "message without text has no empty block of text.",
         upstream="it takes them for JSON",
         test="tests/engine/test_cut_answers.py",
         needed_while="vllm.entrypoints.anthropic.serving:"

@@ -139,11 +139,6 @@ class MediaShare:
         self.is_open = True
         self.is_large = False
 
-    def check_open(self) -> None:
-        """Raise CapacityError if the request has ended."""
-        if not self.is_open:
-            raise ended()
-
     def end(self) -> None:
         """End what is still read: the request has ended."""
         self.is_open = False
@@ -157,7 +152,8 @@ class MediaShare:
         Raises CapacityError if the request can never have as much, and OverloadedError if others
         have the rest now.
         """
-        self.check_open()
+        if not self.is_open:
+            raise ended()
         with self.reserved(expected):
             loaded = load()
             size = size_of(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -81,13 +82,23 @@ def test_many_threads() -> None:
     assert budget.take(1000)
 
 
-def test_after_the_request_nothing_is_fetched_for_it() -> None:
+def test_after_the_request_nothing_is_fetched_or_decoded_for_it() -> None:
+    fetched = []
+
+    async def fetch() -> None:
+        fetched.append(True)
+
     with one_request():
         share = current_share()
         assert current_share() is share
-        share.check_open()
+        asyncio.run(share.downloads.run(fetch))
+        load(share, 1, 1)
+    assert fetched == [True]
     with pytest.raises(CapacityError, match="has ended"):
-        share.check_open()
+        asyncio.run(share.downloads.run(fetch))
+    with pytest.raises(CapacityError, match="has ended"):
+        load(share, 1, 1)
+    assert fetched == [True]
 
 
 def test_one_client_leaves_room_for_others() -> None:

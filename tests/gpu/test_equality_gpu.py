@@ -62,7 +62,9 @@ NGRAMS = {"prompt_lookup_max": 3, "num_speculative_tokens": 3}
 
 PATHS = {
     "default": EnginePath(options=ASYNC),
-    "drafts": EnginePath(options={**ASYNC, **MODEL_DRAFTS}),
+    # vLLM's warm-up adds a token per request for the draft model: with 256 tokens a step it would
+    # leave the range that is compiled.
+    "drafts": EnginePath(options={**ASYNC, **MODEL_DRAFTS, "max_num_batched_tokens": 512}),
     "v1": EnginePath(runner="1", options=ASYNC),
     "tight": EnginePath(options={**GRAPHS, **TIGHT}),
     "ngram-gpu": EnginePath(
@@ -126,10 +128,14 @@ class Request:
 KINDS = ("greedy", "greedy", "logprobs", "greedy", "top-k", "bias")
 
 
-def make_requests() -> list[Request]:
+WITH_DRAFTS = tuple(kind for kind in KINDS if kind != "bias")
+"""vLLM refuses a bias under speculation."""
+
+
+def make_requests(kinds: tuple[str, ...] = KINDS) -> list[Request]:
     both = [(pair, scale) for pair in make_pairs() for scale in SCALES]
     return [
-        Request(*pair, scale, KINDS[place % len(KINDS)]) for place, (pair, scale) in enumerate(both)
+        Request(*pair, scale, kinds[place % len(kinds)]) for place, (pair, scale) in enumerate(both)
     ]
 
 
@@ -209,9 +215,10 @@ def logprob_error(output, rows, scale: float) -> float:
 
 @pytest.mark.parametrize("name", PATHS)
 def test_tokens_are_those_of_the_reference(name, folder, draft, monkeypatch):
-    path, requests = PATHS[name], make_requests()
+    path = PATHS[name]
     options = dict(path.options)
     speculative = options.get("speculative_config")
+    requests = make_requests(WITH_DRAFTS if speculative else KINDS)
     if speculative and speculative["method"] == "draft_model":
         options["speculative_config"] = {**speculative, "model": str(draft)}
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1" if path.runner == "2" else "0")

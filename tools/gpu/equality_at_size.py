@@ -33,6 +33,8 @@ SCALES = (1.5, 3.0, -1.0, 1.0)
 FIRST_ID = 4
 ROUNDING = {"bfloat16": 0.15, "float32": 0.02}
 """The largest allowed error of a log-probability, as in tests/gpu."""
+PIECE = 2048
+"""Tokens that the reference reads at a time."""
 SHORT = 16
 """A stream is long, or this part of it."""
 
@@ -112,13 +114,26 @@ def regrets(folder: Path, asked: list[Asked], tokens: list[list[int]], dtype: st
         rows = []
         for start in (one.prompt, one.negative):
             ids = torch.tensor([[*start, *chosen[:-1]]], device=device)
-            states = model.model(ids).last_hidden_state[0, len(start) - 1 :]
+            states = hidden_states(model, ids)[len(start) - 1 :]
             rows.append(torch.log_softmax(model.lm_head(states), dim=-1))
         scores = rows[1] + one.scale * (rows[0] - rows[1])
         ours = scores.gather(-1, torch.tensor(chosen, device=device)[:, None])[:, 0]
         bound = 2 * ROUNDING[dtype] * (abs(one.scale) + abs(1 - one.scale))
         found.append(float((scores.max(-1).values - ours).max()) / bound)
     return found
+
+
+def hidden_states(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The last hidden states of one text: [tokens, hidden].
+
+    It is read in pieces. In float32 the attention of all tokens to all would not fit on a GPU.
+    """
+    states, cache = [], None
+    for piece in ids.split(PIECE, dim=1):
+        out = model.model(piece, past_key_values=cache, use_cache=True)
+        states.append(out.last_hidden_state[0])
+        cache = out.past_key_values
+    return torch.cat(states)
 
 
 def main() -> int:

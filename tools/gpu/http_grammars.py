@@ -8,7 +8,6 @@ of both. Prints a table and a line of JSON, and fails if an answer is not 200.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -92,7 +91,6 @@ def main() -> int:
     options.add_argument("--cpu", action="store_true", help="with the YAML's sizes for a CPU")
     args = options.parse_args()
     report = Report("http grammars", args)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is ended, too
     rows = []
     config = configuration(args.cpu)
     with ServeProcess(config) as server:

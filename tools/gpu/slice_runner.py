@@ -120,7 +120,8 @@ def limited(
 ) -> int | None:
     """The exit status of a command; None if it was ended after `limit_s` seconds.
 
-    It is asked to end first, so that a server can end what it has started.
+    It is interrupted first, so that a server can end what it has started, and pytest says what has
+    failed so far.
     """
     process = subprocess.Popen(
         command,
@@ -134,7 +135,7 @@ def limited(
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(KILL_S)
         return None

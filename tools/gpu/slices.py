@@ -11,7 +11,10 @@ from dataclasses import dataclass
 MOST_S = 600
 """What one command may take on a machine that is lent."""
 
-EQUALITY = "-m pytest tests/gpu/test_equality_gpu.py -n 3 --no-loadscope-reorder -rP -k"
+PYTEST = "-m pytest -p no:benchmark"
+"""A machine's own pytest-benchmark warns beside xdist, and our warnings are errors."""
+
+EQUALITY = f"{PYTEST} tests/gpu/test_equality_gpu.py -n 3 --no-loadscope-reorder -rP -k"
 """pytest with xdist: three engines start at once, because each imports vLLM for 20 s."""
 
 
@@ -85,7 +88,7 @@ SLICES = (
     Slice(
         "no-waits",
         "a guided step makes the host wait no more often than a plain one; the blend's kernels",
-        "-m pytest tests/gpu/test_waiting.py tests/gpu/test_blend_kernel_gpu.py -n 3 -rP",
+        f"{PYTEST} tests/gpu/test_waiting.py tests/gpu/test_blend_kernel_gpu.py -n 3 -rP",
         limit_s=240,
     ),
     Slice(
@@ -98,7 +101,7 @@ SLICES = (
     Slice(
         "encoders-exact",
         "encoders of all dtypes against transformers in float32",
-        "-m pytest tests/gpu/test_encoders_gpu.py -rP",
+        f"{PYTEST} tests/gpu/test_encoders_gpu.py -rP",
         limit_s=120,
     ),
     Slice(
@@ -121,7 +124,7 @@ SLICES = (
     Slice(
         "two-gpus",
         "tokens of tensor parallelism and of a pipeline on two GPUs",
-        "-m pytest tests/gpu/test_equality_gpu.py -rP -k two_gpus",
+        f"{PYTEST} tests/gpu/test_equality_gpu.py -rP -k two_gpus",
         limit_s=300,
         needs=("two gpus",),
     ),

@@ -177,6 +177,21 @@ USES: tuple[PrivateUse, ...] = (
             ("replace_inner", "vLLM replaces its threads when a template hangs: with lanes, too."),
         )
     ),
+    *(
+        _use(
+            target=f"vllm.renderers.base:BaseRenderer.{attribute}",
+            by=f"{_GENERATOR}.media_turns:take_turns",
+            reason=reason,
+            upstream="vLLM prepares all media of a request at once, first come first served",
+            test="tests/engine/test_images_in_server.py",
+            needed_while="vllm.renderers.base:BaseRenderer.__init__ calls ThreadPoolExecutor",
+        )
+        for attribute, reason in (
+            ("_process_multimodal_async", "Images of one client never hold up others for long."),
+            ("_mm_processor_cache", "It finds the pieces of a request that are prepared."),
+            ("_mm_processor_only_cache", "The same, for what is only rendered."),
+        )
+    ),
     PrivateUse(
         target="logging:_handlerList",
         by="deployments.observability.log_handlers:log_handlers_kept",

@@ -104,12 +104,14 @@ class Client:
     """What all requests of one client may have at a time.
 
     lookups: names that are being looked up.
+    preparing: held by the request whose media vLLM prepares.
     """
 
     def __init__(self) -> None:
         self.bytes = Budget(CLIENT_BYTES)
         self.downloads = Turns()
         self.decoders = asyncio.Semaphore(CLIENT_DECODERS)
+        self.preparing = asyncio.Lock()
         self.lookups = 0
 
 

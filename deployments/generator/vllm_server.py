@@ -48,6 +48,7 @@ from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.logprobs import show_stream_logprobs
 from deployments.generator.media_in_bodies import check_body, reading_media
+from deployments.generator.media_turns import take_turns
 from deployments.generator.renderer_lanes import use_lanes
 from deployments.generator.stream_spans import Traced
 from deployments.generator.validation import parse, parsed
@@ -115,6 +116,7 @@ class VllmServer:
         show_cuts(state)
         serve_patches.apply(serve_patches.REPLICA)
         use_lanes(engine.renderer)
+        take_turns(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)
         share = app.admission.streams_at_once(config.scheduler_config.max_num_seqs)

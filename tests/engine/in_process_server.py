@@ -63,6 +63,7 @@ class Server:
         tenant: str | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         endpoint: Endpoint | None = None,
+        client: str = "",
     ) -> list[str]:
         """The texts of an answer. endpoint: default: that of the body's prompt or messages."""
         endpoint = endpoint or ("chat" if "messages" in body else "completion")
@@ -74,6 +75,7 @@ class Server:
             group=group_request(endpoint, body, streams_of(endpoint, body, guidance)),
             headers={},
             tenant=tenant,
+            client=client,
         )
         found = []
         async with aclosing(self.vllm.generate(call, meter or Meter())) as items:

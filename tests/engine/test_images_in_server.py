@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from vllm.utils.async_utils import make_async
 
 from cfg_core.errors import (
     CapacityError,
@@ -34,6 +35,7 @@ from cfg_core.errors import (
     OverloadedError,
     RequestError,
 )
+from deployments.generator import media_turns
 from tests.engine.image_cases import LEAST_GAP
 from tests.engine.in_process_server import Server, events
 from tests.engine.tiny_vision import STAND_IN, Streams, build_vision, noised, picture, use_stand_in
@@ -359,6 +361,81 @@ def test_a_request_that_decodes_too_much(server: Server, monkeypatch: pytest.Mon
     gc.collect()
     assert media_memory.REPLICA.take(media_memory.REPLICA_BYTES)
     media_memory.REPLICA.give(media_memory.REPLICA_BYTES)
+
+
+def both(*numbers: int) -> list[dict[str, Any]]:
+    """A conversation about images with these numbers."""
+    parts = [part for number in numbers for part in chat(data_url(picture(number)))[0]["content"]]
+    images = [part for part in parts if part["type"] == "image_url"]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": ASKS}]}]
+
+
+def test_images_are_prepared_in_pieces(
+    server: Server, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens are those of all at once: new, known to the engine, and known by half."""
+    monkeypatch.setattr(media_turns, "PIECE_VALUES", 1)
+    text = f"user: <image><image>{ASKS}\nassistant:"
+    leader, negative = (
+        streams.prompt(text, [picture(n) for n in numbers], True)
+        for numbers in ((301, 302), (302, 303))
+    )
+    want, gap = streams.generate([leader, negative], [2, -1], TOKENS)
+    assert gap > LEAST_GAP
+    body = {"messages": both(301, 302), "negative_messages": both(302, 303), "guidance_scale": 2}
+    for _ in range(2):
+        assert ids(server.answer({**body, **SHOWN})) == want
+    server.run(server.vllm._engine.renderer.clear_mm_cache_async())
+    assert ids(server.answer({**body, **SHOWN})) == want
+    with pytest.raises(RequestError, match="At most 2 image"):
+        server.answer({"messages": both(301, 302, 303), **SHARED})
+
+
+def test_others_wait_for_one_piece(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client has three requests of two images before another client's request arrives."""
+    monkeypatch.setattr(media_turns, "PIECE_VALUES", 1)
+    prepare, order = media_turns.MediaTurns._prepare, []
+
+    def slow(self: Any, *args: Any) -> None:
+        order.append(args[3]["image"][0])
+        time.sleep(0.2)
+        prepare(self, *args)
+
+    monkeypatch.setattr(media_turns.MediaTurns, "_prepare", slow)
+    turns = server.vllm._engine.renderer._process_multimodal_async
+    executor = server.vllm._engine.renderer._mm_executor
+    monkeypatch.setattr(turns, "_prepare_async", make_async(turns._prepare, executor=executor))
+
+    async def together() -> tuple[int, int]:
+        greedy = [
+            asyncio.ensure_future(
+                server.texts({"messages": both(n, n + 1), **SHARED}, client="greedy")
+            )
+            for n in (310, 312, 314)
+        ]
+        for _ in range(1000):
+            if order:
+                break
+            await asyncio.sleep(0.01)
+        await server.texts({"messages": both(316, 317), **SHARED}, client="other")
+        finished = sum(one.done() for one in greedy)
+        await asyncio.gather(*greedy)
+        return finished, len(order)
+
+    finished, pieces = server.run(together())
+    assert pieces == 8
+    assert finished <= 1
+    server.assert_idle()
+
+
+def test_pieces() -> None:
+    size = media_turns.PIECE_VALUES // 4
+    assert list(media_turns.cuts([size] * 4)) == []
+    assert list(media_turns.cuts([size] * 5)) == [slice(0, 4), slice(4, 5)]
+    assert list(media_turns.cuts([9 * size, 0, size])) == [slice(0, 1), slice(1, 3)]
+    assert media_turns.num_values(Image.new("RGB", (4, 5))) == 60
+    assert media_turns.num_values((np.zeros((2, 3, 4, 3)), {"fps": 1})) == 72
+    assert media_turns.num_values({"image_embeds": None}) == 0
 
 
 def test_an_image_that_the_processor_refuses(

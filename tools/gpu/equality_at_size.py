@@ -129,7 +129,7 @@ def hidden_states(model: Any, ids: torch.Tensor) -> torch.Tensor:
     It is read in pieces. In float32 the attention of all tokens to all would not fit on a GPU.
     """
     states, cache = [], None
-    for piece in ids.split(PIECE, dim=1):
+    for piece in torch.split(ids, PIECE, dim=1):
         out = model.model(piece, past_key_values=cache, use_cache=True)
         states.append(out.last_hidden_state[0])
         cache = out.past_key_values

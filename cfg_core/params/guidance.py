@@ -25,7 +25,7 @@ from cfg_core.params.fields import (
 )
 from cfg_core.params.follower import FollowerParams
 from cfg_core.params.rows import Table
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

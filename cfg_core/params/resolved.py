@@ -14,8 +14,8 @@ from typing import Any
 from cfg_core.params.cuts import Cuts
 from cfg_core.params.fields import SCALE, SCHEDULE, STREAMS
 from cfg_core.params.guidance import GuidanceParams
+from cfg_core.params.timeline import Timeline
 from cfg_core.params.token_ids import TokenIds
-from cfg_core.timeline import Timeline
 
 RESOLVED = "cfg_serve_guidance"
 """The extra argument. A caller cannot send it: the name looks like guidance, and is no field."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from cfg_core.pool import KV_SPLITS
+from cfg_core.policy.pool import KV_SPLITS
 from cfg_core.vllm_plugin import guided_engine_args
 
 

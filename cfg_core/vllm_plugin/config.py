@@ -11,13 +11,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cfg_core.draft_length import DRAFT_COST
 from cfg_core.errors import CompatibilityError
 from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.keys import check_keys
 from cfg_core.logits_processors import config as processor_config
 from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
-from cfg_core.pool import KV_SPLITS
+from cfg_core.policy.draft_length import DRAFT_COST
+from cfg_core.policy.pool import KV_SPLITS
 from cfg_core.vllm_plugin.versions.tested import TESTED, check_version
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def kv_split_of(config: VllmConfig) -> str:
 def draft_cost_of(config: VllmConfig) -> float:
     """The cost of one more draft, in steps without drafts, from `additional_config`.
 
-    See `cfg_core.draft_length`. Raises CompatibilityError for a bad value.
+    See `cfg_core.policy.draft_length`. Raises CompatibilityError for a bad value.
     """
     return check_draft_cost(ours(config).get("draft_cost", DRAFT_COST))
 

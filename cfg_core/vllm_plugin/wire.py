@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cfg_core.groups import Group
 from cfg_core.logits_processors.sequences import Failure
+from cfg_core.policy.groups import Group
 
 if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 from cfg_core.params import GuidanceParams
 from cfg_core.params.fields import SCALE, SCHEDULE, STREAMS
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
 from deployments.requests.endpoints import Endpoint, has_system
 from deployments.requests.guidance import Guidance
 

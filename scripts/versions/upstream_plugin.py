@@ -102,7 +102,7 @@ def let_constructor_be_left_out(ours: Any) -> None:
     Such a test sets vLLM's attributes itself (`object.__new__(Scheduler)`), but it knows none of
     ours. Each scheduler with an `__init__` has its own attributes, which come before these.
     """
-    from cfg_core.groups import GroupTable
+    from cfg_core.policy.groups import GroupTable
     from cfg_core.vllm_plugin.core.timelines import Timelines
     from cfg_core.vllm_plugin.pace import Pace
 
@@ -112,7 +112,7 @@ def let_constructor_be_left_out(ours: Any) -> None:
 
 def plan_each_step() -> None:
     """Make our scheduler do what it does beside groups, also if it has none."""
-    from cfg_core.groups import GroupTable
+    from cfg_core.policy.groups import GroupTable
 
     GroupTable.__bool__ = lambda groups: True  # type: ignore[attr-defined]
 

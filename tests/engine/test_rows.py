@@ -21,8 +21,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
-from cfg_core.groups import Group
 from cfg_core.params import Cuts
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, scoring, staging
 from cfg_core.vllm_plugin.worker import rows as rows_module

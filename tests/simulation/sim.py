@@ -50,9 +50,9 @@ from vllm.v1.outputs import (
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.params import GuidanceParams, ResolvedFollower, ResolvedGuidance, TokenIds
-from cfg_core.pool import EVEN
+from cfg_core.policy.groups import FOLLOWER_SUFFIX
+from cfg_core.policy.pool import EVEN
 from cfg_core.vllm_plugin import config, guided_engine_args
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
 from cfg_core.vllm_plugin.worker.scoring import Scorer

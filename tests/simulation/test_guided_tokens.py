@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.request import Request
 
-from cfg_core.groups import FOLLOWER_SUFFIX
+from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import vllm_patches, wire
 from cfg_core.vllm_plugin.core.followers import make_followers, plan_group
 from tests.simulation.sim import (

@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from cfg_core import lockstep
 from cfg_core.errors import CompatibilityError
+from cfg_core.policy import lockstep
 from cfg_core.vllm_plugin import config
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.states import States
@@ -160,7 +160,9 @@ def test_a_solo_decode_whose_input_token_is_in_flight_is_repeated(model_folder, 
 
 def test_plain_requests_are_scheduled_by_vllm_itself(model_folder, monkeypatch):
     """Without a group, no plan is made: only the stock scheduler decides."""
-    monkeypatch.setattr("cfg_core.lockstep.plan", lambda *args: pytest.fail("a plan was made"))
+    monkeypatch.setattr(
+        "cfg_core.policy.lockstep.plan", lambda *args: pytest.fail("a plan was made")
+    )
     sim = Simulation(make_config(model_folder), 40)
     for i in range(10):
         sim.add(f"r{i}", [5 + i] * 20, max_tokens=10, scale=1.0 if i % 2 else None)

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from cfg_core import lockstep
-from cfg_core.groups import GroupTable
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
+from cfg_core.policy import lockstep
+from cfg_core.policy.groups import GroupTable
 from cfg_core.vllm_plugin import wire
 from cfg_core.vllm_plugin.core import group_scheduler, scheduler, scoring
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cfg_core.draft_length import (
+from cfg_core.policy.draft_length import (
     DRAFT_COST,
     PROBE_EVERY,
     DraftLength,

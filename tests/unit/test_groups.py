@@ -1,6 +1,6 @@
 import pytest
 
-from cfg_core.groups import Group, GroupTable, follower_id
+from cfg_core.policy.groups import Group, GroupTable, follower_id
 
 
 def pair(leader, scale):

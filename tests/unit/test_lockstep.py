@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfg_core.lockstep import (
+from cfg_core.policy.lockstep import (
     Headroom,
     Snapshot,
     StreamState,

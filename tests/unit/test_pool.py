@@ -2,7 +2,7 @@
 
 import pytest
 
-from cfg_core.pool import ELASTIC, EVEN, Lengths, Pool
+from cfg_core.policy.pool import ELASTIC, EVEN, Lengths, Pool
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Which output tokens are guided, and with what weights."""
 
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
 
 PAIR = (1.5, -0.5)
 

@@ -17,7 +17,7 @@ from cfg_core.params import (
     TokenIds,
 )
 from cfg_core.params.checks import check_token_ids
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
 
 LONG = [Random(1).randrange(2**18) for _ in range(100_000)]
 

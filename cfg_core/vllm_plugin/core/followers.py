@@ -19,12 +19,12 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from cfg_core.errors import GuidanceError
-from cfg_core.groups import Group, follower_id
 from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import ResolvedFollower, ResolvedGuidance
 from cfg_core.params.resolved import RESOLVED, is_unresolved
-from cfg_core.pool import Lengths
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
+from cfg_core.policy.groups import Group, follower_id
+from cfg_core.policy.pool import Lengths
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.core import media
 from cfg_core.vllm_plugin.core.prompt_hashes import PromptHashes

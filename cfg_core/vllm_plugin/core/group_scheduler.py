@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.errors import REQUEST_FAULT, GuidanceError
-from cfg_core.groups import Group, GroupTable
+from cfg_core.policy.groups import Group, GroupTable
 from cfg_core.vllm_plugin import config, versions, vllm_patches, wire
 from cfg_core.vllm_plugin.core import grammar_manager, outcome, scoring, stats
 from cfg_core.vllm_plugin.core.followers import (

@@ -15,8 +15,8 @@ from typing_extensions import override
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager
 
 from cfg_core.errors import CompatibilityError
-from cfg_core.lockstep import Headroom
-from cfg_core.pool import EVEN, Pool
+from cfg_core.policy.lockstep import Headroom
+from cfg_core.policy.pool import EVEN, Pool
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -45,7 +45,7 @@ class KVRoles:
         self._first_states: int = sum(map(_first_states, states))
         self.moving_states: int = sum(m.mamba_cache_mode == "align" for m in states)
 
-    # -- cfg_core.lockstep.BlockNeeds --------------------------------------------------------------
+    # -- cfg_core.policy.lockstep.BlockNeeds -------------------------------------------------------
 
     def at_most(self, num_tokens: int) -> int:
         """Upper bound of the blocks that any stream needs for `num_tokens` more tokens.

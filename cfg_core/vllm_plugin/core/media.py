@@ -15,7 +15,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from cfg_core.encoder import Item, Room
+from cfg_core.policy.media_budget import MediaItem, Room
 from cfg_core.vllm_plugin import wire
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def room_of(scheduler: Scheduler) -> Room:
     return Room(scheduler.max_num_encoder_input_tokens, cache.num_freeable_slots)
 
 
-def items_of(scheduler: Scheduler, request: Request, computed: int) -> tuple[Item, ...]:
+def items_of(scheduler: Scheduler, request: Request, computed: int) -> tuple[MediaItem, ...]:
     """The media that a stream still reads, and that are not held for a running stream yet.
 
     computed: number of its tokens that are computed.
@@ -77,7 +77,7 @@ def items_of(scheduler: Scheduler, request: Request, computed: int) -> tuple[Ite
     return tuple(_items(scheduler, request, computed))
 
 
-def _items(scheduler: Scheduler, request: Request, computed: int) -> Iterable[Item]:
+def _items(scheduler: Scheduler, request: Request, computed: int) -> Iterable[MediaItem]:
     cached = scheduler.encoder_cache_manager.cached
     for feature in request.mm_features:
         place, name = feature.mm_position, feature.identifier
@@ -85,4 +85,4 @@ def _items(scheduler: Scheduler, request: Request, computed: int) -> Iterable[It
             continue
         size = place.get_num_embeds()
         ahead = computed + scheduler.num_prefill_lookahead
-        yield Item(name, max(0, place.offset - ahead), 0 if name in cached else size, size)
+        yield MediaItem(name, max(0, place.offset - ahead), 0 if name in cached else size, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from cfg_core.groups import Group
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.wire import (
     FollowerEvent,

@@ -30,8 +30,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from cfg_core import lockstep
-from cfg_core.groups import Group
+from cfg_core.policy import lockstep
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin import config, wire
 from cfg_core.vllm_plugin.core.group_scheduler import GroupScheduler
 from cfg_core.vllm_plugin.core.scoring import reads_of, scoring_of

@@ -16,8 +16,8 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cfg_core.groups import Group
 from cfg_core.params import Scored
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import ScoredRead, Scoring
 
 if TYPE_CHECKING:

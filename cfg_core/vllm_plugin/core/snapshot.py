@@ -13,8 +13,8 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from cfg_core.groups import Group, GroupTable
-from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit
+from cfg_core.policy.groups import Group, GroupTable
+from cfg_core.policy.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit
 from cfg_core.vllm_plugin import config
 from cfg_core.vllm_plugin.core import media
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -56,7 +56,7 @@ def take_snapshot(
         free_slots=scheduler.max_num_active_reqs - len(scheduler.running),
         drafting_slots=config.drafting_slots(scheduler.vllm_config),
         by_rank=scheduler.policy == SchedulingPolicy.PRIORITY,
-        encoder=media.room_of(scheduler),
+        media_room=media.room_of(scheduler),
         joint_limit=joint_limit,
     )
 

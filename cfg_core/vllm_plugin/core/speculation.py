@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from cfg_core.draft_length import DraftLength, never_pays
-from cfg_core.groups import GroupTable
+from cfg_core.policy.draft_length import DraftLength, never_pays
+from cfg_core.policy.groups import GroupTable
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

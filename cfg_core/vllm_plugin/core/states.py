@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request, RequestStatus
 
-from cfg_core.groups import Group
+from cfg_core.policy.groups import Group
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler

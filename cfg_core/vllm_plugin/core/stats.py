@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cfg_core.groups import GroupTable
+from cfg_core.policy.groups import GroupTable
 from cfg_core.vllm_plugin.core.kv_roles import KVRoles
 
 if TYPE_CHECKING:

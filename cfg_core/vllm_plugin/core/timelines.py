@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cfg_core.groups import GroupTable
-from cfg_core.timeline import Timeline
+from cfg_core.params.timeline import Timeline
+from cfg_core.policy.groups import GroupTable
 from cfg_core.vllm_plugin.core.followers import GroupPlan
 from cfg_core.vllm_plugin.wire import StreamColumns
 

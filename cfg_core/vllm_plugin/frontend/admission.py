@@ -19,12 +19,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.grammars.bounds import check_outputs
-from cfg_core.groups import FOLLOWER_SUFFIX
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.params import GuidanceParams, looks_like_guidance
 from cfg_core.params.fields import SCALE, STREAM_LOGPROBS
-from cfg_core.pool import Lengths
+from cfg_core.policy.groups import FOLLOWER_SUFFIX
+from cfg_core.policy.pool import Lengths
 from cfg_core.vllm_plugin.config import cannot_guide, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cfg_core.errors import CapacityError
 from cfg_core.params.fields import STREAMS
-from cfg_core.pool import Lengths, Pool
+from cfg_core.policy.pool import Lengths, Pool
 from cfg_core.vllm_plugin.config import drafting_slots, kv_split_of, max_followers_of
 
 if TYPE_CHECKING:

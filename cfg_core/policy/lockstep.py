@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cfg_core.encoder import NO_ROOM, Encoder, Item, Room
+from cfg_core.policy.media_budget import NO_ROOM, MediaBudget, MediaItem, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StreamState:
     id: str
     remaining: int
     follower: bool = False
-    media: tuple[Item, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class WaitingUnit:
     ids: tuple[str, ...]
     lengths: tuple[int, ...]
     guided: bool = False
-    media: tuple[tuple[Item, ...], ...] = ()
+    media: tuple[tuple[MediaItem, ...], ...] = ()
     cached: tuple[int, ...] = ()
 
     @property
@@ -115,7 +115,7 @@ class Snapshot:
     drafting_slots: tokens of the budget that each scheduled stream takes besides its own. Under
         speculation a drafter needs them for its own rows.
     by_rank: whether units are preempted by rank (the priority policy).
-    encoder: the room for images, audio and video.
+    media_room: the room for images, audio and video.
     joint_limit: most tokens that a stream may compute in the step in which its group samples. 0
         means no limit. It is set if a solo sample is costly, and if vLLM may compute fewer tokens
         of a prompt than were granted.
@@ -129,7 +129,7 @@ class Snapshot:
     free_slots: int = 0
     drafting_slots: int = 0
     by_rank: bool = False
-    encoder: Room = NO_ROOM
+    media_room: Room = NO_ROOM
     joint_limit: int = 0
 
 
@@ -165,14 +165,14 @@ class _Allotment:
 
     budget: tokens of the step that are not granted yet.
     drafting_slots: see `Snapshot`.
-    encoder: the room for images, audio and video that is not taken yet.
+    media_budget: the room for images, audio and video that is not taken yet.
     """
 
     grants: list[tuple[StreamState, int]]
     sampling: set[str]
     budget: int
     drafting_slots: int
-    encoder: Encoder
+    media_budget: MediaBudget
 
 
 def plan(snapshot: Snapshot, needs: BlockNeeds) -> StepPlan:
@@ -219,8 +219,8 @@ def _victim(units: Sequence[Unit], by_rank: bool) -> int:
 
 def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
     """Distribute the token budget over the units in order (rules 1 and 2)."""
-    encoder = Encoder(snapshot.encoder)
-    out = _Allotment([], set(), snapshot.token_budget, snapshot.drafting_slots, encoder)
+    media_budget = MediaBudget(snapshot.media_room)
+    out = _Allotment([], set(), snapshot.token_budget, snapshot.drafting_slots, media_budget)
     limit = snapshot.chunk_limit or snapshot.token_budget
     for unit in units:
         if unit.guided:
@@ -242,7 +242,7 @@ def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> 
         and min(remaining) >= 1
         and max(remaining) <= min(limit, joint_limit)
         and needed <= out.budget
-        and out.encoder.reaches_all([(s.media, s.remaining) for s in unit.streams])
+        and out.media_budget.reaches_all([(s.media, s.remaining) for s in unit.streams])
     )
     for stream in unit.streams:
         _grant(stream, stream.remaining if joint else stream.remaining - 1, limit, out)
@@ -253,7 +253,7 @@ def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> 
 def _grant(stream: StreamState, wanted: int, limit: int, out: _Allotment) -> None:
     num_tokens = min(wanted, limit, out.budget - out.drafting_slots)
     if stream.media:
-        num_tokens = out.encoder.reach(stream.media, num_tokens)
+        num_tokens = out.media_budget.reach(stream.media, num_tokens)
     if num_tokens > 0:
         out.grants.append((stream, num_tokens))
         out.budget -= num_tokens + out.drafting_slots
@@ -295,10 +295,10 @@ def _admissible(snapshot: Snapshot, allotment: _Allotment, needs: BlockNeeds) ->
         if budget < 0 or slots < 0 or free < 0 or 0 < snapshot.chunk_limit < max(computed):
             break
         needed = list(zip(unit.media, unit.lengths, strict=False))
-        if not allotment.encoder.reaches_all(needed):
+        if not allotment.media_budget.reaches_all(needed):
             break
         for media, length in needed:
-            allotment.encoder.reach(media, length)
+            allotment.media_budget.reach(media, length)
         if unit.guided:
             sampling.update(unit.ids)
     return sampling

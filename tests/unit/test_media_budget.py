@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cfg_core.encoder import Encoder, Item, Room
-from cfg_core.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit, plan
+from cfg_core.policy.lockstep import Headroom, Snapshot, StreamState, Unit, WaitingUnit, plan
+from cfg_core.policy.media_budget import MediaBudget, MediaItem, Room
 
 ROOM = Room(16, 16)
 ROOMY = Headroom(100, 100, 100)
@@ -19,30 +19,30 @@ class NoBlocks:
         return 0
 
 
-def item(name: str, at: int = 3, size: int = 16, compute: int | None = None) -> Item:
-    return Item(name, at, size if compute is None else compute, size)
+def item(name: str, at: int = 3, size: int = 16, compute: int | None = None) -> MediaItem:
+    return MediaItem(name, at, size if compute is None else compute, size)
 
 
 def test_a_stream_stops_before_what_does_not_fit() -> None:
-    encoder = Encoder(ROOM)
-    assert encoder.reach((item("a"), item("b", at=30)), 50) == 30
-    assert encoder.reach((item("b", at=5),), 50) == 5
-    assert encoder.reach((item("b", at=0),), 50) == 0
-    assert encoder.reach((item("b", at=5),), 5) == 5
+    budget = MediaBudget(ROOM)
+    assert budget.reach((item("a"), item("b", at=30)), 50) == 30
+    assert budget.reach((item("b", at=5),), 50) == 5
+    assert budget.reach((item("b", at=0),), 50) == 0
+    assert budget.reach((item("b", at=5),), 5) == 5
 
 
 def test_equal_items_are_taken_once() -> None:
-    encoder = Encoder(ROOM)
-    assert encoder.reaches_all([((item("a"),), 9), ((item("a", at=0), item("a", at=4)), 9)])
-    assert encoder.room == ROOM  # a question takes nothing
-    assert not encoder.reaches_all([((item("a"),), 9), ((item("b"),), 9)])
+    budget = MediaBudget(ROOM)
+    assert budget.reaches_all([((item("a"),), 9), ((item("a", at=0), item("a", at=4)), 9)])
+    assert budget.room == ROOM  # a question takes nothing
+    assert not budget.reaches_all([((item("a"),), 9), ((item("b"),), 9)])
 
 
 def test_what_is_cached_takes_space_and_no_computing() -> None:
-    encoder = Encoder(Room(0, 20))
-    assert encoder.reach((item("a", compute=0),), 9) == 9
-    assert encoder.room == Room(0, 4)
-    assert encoder.reach((item("b", size=4),), 9) == 3
+    budget = MediaBudget(Room(0, 20))
+    assert budget.reach((item("a", compute=0),), 9) == 9
+    assert budget.room == Room(0, 4)
+    assert budget.reach((item("b", size=4),), 9) == 3
 
 
 def unit(*streams: StreamState) -> Unit:
@@ -50,7 +50,7 @@ def unit(*streams: StreamState) -> Unit:
 
 
 def planned(*units: Unit, waiting: tuple[WaitingUnit, ...] = ()) -> frozenset[str]:
-    snapshot = Snapshot(units, waiting, 200, ROOMY, free_slots=9, encoder=ROOM)
+    snapshot = Snapshot(units, waiting, 200, ROOMY, free_slots=9, media_room=ROOM)
     return plan(snapshot, NoBlocks()).sampling
 
 
@@ -71,7 +71,7 @@ def test_the_room_goes_to_units_in_order() -> None:
 
 
 def test_waiting_groups_sample_at_once_if_the_encoder_has_room() -> None:
-    def waiting(name: str, *media: tuple[Item, ...]) -> WaitingUnit:
+    def waiting(name: str, *media: tuple[MediaItem, ...]) -> WaitingUnit:
         return WaitingUnit((f"{name}l", f"{name}f"), (9, 9), True, media)
 
     one, two = (item("a"),), (item("b"),)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Item(NamedTuple):
+class MediaItem(NamedTuple):
     """An image, audio or video that a stream is about to read.
 
     name: the same for equal items, which are encoded once for all streams.
@@ -40,13 +40,13 @@ NO_ROOM = Room()
 
 
 @dataclass(slots=True)
-class Encoder:
+class MediaBudget:
     """The room of one step, while tokens are granted to streams in order."""
 
     room: Room
     taken: set[str] = field(default_factory=set)
 
-    def reach(self, items: Sequence[Item], num_tokens: int) -> int:
+    def reach(self, items: Sequence[MediaItem], num_tokens: int) -> int:
         """Take the room that a stream needs for its next tokens; return how many it may compute.
 
         items: those that the stream needs, in the order of their places.
@@ -63,7 +63,7 @@ class Encoder:
             self.taken.add(item.name)
         return num_tokens
 
-    def reaches_all(self, streams: Sequence[tuple[Sequence[Item], int]]) -> bool:
+    def reaches_all(self, streams: Sequence[tuple[Sequence[MediaItem], int]]) -> bool:
         """Whether all these streams, each with its items, could compute so many tokens."""
-        trial = Encoder(self.room, set(self.taken))
+        trial = MediaBudget(self.room, set(self.taken))
         return all(trial.reach(items, tokens) == tokens for items, tokens in streams)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cfg_core import blend_kernel
 from cfg_core.blend import blend
+from cfg_core.blend import kernel as blend_kernel
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfg_core import blend_kernel
 from cfg_core.blend import LARGEST_WEIGHT, blend
-from cfg_core.blend_kernel import BLOCK
+from cfg_core.blend import kernel as blend_kernel
+from cfg_core.blend.kernel import BLOCK
 
 triton = pytest.importorskip("triton", reason="needs Triton, which this system has no wheel of")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from vllm.distributed import get_tp_group
 
-from cfg_core import blend_kernel
+from cfg_core.blend import kernel
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -99,8 +99,8 @@ def merge(hidden_states: torch.Tensor, merged: Merged) -> torch.Tensor:
     The blend is computed in float32, and rounded to the type of `hidden_states`. A row that is made
     of itself stays what it is: it gets 1 times the difference to itself.
     """
-    if blend_kernel.is_usable(hidden_states.device):
-        return blend_kernel.merge_rows(hidden_states, merged.streams, merged.weights)
+    if kernel.is_usable(hidden_states.device):
+        return kernel.merge_rows(hidden_states, merged.streams, merged.weights)
     streams = hidden_states[merged.streams].float()
     anchor = streams[1]
     blended = anchor + merged.weights[0].unsqueeze(-1) * (streams[0] - anchor)

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cfg_core import blend_kernel
-from cfg_core.blend import CutRows, blend, cut, divergence
+from cfg_core.blend import CutRows, blend, cut, divergence, kernel
 from cfg_core.vllm_plugin.worker.head import Merged
 
 LEAST_LOGIT = -1e30
@@ -138,8 +137,8 @@ def blend_late(logits: torch.Tensor, late: Late, out: torch.Tensor) -> None:
     """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same."""
     leaders, cuts, vocabulary = late.of_logits[0], late.cuts, logits.shape[-1]
     own = None if cuts is None else logits[leaders[cuts.rows]]
-    if blend_kernel.is_usable(logits.device):
-        blend_kernel.blend_rows(logits, late.of_logits, late.weights, out)
+    if kernel.is_usable(logits.device):
+        kernel.blend_rows(logits, late.of_logits, late.weights, out)
     else:
         for part in pieces(len(leaders), len(late.of_logits) * vocabulary, logits.device):
             out[leaders[part]] = blend(logits[late.of_logits[:, part]], late.weights[:, part])

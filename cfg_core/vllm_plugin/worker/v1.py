@@ -20,7 +20,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
-from cfg_core import blend_kernel
+from cfg_core.blend import kernel
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -64,7 +64,7 @@ class GuidedRunnerV1(GPUModelRunner):
         if get_pp_group().is_last_rank and not self.broadcast_pp_output:
             model = self.get_model()
             self._head = Head(model, self.vllm_config)
-            blend_kernel.check(self.device)
+            kernel.check(self.device)
             model.compute_logits = self._compute_logits
 
     @override

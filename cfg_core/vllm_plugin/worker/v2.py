@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from cfg_core import blend_kernel
+from cfg_core.blend import kernel
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -67,7 +67,7 @@ class GuidedRunnerV2(GPUModelRunner):
         """
         super().load_model(*args, **kwargs)
         self._head = Head(self.model, self.vllm_config) if get_pp_group().is_last_rank else None
-        blend_kernel.check(self.device)
+        kernel.check(self.device)
         self.processors.attach()
         self._add_scores()
         guide_drafter(self, self.guidance)

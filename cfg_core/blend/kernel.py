@@ -1,4 +1,4 @@
-"""The blend as Triton kernels, for GPUs. cfg_core/blend.py defines what they compute for logits.
+"""The blend as Triton kernels, for GPUs. formula.py defines what they compute for logits.
 
 PyTorch's way allocates several tensors of [streams, groups, vocabulary] in float32, and passes over
 each of them. Here the first kernel reads each row once, for its normaliser. The second reads the
@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from cfg_core.blend import LARGEST_WEIGHT, NEVER, blend
+from cfg_core.blend.formula import LARGEST_WEIGHT, NEVER, blend
 
 try:
     import triton
@@ -203,7 +203,7 @@ if triton is not None:
         BLOCK: tl.constexpr,
         LARGEST: tl.constexpr,
     ):
-        """A part of a group's blend, written as `cfg_core.blend.blend` writes it."""
+        """A part of a group's blend, written as `cfg_core.blend.formula.blend` writes it."""
         group = tl.program_id(0)
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = at < vocabulary

@@ -1,0 +1,15 @@
+"""The blend: `formula` defines it, and `kernel` computes the same on GPUs, in Triton.
+
+Importing this package imports torch, and not Triton.
+"""
+
+from cfg_core.blend.formula import (
+    LARGEST_WEIGHT,
+    NEVER,
+    CutRows,
+    blend,
+    cut,
+    divergence,
+)
+
+__all__ = ["LARGEST_WEIGHT", "NEVER", "CutRows", "blend", "cut", "divergence"]

@@ -6,7 +6,7 @@
     python scripts/versions/drift.py 0.33.0 --tests               names and signatures only
 
 It installs that vLLM beside the pinned one (beside.py), reads from our source which names of vLLM,
-Ray and transformers we use (cfg_core/foreign), describes each of them in both versions, runs tests
+Ray and transformers we use (cfg_core/compat), describes each of them in both versions, runs tests
 in the new one, and prints the differences by module of ours as Markdown. The exit status is 1 if a
 name is missing, a signature does not fit, or a test fails. docs/versions.md says what to do with
 the result.

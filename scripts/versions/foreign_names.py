@@ -16,8 +16,8 @@ from typing import Any
 
 import vllm
 
-from cfg_core.foreign import check, classes
-from cfg_core.foreign.inventory import describe
+from cfg_core.compat import check, classes
+from cfg_core.compat.inventory import describe
 from cfg_core.vllm_plugin import versions, vllm_patches
 from deployments import serve_patches
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cfg_core.foreign.classes import evaluated, kind_of
-from cfg_core.foreign.reader import read
+from cfg_core.compat.classes import evaluated, kind_of
+from cfg_core.compat.reader import read
 from cfg_core.patching import Row
 from cfg_core.prefill_only import private_uses
 from cfg_core.vllm_plugin import vllm_patches

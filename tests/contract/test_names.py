@@ -1,7 +1,7 @@
 """Every name of another package that our source uses exists.
 
 Methods that we override have the expected signature, and what we call takes our arguments. If a
-module was moved, a test fails here: none is skipped. cfg_core/foreign/reader.py says what is read.
+module was moved, a test fails here: none is skipped. cfg_core/compat/reader.py says what is read.
 """
 
 import importlib
@@ -12,11 +12,11 @@ from contextlib import nullcontext
 import pytest
 
 from benchmarks.oracle import oracle_packages
-from cfg_core.foreign import classes
-from cfg_core.foreign.check import modules, problems
-from cfg_core.foreign.inventory import MISSING, describe
-from cfg_core.foreign.reader import read
-from cfg_core.foreign.uses import mismatch
+from cfg_core.compat import classes
+from cfg_core.compat.check import modules, problems
+from cfg_core.compat.inventory import MISSING, describe
+from cfg_core.compat.reader import read
+from cfg_core.compat.uses import mismatch
 from cfg_core.vllm_plugin import versions
 
 FILES = {name: path for package in ("cfg_core", "deployments") for name, path in modules(package)}

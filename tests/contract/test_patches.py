@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.oracle import oracle_packages
-from cfg_core.foreign.check import modules, row_uses
+from cfg_core.compat.check import modules, row_uses
 from cfg_core.patching import Patch, load
 from cfg_core.vllm_plugin import SCHEDULER, asks_for_guidance, versions, vllm_patches
 from tests.contract.replacements import COMPUTED, ROWS, replaced

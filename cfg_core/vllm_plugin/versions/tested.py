@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import vllm
 from packaging.version import InvalidVersion, Version
 
+from cfg_core.compat import check
 from cfg_core.errors import CompatibilityError
-from cfg_core.foreign import check
 from cfg_core.patching import Row
 from cfg_core.vllm_plugin import versions
 
@@ -87,7 +87,9 @@ def check_names(package: str, rows: Iterable[Row]) -> None:
         for use in check.uses(path, module)
     ]
     uses += check.row_uses(rows)
-    first = {(use.target, use.problem): check.told(use) for use in reversed(uses) if use.problem}
+    first = {
+        (use.target, use.problem): check.as_sentence(use) for use in reversed(uses) if use.problem
+    }
     found = [*reversed(first.values())]
     if found:
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cfg_core.foreign.classes import own_attributes
-from cfg_core.foreign.reader import imports, read
-from cfg_core.foreign.uses import Use, mismatch
+from cfg_core.compat.classes import own_attributes
+from cfg_core.compat.reader import imports, read
+from cfg_core.compat.uses import Use, mismatch
 from cfg_core.patching import Patch, Row, load, stock
 
 
@@ -40,10 +40,10 @@ def uses(path: Path, module: str) -> list[Use]:
 
 def problems(path: Path, module: str) -> list[str]:
     """The problems of one file, one sentence each. module: its dotted name."""
-    return [told(use) for use in uses(path, module) if use.problem]
+    return [as_sentence(use) for use in uses(path, module) if use.problem]
 
 
-def told(use: Use) -> str:
+def as_sentence(use: Use) -> str:
     """The problem of a use as a sentence: where, what, why."""
     return f"{use.where}: {use.target.rstrip(':')}: {use.problem}"
 

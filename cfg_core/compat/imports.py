@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from cfg_core.foreign import classes
-from cfg_core.foreign.uses import Use
+from cfg_core.compat import classes
+from cfg_core.compat.uses import Use
 
 
 def imported(tree: ast.Module, where: str) -> list[tuple[str, Any, Use]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from cfg_core.foreign.classes import (
+from cfg_core.compat.classes import (
     attributes_of,
     function_of,
     is_foreign,
@@ -17,7 +17,7 @@ from cfg_core.foreign.classes import (
     own_attributes,
     source_tree,
 )
-from cfg_core.foreign.uses import Use, call_problem, called, mismatch, target_of
+from cfg_core.compat.uses import Use, call_problem, called, mismatch, target_of
 
 
 def of_module(module: ModuleType) -> Iterator[Use]:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cfg_core.foreign import classes
-from cfg_core.foreign.classes import attribute_type, class_in, evaluated, is_foreign
-from cfg_core.foreign.imports import imported, module
-from cfg_core.foreign.overrides import of_module
-from cfg_core.foreign.uses import Use, call_problem, called, target_of
+from cfg_core.compat import classes
+from cfg_core.compat.classes import attribute_type, class_in, evaluated, is_foreign
+from cfg_core.compat.imports import imported, module
+from cfg_core.compat.overrides import of_module
+from cfg_core.compat.uses import Use, call_problem, called, target_of
 
 
 def read(path: Path, module: str) -> list[Use]:

@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from cfg_core.foreign.classes import (
+from cfg_core.compat.classes import (
     assignment,
     function_of,
     kind_of,

@@ -93,7 +93,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         return merge(*args)
 
     def count_late(logits: Any, rows: Any) -> Any:
-        counts["late"] += bool(rows.late)
+        counts["late"] += bool(rows.logit_blends)
         return blended(logits, rows)
 
     def count_compact(*args: Any) -> Any:

@@ -115,7 +115,7 @@ def batch(full: SamplingMetadata) -> Any:
 def test_nothing_waits_for_the_device() -> None:
     rows = staged(Stager())
     assert rows.merged is not None
-    assert rows.late
+    assert rows.logit_blends
     hidden = torch.empty(len(NAMES), HIDDEN, dtype=torch.bfloat16, device=DEVICE)
     logits = merge(hidden, rows.merged) @ torch.empty(
         HIDDEN, VOCABULARY, dtype=torch.bfloat16, device=DEVICE
@@ -136,9 +136,9 @@ def test_nothing_waits_for_the_device() -> None:
         ),
     )
     whole = compact_v1.spread(sampled, rows.leading_index, len(NAMES))
-    assert rows.asked is not None
+    assert rows.logprob_rows is not None
     asked_columns = 1 + 2 * (1 + 2)  # the divergence, and two streams with two tokens each
-    asked = rows.asked
+    asked = rows.logprob_rows
     wide = widen(whole.logprobs_tensors, kept, tokens[asked.places, 0], asked.places, asked.top)
     assert wide.logprobs.shape == (len(NAMES), 2 + asked_columns)
 

@@ -24,7 +24,7 @@ def can_compact(batch: InputBatch, rows: Rows, sampler: Sampler | None) -> bool:
     """
     return (
         rows.merged is not None
-        and not rows.late
+        and not rows.logit_blends
         and batch.num_draft_tokens == 0
         and sampler is not None
         and not sampler.compute_nans

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cfg_core.vllm_plugin.wire import StepGuidance
-from cfg_core.vllm_plugin.worker.rows import Kept, Rows
+from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits
 
 
 @dataclass
@@ -19,14 +19,14 @@ class RunnerGuidance:
     step: what the scheduler sent about this step; None if no stream of a group samples in it.
     rows: where the joint groups' rows are; None if no group is joint.
     compact: whether the step's logits have no rows of followers (V1 only).
-    kept: what the groups that asked for their streams' log-probabilities will see of them; None if
-        no group asked.
+    stream_logits: of the groups that asked for their streams' log-probabilities; None if no group
+        did.
     """
 
     step: StepGuidance | None = None
     rows: Rows | None = None
     compact: bool = False
-    kept: Kept | None = None
+    stream_logits: StreamLogits | None = None
 
     @property
     def solo(self) -> tuple[str, ...]:
@@ -40,5 +40,5 @@ class RunnerGuidance:
 
     def clear(self) -> None:
         """Forget the step, at its end."""
-        self.step = self.rows = self.kept = None
+        self.step = self.rows = self.stream_logits = None
         self.compact = False

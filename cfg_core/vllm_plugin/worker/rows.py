@@ -46,7 +46,7 @@ def pieces(rows: int, values: int, device: torch.device) -> Iterator[slice]:
     return (slice(first, min(rows, first + size)) for first in range(0, max(1, rows), size))
 
 
-class Late(NamedTuple):
+class LogitBlend(NamedTuple):
     """Rows of groups with equally many streams that are blended after the head.
 
     of_logits: [streams, n] int64.
@@ -73,9 +73,9 @@ class Rows(NamedTuple):
     leading_index: [k] int64, the same as a tensor.
     leader_of: [batch] int64, for each place where `leading` has it. A follower has its leader's.
     merged: the rows that are blended before the head; None if there are none.
-    late: the rows that are blended after it.
-    asked: the rows of the groups that want their streams' log-probabilities; None if there are
-        none.
+    logit_blends: the rows that are blended after it.
+    logprob_rows: the rows of the groups that want their streams' log-probabilities; None if there
+        are none.
     """
 
     of_logits: torch.Tensor
@@ -85,8 +85,8 @@ class Rows(NamedTuple):
     leading_index: torch.Tensor
     leader_of: torch.Tensor
     merged: Merged | None = None
-    late: tuple[Late, ...] = ()
-    asked: Asked | None = None
+    logit_blends: tuple[LogitBlend, ...] = ()
+    logprob_rows: LogprobRows | None = None
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
@@ -110,45 +110,45 @@ def sum_for_leaders(
     return torch.zeros_like(weighted).index_add_(0, leader_place, weighted).to(logits.dtype)
 
 
-def blended(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Kept | None]:
-    """Blend the rows in `rows.late`.
+def blended(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, StreamLogits | None]:
+    """Blend the rows in `rows.logit_blends`.
 
-    Returns `logits` [rows, vocabulary], each leader's row replaced by its group's blend, and what
-    is kept for the groups that want their streams' log-probabilities.
+    Returns `logits` [rows, vocabulary], each leader's row replaced by its group's blend, and the
+    StreamLogits of the groups that want their streams' log-probabilities.
 
     If there are such rows, the logits are float32, which keeps the blend from being rounded back to
     bfloat16. If `logits` are float32 already, they are changed in place.
     """
-    asked = None if rows.asked is None else rows.of_logits[:, rows.asked.columns]
+    asked = None if rows.logprob_rows is None else rows.of_logits[:, rows.logprob_rows.columns]
     streams = None if asked is None else logits[asked].float()
-    out = logits.float() if rows.late else logits
-    for late in rows.late:
-        blend_late(logits, late, out)
+    out = logits.float() if rows.logit_blends else logits
+    for group in rows.logit_blends:
+        blend_logits(logits, group, out)
     if asked is None or streams is None:
         return out, None
     parts = [
         divergence(out[asked[0, part]], streams[0, part])
         for part in pieces(asked.shape[1], out.shape[-1], out.device)
     ]
-    return out, Kept(streams, torch.cat(parts))
+    return out, StreamLogits(streams, torch.cat(parts))
 
 
-def blend_late(logits: torch.Tensor, late: Late, out: torch.Tensor) -> None:
+def blend_logits(logits: torch.Tensor, group: LogitBlend, out: torch.Tensor) -> None:
     """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same."""
-    leaders, cuts, vocabulary = late.of_logits[0], late.cuts, logits.shape[-1]
+    leaders, cuts, vocabulary = group.of_logits[0], group.cuts, logits.shape[-1]
     own = None if cuts is None else logits[leaders[cuts.rows]]
     if kernel.is_usable(logits.device):
-        kernel.blend_rows(logits, late.of_logits, late.weights, out)
+        kernel.blend_rows(logits, group.of_logits, group.weights, out)
     else:
-        for part in pieces(len(leaders), len(late.of_logits) * vocabulary, logits.device):
-            out[leaders[part]] = blend(logits[late.of_logits[:, part]], late.weights[:, part])
+        for part in pieces(len(leaders), len(group.of_logits) * vocabulary, logits.device):
+            out[leaders[part]] = blend(logits[group.of_logits[:, part]], group.weights[:, part])
     if cuts is not None and own is not None:
         places = leaders[cuts.rows]
         for part in pieces(len(places), vocabulary, logits.device):
             out[places[part]] = cut(own[part], out[places[part]], cuts.part(part))
 
 
-class Asked(NamedTuple):
+class LogprobRows(NamedTuple):
     """The n tokens whose groups ask for log-probabilities: where they are. Tensors are [n] int64.
 
     columns: columns of `Rows.of_logits`.
@@ -163,7 +163,7 @@ class Asked(NamedTuple):
     top: int
 
 
-class Kept(NamedTuple):
+class StreamLogits(NamedTuple):
     """What `widen` shows of the n rows whose groups ask.
 
     streams: [streams, n, vocabulary] float32, the streams' logits before the blend.
@@ -174,7 +174,9 @@ class Kept(NamedTuple):
     divergence: torch.Tensor
 
 
-def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor, top: int) -> Any:
+def widen(
+    tensors: Any, stream_logits: StreamLogits, tokens: torch.Tensor, rows: torch.Tensor, top: int
+) -> Any:
     """Add columns to vLLM's LogprobsTensors (`cfg_core.vllm_plugin.wire.StreamColumns`).
 
     tokens: [n], the tokens whose log-probabilities are added.
@@ -183,12 +185,14 @@ def widen(tensors: Any, kept: Kept, tokens: torch.Tensor, rows: torch.Tensor, to
     """
     tokens = tokens.long().clamp(min=0)  # rejected tokens are -1
     found = [
-        _shown(kept.streams[:, part], tokens[part], top)
-        for part in pieces(len(tokens), kept.streams[:, :1].numel(), kept.streams.device)
+        _shown(stream_logits.streams[:, part], tokens[part], top)
+        for part in pieces(
+            len(tokens), stream_logits.streams[:, :1].numel(), stream_logits.streams.device
+        )
     ]
     shown, values = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
     ids = torch.cat([tokens.unsqueeze(1), shown.transpose(0, 1).flatten(1)], 1)
-    added = torch.cat([kept.divergence.unsqueeze(1), values.transpose(0, 1).flatten(1)], 1)
+    added = torch.cat([stream_logits.divergence.unsqueeze(1), values.transpose(0, 1).flatten(1)], 1)
     return tensors._replace(
         logprob_token_ids=_joined(tensors.logprob_token_ids, ids, rows),
         logprobs=_joined(tensors.logprobs, added, rows),

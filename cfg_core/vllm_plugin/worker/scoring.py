@@ -23,7 +23,7 @@ from vllm.v1.outputs import LogprobsTensors
 from cfg_core.params import Cuts
 from cfg_core.vllm_plugin.wire import JointRow, ScoredRead, Scoring, StepGuidance
 from cfg_core.vllm_plugin.worker.head import Head, Merged, merge
-from cfg_core.vllm_plugin.worker.rows import Late, blend_late, pieces
+from cfg_core.vllm_plugin.worker.rows import LogitBlend, blend_logits, pieces
 from cfg_core.vllm_plugin.worker.staging import may_merge, stage_cuts, to_device
 
 MOST_ROWS = 256
@@ -247,7 +247,7 @@ def late_logits(piece: Piece, head: Head) -> torch.Tensor | None:
         return None
     out = logits.float()
     cuts = stage_cuts(piece.cuts, logits.device)
-    blend_late(logits, Late(piece.places(), piece.weights, cuts), out)
+    blend_logits(logits, LogitBlend(piece.places(), piece.weights, cuts), out)
     return out[: len(piece.tokens)]
 
 

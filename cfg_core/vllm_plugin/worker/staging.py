@@ -13,7 +13,7 @@ from cfg_core.blend import CutRows
 from cfg_core.params import Cuts
 from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
-from cfg_core.vllm_plugin.worker.rows import Asked, Late, Rows
+from cfg_core.vllm_plugin.worker.rows import LogitBlend, LogprobRows, Rows
 
 
 def first_rows(names: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
@@ -96,8 +96,8 @@ def stage(
         to_device(leading, np.int64, device),
         to_device(leader_of, np.int64, device),
         stage_merged(logits[:, early], row_weights[:, early], first_row[-1], device),
-        stage_late(joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device),
-        stage_asked(joint, streams[0], counts, device),
+        stage_logit_blends(joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device),
+        stage_logprob_rows(joint, streams[0], counts, device),
     )
 
 
@@ -146,31 +146,31 @@ def stage_merged(
     )
 
 
-def stage_late(
+def stage_logit_blends(
     joint: Sequence[JointRow],
     group_of: np.ndarray,
     streams: np.ndarray,
     weights: np.ndarray,
     device: torch.device,
-) -> tuple[Late, ...]:
+) -> tuple[LogitBlend, ...]:
     """Index tensors of the rows that are blended after the head, by their number of streams.
 
     group_of: [n], the group of each row.
     streams, weights: [streams, n].
     """
     sizes = np.array([len(joint[group].streams) for group in group_of], dtype=np.int64)
-    late = []
+    blends = []
     for size in np.unique(sizes):
         chosen = sizes == size
         cuts = stage_cuts([joint[row].group.cuts for row in group_of[chosen]], device)
-        late.append(
-            Late(
+        blends.append(
+            LogitBlend(
                 to_device(streams[:size, chosen], np.int64, device),
                 to_device(weights[:size, chosen], np.float32, device),
                 cuts,
             )
         )
-    return tuple(late)
+    return tuple(blends)
 
 
 def stage_cuts(cuts: Sequence[Cuts | None], device: torch.device) -> CutRows | None:
@@ -178,9 +178,9 @@ def stage_cuts(cuts: Sequence[Cuts | None], device: torch.device) -> CutRows | N
     return CutRows.of(cuts, lambda values, dtype: to_device(values, dtype, device))
 
 
-def stage_asked(
+def stage_logprob_rows(
     joint: Sequence[JointRow], places: np.ndarray, counts: np.ndarray, device: torch.device
-) -> Asked | None:
+) -> LogprobRows | None:
     """Index tensors of the groups that want their streams' log-probabilities, or None.
 
     places: [groups], places of the leaders in the batch.
@@ -192,7 +192,7 @@ def stage_asked(
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     arrays = (np.arange(counts.sum()), np.repeat(places, counts), offsets)
     columns, at, after = (to_device(array[wanted], np.int64, device) for array in arrays)
-    return Asked(columns, at, after, columns_of(joint).top)
+    return LogprobRows(columns, at, after, columns_of(joint).top)
 
 
 def to_device(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:

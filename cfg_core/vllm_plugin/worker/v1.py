@@ -96,7 +96,7 @@ class GuidedRunnerV1(GPUModelRunner):
         assert len(rows.merged.source) == len(hidden_states), "rows are not where they should be"
         logits = head.compute_logits(merge(hidden_states, rows.merged))
         guidance.compact = (
-            not rows.late
+            not rows.logit_blends
             and not scheduler_output.scheduled_spec_decode_tokens
             and not scheduler_output.has_structured_output_requests
             and self._can_compact()
@@ -147,7 +147,7 @@ class GuidedRunnerV1(GPUModelRunner):
         if guidance.rows is None:
             guidance.rows = self._stage(state.scheduler_output, state.logits.device, None)
         if guidance.rows is not None:
-            logits, guidance.kept = blended(state.logits, guidance.rows)
+            logits, guidance.stream_logits = blended(state.logits, guidance.rows)
             self.execute_model_state = state._replace(logits=logits)
 
     @override
@@ -161,7 +161,7 @@ class GuidedRunnerV1(GPUModelRunner):
             # samplers compute the same.
             spec_decode_metadata = None
         guidance = self.guidance
-        rows, kept = guidance.rows, guidance.kept
+        rows, stream_logits = guidance.rows, guidance.stream_logits
         if rows is not None and (
             guidance.compact or (spec_decode_metadata is None and self._can_compact())
         ):
@@ -173,11 +173,13 @@ class GuidedRunnerV1(GPUModelRunner):
             return output
         tokens = output.sampled_token_ids  # [batch, 1 + drafts] int32
         rows.copy_to_followers(tokens)
-        asked = rows.asked
-        if asked is not None and kept is not None and output.logprobs_tensors is not None:
-            flat = asked.places * tokens.shape[1] + asked.offsets
-            sampled = tokens[asked.places, asked.offsets]
-            output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, flat, asked.top)
+        shown = rows.logprob_rows
+        if shown is not None and stream_logits is not None and output.logprobs_tensors is not None:
+            flat = shown.places * tokens.shape[1] + shown.offsets
+            sampled = tokens[shown.places, shown.offsets]
+            output.logprobs_tensors = widen(
+                output.logprobs_tensors, stream_logits, sampled, flat, shown.top
+            )
         return output
 
     @override

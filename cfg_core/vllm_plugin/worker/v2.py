@@ -35,7 +35,7 @@ from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
 from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
-from cfg_core.vllm_plugin.worker.rows import Kept, Rows, blended, widen
+from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits, blended, widen
 from cfg_core.vllm_plugin.worker.scoring import Scorer
 from cfg_core.vllm_plugin.worker.staging import Stager, to_device
 
@@ -189,22 +189,22 @@ class GuidedRunnerV2(GPUModelRunner):
             output, _, _ = super().sample(hidden_states, batch, grammar_output)
             return output
         compute_logits, merged = self.model.compute_logits, rows.merged
-        kept: Kept | None = None
+        stream_logits: StreamLogits | None = None
 
         def blended_logits(hidden_states: torch.Tensor) -> torch.Tensor:
-            nonlocal kept
+            nonlocal stream_logits
             if merged is None:
                 logits = compute_logits(hidden_states)
             else:
                 logits = compute_logits(merge(hidden_states, merged))[merged.source]
-            logits, kept = blended(logits, rows)
+            logits, stream_logits = blended(logits, rows)
             return logits
 
         with self._computing_logits(blended_logits):
             output, _, _ = super().sample(hidden_states, batch, grammar_output)
         for per_stream in (output.sampled_token_ids, output.num_sampled, output.num_rejected):
             rows.copy_to_followers(per_stream)
-        _add_logprobs(output, rows, kept)
+        _add_logprobs(output, rows, stream_logits)
         return output
 
     @contextmanager
@@ -220,13 +220,15 @@ class GuidedRunnerV2(GPUModelRunner):
             self.model = model
 
 
-def _add_logprobs(output: SamplerOutput, rows: Rows, kept: Kept | None) -> None:
+def _add_logprobs(output: SamplerOutput, rows: Rows, stream_logits: StreamLogits | None) -> None:
     """Add the streams' own log-probabilities for the groups that asked for them."""
-    asked = rows.asked
-    if asked is not None and kept is not None and output.logprobs_tensors is not None:
-        sampled = output.sampled_token_ids[asked.places, asked.offsets]
-        at = rows.of_logits[0, asked.columns]
-        output.logprobs_tensors = widen(output.logprobs_tensors, kept, sampled, at, asked.top)
+    shown = rows.logprob_rows
+    if shown is not None and stream_logits is not None and output.logprobs_tensors is not None:
+        sampled = output.sampled_token_ids[shown.places, shown.offsets]
+        at = rows.of_logits[0, shown.columns]
+        output.logprobs_tensors = widen(
+            output.logprobs_tensors, stream_logits, sampled, at, shown.top
+        )
 
 
 class GuidedCPURunnerV2(GuidedRunnerV2, CPUModelRunner):

@@ -21,7 +21,7 @@ from vllm.exceptions import VLLMClientError, VLLMServerError, VLLMValidationErro
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
-from cfg_core.vllm_plugin.frontend.admission import RefusedError
+from cfg_core.vllm_plugin.frontend.admission import AdmissionError
 from deployments.http.errors import error_of
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.faults import reason_of
@@ -133,7 +133,7 @@ def own_error(error: Exception) -> CfgServeError:
         return error
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError("The engine of this replica has stopped: send the request again.")
-    if isinstance(error, RefusedError):
+    if isinstance(error, AdmissionError):
         return RequestError(str(error.args[0]), error.parameter)
     return _from_response(create_error_response(error))
 

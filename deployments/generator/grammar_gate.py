@@ -22,7 +22,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.grammars.bounds import KINDS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, TOOLS
 from cfg_core.grammars.rewriting import readable
-from cfg_core.vllm_plugin.frontend.admission import RefusedError
+from cfg_core.vllm_plugin.frontend.admission import AdmissionError
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import MOST_NAMED, GrammarSandbox
 
 _TAG = "structural_tag"
@@ -76,7 +76,7 @@ class GrammarGate(GrammarSandbox):
         try:
             await self.check(params, _tenant.get(), of_tools=_of_tools.get())
         except RequestError as error:
-            raise RefusedError(error) from error
+            raise AdmissionError(error) from error
         except OverloadedError as error:
             raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from error
 

@@ -1,6 +1,6 @@
 """Turns a call into the request object of vLLM's serving classes, with the guidance in it.
 
-The guidance waits on the Shelf until admission takes it. Its name there travels in the request's
+The guidance waits in PENDING until admission takes it. Its name there travels in the request's
 extra arguments (`vllm_xargs`). The negative is rendered here, exactly as vLLM renders a prompt.
 """
 
@@ -21,7 +21,7 @@ from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.params import FollowerParams, GuidanceParams, TokenIds
 from cfg_core.params.fields import NEGATIVE_IDS, NEGATIVE_MESSAGES, SCORE_TOKENS
 from cfg_core.vllm_plugin import embeddings
-from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
+from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDANCE
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import checked, own_error
@@ -41,13 +41,13 @@ class PreparedRequest(NamedTuple):
 
     negative_tokens: the length of its followers' own prompts together.
     has_no_tokens: whether its negative is an empty text of which the tokenizer makes no token.
-    shelved: names of what its followers have on the Shelf. The caller must drop them at the end.
+    pending: names of what its followers have in PENDING. The caller must drop them at the end.
     """
 
     request: Any
     negative_tokens: int = 0
     has_no_tokens: bool = False
-    shelved: Sequence[str] = ()
+    pending: Sequence[str] = ()
 
 
 class GuidedRequests:
@@ -79,8 +79,8 @@ class GuidedRequests:
         if guidance is not None and guidance.enabled:
             self._check_previous(request)
             prompts = _FollowerPrompts(self._engine, self._state, call.endpoint, body)
-            prepared = await prompts.shelve(request, guidance)
-            xargs[SHELVED] = prepared.shelved[-1]
+            prepared = await prompts.prepare(request, guidance)
+            xargs[PENDING_GUIDANCE] = prepared.pending[-1]
         elif guidance is not None and guidance.params.score_tokens is not None:
             # Admission checks the number. The scores are vLLM's own.
             xargs[SCORE_TOKENS] = guidance.params.score_tokens
@@ -96,24 +96,24 @@ class GuidedRequests:
 
 
 class _FollowerPrompts:
-    """Makes the prompts of one request's followers, and puts them on the Shelf."""
+    """Makes the prompts of one request's followers, and puts them in PENDING."""
 
     def __init__(
         self, engine: AsyncLLM, state: State, endpoint: Endpoint, body: dict[str, Any]
     ) -> None:
         self._engine, self._state = engine, state
         self._endpoint, self._body = endpoint, body
-        self._shelved: list[str] = []
+        self._pending: list[str] = []
 
-    async def shelve(self, request: Any, guidance: Guidance) -> PreparedRequest:
-        """Put the guidance on the Shelf, with prompts as token ids. Its own name comes last."""
+    async def prepare(self, request: Any, guidance: Guidance) -> PreparedRequest:
+        """Put the guidance in PENDING, with prompts as token ids. Its own name comes last."""
         try:
             params, lengths, has_no_tokens = await self._params(guidance)
         except BaseException:
-            SHELF.drop(self._shelved)
+            PENDING.drop(self._pending)
             raise
-        self._shelved.append(SHELF.put(params))
-        return PreparedRequest(request, sum(lengths), has_no_tokens, self._shelved)
+        self._pending.append(PENDING.put(params))
+        return PreparedRequest(request, sum(lengths), has_no_tokens, self._pending)
 
     async def _params(self, guidance: Guidance) -> tuple[GuidanceParams, list[int], bool]:
         """The parameters for admission, the lengths of the prompts, and `has_no_tokens`."""
@@ -157,9 +157,9 @@ class _FollowerPrompts:
         where, text, messages = follower.where, follower.prompt, follower.messages
         names = ("token_ids", "prompt_embeds", "prompt", "messages")
         name = next((name for name in names if getattr(follower, name) is not None), None)
-        ids, shelf = None, None
+        ids, pending = None, None
         if name is not None:
-            ids, shelf = await self._prompt(
+            ids, pending = await self._prompt(
                 follower.token_ids,
                 follower.prompt_embeds,
                 text,
@@ -180,7 +180,7 @@ class _FollowerPrompts:
             messages=None,
             token_ids=ids,
             prompt_embeds=None,
-            multi_modal_data=shelf,
+            multi_modal_data=pending,
             lora=lora,
         )
 
@@ -193,7 +193,7 @@ class _FollowerPrompts:
         field: str,
         conversation: str,
     ) -> tuple[TokenIds | None, str | None]:
-        """A follower's prompt as token ids, and its name on the Shelf if it has more than these.
+        """A follower's prompt as token ids, and its name in PENDING if it has more than these.
 
         None for an empty text if the tokenizer puts no special tokens around a text.
 
@@ -204,10 +204,10 @@ class _FollowerPrompts:
             return self._checked(TokenIds.of(ids), field), None
         if embeds is not None:
             embedded = embeddings.read(self._engine.model_config, embeds, field)
-            return self._on_shelf({"type": "embeds", "prompt_embeds": embedded}, field)
+            return self._pending_prompt({"type": "embeds", "prompt_embeds": embedded}, field)
         if text == "" and self._endpoint == "completion":
             return self._special_tokens(), None
-        return self._on_shelf(await self._rendered(body_of, field, conversation), field)
+        return self._pending_prompt(await self._rendered(body_of, field, conversation), field)
 
     def _checked(self, ids: TokenIds, field: str) -> TokenIds:
         """A follower's token ids, if this model has them all and their number fits."""
@@ -230,8 +230,10 @@ class _FollowerPrompts:
             await endpoints.render(self._endpoint, self._state, self._body, conversation)
             raise GuidanceError(f"{field} cannot be used. {own_error(error)}", field) from None
 
-    def _on_shelf(self, rendered: Mapping[str, Any], field: str) -> tuple[TokenIds, str | None]:
-        """The token ids of a rendered prompt, and its name on the shelf if it has more than these.
+    def _pending_prompt(
+        self, rendered: Mapping[str, Any], field: str
+    ) -> tuple[TokenIds, str | None]:
+        """The token ids of a rendered prompt, and its name in PENDING if it has more than these.
 
         The places of embeddings have the token 0, which nothing reads.
         """
@@ -241,8 +243,8 @@ class _FollowerPrompts:
             ids = self._bounded(TokenIds.of(rendered["prompt_token_ids"]), field)
         if rendered["type"] == "token":
             return ids, None
-        self._shelved.append(SHELF.put(rendered))
-        return ids, self._shelved[-1]
+        self._pending.append(PENDING.put(rendered))
+        return ids, self._pending[-1]
 
     def _bounded(self, ids: TokenIds, field: str) -> TokenIds:
         limit = self._engine.model_config.max_model_len - 1  # leaves room for one output token

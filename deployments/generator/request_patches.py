@@ -8,7 +8,7 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from cfg_core.errors import RequestError
-from cfg_core.vllm_plugin.frontend.follower_media import SHELVED
+from cfg_core.vllm_plugin.frontend.follower_media import PENDING_GUIDANCE
 
 OBJECT = {"type": "object"}
 EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -23,7 +23,7 @@ def without_scores(original: Any) -> Any:
     """
 
     def to_sampling_params(self: Any, max_tokens: int, default_sampling_params: Any) -> Any:
-        is_guided = SHELVED in (self.vllm_xargs or {})
+        is_guided = PENDING_GUIDANCE in (self.vllm_xargs or {})
         request = self.model_copy(update={"echo": False}) if is_guided else self
         return original(request, max_tokens, default_sampling_params)
 

@@ -35,7 +35,7 @@ from cfg_core.errors import RequestError
 from cfg_core.lanes import num_chars
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
-from cfg_core.vllm_plugin.frontend.follower_media import SHELF
+from cfg_core.vllm_plugin.frontend.follower_media import PENDING
 from deployments import serve_patches
 from deployments.config.args import AppArgs
 from deployments.generator import endpoints, media, sse
@@ -171,7 +171,7 @@ class VllmServer:
             with reading(call.body), span.child("render") if span is not None else nullcontext():
                 await self._engine.grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
-            with SHELF.holding(made.shelved):
+            with PENDING.holding(made.pending):
                 run.begin()
                 output = await self._first(call, made.request, run)
 

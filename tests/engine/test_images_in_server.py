@@ -154,8 +154,8 @@ def test_a_system_message_keeps_the_image(server: Server, streams: Streams) -> N
     assert ids(server.answer({"messages": chat(data_url(image)), **body})) == want
 
 
-def test_nothing_stays_on_the_shelf(server: Server) -> None:
-    from cfg_core.vllm_plugin.frontend.follower_media import SHELF
+def test_nothing_stays_pending(server: Server) -> None:
+    from cfg_core.vllm_plugin.frontend.follower_media import PENDING
 
     body = {"messages": chat(data_url(picture(4))), "guidance_scale": 2, **SHARED}
     negative = {"negative_messages": chat(data_url(picture(5)))}
@@ -168,7 +168,7 @@ def test_nothing_stays_on_the_shelf(server: Server) -> None:
     ]
     with pytest.raises(RequestError):
         server.answer({"messages": body["messages"], "guidance_streams": streams, **SHARED})
-    assert not SHELF._kept
+    assert not PENDING._kept
 
 
 REFUSED = {

@@ -27,7 +27,7 @@ from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.policy.pool import Lengths
 from cfg_core.vllm_plugin.config import cannot_guide, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
-from cfg_core.vllm_plugin.frontend.follower_media import SHELF, SHELVED
+from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDANCE
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.frontend.scored_prompts import check_scores
@@ -43,7 +43,7 @@ _REGISTRY = "cfg_serve_logits_processors"
 GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.core.scheduler."
 
 
-class RefusedError(VLLMValidationError, ValueError):
+class AdmissionError(VLLMValidationError, ValueError):
     """A request that was refused.
 
     vLLM's servers answer it with 400. Python callers see a ValueError.
@@ -65,12 +65,12 @@ def process_inputs(stock: Callable[..., EngineCoreRequest]) -> Callable[..., Eng
             check_grammar_size(self.vllm_config, params)  # before vLLM reads it
             request = stock(self, request_id, prompt, rest, *args, **kwargs)
         except RequestError as error:
-            raise RefusedError(error) from error
+            raise AdmissionError(error) from error
         try:
             admit(self, request, fields, prompt)
         except RequestError as error:
             follower_media.forget(self, request)
-            raise RefusedError(error) from error
+            raise AdmissionError(error) from error
         return request
 
     return process_inputs
@@ -148,7 +148,7 @@ def _guide(
 ) -> None:
     """Check the guidance fields of a request, and put what they mean into it."""
     config, sampling = processor.vllm_config, request.sampling_params
-    params = SHELF.guidance(fields.get(SHELVED)) or GuidanceParams.from_fields(fields)
+    params = PENDING.guidance(fields.get(PENDING_GUIDANCE)) or GuidanceParams.from_fields(fields)
     if params is None:
         return
     check_scores(config, request, params)

@@ -4,8 +4,8 @@ A follower with a prompt of its own has the media of that prompt. One without ha
 prompt, and with it the leader's media. vLLM renders a prompt with media into token ids with
 placeholders, and one *feature* for each item: its processed data, its hash and its place.
 
-A server renders followers before it sends the request to the engine. It leaves what it rendered on
-the `Shelf`, and sends the name: extra arguments can hold no tensors there. The guidance itself goes
+A server renders followers before it sends the request to the engine. It leaves what it rendered in
+`PENDING`, and sends the name: extra arguments can hold no tensors there. The guidance itself goes
 the same way, because vLLM would look at each token id in it several times.
 """
 
@@ -49,7 +49,7 @@ class Prompt(NamedTuple):
     embeds: dict[str, Any] | None = None
 
 
-class Shelf:
+class PendingInputs:
     """What waits for the requests that a server is about to send to the engine.
 
     It holds the rendered prompts of followers, and the guidance of whole requests. A name cannot be
@@ -89,11 +89,11 @@ class Shelf:
             self.drop(names)
 
 
-SHELF = Shelf()
-"""The shelf of this process."""
+PENDING = PendingInputs()
+"""Those of this process."""
 
-SHELVED = "cfg_serve_shelved"
-"""The extra argument that names guidance on the shelf. Any other guidance field must be left out
+PENDING_GUIDANCE = "cfg_serve_pending"
+"""The extra argument that names guidance in PENDING. Any other guidance field must be left out
 beside it. A caller of vLLM cannot send it: it looks like guidance, and is no field."""
 
 

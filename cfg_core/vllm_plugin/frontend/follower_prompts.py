@@ -127,7 +127,7 @@ def _check_media(processor: InputProcessor, leader: _Leader, params: GuidancePar
 
 def _is_embeds(media: object) -> bool:
     """Whether this is the name of a rendered prompt of embeddings."""
-    rendered = follower_media.SHELF.get(media) if isinstance(media, str) else None
+    rendered = follower_media.PENDING.get(media) if isinstance(media, str) else None
     return rendered is not None and rendered["type"] == "embeds"
 
 
@@ -211,7 +211,7 @@ def _with_media(
     """
     text, ids, media = given
     if isinstance(media, str):
-        rendered = follower_media.SHELF.get(media)
+        rendered = follower_media.PENDING.get(media)
         if rendered is None:
             raise GuidanceError(
                 f"{where} has text for its images: over HTTP, send messages with image parts.",

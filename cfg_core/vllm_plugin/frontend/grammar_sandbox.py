@@ -110,7 +110,7 @@ class GrammarSandbox:
 
         tenant: who sent the request. Places for trials are shared fairly between tenants.
         strict: whether to refuse a schema with a keyword that no compiler enforces.
-        of_tools: whether vLLM made the grammar of tools, see `ways.Asked`.
+        of_tools: whether vLLM made the grammar of tools, see `ways.CompileOptions`.
         """
         outputs = params.structured_outputs
         if outputs is None or outputs.all_constraints_none() or is_tried(outputs):

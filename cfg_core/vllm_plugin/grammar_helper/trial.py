@@ -30,7 +30,7 @@ from cfg_core.vllm_plugin.grammar_backends import XGRAMMAR, Backends, error_of
 from cfg_core.vllm_plugin.grammar_helper.for_guidance import added_tokens
 from cfg_core.vllm_plugin.grammar_helper.lark_text import NotExpressibleError
 from cfg_core.vllm_plugin.grammar_helper.reasons import reason_of
-from cfg_core.vllm_plugin.grammar_helper.ways import AUTO, Asked, Way, schemas_of, ways
+from cfg_core.vllm_plugin.grammar_helper.ways import AUTO, CompileOptions, Way, schemas_of, ways
 
 STEPS = 32
 """Maximum number of tokens for which masks are timed."""
@@ -90,7 +90,7 @@ class Trial:
 
         request: `outputs`, the fields of StructuredOutputsParams; `allowed`, allowed_token_ids or
             None; `mask_ms`, the most CPU milliseconds that one mask may take; `compiler`, None for
-            all, or the only one to use; `whitespace` and `of_tools` as in `ways.Asked`.
+            all, or the only one to use; `whitespace` and `of_tools` as in `ways.CompileOptions`.
         """
         started = time.process_time()
         try:
@@ -122,14 +122,16 @@ class Trial:
         """
         config, fields = self._config.structured_outputs_config, request["outputs"]
         spaces = None if config.disable_any_whitespace else request.get("whitespace")
-        asked = Asked(config.backend, request["compiler"], spaces, bool(request.get("of_tools")))
+        options = CompileOptions(
+            config.backend, request["compiler"], spaces, bool(request.get("of_tools"))
+        )
         first: RefusedTrial | None = None
         try:
-            for way in ways(fields, asked, self._added):
+            for way in ways(fields, options, self._added):
                 try:
                     return *self._by(way), way.lost
                 except RefusedTrial as refusal:
-                    if _NOTHING_FITS.search(str(refusal)) and not asked.of_tools:
+                    if _NOTHING_FITS.search(str(refusal)) and not options.of_tools:
                         first = RefusedTrial(_NOTHING)
                         break
                     first = first or refusal

@@ -41,7 +41,7 @@ class Way(NamedTuple):
     compiled: dict[str, Any] | None = None
 
 
-class Asked(NamedTuple):
+class CompileOptions(NamedTuple):
     """What a grammar is compiled for.
 
     backend: the `backend` of vLLM's structured_outputs_config.
@@ -57,51 +57,53 @@ class Asked(NamedTuple):
     of_tools: bool
 
 
-def ways(fields: Mapping[str, Any], asked: Asked, added: Mapping[str, int]) -> Iterator[Way]:
+def ways(
+    fields: Mapping[str, Any], options: CompileOptions, added: Mapping[str, int]
+) -> Iterator[Way]:
     """The ways to compile a grammar. Raises ValueError and the like for what is no grammar.
 
     added: tokens that were added to the vocabulary (for_guidance.added_tokens).
     """
-    given, spaces = with_schemas(fields, rewriting.without_formats), asked.whitespace
+    given, spaces = with_schemas(fields, rewriting.without_formats), options.whitespace
     unread = list[Lost]()
-    if asked.of_tools:
+    if options.of_tools:
         unread = _each(schemas_of(given), lambda schema: rewriting.readable(schema)[1])
         given = with_schemas(given, lambda schema: rewriting.readable(schema)[0])
     schemas = schemas_of(given)
     lost = unread + _each(schemas, lost_by_xgrammar)
-    if asked.backend == XGRAMMAR:
+    if options.backend == XGRAMMAR:
         yield _by_xgrammar(given, spaces, XGRAMMAR, lost)
-    elif asked.backend != AUTO:
-        yield Way(_spaced(given, spaces, asked.backend), asked.backend, tuple(unread))
+    elif options.backend != AUTO:
+        yield Way(_spaced(given, spaces, options.backend), options.backend, tuple(unread))
     else:
-        yield from _chosen(given, schemas, asked, added, unread, lost)
-    if asked.of_tools and asked.compiler is None:
+        yield from _chosen(given, schemas, options, added, unread, lost)
+    if options.of_tools and options.compiler is None:
         free = with_schemas(given, lambda _: ANY_OBJECT, every_style=True)
-        backend = XGRAMMAR if asked.backend == AUTO else asked.backend
+        backend = XGRAMMAR if options.backend == AUTO else options.backend
         yield _by_xgrammar(free, spaces, backend, [Lost("", "parameters")])
 
 
 def _chosen(
     given: Mapping[str, Any],
     schemas: list[Any],
-    asked: Asked,
+    options: CompileOptions,
     added: Mapping[str, int],
     unread: list[Lost],
     lost: list[Lost],
 ) -> Iterator[Way]:
     """The ways under `auto`. lost: what xgrammar does not enforce, `unread` included."""
-    by_xgrammar = partial(_by_xgrammar, given, asked.whitespace)
+    by_xgrammar = partial(_by_xgrammar, given, options.whitespace)
     whole, tag = len(lost) == len(unread), given.get(TAG) is not None
-    if asked.compiler == XGRAMMAR or (whole and asked.compiler is None):
+    if options.compiler == XGRAMMAR or (whole and options.compiler is None):
         yield by_xgrammar(XGRAMMAR if schemas or tag else AUTO, lost)
-    if asked.compiler != XGRAMMAR:
+    if options.compiler != XGRAMMAR:
         try:
-            for way in _by_guidance(given, schemas, asked, added):
+            for way in _by_guidance(given, schemas, options, added):
                 yield way._replace(lost=(*unread, *way.lost))
         except NotExpressibleError:
-            if asked.compiler == GUIDANCE:
+            if options.compiler == GUIDANCE:
                 raise
-    if asked.compiler is None and not whole:
+    if options.compiler is None and not whole:
         yield by_xgrammar(XGRAMMAR if tag else AUTO, lost)
 
 
@@ -110,7 +112,7 @@ def _each(schemas: list[Any], of_one: Callable[[Any], list[Lost]]) -> list[Lost]
 
 
 def _by_guidance(
-    given: Mapping[str, Any], schemas: list[Any], asked: Asked, added: Mapping[str, int]
+    given: Mapping[str, Any], schemas: list[Any], options: CompileOptions, added: Mapping[str, int]
 ) -> Iterator[Way]:
     """The ways of llguidance: exact ones, and then one that drops what nobody enforces."""
 
@@ -118,7 +120,7 @@ def _by_guidance(
         made = [change(schema) for schema in schemas] if proven else []
         proofs = tuple(one for one in made if rewriting.one_ofs(one))
         united = with_schemas(given, lambda schema: rewriting.any_of(change(schema)))
-        ours = fields_for_guidance(united, added, Bounded(asked.whitespace))
+        ours = fields_for_guidance(united, added, Bounded(options.whitespace))
         return Way(ours, GUIDANCE, tuple(lost), proofs)
 
     yield way(rewriting.rewritten, [], True)

@@ -96,7 +96,9 @@ def stage(
         to_device(leading, np.int64, device),
         to_device(leader_of, np.int64, device),
         stage_merged(logits[:, early], row_weights[:, early], first_row[-1], device),
-        stage_logit_blends(joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device),
+        stage_logit_blends(
+            joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device
+        ),
         stage_logprob_rows(joint, streams[0], counts, device),
     )
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Make = Callable[[], list[Named]]
 
 
-class Failure(NamedTuple):
+class ProcessorFailure(NamedTuple):
     """Why a request's processors failed in a step, and at which of its rows.
 
     row: the number of drafts that precede the row.
@@ -54,7 +54,7 @@ class SequenceProcessors:
 
     def process(
         self, rows: Sequence[Tensor], drafts: Sequence[int], first: int = 0
-    ) -> Failure | None:
+    ) -> ProcessorFailure | None:
         """Change `rows` [vocabulary] in place.
 
         Row i is for the token that follows the first `first + i` drafts.
@@ -75,7 +75,7 @@ class SequenceProcessors:
         except ProcessorError as error:
             if not behind:
                 raise
-            failure = Failure(behind, str(error))
+            failure = ProcessorFailure(behind, str(error))
         for (name, processor), state in zip(self._named, states, strict=bool(drafts)):
             self._guarded(name, processor.restore, state)
         return failure
@@ -160,8 +160,8 @@ class ProcessorTable:
         """make: makes the processors that a request names, for one sequence (`Registry.make`)."""
         self._make = make
         self._live: dict[str, SequenceProcessors] = {}
-        self._failed: dict[str, Failure] = {}
-        self._untold: dict[str, Failure] = {}
+        self._failed: dict[str, ProcessorFailure] = {}
+        self._untold: dict[str, ProcessorFailure] = {}
 
     def process(
         self,
@@ -193,7 +193,7 @@ class ProcessorTable:
         except ProcessorError as error:
             logger.warning("request %s fails: %s", request_id, error, exc_info=error.__cause__)
             self.forget([request_id])
-            failure = self._failed[request_id] = Failure(0, str(error))
+            failure = self._failed[request_id] = ProcessorFailure(0, str(error))
         if failure is not None:
             self._untold[request_id] = min(failure, self._untold.get(request_id, failure))
 
@@ -205,7 +205,7 @@ class ProcessorTable:
             if processors is not None:
                 processors.close()
 
-    def take_failures(self) -> dict[str, Failure]:
+    def take_failures(self) -> dict[str, ProcessorFailure]:
         """Return the first failure of each request that failed since the last call."""
         failures, self._untold = self._untold, {}
         return failures

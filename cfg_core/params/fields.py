@@ -26,7 +26,7 @@ from cfg_core.params.checks import (
     TOKENS,
 )
 from cfg_core.params.follower import FOLLOWERS
-from cfg_core.params.rows import Row
+from cfg_core.params.rows import Field
 
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
@@ -42,72 +42,72 @@ SCORE_TOKENS = "guidance_score_tokens"
 """Names that a rule about several fields, or a sentence about another one, needs."""
 
 ROWS = (
-    Row(
+    Field(
         SCALE,
         A_SCALE,
         "guided = negative + scale * (conditional - negative), on log-softmax. Any finite number;"
         " 1 is off.",
     ),
-    Row(
+    Field(
         NEGATIVE_TEXT,
         A_TEXT,
         "The negative stream: its text, or in a conversation its system message. Without any"
         " negative, it starts at the prompt's last token.",
     ),
-    Row(NEGATIVE_IDS, TOKENS, "The negative stream as token ids."),
-    Row(
+    Field(NEGATIVE_IDS, TOKENS, "The negative stream as token ids."),
+    Field(
         NEGATIVE_MEDIA,
         MEDIA,
         "The negative stream's images, audio and video, as in vLLM's prompts.",
         sent="in Python",
         held_as="negative_media",
     ),
-    Row(
+    Field(
         NEGATIVE_EMBEDS,
         EMBEDS,
         "Completions: the negative stream as embeddings, in base64 as vLLM's prompt_embeds.",
         held_as="negative_embeds",
     ),
-    Row(
+    Field(
         NEGATIVE_MESSAGES,
         MESSAGES,
         "The whole negative conversation, with its own images and audio.",
         sent="in chats over HTTP",
         held_as=None,
     ),
-    Row(
+    Field(
         STREAMS,
         FOLLOWERS,
         "Instead of a scale and a negative: followers with weights. The weight of the conditional"
         " stream is 1 minus their sum.",
     ),
-    Row(
+    Field(
         SCHEDULE,
         A_SCHEDULE,
         "Instead of guidance_scale: [first output token, scale], ascending from token 0.",
     ),
-    Row(START, A_PLACE, "The first output token that is guided.", needs_guidance=True),
-    Row(END, A_COUNT, "The first output token that is not guided any more.", needs_guidance=True),
-    Row(
+    Field(START, A_PLACE, "The first output token that is guided.", needs_guidance=True),
+    Field(END, A_COUNT, "The first output token that is not guided any more.", needs_guidance=True),
+    Field(
         "guidance_top_k",
         A_COUNT,
         "Sample only the conditional stream's k most likely tokens.",
         needs_guidance=True,
     ),
-    Row(
+    Field(
         "guidance_min_p",
         A_SHARE,
         "Sample only tokens with at least this share of the conditional stream's highest"
         " probability.",
         needs_guidance=True,
     ),
-    Row(
+    Field(
         "guidance_filter_top_k",
         A_COUNT,
         "Sample the conditional distribution, among the k tokens that the blend finds most likely.",
         needs_guidance=True,
     ),
-    Row(
+    Field(
         STREAM_LOGPROBS,
         A_FLAG,
         "Return, with each token's log-probability, also those that each stream gave it, how far"
@@ -115,7 +115,7 @@ ROWS = (
         " tokens as there are top logprobs. Needs logprobs.",
         needs_guidance=True,
     ),
-    Row(
+    Field(
         SCORE_TOKENS,
         A_COUNT,
         "Of a completion, with echo and logprobs: the last so many tokens of the prompt belong to"

@@ -22,9 +22,9 @@ from cfg_core.params.rows import (
     FLAG,
     IDS,
     TEXT,
+    Field,
+    FieldTable,
     Kind,
-    Row,
-    Table,
 )
 
 USUAL_MAX_FOLLOWERS = 8
@@ -35,27 +35,27 @@ _ADAPTER = Kind(lambda value, name: value, {"oneOf": [TEXT, FLAG]})
 """Who knows the adapters checks it."""
 
 ROWS = (
-    Row("weight", A_NUMBER, "The factor of the stream's log-probabilities. Any finite number."),
-    Row("prompt", A_TEXT, "The stream's text, or in a conversation its system message."),
-    Row(
+    Field("weight", A_NUMBER, "The factor of the stream's log-probabilities. Any finite number."),
+    Field("prompt", A_TEXT, "The stream's text, or in a conversation its system message."),
+    Field(
         "messages",
         MESSAGES,
         "The stream's whole conversation, with its own images and audio.",
         sent="in chats over HTTP",
     ),
-    Row("token_ids", Kind(_TOKENS, IDS), "The stream as token ids."),
-    Row(
+    Field("token_ids", Kind(_TOKENS, IDS), "The stream as token ids."),
+    Field(
         "prompt_embeds",
         EMBEDS,
         "Completions: the stream as embeddings, in base64 as vLLM's prompt_embeds.",
     ),
-    Row(
+    Field(
         "multi_modal_data",
         MEDIA,
         "The stream's images, audio and video, as in vLLM's prompts.",
         sent="in Python",
     ),
-    Row("lora", _ADAPTER, "The name of an adapter; false is the base model."),
+    Field("lora", _ADAPTER, "The name of an adapter; false is the base model."),
 )
 KEYS = tuple(row.name for row in ROWS)
 PROMPTS = ("prompt", "messages", "token_ids", "prompt_embeds")
@@ -132,7 +132,7 @@ class FollowerParams:
         return _TABLE.given(self)
 
 
-_TABLE = Table(FollowerParams, ROWS)
+_TABLE = FieldTable(FollowerParams, ROWS)
 
 
 def check_followers(value: object, param: str) -> tuple[FollowerParams, ...]:

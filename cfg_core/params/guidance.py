@@ -24,7 +24,7 @@ from cfg_core.params.fields import (
     given_fields,
 )
 from cfg_core.params.follower import FollowerParams
-from cfg_core.params.rows import Table
+from cfg_core.params.rows import FieldTable
 from cfg_core.params.timeline import Timeline
 
 
@@ -219,4 +219,4 @@ class GuidanceParams(Cuts):
         return out
 
 
-TABLE = Table(GuidanceParams, ROWS)
+TABLE = FieldTable(GuidanceParams, ROWS)

@@ -1,4 +1,4 @@
-"""Row: one field of a request, with its check and its documentation. Tables of rows are read here.
+"""One field of a request, with its check and its documentation, and tables of fields.
 
 cfg_core/params/fields.py has the table of the guidance fields, and cfg_core/params/follower.py that
 of the keys of one entry of `guidance_streams`.
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class Field:
     """One field.
 
     name: as requests send it.
@@ -61,13 +61,13 @@ class Row:
         return self.name.removeprefix("guidance_") if self.held_as == "" else self.held_as
 
 
-class Table:
-    """The rows of a frozen dataclass.
+class FieldTable:
+    """The fields of a frozen dataclass.
 
     holder: the class. Its attributes have the defaults.
     """
 
-    def __init__(self, holder: type, rows: Sequence[Row]) -> None:
+    def __init__(self, holder: type, rows: Sequence[Field]) -> None:
         known: Mapping[str, dataclasses.Field[Any]] = holder.__dataclass_fields__  # type: ignore[attr-defined]
         self._rows = rows
         self._held = [

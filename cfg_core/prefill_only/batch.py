@@ -19,7 +19,7 @@ from cfg_core.prefill_only.types import FloatArray, SequenceState, SparseVector,
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EqualLengthRun:
     """`num` consecutive sequences of `length` tokens each; the first starts at row `start`."""
 
     start: int
@@ -36,7 +36,7 @@ class AttentionPlan:
     function therefore refuses a call without a plan.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[EqualLengthRun, ...]
     cu_seq_lens: torch.Tensor
     """int32 [N + 1], on the device of the model."""
     max_length: int
@@ -142,10 +142,10 @@ def pack(
     )
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[Run]:
+def _runs(lengths: Sequence[int]) -> Iterator[EqualLengthRun]:
     """The runs of sequences of equal length, in order."""
     start = 0
     for length, members in groupby(lengths):
         num = sum(1 for _ in members)
-        yield Run(start, num, length)
+        yield EqualLengthRun(start, num, length)
         start += num * length

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cfg_core.logits_processors.sequences import Failure
+from cfg_core.logits_processors.sequences import ProcessorFailure
 from cfg_core.policy.groups import Group
 
 if TYPE_CHECKING:
@@ -162,7 +162,9 @@ def attach(scheduler_output: SchedulerOutput, guidance: StepGuidance) -> None:
 # --- workers to scheduler -------------------------------------------------------------------------
 
 
-def attach_failures(model_runner_output: ModelRunnerOutput, failures: dict[str, Failure]) -> None:
+def attach_failures(
+    model_runner_output: ModelRunnerOutput, failures: dict[str, ProcessorFailure]
+) -> None:
     """Send `failures`, by request id, along with the output of a step."""
     setattr(model_runner_output, _FAILURES, failures)
 
@@ -172,7 +174,7 @@ def failures_of(model_runner_output: ModelRunnerOutput) -> dict[str, str]:
 
     A processor's failure on a row counts only if a token was sampled from that row.
     """
-    failures: dict[str, Failure] = getattr(model_runner_output, _FAILURES, {})
+    failures: dict[str, ProcessorFailure] = getattr(model_runner_output, _FAILURES, {})
     place_of, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
     return {
         name: failure.reason

@@ -1,8 +1,8 @@
 """The admission queue in front of the replicas of one encoder.
 
 The policy is that of the generator's queue (queue.py). What is a stream there is a token here. The
-engines of encoders let tenants take turns inside (cfg_core/prefill_only/stages/turns.py). So the
-queue need not keep a tenant's large request from starting: it bounds how many requests of each
+engines of encoders let tenants take turns inside (cfg_core/prefill_only/stages/fair_queue.py). So
+the queue need not keep a tenant's large request from starting: it bounds how many requests of each
 tenant are in the engines, and what waits.
 """
 

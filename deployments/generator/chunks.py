@@ -26,14 +26,14 @@ LONGEST_S = 0.1
 """Maximum seconds between two chunks of a stream, however many streams there are."""
 
 
-class Output(Protocol):
+class StreamedOutput(Protocol):
     """vLLM's RequestOutput: `outputs` has one item for each choice that it brings tokens of."""
 
     finished: bool
     outputs: Sized
 
 
-OutputT = TypeVar("OutputT", bound=Output)
+OutputT = TypeVar("OutputT", bound=StreamedOutput)
 
 
 class Chunks:

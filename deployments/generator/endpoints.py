@@ -45,7 +45,7 @@ from cfg_core.errors import GuidanceError
 from deployments.generator.cut_answers import cut_events
 from deployments.generator.engine_errors import checked
 from deployments.generator.validation import parsed
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})
 
@@ -201,7 +201,7 @@ async def render(
 
     conversation: the field that can hold a conversation, for that error.
     """
-    request = await parsed(SERVED[endpoint].request, body, SHAPES[endpoint].messages)
+    request = await parsed(SERVED[endpoint].request, body, BODY_FIELDS[endpoint].messages)
     if endpoint in ("messages", "responses"):
         made = await rendered(endpoint, state, request)
         if made.features:

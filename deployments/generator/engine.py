@@ -1,4 +1,4 @@
-"""Engine: vLLM's AsyncLLM, with what every request of a replica passes, whatever its endpoint.
+"""vLLM's AsyncLLM, with what every request of a replica passes, whatever its endpoint.
 
 Grammars are tried before vLLM reads them (grammar_gate.py), what a request has in the engine
 process is counted and bounded (engine_calls.py), streams come in chunks (chunks.py), and a request
@@ -24,12 +24,12 @@ from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 from cfg_core.errors import REQUEST_FAULT
 from cfg_core.vllm_plugin.pace import Progress
 from deployments.generator.chunks import Chunks
-from deployments.generator.engine_calls import EngineCalls, current_run
+from deployments.generator.engine_calls import EngineCalls, current_request
 from deployments.generator.engine_errors import client_error
 from deployments.generator.grammar_gate import GrammarGate
 
 
-class Engine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
+class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
     """vLLM's engine, as a replica serves it. Used from one event loop."""
 
     calls: EngineCalls
@@ -39,9 +39,9 @@ class Engine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
     @classmethod
     def start(
         cls, config: VllmConfig, progress: Progress, grammars: GrammarGate, disable_log_stats: bool
-    ) -> Engine:
+    ) -> GeneratorEngine:
         """Start the engine in a process of its own. This takes minutes with a big model."""
-        engine: Engine = cls.from_vllm_config(
+        engine: GeneratorEngine = cls.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=[RayPrometheusStatLogger],
@@ -59,7 +59,7 @@ class Engine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
         The reason is, for example, what its logits processor raised. The scheduler leaves it in
         `stop_reason`, and vLLM's serving classes would not report it.
         """
-        run, wake = current_run(), asyncio.Event()
+        run, wake = current_request(), asyncio.Event()
         wakes = set() if run is None else run.wakes
         wakes.add(wake)
         outputs = super().generate(*args, **kwargs)

@@ -41,7 +41,7 @@ After this, vLLM sends it whole.
 """
 
 
-class Run:
+class RunningRequest:
     """One HTTP request while it runs.
 
     share: streams that it may have in the engine at once.
@@ -99,7 +99,7 @@ class _Entry:
     """One choice: a request of the engine process, which has `streams` streams there."""
 
     request: EngineCoreRequest
-    run: Run
+    run: RunningRequest
     guidance: ResolvedGuidance | None = field(init=False)
     streams: int = field(init=False)
     negative_tokens: int = field(init=False)
@@ -122,10 +122,10 @@ class _Entry:
         return self.guidance.same_prompts(self.request.prompt_token_ids, has_adapter)
 
 
-_run: ContextVar[Run | None] = ContextVar("cfg_serve_run", default=None)
+_run: ContextVar[RunningRequest | None] = ContextVar("cfg_serve_run", default=None)
 
 
-def current_run() -> Run | None:
+def current_request() -> RunningRequest | None:
     """The HTTP request for which this task works."""
     return _run.get()
 

@@ -28,7 +28,7 @@ from deployments.generator.engine_errors import checked, own_error
 from deployments.generator.media_in_bodies import check_body
 from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
-from deployments.requests.endpoints import SHAPES, Endpoint, follower_body
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
 from deployments.requests.followers import adapter_of
 from deployments.requests.guidance import Guidance
 
@@ -65,7 +65,7 @@ class GuidedRequests:
         body = dict(call.body)
         check_body(call.endpoint, body)
         processors = body.pop(LOGITS_PROCESSORS, None)
-        conversation = SHAPES[call.endpoint].messages
+        conversation = BODY_FIELDS[call.endpoint].messages
         request: Any = await parsed(endpoints.SERVED[call.endpoint].request, body, conversation)
         xargs: dict[str, Any] = dict(getattr(request, "vllm_xargs", None) or {})
         check_xargs(xargs)

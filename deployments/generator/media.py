@@ -28,7 +28,7 @@ from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConne
 
 from cfg_core.errors import CfgServeError, RequestError
 from deployments.generator.media_decoding import Counted, decoded, in_thread, refused
-from deployments.generator.media_hosts import Names, PrivateAddressError, public_socket
+from deployments.generator.media_hosts import HostResolver, PrivateAddressError, public_socket
 from deployments.generator.media_memory import Client, current_share
 from deployments.requests.media import address_of
 from deployments.requests.media_files import MediaFileError, data_parts
@@ -121,7 +121,7 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         """
         all_hosts = bool(self.allowed_media_domains)
         connector = aiohttp.TCPConnector(
-            resolver=Names(client, all_hosts),
+            resolver=HostResolver(client, all_hosts),
             use_dns_cache=False,
             socket_factory=None if all_hosts else public_socket,
             force_close=True,

@@ -29,7 +29,7 @@ MAX_WAIT_S = 20.0
 """Seconds that the downloads of one request wait for others."""
 
 
-class Turns:
+class ClientDownloads:
     """The downloads of one client: those that run, and the number of those that wait."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Downloads:
 
     of_replica = asyncio.Semaphore(AT_ONCE)
 
-    def __init__(self, client: Turns) -> None:
+    def __init__(self, client: ClientDownloads) -> None:
         self._client = client
         self._turns = asyncio.Semaphore(REQUEST_AT_ONCE)
         self._running: set[asyncio.Future[Any]] = set()

@@ -32,7 +32,7 @@ class PrivateAddressError(OSError):
     """A connection to an address that is not one of the public internet."""
 
 
-class Names(AbstractResolver):
+class HostResolver(AbstractResolver):
     """Looks up names for one download.
 
     client: whose download it is.

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from cfg_core.errors import CapacityError, OverloadedError
 from cfg_core.memory import DelayedTrim
-from deployments.generator.media_downloads import Downloads, Turns, ended
+from deployments.generator.media_downloads import ClientDownloads, Downloads, ended
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Client:
 
     def __init__(self) -> None:
         self.bytes = Budget(CLIENT_BYTES)
-        self.downloads = Turns()
+        self.downloads = ClientDownloads()
         self.decoders = asyncio.Semaphore(CLIENT_DECODERS)
         self.preparing = asyncio.Lock()
         self.lookups = 0

@@ -26,7 +26,7 @@ VIDEO_SECONDS = 30.0
 """Seconds for which a video is decoded."""
 
 
-class Size(NamedTuple):
+class VideoSize(NamedTuple):
     """Pixels of a frame, and the number of all frames, as the header has them."""
 
     width: int
@@ -53,13 +53,13 @@ def load_video(media_io: VideoMediaIO, data: bytes, share: MediaShare) -> Any:
         return bounded.load_bytes(data)
 
 
-def size_of(data: bytes) -> Size:
+def size_of(data: bytes) -> VideoSize:
     """What the header of a video shows. Raises MediaFileError if it cannot be read."""
     try:
         capture = OpenCVVideoBackendMixin.open_video_capture(data)
     except (ValueError, cv2.error):
         raise MediaFileError("it is damaged, or a video of a kind that is not read.") from None
-    return Size(
+    return VideoSize(
         int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)),
         int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)),
         int(capture.get(cv2.CAP_PROP_FRAME_COUNT)),
@@ -73,7 +73,7 @@ def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VI
     """
     asked: list[int] = []
 
-    class Bounded(type(loader)):  # type: ignore[misc]
+    class BoundedLoader(type(loader)):  # type: ignore[misc]
         @classmethod
         @override
         def compute_frames_index_to_sample(cls, source: Any, target: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VI
         def read_frames(cls, cap: Any, *args: Any, **kwargs: Any) -> Any:
             return super().read_frames(Timed(cap, seconds), *args, **kwargs)
 
-    return Bounded()
+    return BoundedLoader()
 
 
 class Timed:

@@ -41,8 +41,8 @@ from deployments.config.args import AppArgs
 from deployments.generator import endpoints, media, sse
 from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.cut_answers import show_cuts
-from deployments.generator.engine import Engine
-from deployments.generator.engine_calls import Run, watch_beams
+from deployments.generator.engine import GeneratorEngine
+from deployments.generator.engine_calls import RunningRequest, watch_beams
 from deployments.generator.engine_errors import checked, naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
@@ -55,7 +55,7 @@ from deployments.generator.validation import parse, parsed
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.client_texts import hide_client_texts
 from deployments.observability.spans import TRACE_HEADERS, Span
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 from deployments.requests.report import Outcome, guidance_report, note_of
 from deployments.requests.usage import Meter
 
@@ -78,7 +78,9 @@ class VllmServer:
     class of vLLM may leave the replica, because unpickling it elsewhere would import vllm.
     """
 
-    def __init__(self, engine: Engine, state: State, share: int, max_text_chars: int) -> None:
+    def __init__(
+        self, engine: GeneratorEngine, state: State, share: int, max_text_chars: int
+    ) -> None:
         self._engine = engine
         self._state = state
         self._share = share
@@ -108,7 +110,9 @@ class VllmServer:
                 config.parallel_config.placement_group = placement_group
             grammars = GrammarGate(config)
             await asyncio.sleep(0.1)  # it starts its process; the engine holds this loop for long
-            engine = Engine.start(config, pace.Progress(path), grammars, args.disable_log_stats)
+            engine = GeneratorEngine.start(
+                config, pace.Progress(path), grammars, args.disable_log_stats
+            )
         state = State()
         options = argparse.Namespace(**{**vars(frontend_args(app.frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
@@ -163,7 +167,7 @@ class VllmServer:
         meter: must be new; holds at any moment what the engine has done for this request.
         span: the request's span in this process, if it is traced.
         """
-        run = Run(meter, self._share, traced_of(call, span))
+        run = RunningRequest(meter, self._share, traced_of(call, span))
         call = replace(call, headers=self._headers(call.headers, span))
         renderer = self._engine.renderer
         readable = reading_media(renderer, call.endpoint, call.body, run.has_begun, call.client)
@@ -207,7 +211,7 @@ class VllmServer:
             return {name: value for name, value in given.items() if name not in TRACE_HEADERS}
         return {**given, **(span.headers if span is not None else {})}
 
-    async def _first(self, call: GenerateCall, request: Any, run: Run) -> Any:
+    async def _first(self, call: GenerateCall, request: Any, run: RunningRequest) -> Any:
         """vLLM's response, or the iterator of its stream.
 
         What fails before the request is in the engine was caused by the client.
@@ -262,7 +266,7 @@ class VllmServer:
     async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str:
         """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
         with self._reading(json.dumps(body), "prompt"):
-            conversation = SHAPES[endpoint].messages
+            conversation = BODY_FIELDS[endpoint].messages
             request = await parsed(endpoints.SERVED[endpoint].request, body, conversation)
             with self._reading_media(endpoint, body):
                 made = await endpoints.rendered(endpoint, self._state, request)

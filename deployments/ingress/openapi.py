@@ -19,7 +19,7 @@ from deployments.requests.answer_schemas import (
     OWN,
     array,
 )
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 from deployments.requests.schemas import (
     ENCODE,
     ENCODE_EXAMPLES,
@@ -37,7 +37,7 @@ GENERATED: dict[str, Endpoint] = {
     "/v1/chat/completions/batch": "batch",
     "/generative_scoring": "scoring",
 }
-GUIDED = frozenset(path for path, endpoint in GENERATED.items() if SHAPES[endpoint].guided)
+GUIDED = frozenset(path for path, endpoint in GENERATED.items() if BODY_FIELDS[endpoint].guided)
 
 READ: dict[str, str] = {
     "/v1/completions/render": "completion",
@@ -199,9 +199,9 @@ def _engines(
         return {}
     schemas |= copy.deepcopy(engine["components"])
     names: Mapping[str, str] = engine["names"]
-    for endpoint in SHAPES:
+    for endpoint in BODY_FIELDS:
         properties = schemas[names[endpoint]].setdefault("properties", {})
-        properties |= {**SERVER, **(guidance_of(endpoint) if SHAPES[endpoint].guided else {})}
+        properties |= {**SERVER, **(guidance_of(endpoint) if BODY_FIELDS[endpoint].guided else {})}
     paths = {**GENERATED, **READ}
     made = {
         path: ({"$ref": f"#/components/schemas/{names[name]}"}, EXAMPLES[path], "generator")
@@ -213,7 +213,7 @@ def _engines(
 def guidance_of(endpoint: Endpoint) -> dict[str, Schema]:
     """The guidance fields of an endpoint's bodies, without those of conversations elsewhere."""
     fields = copy.deepcopy(GUIDANCE)
-    if SHAPES[endpoint].messages is None:
+    if BODY_FIELDS[endpoint].messages is None:
         del fields["negative_messages"]
         del fields["guidance_streams"]["items"]["properties"]["messages"]
     return fields

@@ -13,7 +13,7 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.grammars import bounds
 from deployments.http.events import json_answer
 from deployments.ingress.app import Routes, app, forwarded_headers, tenant_of
-from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint, conversation_of
 from deployments.requests.guidance import read_guidance
 from deployments.requests.old_names import with_structured_outputs
 from deployments.requests.streams import num_tokens
@@ -120,7 +120,7 @@ class VllmRoutes(Routes):
         generator = await self._generator_of(name)
         tenant = tenant_of(request)
         self._gate.allow_model(tenant, str(name or self._args.model_name))
-        is_prompt = SHAPES[endpoint].messages is None
+        is_prompt = BODY_FIELDS[endpoint].messages is None
         content: Any = body.get("prompt") if is_prompt else conversation_of(endpoint, body)
         tokens = num_tokens(content)
         with self._gate.charge(tenant, tokens) as charge:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from deployments.requests.body import json_type
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 from deployments.requests.guidance import Guidance
 from deployments.requests.shape import number_of
 from deployments.requests.streams import Groups, num_prompts, prompts_of
@@ -81,7 +81,7 @@ def output_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
     """The most output tokens of one choice, or USUAL_OUTPUT_TOKENS if the body sets no limit."""
     if endpoint == "scoring":
         return 1
-    limits = [read_count(body, name) for name in SHAPES[endpoint].max_tokens]
+    limits = [read_count(body, name) for name in BODY_FIELDS[endpoint].max_tokens]
     limit = next((limit for limit in limits if limit is not None), None)
     if limit is None and endpoint == "completion" and "max_tokens" not in body:
         limit = COMPLETION_TOKENS
@@ -159,7 +159,7 @@ def _prompt_logprob_bytes(endpoint: Endpoint, body: Mapping[str, Any], groups: G
     With `echo`, vLLM writes them twice.
     """
     logprobs = read_count(body, "prompt_logprobs")
-    echoed = bool(body.get("echo")) and body.get(SHAPES[endpoint].logprobs or "") is not None
+    echoed = bool(body.get("echo")) and body.get(BODY_FIELDS[endpoint].logprobs or "") is not None
     if logprobs is None and echoed:
         logprobs = _logprobs(endpoint, body)
     if logprobs is None:
@@ -173,7 +173,7 @@ def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
 
     Raises RequestError, as `read_count`.
     """
-    name = SHAPES[endpoint].logprobs
+    name = BODY_FIELDS[endpoint].logprobs
     if name is None:
         return 0
     if isinstance(body.get(name), bool):  # vLLM reads true as 1, and false as 0

@@ -18,7 +18,7 @@ SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class BodyFields:
     """Field names of one endpoint's bodies.
 
     messages: the conversation; None if the body has a `prompt` instead.
@@ -35,24 +35,24 @@ class Shape:
     guided: bool = True
 
 
-_CHAT = Shape(
+_CHAT = BodyFields(
     messages="messages",
     max_tokens=("max_completion_tokens", "max_tokens"),
     logprobs="top_logprobs",
 )
 
-SHAPES: dict[Endpoint, Shape] = {
-    "completion": Shape(logprobs="logprobs"),
+BODY_FIELDS: dict[Endpoint, BodyFields] = {
+    "completion": BodyFields(logprobs="logprobs"),
     "chat": _CHAT,
-    "responses": Shape(
+    "responses": BodyFields(
         messages="input",
         system="instructions",
         max_tokens=("max_output_tokens",),
         logprobs="top_logprobs",
     ),
-    "messages": Shape(messages="messages", system="system"),
+    "messages": BodyFields(messages="messages", system="system"),
     "batch": replace(_CHAT, guided=False),
-    "scoring": Shape(max_tokens=(), guided=False),
+    "scoring": BodyFields(max_tokens=(), guided=False),
 }
 """OpenAI's completions, chat completions and Responses API, Anthropic's Messages API, and vLLM's
 batches of chats and generative scoring."""
@@ -63,11 +63,11 @@ def conversation_of(endpoint: Endpoint, body: Mapping[str, Any]) -> list[Any]:
 
     The Responses API takes a text as the user's message. Malformed messages count as none.
     """
-    shape = SHAPES[endpoint]
-    messages = body.get(shape.messages or "")
+    names = BODY_FIELDS[endpoint]
+    messages = body.get(names.messages or "")
     if isinstance(messages, str) and endpoint == "responses":
         messages = [{"role": "user", "content": messages}]
-    system = body.get(shape.system or "")
+    system = body.get(names.system or "")
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, *messages] if isinstance(messages, list) else first
 
@@ -76,9 +76,9 @@ def with_conversation(
     endpoint: Endpoint, body: Mapping[str, Any], messages: list[Any]
 ) -> dict[str, Any]:
     """The same body with `messages` as its whole conversation."""
-    shape = SHAPES[endpoint]
-    rest = {name: value for name, value in body.items() if name != shape.system}
-    return {**rest, str(shape.messages): messages}
+    names = BODY_FIELDS[endpoint]
+    rest = {name: value for name, value in body.items() if name != names.system}
+    return {**rest, str(names.messages): messages}
 
 
 def with_system(endpoint: Endpoint, body: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -88,12 +88,12 @@ def with_system(endpoint: Endpoint, body: Mapping[str, Any], text: str) -> dict[
     system (or developer) message, and keeps that one's role. If there is none either, it is put in
     front. Raises RequestError if the messages are no list.
     """
-    shape, body = SHAPES[endpoint], dict(body)
-    field = str(shape.messages)
+    names, body = BODY_FIELDS[endpoint], dict(body)
+    field = str(names.messages)
     messages = body.get(field)
     at = system_message(messages)
-    if shape.system is not None and (at is None or body.get(shape.system) is not None):
-        body[shape.system] = text or None
+    if names.system is not None and (at is None or body.get(names.system) is not None):
+        body[names.system] = text or None
         return body
     if not isinstance(messages, list):
         raise RequestError(f"{field} must be a list, not {json_type(messages)}.", field)
@@ -128,9 +128,9 @@ def follower_body(
 
 def has_system(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
     """Whether a conversation has a system message."""
-    shape = SHAPES[endpoint]
-    beside = shape.system is not None and body.get(shape.system) is not None
-    return beside or system_message(body.get(shape.messages or "")) is not None
+    names = BODY_FIELDS[endpoint]
+    beside = names.system is not None and body.get(names.system) is not None
+    return beside or system_message(body.get(names.messages or "")) is not None
 
 
 def system_message(messages: object) -> int | None:

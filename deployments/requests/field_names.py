@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 _PYTHON = re.compile(r":? \{'.*\}", re.DOTALL)
 _QUOTED = re.compile(r"`(\w+)`|^'?(\w+)")
@@ -26,12 +26,12 @@ def named(
     message = _PYTHON.sub("", message)
     if param is None:
         return message, _mentioned(body, message)
-    shape = SHAPES[endpoint]
+    names = BODY_FIELDS[endpoint]
     mine: tuple[str | None, ...] = ()
     if param in ("max_tokens", "max_completion_tokens") and param not in body:
-        mine = shape.max_tokens
+        mine = names.max_tokens
     elif param == "logprobs":
-        mine = (shape.logprobs,)
+        mine = (names.logprobs,)
     for name in mine:
         if name is not None and name != param and body.get(name) is not None:
             return re.sub(rf"\b{param}\b", name, message), name

@@ -11,7 +11,7 @@ from typing import Any
 from cfg_core.errors import GuidanceError
 from cfg_core.params import FollowerParams
 from cfg_core.params.fields import SCHEDULE, STREAMS
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 
 def refuse_text(body: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def check_followers(followers: Iterable[FollowerParams], endpoint: Endpoint) -> 
     """Raise GuidanceError for a stream that this endpoint, or no endpoint, can have."""
     for follower in followers:
         where = follower.where
-        if follower.messages is not None and SHAPES[endpoint].messages is None:
+        if follower.messages is not None and BODY_FIELDS[endpoint].messages is None:
             raise GuidanceError(
                 f"{where}.messages is for conversations: send prompt or token_ids here.", where
             )
@@ -55,7 +55,7 @@ def check_embeds(value: object, field: str, conversation: str, endpoint: Endpoin
 
     conversation: the field that can have them there, as parts of messages.
     """
-    if SHAPES[endpoint].messages is not None:
+    if BODY_FIELDS[endpoint].messages is not None:
         raise GuidanceError(
             f"{field} is for /v1/completions: send {conversation} with parts of the type"
             " prompt_embeds here.",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.requests.endpoints import SHAPES, Endpoint
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 from deployments.requests.prefixes import Prefix
 from deployments.requests.streams import Groups
 
@@ -76,7 +76,7 @@ def group_request(
     """
     # Neither two adapters nor two cache salts share KV.
     salt, model = f"{body.get('cache_salt')} {tenant}", body.get("model")
-    longest = next(filter(None, map(body.get, SHAPES[endpoint].max_tokens)), None)
+    longest = next(filter(None, map(body.get, BODY_FIELDS[endpoint].max_tokens)), None)
     return GroupRequest(
         prefixes=tuple(
             Prefix.of(s.prompt, f"{model if s.adapter is None else s.adapter} {salt}")

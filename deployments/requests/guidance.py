@@ -32,7 +32,7 @@ from cfg_core.params.fields import (
     unknown_field,
 )
 from deployments.requests.body import MAX_FIELDS, json_type
-from deployments.requests.endpoints import SHAPES, Endpoint, follower_body
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
 from deployments.requests.followers import check_embeds, check_followers, refuse_text
 
 PLANNED = ("guidance_between", "guidance_min_entropy")
@@ -269,7 +269,7 @@ def _refuse_unread_processors(endpoint: Endpoint, body: Mapping[str, Any]) -> No
 
 def _refuse_unguidable(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     """Raise GuidanceError for requests and options under which a joint step has no meaning."""
-    if not SHAPES[endpoint].guided:
+    if not BODY_FIELDS[endpoint].guided:
         raise GuidanceError(
             "This endpoint cannot be guided: send guided requests to /v1/completions or"
             " /v1/chat/completions, one for each conversation.",

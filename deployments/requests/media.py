@@ -13,7 +13,7 @@ from typing import Any, Literal
 from yarl import URL
 
 from cfg_core.errors import RequestError
-from deployments.requests.endpoints import SHAPES, Endpoint, conversation_of
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint, conversation_of
 
 MAX_MEDIA = 32
 """Maximum number of images, audio and video in one conversation.
@@ -73,7 +73,7 @@ def media_parts(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 
 def check_media(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     """Raise RequestError for parts of messages that no request may have."""
-    field = str(SHAPES[endpoint].messages)
+    field = str(BODY_FIELDS[endpoint].messages)
     messages = conversation_of(endpoint, body)
     number = sum(1 for _ in media_parts(messages))
     if number > MAX_MEDIA:

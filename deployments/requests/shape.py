@@ -65,7 +65,7 @@ _NAME_BYTES = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class FieldSize:
     """How much a field holds.
 
     num_bytes: bytes of its JSON text, with what stands between it and the next field.
@@ -82,8 +82,8 @@ class Size:
         """What it costs to read, in values."""
         return self.values + self.entries // NUMBERS_PER_VALUE
 
-    def __add__(self, other: Size) -> Size:
-        return Size(
+    def __add__(self, other: FieldSize) -> FieldSize:
+        return FieldSize(
             self.num_bytes + other.num_bytes,
             self.values + other.values,
             self.entries + other.entries,
@@ -99,12 +99,12 @@ class Shape:
     depth: how deeply objects and lists are nested.
     """
 
-    fields: Mapping[str, Size] = field(default_factory=dict)
+    fields: Mapping[str, FieldSize] = field(default_factory=dict)
     depth: int = 0
 
     @property
-    def size(self) -> Size:
-        return sum(self.fields.values(), Size())
+    def size(self) -> FieldSize:
+        return sum(self.fields.values(), FieldSize())
 
 
 def shape_of(raw: bytes) -> Shape:
@@ -115,15 +115,15 @@ def shape_of(raw: bytes) -> Shape:
     text = raw
     if b"\\" in raw:
         text = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    fields: dict[str, Size] = {}
+    fields: dict[str, FieldSize] = {}
     name, depth, deepest, is_text = "", 0, 0, False
     for start in range(0, len(text), _PIECE_BYTES):
         piece = _Piece(text[start : start + _PIECE_BYTES], depth, is_text)
-        found = fields[name] = fields.get(name, Size())
+        found = fields[name] = fields.get(name, FieldSize())
         for at, size in piece.parts(_MOST_FIELDS - len(fields)):
             if at is not None:
                 name = _name_before(text, start + at)
-                found = fields.get(name, Size())
+                found = fields.get(name, FieldSize())
             fields[name] = found + size
         depth, is_text = piece.depth, piece.ends_in_text
         deepest = max(deepest, piece.deepest)
@@ -155,7 +155,7 @@ class _Piece:
         self.deepest = int(depths.max(initial=depth))
         self.depth = int(depths[-1]) if len(depths) else depth
 
-    def parts(self, most: int) -> Iterator[tuple[int | None, Size]]:
+    def parts(self, most: int) -> Iterator[tuple[int | None, FieldSize]]:
         """What stands before the first colon of a field of the body itself, and after each.
 
         Yields where the colon is in the piece, and the size of the part. After `most` colons, the
@@ -173,7 +173,7 @@ class _Piece:
             length += (0 if number else self._skipped) - (
                 self._unclosed if number == len(colons) else 0
             )
-            yield place if number else None, Size(length, quotes + opened, commas + opened)
+            yield place if number else None, FieldSize(length, quotes + opened, commas + opened)
             place += length
 
 
@@ -228,7 +228,7 @@ class ShapeBounds:
         for name in shape.fields.keys() - {"", *but}:
             self.check_field(name, shape.fields[name], copies, of)
 
-    def check_field(self, name: str, size: Size, copies: int, of: str) -> None:
+    def check_field(self, name: str, size: FieldSize, copies: int, of: str) -> None:
         """Raise RequestError if one field is too large to be copied so many times."""
         per_entry, per_byte = WEIGHTS.get(name, (1, 1))
         for found, weight, most, what, key in (

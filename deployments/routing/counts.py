@@ -18,7 +18,7 @@ Should one of those come back, it would be counted twice.
 
 
 @dataclass(frozen=True)
-class Names:
+class ReportKeys:
     """The keys of a replica's report. All values are integers.
 
     now: what is true now; the numbers of a replica that left are gone.
@@ -29,7 +29,7 @@ class Names:
     totals: tuple[str, ...]
 
 
-GENERATOR = Names(
+GENERATOR = ReportKeys(
     now=(
         "running",
         "waiting",
@@ -61,7 +61,7 @@ GENERATOR = Names(
 )
 """Of an engine's `guidance_stats`. The drafts are missing in engines without speculation."""
 
-ENCODER = Names(
+ENCODER = ReportKeys(
     now=("queued_sequences", "queued_tokens", "batches_in_flight"),
     totals=("requests", "sequences", "tokens", "batches"),
 )
@@ -71,7 +71,7 @@ ENCODER = Names(
 class Counts:
     """The counts of one deployment, for several threads. Totals never fall when replicas leave."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: ReportKeys) -> None:
         self._names = names
         self._lock = threading.Lock()
         # replica -> its last report; those that left come first, the longest gone before the others

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names
+from deployments.routing.counts import ENCODER, GENERATOR, Counts, ReportKeys
 from deployments.routing.loads import ReplicaLoad
 
 
@@ -47,7 +47,7 @@ class Fleet:
     counts: for /metrics.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: ReportKeys) -> None:
         self.view, self.is_known = FleetView(), False
         self.counts = Counts(names)
 
@@ -80,6 +80,6 @@ def encoder_fleet(deployment: str) -> Fleet:
     return _fleet(deployment, ENCODER)
 
 
-def _fleet(deployment: str, names: Names) -> Fleet:
+def _fleet(deployment: str, names: ReportKeys) -> Fleet:
     with _lock:
         return _fleets.setdefault(deployment, Fleet(names))

@@ -10,7 +10,7 @@ from cfg_core.errors import RequestError
 from deployments.generator import validation
 from deployments.generator.endpoints import SERVED
 from deployments.generator.validation import PART, has_more_values, parse, parsed
-from deployments.requests.endpoints import SHAPES
+from deployments.requests.endpoints import BODY_FIELDS
 
 USER = {"role": "user", "content": "Hello"}
 CALLED = {
@@ -30,11 +30,11 @@ CONVERSATIONS = {
 
 def body_of(endpoint, messages):
     rest = {"model": "m"} if endpoint == "responses" else REST
-    return {**rest, SHAPES[endpoint].messages: messages}
+    return {**rest, BODY_FIELDS[endpoint].messages: messages}
 
 
 def in_parts(endpoint, body):
-    return asyncio.run(parsed(SERVED[endpoint].request, body, SHAPES[endpoint].messages))
+    return asyncio.run(parsed(SERVED[endpoint].request, body, BODY_FIELDS[endpoint].messages))
 
 
 @pytest.mark.parametrize("endpoint", CONVERSATIONS)
@@ -43,7 +43,7 @@ def test_a_long_conversation_is_read_as_a_whole_one(endpoint):
     messages = [*one * (3 * PART // len(one)), one[0]]
     whole = parse(SERVED[endpoint].request, body_of(endpoint, messages))
     found = in_parts(endpoint, body_of(endpoint, messages))
-    field = SHAPES[endpoint].messages
+    field = BODY_FIELDS[endpoint].messages
     assert getattr(found, field) == getattr(whole, field)
     assert len(getattr(found, field)) == len(messages) > PART
     ids = {"request_id"}  # each object makes its own
@@ -56,7 +56,7 @@ def test_the_first_fault_of_a_long_list_is_found_soon(endpoint):
     with pytest.raises(RequestError) as caught:
         in_parts(endpoint, body_of(endpoint, [{}] * 5000))
     assert time.perf_counter() - began < 2  # all faults of /v1/responses take 20 s
-    assert f"{SHAPES[endpoint].messages}[0]" in str(caught.value)
+    assert f"{BODY_FIELDS[endpoint].messages}[0]" in str(caught.value)
 
 
 def test_a_fault_is_told_with_its_place_in_the_whole_list():

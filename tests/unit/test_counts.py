@@ -6,10 +6,10 @@ from deployments.ingress import metric_families
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
 from deployments.routing import counts as module
-from deployments.routing.counts import ENCODER, GENERATOR, Counts, Names, generator_metrics
+from deployments.routing.counts import ENCODER, GENERATOR, Counts, ReportKeys, generator_metrics
 from deployments.routing.placement import Placer
 
-NAMES = Names(now=("groups",), totals=("guided_tokens",))
+NAMES = ReportKeys(now=("groups",), totals=("guided_tokens",))
 
 
 def report(groups, guided_tokens):

@@ -17,7 +17,7 @@ import pytest
 from deployments.generator import media_hosts
 from deployments.generator.media_hosts import (
     CLIENT_LOOKUPS,
-    Names,
+    HostResolver,
     PrivateAddressError,
     is_own,
     public_socket,
@@ -40,7 +40,7 @@ def named(*hosts: str) -> Lookup:
 
 def resolved(lookup: Lookup, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
     monkeypatch.setattr(media_hosts.socket, "getaddrinfo", lookup)
-    names = Names(Client(), options.get("all_hosts", False))
+    names = HostResolver(Client(), options.get("all_hosts", False))
     return [one["host"] for one in asyncio.run(names.resolve("images.example", 80))]
 
 
@@ -59,7 +59,7 @@ def test_names_of_private_addresses(host: str, monkeypatch: pytest.MonkeyPatch) 
 def test_other_ways_to_write_an_address(host: str) -> None:
     """The system's lookup understands them, and its answer is checked."""
     with pytest.raises(PrivateAddressError):
-        asyncio.run(Names(Client(), False).resolve(host, 80))
+        asyncio.run(HostResolver(Client(), False).resolve(host, 80))
 
 
 @pytest.mark.parametrize("host", [PRIVATE, METADATA, "127.0.0.1"])
@@ -89,7 +89,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def attack() -> None:
         attacker, other = Client(), Client()
-        names = Names(attacker, False)
+        names = HostResolver(attacker, False)
         for _ in range(CLIENT_LOOKUPS):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
@@ -97,7 +97,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(OSError, match="too many names"):
             await names.resolve("slow.example", 80)
         monkeypatch.setattr(media_hosts.socket, "getaddrinfo", named(PUBLIC))
-        assert len(await Names(other, False).resolve("images.example", 80)) == 1
+        assert len(await HostResolver(other, False).resolve("images.example", 80)) == 1
         answer.set()
         for _ in range(500):
             if not attacker.lookups:
@@ -113,7 +113,9 @@ def test_aiohttp_asks_this_lookup_and_this_socket(monkeypatch: pytest.MonkeyPatc
     """Its errors reach the caller as they are, so that the client gets the reason."""
 
     async def fetch() -> None:
-        connector = aiohttp.TCPConnector(resolver=Names(Client(), False), use_dns_cache=False)
+        connector = aiohttp.TCPConnector(
+            resolver=HostResolver(Client(), False), use_dns_cache=False
+        )
         async with aiohttp.ClientSession(connector=connector) as http:
             await http.get("http://images.example/a.png")
 

@@ -21,7 +21,7 @@ from cfg_core import GuidanceError, GuidanceParams
 from cfg_core.params import FollowerParams, follower, looks_like_guidance
 from cfg_core.params.checks import check_text, check_token_ids
 from cfg_core.params.fields import AMBIGUOUS, FIELDS, ROWS, SYNONYMS
-from cfg_core.params.rows import Row
+from cfg_core.params.rows import Field
 from tests.support.bad_bodies import TEXTS_OF_LISTS, VALUES, Bad
 
 SCALES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**60), 2**60))
@@ -202,7 +202,7 @@ def test_the_input_is_not_changed() -> None:
     [(ROWS, GuidanceParams, set()), (follower.ROWS, FollowerParams, {"where"})],
 )
 def test_each_attribute_has_one_row_and_each_row_says_what_it_means(
-    rows: tuple[Row, ...], holder: type, others: set[str]
+    rows: tuple[Field, ...], holder: type, others: set[str]
 ) -> None:
     held = [row.attribute for row in rows if row.attribute is not None]
     assert len(held) == len(set(held))

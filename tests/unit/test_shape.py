@@ -12,7 +12,7 @@ from deployments.config.limits import LimitsArgs
 from deployments.requests import shape
 from deployments.requests.body import decode_body
 from deployments.requests.demand import check_request_id, copies_of
-from deployments.requests.shape import READ_ONCE, ShapeBounds, Size, shape_of
+from deployments.requests.shape import READ_ONCE, FieldSize, ShapeBounds, shape_of
 
 MESSAGE = {"role": "user", "content": 'a "word" \\ [{,:'}
 
@@ -51,7 +51,7 @@ def test_the_shape_is_that_of_the_parsed_body(body, piece_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shape, "_PIECE_BYTES", piece_bytes)
         found = shape_of(raw)
-    assert found.size == Size(len(raw), values_in(body), entries_in(body))
+    assert found.size == FieldSize(len(raw), values_in(body), entries_in(body))
     assert found.depth == depth_of(body)
 
 

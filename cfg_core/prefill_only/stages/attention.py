@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from cfg_core.cpu_features import AMX_BFLOAT16, CPUINFO, features, read
 from cfg_core.errors import CompatibilityError
-from cfg_core.prefill_only.batch import AttentionPlan, Run
+from cfg_core.prefill_only.batch import AttentionPlan, EqualLengthRun
 
 Backend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan, bool, float, int | None], torch.Tensor
@@ -180,7 +180,7 @@ def _float32_is_faster() -> bool:
     return "avx512_bf16" in found and AMX_BFLOAT16 not in found
 
 
-def _split(packed: torch.Tensor, rows: slice, run: Run) -> torch.Tensor:
+def _split(packed: torch.Tensor, rows: slice, run: EqualLengthRun) -> torch.Tensor:
     """A view of [H, T, D] as [num, H, length, D]: the sequences of one run."""
     heads, _, width = packed.shape
     return packed[:, rows].reshape(heads, run.num, run.length, width).transpose(0, 1)

@@ -1,8 +1,9 @@
 """Chooses the waiting sequences that form the next batch. Uses no torch, clock or threads.
 
-Tenants and requests take turns, measured in tokens (turns.py). So a request with one input does not
-wait for another request's two thousand inputs, and a tenant does not wait for another tenant's
-hundred requests. Sequences of one request keep their order, and so do sequences without a request.
+Tenants and requests take turns, measured in tokens (fair_queue.py). So a request with one input
+does not wait for another request's two thousand inputs, and a tenant does not wait for another
+tenant's hundred requests. Sequences of one request keep their order, and so do sequences without a
+request.
 
 There is one exception to this order. Attention is fastest over sequences of equal length, so
 sequences in a window at the head of the queue join the batch if their length is close to that of
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cfg_core.prefill_only.options import EngineOptions
-from cfg_core.prefill_only.stages.turns import Turns
+from cfg_core.prefill_only.stages.fair_queue import FairQueue
 from cfg_core.prefill_only.types import SequenceState
 
 
@@ -29,7 +30,7 @@ class Scheduler:
         self._max_batch_sequences = options.max_batch_sequences
         self._sort_window = options.sort_window
         self._max_skips = options.max_skips
-        self._turns = Turns()
+        self._queue = FairQueue()
         self._queued_tokens = 0
 
     @property
@@ -38,31 +39,31 @@ class Scheduler:
 
     @property
     def queued_sequences(self) -> int:
-        return len(self._turns)
+        return len(self._queue)
 
     def add(self, sequences: Iterable[SequenceState]) -> None:
         """Queue sequences. The input processor has ensured that each fits into one batch."""
         for sequence in sequences:
             assert 0 < len(sequence) <= self._max_batch_tokens
             self._queued_tokens += len(sequence)
-            self._turns.add(sequence)
+            self._queue.add(sequence)
 
     def cancel(self, sequences: Iterable[SequenceState]) -> None:
         """Take sequences out of the queue. No effect on those that run already."""
         gone = [sequence for sequence in sequences if not sequence.cancelled]
         for sequence in gone:
             sequence.cancelled = True
-        self._turns.drop_cancelled()
-        self._queued_tokens = sum(map(len, self._turns))
+        self._queue.drop_cancelled()
+        self._queued_tokens = sum(map(len, self._queue))
 
     def schedule(self) -> list[SequenceState]:
         """Take the next batch off the queue, sorted by length. It is empty if nothing waits."""
-        window = self._turns.window(self._sort_window)
+        window = self._queue.window(self._sort_window)
         if not window:
             return []
         batch = self._choose(window)
         self._count_skips(window, batch)
-        self._turns.take(window, batch)
+        self._queue.take(window, batch)
         self._queued_tokens -= sum(map(len, batch))
         batch.sort(key=len)
         return batch
@@ -96,5 +97,5 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert the invariants that hold between calls."""
-        assert self._queued_tokens == sum(map(len, self._turns))
-        self._turns.check_integrity()
+        assert self._queued_tokens == sum(map(len, self._queue))
+        self._queue.check_integrity()

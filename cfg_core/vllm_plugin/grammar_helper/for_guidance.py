@@ -22,7 +22,7 @@ from typing import Any
 from cfg_core.grammars.schemas import closed
 from cfg_core.vllm_plugin.grammar_helper.lark_text import (
     ANY,
-    Bounded,
+    JsonWhitespace,
     NotExpressibleError,
     escaped,
     parsed,
@@ -45,14 +45,14 @@ def added_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def fields_for_guidance(
-    fields: Mapping[str, Any], added: Mapping[str, int], white: Bounded | None = None
+    fields: Mapping[str, Any], added: Mapping[str, int], white: JsonWhitespace | None = None
 ) -> dict[str, Any]:
     """The fields of StructuredOutputsParams with which llguidance does what xgrammar would do.
 
     Raises NotExpressibleError.
     added: see `added_tokens`.
     """
-    white = white or Bounded()
+    white = white or JsonWhitespace()
     try:
         if fields.get("json") is not None:
             return {**fields, "json": json.dumps(white.of(closed(parsed(fields["json"]))))}
@@ -69,7 +69,7 @@ def fields_for_guidance(
 class _Lark:
     """Writes a structural tag as a Lark grammar of llguidance: rules, one after another."""
 
-    def __init__(self, added: Mapping[str, int], white: Bounded) -> None:
+    def __init__(self, added: Mapping[str, int], white: JsonWhitespace) -> None:
         self._added, self._white = added, white
         self._rules: list[str] = []
         texts = sorted(added, key=len, reverse=True)

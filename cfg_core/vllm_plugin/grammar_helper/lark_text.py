@@ -16,7 +16,7 @@ _OPTIONS = "x-guidance"
 """The keyword in which a schema has options for llguidance."""
 
 
-class Bounded:
+class JsonWhitespace:
     """How llguidance writes white space in JSON.
 
     It bounds white space around commas and colons. It cannot bound it after an opening bracket and
@@ -31,7 +31,7 @@ class Bounded:
     def of(self, schema: Any, most: int | None = None) -> Any:
         """The schema with this way to write white space, or with another bound."""
         if most is not None:
-            return Bounded(most).of(schema)
+            return JsonWhitespace(most).of(schema)
         if self.most is None or schema is False:
             return schema
         schema = {} if schema is True else schema

@@ -17,7 +17,11 @@ from cfg_core.grammars import rewriting
 from cfg_core.grammars.keywords import Lost, lost_by_xgrammar
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR
 from cfg_core.vllm_plugin.grammar_helper.for_guidance import fields_for_guidance
-from cfg_core.vllm_plugin.grammar_helper.lark_text import Bounded, NotExpressibleError, parsed
+from cfg_core.vllm_plugin.grammar_helper.lark_text import (
+    JsonWhitespace,
+    NotExpressibleError,
+    parsed,
+)
 
 JSON, TAG, JSON_OBJECT = "json", "structural_tag", "json_object"
 AUTO = "auto"
@@ -120,7 +124,7 @@ def _by_guidance(
         made = [change(schema) for schema in schemas] if proven else []
         proofs = tuple(one for one in made if rewriting.one_ofs(one))
         united = with_schemas(given, lambda schema: rewriting.any_of(change(schema)))
-        ours = fields_for_guidance(united, added, Bounded(options.whitespace))
+        ours = fields_for_guidance(united, added, JsonWhitespace(options.whitespace))
         return Way(ours, GUIDANCE, tuple(lost), proofs)
 
     yield way(rewriting.rewritten, [], True)
@@ -175,7 +179,7 @@ def _spaced(fields: Mapping[str, Any], whitespace: int | None, backend: str) -> 
     """The fields for a compiler that the configuration names, which is not xgrammar."""
     if fields.get(JSON) is None or backend != GUIDANCE:
         return dict(fields)
-    return {**fields, JSON: json.dumps(Bounded(whitespace).of(parsed(fields[JSON])))}
+    return {**fields, JSON: json.dumps(JsonWhitespace(whitespace).of(parsed(fields[JSON])))}
 
 
 def schemas_of(fields: Mapping[str, Any]) -> list[Any]:

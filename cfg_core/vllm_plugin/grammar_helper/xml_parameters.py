@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfg_core.grammars.schemas import closed
-from cfg_core.vllm_plugin.grammar_helper.lark_text import Bounded, escaped, unknown
+from cfg_core.vllm_plugin.grammar_helper.lark_text import JsonWhitespace, escaped, unknown
 
 MARKS = {
     "qwen_xml": ("<parameter={}>", "</parameter>"),
@@ -32,7 +32,7 @@ LazyRule = Callable[[str], str]
 
 
 def parameters(
-    schema: Any, style: str, up_to: Callable[[str], str], lazy_rule: LazyRule, white: Bounded
+    schema: Any, style: str, up_to: Callable[[str], str], lazy_rule: LazyRule, white: JsonWhitespace
 ) -> str:
     """The parameters of a tool as an expression, empty if it has none. Raises NotExpressibleError.
 
@@ -55,7 +55,11 @@ def parameters(
 
 
 def _value(
-    schema: Any, closing: str, up_to: Callable[[str], str], lazy_rule: LazyRule, white: Bounded
+    schema: Any,
+    closing: str,
+    up_to: Callable[[str], str],
+    lazy_rule: LazyRule,
+    white: JsonWhitespace,
 ) -> str:
     """A value and the mark after it."""
     space = white.space

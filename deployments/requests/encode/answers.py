@@ -1,7 +1,7 @@
 """Answers of encoders: what turns the outputs of an engine into JSON values.
 
-The ingress makes an Answer, which knows what its request asked for (readers.py). The replica calls
-it, and encodes the result as JSON text.
+The ingress makes an AnswerFormat, which knows what its request asked for (readers.py). The replica
+calls it, and encodes the result as JSON text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ The number is decimal text of a float32, four bytes in base64, or an object with
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerFormat:
     """Called with the outputs of all calls of a job, in order, it returns the client's JSON value.
 
     write: does that, called with `args` and with the outputs.
@@ -44,21 +44,21 @@ class Answer:
         return self.write(*self.args, outputs)
 
 
-def embeddings(model: str, *, as_base64: bool) -> Answer:
+def embeddings(model: str, *, as_base64: bool) -> AnswerFormat:
     """The answer of /v1/embeddings: OpenAI's list of embeddings."""
     return _vectors(("embd", "embedding", "embedding"), model, "embed", as_base64)
 
 
-def pooling(model: str, task: Task, *, as_base64: bool) -> Answer:
+def pooling(model: str, task: Task, *, as_base64: bool) -> AnswerFormat:
     """The answer of vLLM's /pooling: whatever the task computes."""
     return _vectors(("pool", "pooling", "data"), model, task, as_base64)
 
 
-def _vectors(names: tuple[str, str, str], model: str, task: Task, as_base64: bool) -> Answer:
+def _vectors(names: tuple[str, str, str], model: str, task: Task, as_base64: bool) -> AnswerFormat:
     """names: how the answer's id begins, what its rows are, and the key of their numbers."""
     of_dense = BASE64_BYTES if as_base64 else JSON_BYTES
     size = SPARSE_BYTES if task == "sparse" else of_dense
-    return Answer(_write_vectors, (names, model, task, as_base64), size)
+    return AnswerFormat(_write_vectors, (names, model, task, as_base64), size)
 
 
 def _write_vectors(
@@ -76,9 +76,9 @@ def _write_vectors(
     return _listed(kind, model, rows, outputs)
 
 
-def classify(model: str, labels: tuple[str, ...]) -> Answer:
+def classify(model: str, labels: tuple[str, ...]) -> AnswerFormat:
     """The answer of vLLM's /classify: a score for each label, and the label with the highest."""
-    return Answer(_write_labels, (model, labels), JSON_BYTES)
+    return AnswerFormat(_write_labels, (model, labels), JSON_BYTES)
 
 
 def _write_labels(model: str, labels: tuple[str, ...], outputs: Sequence[Output]) -> dict[str, Any]:
@@ -95,9 +95,9 @@ def _write_labels(model: str, labels: tuple[str, ...], outputs: Sequence[Output]
     return _listed("classify", model, rows, outputs)
 
 
-def sparse() -> Answer:
+def sparse() -> AnswerFormat:
     """The answer of TEI's /embed_sparse: a list of sparse vectors."""
-    return Answer(_write_sparse, (), SPARSE_BYTES)
+    return AnswerFormat(_write_sparse, (), SPARSE_BYTES)
 
 
 def _write_sparse(outputs: Sequence[Output]) -> list[Any]:
@@ -124,9 +124,9 @@ def scores_of(num_queries: int | None, outputs: Sequence[Output]) -> list[float]
     return cosines
 
 
-def score(model: str, num_queries: int | None) -> Answer:
+def score(model: str, num_queries: int | None) -> AnswerFormat:
     """The answer of vLLM's /score: scores in the order of the pairs."""
-    return Answer(_write_scores, (model, num_queries))
+    return AnswerFormat(_write_scores, (model, num_queries))
 
 
 def _write_scores(model: str, num_queries: int | None, outputs: Sequence[Output]) -> dict[str, Any]:
@@ -142,14 +142,14 @@ def rerank(
     num_queries: int | None,
     top_n: int | None = None,
     documents: Sequence[str] | None = None,
-) -> Answer:
+) -> AnswerFormat:
     """The answer of /v1/rerank as Cohere and Jina have it, the best document first.
 
     top_n: the number of documents in it; None for all.
     documents: the texts, if they are to be sent back with the scores.
     """
     args = (model, num_queries, top_n, documents)
-    return Answer(_write_ranking, args, num_chars=sum(map(len, documents or ())))
+    return AnswerFormat(_write_ranking, args, num_chars=sum(map(len, documents or ())))
 
 
 def _write_ranking(
@@ -166,13 +166,13 @@ def _write_ranking(
     return {"id": _id("rerank"), "model": model, "results": results, "usage": _usage(outputs)}
 
 
-def rerank_as_tei(num_queries: int | None, texts: Sequence[str] | None = None) -> Answer:
+def rerank_as_tei(num_queries: int | None, texts: Sequence[str] | None = None) -> AnswerFormat:
     """The answer of /rerank as TEI has it: a bare list, the best text first.
 
     texts: the texts, if they are to be sent back with the scores.
     """
     args = (num_queries, texts)
-    return Answer(_write_ranking_as_tei, args, num_chars=sum(map(len, texts or ())))
+    return AnswerFormat(_write_ranking_as_tei, args, num_chars=sum(map(len, texts or ())))
 
 
 def _write_ranking_as_tei(

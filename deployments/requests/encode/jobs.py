@@ -14,7 +14,7 @@ from cfg_core.errors import RequestError
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.sizes import check_num_tokens, check_sizes, sizes_of
 from cfg_core.prefill_only.types import Input, RequestOptions
-from deployments.requests.encode.answers import Answer
+from deployments.requests.encode.answers import AnswerFormat
 
 _CHARACTERS_PER_TOKEN = 4  # roughly: for the estimate of a job's tokens
 _CHARACTERS_PER_WORK = 64
@@ -51,7 +51,7 @@ class EncodeJob:
     """One HTTP request: what to compute, and how to make the answer from it."""
 
     calls: tuple[EncodeCall, ...]
-    answer: Answer
+    answer: AnswerFormat
 
     @property
     def num_tokens(self) -> int:

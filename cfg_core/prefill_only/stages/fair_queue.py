@@ -1,4 +1,4 @@
-"""Turns of requests and of tenants, measured in tokens. Uses no torch, clock or threads.
+"""Requests and tenants take turns, measured in tokens. Uses no torch, clock or threads.
 
 Two levels of fair queueing (Demers, Keshav and Shenker 1989; Goyal, Vin and Cheng 1996). Tenants
 share by weight. The requests of one tenant share its part equally. So a tenant gets no more by
@@ -70,7 +70,7 @@ class TenantLine:
         assert all(one.due <= other.due for one, other in pairwise(self.queue))
 
 
-class Turns:
+class FairQueue:
     """The waiting sequences of all tenants. Not thread-safe.
 
     A tenant's turn comes when it has had the least, relative to its weight, of all tenants that

@@ -2,7 +2,7 @@
 
 A call to a generator carries one `GenerateCall`, and yields:
 
-    Heartbeat*  Chunk+  [Heartbeat]     a stream: its last Chunk ends it (http/events.py, is_last)
+    Heartbeat*  Chunk+  [Heartbeat]     a stream, ended by its last Chunk (text_answers.is_last)
     Heartbeat*  Whole+                  an answer that is not streamed, in pieces
     ...  Failed                         a failure, at any point
 
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from cfg_core.errors import CfgServeError
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import GroupRequest
-from deployments.requests.guidance import Guidance
+from deployments.requests.guidance_fields import Guidance
 from deployments.requests.usage import Usage
 
 

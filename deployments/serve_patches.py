@@ -24,7 +24,7 @@ _patch = partial(Patch, process=REPLICA)
 PATCHES: tuple[Patch, ...] = (
     _patch(
         target="vllm.v1.engine.logprobs:convert_ids_list_to_tokens",
-        by=f"{_GENERATOR}.logprobs:TokenTexts",
+        by=f"{_GENERATOR}.answer_logprobs:TokenTexts",
         reason="vLLM decodes up to 20 logprobs for each token; here each token id is decoded once.",
         upstream="vLLM does not cache the texts of tokens",
         test="tests/contract/test_token_texts.py",
@@ -36,7 +36,7 @@ PATCHES: tuple[Patch, ...] = (
         by=f"{_GENERATOR}.request_patches:without_scores",
         reason="Guided chats with `echo` have no log-probabilities of the prompt.",
         upstream="vLLM computes them for each `echo`",
-        test="tests/engine/test_cut_answers.py",
+        test="tests/engine/test_incomplete_answers.py",
         needed_while=f"{_NEEDED}::test_a_chat_with_echo_asks_for_scores_of_the_prompt",
     ),
     _patch(
@@ -45,7 +45,7 @@ PATCHES: tuple[Patch, ...] = (
         by=f"{_GENERATOR}.request_patches:continued",
         reason="If the last message is the assistant's, the model continues it.",
         upstream="vLLM begins a new turn",
-        test="tests/engine/test_cut_answers.py",
+        test="tests/engine/test_incomplete_answers.py",
         needed_while=f"{_NEEDED}::test_a_message_of_the_assistant_is_not_continued",
     ),
     *(
@@ -124,43 +124,43 @@ USES: tuple[PrivateUse, ...] = (
     _use(
         target="vllm.entrypoints.openai.completion.serving:"
         "OpenAIServingCompletion._create_completion_logprobs",
-        by=f"{_GENERATOR}.logprobs:show_stream_logprobs",
+        by=f"{_GENERATOR}.answer_logprobs:show_stream_logprobs",
         reason="`guidance_logprobs` in completions.",
         needed_while=f"{_SERVING} OpenAIServingCompletion",
     ),
     _use(
         target="vllm.entrypoints.openai.chat_completion.serving:"
         "OpenAIServingChat._create_chat_logprobs",
-        by=f"{_GENERATOR}.logprobs:show_stream_logprobs",
+        by=f"{_GENERATOR}.answer_logprobs:show_stream_logprobs",
         reason="`guidance_logprobs` in chats.",
         needed_while=f"{_SERVING} OpenAIServingChat",
     ),
     _use(
         target="vllm.entrypoints.openai.chat_completion.serving:"
         "OpenAIServingChat.chat_completion_full_generator",
-        by=f"{_GENERATOR}.cut_answers:show_cuts",
+        by=f"{_GENERATOR}.incomplete_answers:align_with_streams",
         reason="A whole answer that was cut tells what its stream tells, without a call's markup.",
         upstream="whole answers of most parsers have the markup as text",
-        test="tests/engine/test_cut_answers.py",
+        test="tests/engine/test_incomplete_answers.py",
         needed_while=f"{_SERVING} OpenAIServingChat",
     ),
     _use(
         target="vllm.entrypoints.openai.responses.serving:"
         "OpenAIServingResponses.responses_full_generator",
-        by=f"{_GENERATOR}.cut_answers:show_cuts",
+        by=f"{_GENERATOR}.incomplete_answers:align_with_streams",
         reason="As above; and the item that was cut is incomplete.",
         upstream="the item is completed in an incomplete response",
-        test="tests/engine/test_cut_answers.py",
+        test="tests/engine/test_incomplete_answers.py",
         needed_while=f"{_SERVING} OpenAIServingResponses",
     ),
     _use(
         target="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.messages_full_converter",
-        by=f"{_GENERATOR}.cut_answers:show_cuts",
+        by=f"{_GENERATOR}.incomplete_answers:align_with_streams",
         reason="The arguments of a call that was cut are no JSON, which vLLM answers with 500. A "
         "message without text has no empty block of text.",
         upstream="it takes them for JSON",
-        test="tests/engine/test_cut_answers.py",
+        test="tests/engine/test_incomplete_answers.py",
         needed_while="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.messages_full_converter calls json.loads",
     ),

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cfg_core.params.field_table import Schema
 from cfg_core.params.fields import AMBIGUOUS
 from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
-from cfg_core.params.rows import Schema
 from cfg_core.policy.draft_length import DRAFT_COST
 from cfg_core.prefill_only import options
 from cfg_core.vllm_plugin import guided_engine_args

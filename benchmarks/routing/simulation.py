@@ -26,9 +26,9 @@ from itertools import accumulate, count
 from typing import Any
 
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import CHUNK_TOKENS, Prefix, tokens
+from deployments.requests.prefix_hashes import CHUNK_TOKENS, Prefix, tokens
 from deployments.routing.placement import Placer
-from deployments.routing.prefixes import PrefixIndex
+from deployments.routing.prefix_index import PrefixIndex
 
 from ..report import Report, parser
 

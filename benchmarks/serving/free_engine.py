@@ -22,7 +22,7 @@ from ray.serve import Application
 
 from deployments.config.args import AppArgs
 from deployments.generator.replica import ROUTER, ModelReplica
-from deployments.http.events import DONE
+from deployments.http.text_answers import DONE
 from deployments.ingress.router import CfgRouter
 from deployments.messages import Chunk, GenerateCall
 from deployments.requests.usage import Meter

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from cfg_core.errors import GuidanceError
-from cfg_core.params.rows import COUNT, FLAG, IDS, NUMBER, OBJECTS, TEXT, Kind
+from cfg_core.params.field_table import COUNT, FLAG, IDS, NUMBER, OBJECTS, TEXT, Kind
 from cfg_core.params.token_ids import MOST, TokenIds
 
 LATEST = 2**31

@@ -25,8 +25,8 @@ from cfg_core.params.checks import (
     MESSAGES,
     TOKENS,
 )
+from cfg_core.params.field_table import Field
 from cfg_core.params.follower import FOLLOWERS
-from cfg_core.params.rows import Field
 
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"

@@ -18,7 +18,7 @@ from cfg_core.params.checks import (
     from_json,
     is_list,
 )
-from cfg_core.params.rows import (
+from cfg_core.params.field_table import (
     FLAG,
     IDS,
     TEXT,

@@ -9,6 +9,7 @@ from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params.cuts import Cuts
+from cfg_core.params.field_table import FieldTable
 from cfg_core.params.fields import (
     END,
     NEED_GUIDANCE,
@@ -24,7 +25,6 @@ from cfg_core.params.fields import (
     given_fields,
 )
 from cfg_core.params.follower import FollowerParams
-from cfg_core.params.rows import FieldTable
 from cfg_core.params.timeline import Timeline
 
 

@@ -20,7 +20,7 @@ from deployments.encoder.json_text import json_text
 from deployments.health.engine_watch import exit_with_engine
 from deployments.messages import Failed
 from deployments.observability.log_handlers import log_handlers_kept
-from deployments.requests.encode.answers import tokenize_answer
+from deployments.requests.encode.answer_formats import tokenize_answer
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob, in_terms_of
 from deployments.requests.encode.tokens import TokenizeRequest
 from deployments.requests.usage import Computed

@@ -29,8 +29,8 @@ from deployments.generator.media_in_bodies import check_body
 from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
-from deployments.requests.followers import adapter_of
-from deployments.requests.guidance import Guidance
+from deployments.requests.guidance_fields import Guidance
+from deployments.requests.guidance_streams import adapter_of
 
 RESERVED_XARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 """Keys of `vllm_xargs` that vLLM reads for itself, as objects that the server made."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from deployments.http.events import is_last
+from deployments.http.text_answers import is_last
 from deployments.messages import Chunk, Heartbeat, Whole
 from deployments.requests.usage import Usage
 

@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from typing_extensions import override
 
 from deployments.generator.media_memory import Client
-from deployments.requests.media import is_public
+from deployments.requests.media_checks import is_public
 
 LOOKUPS = 32
 """Names that a replica looks up at the same time."""

@@ -13,7 +13,7 @@ from typing import Any
 from cfg_core.vllm_plugin import embeddings
 from deployments.generator.media_memory import one_request
 from deployments.requests.endpoints import Endpoint, conversation_of
-from deployments.requests.media import check_media, media_parts
+from deployments.requests.media_checks import check_media, media_parts
 
 _NUMPY = "k05VTVBZ"
 """How the base64 of numpy's files begins. vLLM reads them, too, and they are never compressed."""

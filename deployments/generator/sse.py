@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from cfg_core.errors import CfgServeError, EngineError
 from deployments.http.errors import error_of
-from deployments.http.events import DONE
+from deployments.http.text_answers import DONE
 from deployments.requests.endpoints import Endpoint
 
 Report: TypeAlias = Callable[[], dict[str, Any] | None]

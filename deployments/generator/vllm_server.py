@@ -38,15 +38,15 @@ from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from cfg_core.vllm_plugin.frontend.follower_media import PENDING
 from deployments import serve_patches
 from deployments.config.args import AppArgs
-from deployments.generator import endpoints, media, sse
+from deployments.generator import endpoints, media_connector, sse
+from deployments.generator.answer_logprobs import show_stream_logprobs
 from deployments.generator.cpu_dtype import with_cpu_dtype
-from deployments.generator.cut_answers import show_cuts
 from deployments.generator.engine import GeneratorEngine
 from deployments.generator.engine_calls import RunningRequest, watch_beams
 from deployments.generator.engine_errors import checked, naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
-from deployments.generator.logprobs import show_stream_logprobs
+from deployments.generator.incomplete_answers import align_with_streams
 from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.media_turns import take_turns
 from deployments.generator.renderer_lanes import use_lanes
@@ -96,7 +96,7 @@ class VllmServer:
 
         placement_group: the workers of Ray's executor take its bundles.
         """
-        media.set_limits()
+        media_connector.set_limits()
         engine_kwargs = app.engine_kwargs()
         if current_platform.is_cpu():
             engine_kwargs = with_cpu_dtype(engine_kwargs, read(CPUINFO))
@@ -117,7 +117,7 @@ class VllmServer:
         options = argparse.Namespace(**{**vars(frontend_args(app.frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
         show_stream_logprobs(state)
-        show_cuts(state)
+        align_with_streams(state)
         serve_patches.apply(serve_patches.REPLICA)
         use_lanes(engine.renderer)
         take_turns(engine.renderer)

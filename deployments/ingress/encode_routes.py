@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.sizes import TOKEN_CHARS
 from deployments.admission.entries import Share
-from deployments.http.events import json_answer
+from deployments.http.text_answers import json_answer
 from deployments.ingress.app import Routes, app, client_of, tenant_of
 from deployments.replica_client.answers import deadline_in, in_time
 from deployments.requests.encode.capabilities import EncodeEndpoint

@@ -27,9 +27,9 @@ from deployments.requests.demand import (
     demand_of,
 )
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.followers import check_number
 from deployments.requests.group import GroupRequest, group_request
-from deployments.requests.guidance import Guidance, models_of, read_guidance
+from deployments.requests.guidance_fields import Guidance, models_of, read_guidance
+from deployments.requests.guidance_streams import check_number
 from deployments.requests.old_names import with_structured_outputs
 from deployments.requests.streams import streams_of
 from deployments.requests.terms import PRIORITY, SOONEST, take_terms

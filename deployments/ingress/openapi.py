@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
-from cfg_core.params.rows import Schema
+from cfg_core.params.field_table import Schema
 from deployments.requests.answer_schemas import (
     ENCODED,
     EVENT,

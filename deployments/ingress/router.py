@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.config.args import AppArgs
-from deployments.http.events import json_answer
 from deployments.http.recent import Recent
+from deployments.http.text_answers import json_answer
 from deployments.ingress.app import app, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies
 from deployments.ingress.docs_routes import DocsRoutes

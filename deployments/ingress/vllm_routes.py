@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.grammars import bounds
-from deployments.http.events import json_answer
+from deployments.http.text_answers import json_answer
 from deployments.ingress.app import Routes, app, forwarded_headers, tenant_of
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, conversation_of
-from deployments.requests.guidance import read_guidance
+from deployments.requests.guidance_fields import read_guidance
 from deployments.requests.old_names import with_structured_outputs
 from deployments.requests.streams import num_tokens
 

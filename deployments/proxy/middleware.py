@@ -37,7 +37,7 @@ from deployments import serve_patches
 from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequest, OpenRequests
 from deployments.http.recent import Recent
-from deployments.proxy.answers import Answered, answer_of
+from deployments.proxy.error_answers import Answered, answer_of
 from deployments.proxy.http_1_0 import end_by_closing
 from deployments.proxy.starts import Start, Starts
 

@@ -10,7 +10,7 @@ from ray.exceptions import TaskCancelledError
 from starlette.types import Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError
-from deployments.http.events import error_event, is_last
+from deployments.http.text_answers import error_event, is_last
 from deployments.messages import LOST, Chunk
 from deployments.replica_client.answers import Answer
 

@@ -24,7 +24,7 @@ from deployments.config.admission import SPARE
 from deployments.config.args import AppArgs
 from deployments.direct.connections import NotTakenError
 from deployments.health.replica_health import health
-from deployments.http.events import json_answer
+from deployments.http.text_answers import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.spans import CLIENT, Span
 from deployments.replica_client.answers import Answer, Items, deadline_in, in_time

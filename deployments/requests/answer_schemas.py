@@ -6,7 +6,7 @@ against them. The schemas of vLLM's answers come from the engine's vLLM.
 
 from __future__ import annotations
 
-from cfg_core.params.rows import COUNT, NUMBER, TEXT, Schema
+from cfg_core.params.field_table import COUNT, NUMBER, TEXT, Schema
 from deployments.requests.encode.capabilities import EncodeEndpoint
 
 NUMBERS = {"type": "array", "items": NUMBER}

@@ -9,7 +9,7 @@ from typing import Any
 from cfg_core.errors import RequestError
 from deployments.requests.body import json_type
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
-from deployments.requests.guidance import Guidance
+from deployments.requests.guidance_fields import Guidance
 from deployments.requests.shape import number_of
 from deployments.requests.streams import Groups, num_prompts, prompts_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
-from deployments.requests.prefixes import Prefix
+from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.streams import Groups
 
 MAX_COPIES = 256

@@ -15,7 +15,7 @@ from cfg_core.params import GuidanceParams
 from cfg_core.params.fields import SCALE, SCHEDULE, STREAMS
 from cfg_core.params.timeline import Timeline
 from deployments.requests.endpoints import Endpoint, has_system
-from deployments.requests.guidance import Guidance
+from deployments.requests.guidance_fields import Guidance
 
 NOTES: dict[str, str] = {
     "off": "{field} is 1 (off), so {negative} had no effect.",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cfg_core.params.field_table import COUNT, FLAG, IDS, TEXT, Schema
 from cfg_core.params.fields import ROWS, SYNONYMS
 from cfg_core.params.guidance import TABLE
-from cfg_core.params.rows import COUNT, FLAG, IDS, TEXT, Schema
 from deployments.requests.encode.capabilities import PATHS, EncodeEndpoint
 
 

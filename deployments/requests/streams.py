@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from cfg_core.errors import CfgServeError
 from cfg_core.params import FollowerParams, TokenIds
 from deployments.requests.endpoints import Endpoint, conversation_of, follower_body
-from deployments.requests.guidance import Guidance
-from deployments.requests.media import MEDIA_TOKENS, media_parts
+from deployments.requests.guidance_fields import Guidance
+from deployments.requests.media_checks import MEDIA_TOKENS, media_parts
 
 BYTES_PER_TOKEN = 4
 """Estimated bytes of UTF-8 text per token: about 4 for English, 3 to 4 for Chinese, 3 for code."""

@@ -36,10 +36,10 @@ from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import CHUNK_TOKENS, tokens
+from deployments.requests.prefix_hashes import CHUNK_TOKENS, tokens
 from deployments.routing.loads import REPORT_AGE_S, ReplicaLoad, SentLedger, Work
 from deployments.routing.others import HashRing, PrefixReuse, TrafficShare, elsewhere
-from deployments.routing.prefixes import PrefixIndex
+from deployments.routing.prefix_index import PrefixIndex
 
 R = TypeVar("R", bound=Hashable)
 """A replica, identified by whatever the caller uses."""

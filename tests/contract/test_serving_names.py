@@ -144,7 +144,7 @@ def test_no_field_of_vllm_is_taken_for_guidance(request_cls):
     Or vLLM would read one of our fields.
     """
     from cfg_core.params import looks_like_guidance
-    from deployments.requests.guidance import near_miss
+    from deployments.requests.guidance_fields import near_miss
 
     assert not [
         name for name in request_cls.model_fields if looks_like_guidance(name) or near_miss(name)
@@ -181,10 +181,10 @@ def test_chunks_are_written_as_sse_reads_them(output):
 
 
 def test_all_types_of_parts_are_known():
-    """deployments/requests/media.py checks each type that vLLM's parser of chats reads."""
+    """deployments/requests/media_checks.py checks each type that vLLM's parser of chats reads."""
     from vllm.renderers import chat_utils
 
-    from deployments.requests.media import MEDIA_PARTS
+    from deployments.requests.media_checks import MEDIA_PARTS
 
     module = chat_utils if hasattr(chat_utils, "MM_PARSER_MAP") else chat_utils.chat_message  # 0.33
     of_text = {"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"}

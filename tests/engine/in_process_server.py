@@ -17,7 +17,7 @@ from deployments.config.args import AppArgs
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import group_request
-from deployments.requests.guidance import read_guidance
+from deployments.requests.guidance_fields import read_guidance
 from deployments.requests.streams import streams_of
 from deployments.requests.usage import Meter
 from tests.engine.engines import forget_settings

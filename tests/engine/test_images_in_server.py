@@ -465,7 +465,7 @@ def test_damaged_files_are_the_clients_fault(name: str) -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
 
     file = io.BytesIO()
     picture(1).save(file, name)
@@ -485,7 +485,7 @@ def test_a_header_of_a_huge_image_is_refused() -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
 
     data = bytearray(png(picture(1)))
     data[16:24] = (60_000).to_bytes(4, "big") * 2  # width and height
@@ -499,7 +499,7 @@ def test_frames_of_a_video_count_before_they_are_decoded(monkeypatch: pytest.Mon
     from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 
     from deployments.generator import media_memory
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
 
     frame = data_url(Image.new("L", (1000, 1000))).split(",")[1]
     video = VideoMediaIO(ImageMediaIO(), num_frames=100)
@@ -514,7 +514,7 @@ def test_many_sounds_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyP
     from vllm.multimodal.media import AudioMediaIO
 
     from deployments.generator import media_memory
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
 
     def load_bytes(self: AudioMediaIO, data: bytes) -> tuple[np.ndarray, float]:
         time.sleep(0.01)
@@ -598,7 +598,7 @@ def fetch(url: str, domains: list[str], folder: str = "", limit_mb: int = 1) -> 
     import vllm.envs
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
     from deployments.generator.media_downloads import Downloads
 
     connector = CheckedConnector(allowed_media_domains=domains, allowed_local_media_path=folder)
@@ -624,7 +624,7 @@ def fetch_all(site: str, number: int, slots: int, paths: tuple[str, ...] = ()) -
     from vllm.multimodal.media import ImageMediaIO
 
     from deployments.generator import media_memory
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
     from deployments.generator.media_downloads import Downloads
 
     async def together() -> list[Any]:

@@ -27,7 +27,7 @@ KINDS = {"a.mp4": "mp4v", "a.avi": "MJPG", "a.webm": "VP80", "a.mkv": "mp4v"}
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """Import vLLM once, for all tests."""
-    import deployments.generator.media  # noqa: F401
+    import deployments.generator.media_connector  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def load(data: bytes, kind: str = "image", **options: Any) -> Any:
     """What a replica makes of a file in a data: address."""
     from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 
-    from deployments.generator.media import CheckedConnector
+    from deployments.generator.media_connector import CheckedConnector
 
     media_io = {
         "image": lambda: ImageMediaIO(),

@@ -25,7 +25,7 @@ from deployments.admission.rates import MINUTE_S, Bucket
 from deployments.admission.tenants import ANONYMOUS, Gate
 from deployments.config.access import AccessArgs, KeyArgs, digest_of
 from deployments.http.errors import http_error
-from deployments.requests.guidance import models_of, read_guidance
+from deployments.requests.guidance_fields import models_of, read_guidance
 
 SECRET = "sk-very-secret-0123456789"
 

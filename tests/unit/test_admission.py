@@ -16,7 +16,7 @@ from deployments.requests.demand import (
     check_streams,
     demand_of,
 )
-from deployments.requests.guidance import Guidance, read_guidance
+from deployments.requests.guidance_fields import Guidance, read_guidance
 from deployments.requests.streams import streams_of
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cfg_core.prefill_only.types import Output, SparseVector
 from deployments.requests.answer_schemas import ENCODED
-from deployments.requests.encode import answers
+from deployments.requests.encode import answer_formats
 
 OUTPUTS = [
     Output(
@@ -27,19 +27,19 @@ OUTPUTS = [
 ]
 TEXTS = ("a", "b")
 ANSWERS = [
-    ("embeddings", answers.embeddings("m", as_base64=False)),
-    ("embeddings", answers.embeddings("m", as_base64=True)),
-    ("pooling", answers.pooling("m", "embed", as_base64=False)),
-    ("pooling", answers.pooling("m", "token_embed", as_base64=False)),
-    ("pooling", answers.pooling("m", "sparse", as_base64=False)),
-    ("pooling", answers.pooling("m", "classify", as_base64=True)),
-    ("classify", answers.classify("m", ("no", "yes"))),
-    ("embed_sparse", answers.sparse()),
-    ("score", answers.score("m", 1)),
-    ("rerank", answers.rerank("m", 1, top_n=1)),
-    ("rerank", answers.rerank("m", 1, documents=TEXTS)),
-    ("rerank", answers.rerank_as_tei(1)),
-    ("rerank", answers.rerank_as_tei(1, TEXTS)),
+    ("embeddings", answer_formats.embeddings("m", as_base64=False)),
+    ("embeddings", answer_formats.embeddings("m", as_base64=True)),
+    ("pooling", answer_formats.pooling("m", "embed", as_base64=False)),
+    ("pooling", answer_formats.pooling("m", "token_embed", as_base64=False)),
+    ("pooling", answer_formats.pooling("m", "sparse", as_base64=False)),
+    ("pooling", answer_formats.pooling("m", "classify", as_base64=True)),
+    ("classify", answer_formats.classify("m", ("no", "yes"))),
+    ("embed_sparse", answer_formats.sparse()),
+    ("score", answer_formats.score("m", 1)),
+    ("rerank", answer_formats.rerank("m", 1, top_n=1)),
+    ("rerank", answer_formats.rerank("m", 1, documents=TEXTS)),
+    ("rerank", answer_formats.rerank_as_tei(1)),
+    ("rerank", answer_formats.rerank_as_tei(1, TEXTS)),
 ]
 
 

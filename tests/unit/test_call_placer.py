@@ -11,7 +11,7 @@ from deployments.health import replica_health
 from deployments.health.replica_health import Failure, ReplicaHealth
 from deployments.messages import GenerateCall
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import Prefix
+from deployments.requests.prefix_hashes import Prefix
 from deployments.routing import call_placer, fleets
 from deployments.routing.call_placer import CallPlacer, placer_of
 from deployments.routing.dispatches import dispatched, expected

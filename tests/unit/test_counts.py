@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from deployments.ingress import metric_families
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
+from deployments.requests.prefix_hashes import CHUNK_TOKENS, Prefix
 from deployments.routing import counts as module
 from deployments.routing.counts import ENCODER, GENERATOR, Counts, ReportKeys, generator_metrics
 from deployments.routing.placement import Placer

@@ -21,11 +21,11 @@ from deployments.direct.listener import CallListener
 from deployments.direct.protocol import MAX_FRAME_BYTES, FrameError, FrameReader, frame
 from deployments.health import replica_health
 from deployments.health.replica_health import COUNTS_FOR_S, Failure, ReplicaHealth
-from deployments.http.events import DONE, is_last
+from deployments.http.text_answers import DONE, is_last
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import Prefix
+from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.usage import Usage
 from deployments.routing.call_placer import CallPlacer
 

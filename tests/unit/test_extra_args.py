@@ -6,7 +6,7 @@ import pytest
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import ResolvedFollower, ResolvedGuidance, TokenIds
-from deployments.requests.followers import adapter_of
+from deployments.requests.guidance_streams import adapter_of
 from deployments.requests.usage import Meter
 
 PAIR = ResolvedGuidance(

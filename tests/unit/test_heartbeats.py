@@ -6,7 +6,7 @@ import time
 import pytest
 
 from deployments.generator.heartbeats import with_heartbeats
-from deployments.http.events import DONE
+from deployments.http.text_answers import DONE
 from deployments.messages import Chunk, Heartbeat, Whole
 from deployments.requests.usage import Meter, Usage
 

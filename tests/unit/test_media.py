@@ -8,8 +8,8 @@ import pytest
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import FollowerParams, GuidanceParams
-from deployments.requests.guidance import read_guidance
-from deployments.requests.media import (
+from deployments.requests.guidance_fields import read_guidance
+from deployments.requests.media_checks import (
     MAX_MEDIA,
     MAX_MEDIA_OF_CHOICES,
     MEDIA_TOKENS,

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from cfg_core import GuidanceError, GuidanceParams
 from cfg_core.params import FollowerParams, follower, looks_like_guidance
 from cfg_core.params.checks import check_text, check_token_ids
+from cfg_core.params.field_table import Field
 from cfg_core.params.fields import AMBIGUOUS, FIELDS, ROWS, SYNONYMS
-from cfg_core.params.rows import Field
 from tests.support.bad_bodies import TEXTS_OF_LISTS, VALUES, Bad
 
 SCALES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**60), 2**60))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from benchmarks.routing.simulation import Job, Ours, Simulation, Workload, simulate
 from deployments.requests.group import MAX_COPIES, GroupRequest, group_request
-from deployments.requests.guidance import read_guidance
-from deployments.requests.prefixes import CHUNK_TOKENS, Prefix
+from deployments.requests.guidance_fields import read_guidance
+from deployments.requests.prefix_hashes import CHUNK_TOKENS, Prefix
 from deployments.requests.streams import streams_of
 from deployments.routing.counts import GENERATOR
 from deployments.routing.fleets import Fleet, FleetView
@@ -44,7 +44,7 @@ from deployments.routing.placement import (
     load_tokens,
     shortlist,
 )
-from deployments.routing.prefixes import PrefixIndex
+from deployments.routing.prefix_index import PrefixIndex
 
 ROOMY = {"free_blocks": 10_000, "total_blocks": 10_000, "block_size": 16, "max_num_seqs": 256}
 UNKNOWN = ReplicaLoad()

@@ -14,7 +14,7 @@ from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Output, RequestOptions, SparseVector
 from deployments.requests.encode.capabilities import PATHS, can_serve, paths_of
-from deployments.requests.encode.fields import MAX_ITEMS, read_inputs
+from deployments.requests.encode.field_checks import MAX_ITEMS, read_inputs
 from deployments.requests.encode.jobs import in_terms_of
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cfg_core.params import FollowerParams, GuidanceParams, TokenIds
 from deployments.requests.group import group_request
-from deployments.requests.guidance import Guidance, read_guidance
-from deployments.requests.prefixes import (
+from deployments.requests.guidance_fields import Guidance, read_guidance
+from deployments.requests.prefix_hashes import (
     CHUNK_TOKENS,
     MAX_CHUNKS,
     Prefix,
@@ -22,7 +22,7 @@ from deployments.requests.prefixes import (
     whole_chunks,
 )
 from deployments.requests.streams import streams_of
-from deployments.routing.prefixes import Popularity, PrefixIndex
+from deployments.routing.prefix_index import Popularity, PrefixIndex
 
 CHUNK = 128  # bytes
 

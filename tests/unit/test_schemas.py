@@ -11,7 +11,7 @@ from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from deployments.ingress.openapi import REPORT, guidance_of
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.readers import READERS, refuse_foreign_fields
-from deployments.requests.guidance import read_guidance
+from deployments.requests.guidance_fields import read_guidance
 from deployments.requests.report import guidance_report
 from deployments.requests.schemas import ENCODE, ENCODE_EXAMPLES, EXAMPLES, GUIDANCE
 

@@ -23,8 +23,8 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from cfg_core.vllm_plugin.config import guided_class
-from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows
+from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

@@ -16,8 +16,8 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModel
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from cfg_core.vllm_plugin.config import guided_class
-from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows, sum_for_leaders
+from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner

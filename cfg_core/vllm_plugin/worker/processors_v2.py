@@ -16,8 +16,8 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
 from vllm.v1.worker.gpu.states import RequestState
 
 from cfg_core.logits_processors.registry import Registry
-from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.processors import StepProcessors, asked_of
+from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

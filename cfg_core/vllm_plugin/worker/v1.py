@@ -26,10 +26,10 @@ from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
 from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
-from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
+from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer, on_cpu
 from cfg_core.vllm_plugin.worker.staging import Stager, first_rows
 

@@ -32,10 +32,10 @@ from cfg_core.vllm_plugin.worker.compact_v2 import (
     spread,
 )
 from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
-from cfg_core.vllm_plugin.worker.guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
 from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits, blended, widen
+from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer
 from cfg_core.vllm_plugin.worker.staging import Stager, to_device
 

@@ -1,7 +1,7 @@
 """Jobs for encoders: what an engine must compute for a request, and how an answer is made of it.
 
 The ingress makes an EncodeJob of the body (readers.py), checks its bounds, and sends it to one
-replica, where the outputs become the answer (answers.py). Imports neither ray nor torch.
+replica, where the outputs become the answer (answer_formats.py). Imports neither ray nor torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cfg_core.errors import RequestError
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.sizes import check_num_tokens, check_sizes, sizes_of
 from cfg_core.prefill_only.types import Input, RequestOptions
-from deployments.requests.encode.answers import AnswerFormat
+from deployments.requests.encode.answer_formats import AnswerFormat
 
 _CHARACTERS_PER_TOKEN = 4  # roughly: for the estimate of a job's tokens
 _CHARACTERS_PER_WORK = 64

@@ -16,9 +16,9 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import RequestOptions, Task
-from deployments.requests.encode import answers
+from deployments.requests.encode import answer_formats
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
-from deployments.requests.encode.fields import (
+from deployments.requests.encode.field_checks import (
     read_activation,
     read_dimensions,
     read_document,
@@ -32,7 +32,7 @@ from deployments.requests.encode.fields import (
     wants_base64,
 )
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob
-from deployments.requests.guidance import CARRIERS, carried, near_miss
+from deployments.requests.guidance_fields import CARRIERS, carried, near_miss
 
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("passage", "document")
 """Names of the prompts that retrieval models put in front of queries and of documents."""
@@ -86,7 +86,7 @@ def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJ
         normalize=read_activation(body),
         **read_truncation(body, info),
     )
-    answer = answers.embeddings(model, as_base64=wants_base64(body))
+    answer = answer_formats.embeddings(model, as_base64=wants_base64(body))
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
 
 
@@ -109,7 +109,9 @@ def _cohere_rerank(body: Mapping[str, Any], query: str, model: str, info: ModelI
     calls, num_queries = _comparisons(
         ([query], "query"), (documents, "documents"), body, info, read_activation(body) is False
     )
-    return EncodeJob(calls=calls, answer=answers.rerank(model, num_queries, top_n or None, kept))
+    return EncodeJob(
+        calls=calls, answer=answer_formats.rerank(model, num_queries, top_n or None, kept)
+    )
 
 
 def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJob:
@@ -118,7 +120,7 @@ def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJ
     calls, num_queries = _comparisons(
         ([query], "query"), (texts, "texts"), body, info, read_flag(body, "raw_scores")
     )
-    return EncodeJob(calls=calls, answer=answers.rerank_as_tei(num_queries, kept))
+    return EncodeJob(calls=calls, answer=answer_formats.rerank_as_tei(num_queries, kept))
 
 
 def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -138,7 +140,7 @@ def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
         )
     raw = read_activation(body) is False
     calls, num_queries = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
-    return EncodeJob(calls=calls, answer=answers.score(model, num_queries))
+    return EncodeJob(calls=calls, answer=answer_formats.score(model, num_queries))
 
 
 def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -163,7 +165,7 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     )
     return EncodeJob(
         calls=(EncodeCall(inputs=inputs, options=options),),
-        answer=answers.pooling(model, task, as_base64=base64),
+        answer=answer_formats.pooling(model, task, as_base64=base64),
     )
 
 
@@ -175,7 +177,7 @@ def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob
         raw_scores=read_activation(body) is False,
         **read_truncation(body, info),
     )
-    answer = answers.classify(model, info.labels)
+    answer = answer_formats.classify(model, info.labels)
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
 
 
@@ -185,7 +187,8 @@ def _embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> Encod
         tasks=("sparse",), prompt=read_prompt(body, info, texts), **read_truncation(body, info)
     )
     return EncodeJob(
-        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),), answer=answers.sparse()
+        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),),
+        answer=answer_formats.sparse(),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from deployments.requests.body import json_type
-from deployments.requests.encode.fields import read_flag
+from deployments.requests.encode.field_checks import read_flag
 
 _COUNT = re.compile(r'"count":\s*(\d+)')
 

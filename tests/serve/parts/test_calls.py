@@ -27,7 +27,7 @@ from deployments.config.tracing import TracingArgs
 from deployments.direct.connections import ConnectionLostError
 from deployments.health import replica_health
 from deployments.health.replica_health import ReplicaHealth, health
-from deployments.http.events import DONE
+from deployments.http.text_answers import DONE
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.observability import spans
 from deployments.observability.spans import Span, Tracing
@@ -36,7 +36,7 @@ from deployments.replica_client.events import EventStream, events
 from deployments.replica_client.generator import GeneratorClient, _AdmittedRequest
 from deployments.requests.demand import Demand
 from deployments.requests.group import GroupRequest
-from deployments.requests.prefixes import Prefix
+from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.usage import Usage
 from deployments.routing import fleets
 from deployments.routing.dispatches import Dispatch, dispatched, expected

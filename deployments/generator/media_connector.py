@@ -30,7 +30,7 @@ from cfg_core.errors import CfgServeError, RequestError
 from deployments.generator.media_decoding import Counted, decoded, in_thread, refused
 from deployments.generator.media_hosts import HostResolver, PrivateAddressError, public_socket
 from deployments.generator.media_memory import Client, current_share
-from deployments.requests.media import address_of
+from deployments.requests.media_checks import address_of
 from deployments.requests.media_files import MediaFileError, data_parts
 
 NAME = "cfg_serve"

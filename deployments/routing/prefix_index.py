@@ -1,7 +1,7 @@
 """Which replica is believed to hold which chunks of prefixes, and how often each is asked for.
 
-A chunk is the hash of a piece of a prompt and of all that comes before it (requests/prefixes.py).
-Its size in units depends on its place in the prompt alone.
+A chunk is the hash of a piece of a prompt and of all that comes before it
+(requests/prefix_hashes.py). Its size in units depends on its place in the prompt alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Container, Hashable, Iterator, Sequence
 from itertools import count
 from typing import TypeAlias
 
-from deployments.requests.prefixes import units, whole_chunks
+from deployments.requests.prefix_hashes import units, whole_chunks
 
 Replica: TypeAlias = Hashable
 

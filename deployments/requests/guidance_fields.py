@@ -33,7 +33,7 @@ from cfg_core.params.fields import (
 )
 from deployments.requests.body import MAX_FIELDS, json_type
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
-from deployments.requests.followers import check_embeds, check_followers, refuse_text
+from deployments.requests.guidance_streams import check_embeds, check_followers, refuse_text
 
 PLANNED = ("guidance_between", "guidance_min_entropy")
 """Fields that are planned, but that this version does not have.

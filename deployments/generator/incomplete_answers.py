@@ -45,7 +45,7 @@ class ResponseIncompleteEvent(ResponseCompletedEvent):  # type: ignore[misc] # n
     type: Literal["response.incomplete"] = "response.incomplete"
 
 
-def show_cuts(state: State) -> None:
+def align_with_streams(state: State) -> None:
     """Make vLLM's serving classes tell of cut answers what their streams tell."""
     for chat in (state.openai_serving_chat, state.anthropic_serving_messages):
         _read_chats(chat)

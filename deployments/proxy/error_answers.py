@@ -13,7 +13,7 @@ from starlette.types import Message, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError
 from deployments.http.errors import error_body, http_error
-from deployments.http.events import error_event
+from deployments.http.text_answers import error_event
 
 _LOST = "The server lost this request: send it again."
 _KINDS = {

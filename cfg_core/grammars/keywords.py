@@ -66,7 +66,7 @@ XGRAMMAR_FORMATS = frozenset(
 """Further formats of xgrammar. Other formats are annotations, as JSON Schema allows."""
 
 
-class Lost(NamedTuple):
+class UnenforcedKeyword(NamedTuple):
     """A keyword that is not enforced.
 
     at: JSON pointer to the schema that has it, "" for the whole schema.
@@ -137,10 +137,10 @@ _ALONE = ("$ref", "anyOf", "allOf", "enum", "const")
 """Keywords beside which xgrammar drops all others."""
 
 
-def lost_by_xgrammar(schema: Any) -> list[Lost]:
+def lost_by_xgrammar(schema: Any) -> list[UnenforcedKeyword]:
     """The keywords that xgrammar drops, or reads otherwise than JSON Schema does."""
     return [
-        Lost(at, keyword)
+        UnenforcedKeyword(at, keyword)
         for at, node in subschemas(schema)
         for keyword in _lost_here(node, inner=bool(at))
     ]
@@ -236,10 +236,10 @@ def refused_here(node: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def unreadable_patterns(schema: Any) -> list[Lost]:
+def unreadable_patterns(schema: Any) -> list[UnenforcedKeyword]:
     """The patterns that no compiler reads at all."""
     return [
-        Lost(at, "pattern")
+        UnenforcedKeyword(at, "pattern")
         for at, node in subschemas(schema)
         if isinstance(node.get("pattern"), str) and unreadable(node["pattern"])
     ]

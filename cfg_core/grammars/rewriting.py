@@ -22,7 +22,7 @@ from cfg_core.grammars.keywords import (
     COMBINED,
     GUIDANCE_FORMATS,
     XGRAMMAR_FORMATS,
-    Lost,
+    UnenforcedKeyword,
     asserted,
     refused_here,
     subschemas,
@@ -334,12 +334,12 @@ def any_of(schema: Any) -> Any:
     return node
 
 
-def one_ofs(schema: Any) -> list[Lost]:
+def one_ofs(schema: Any) -> list[UnenforcedKeyword]:
     """The places of `oneOf`."""
-    return [Lost(at, "oneOf") for at, node in subschemas(schema) if "oneOf" in node]
+    return [UnenforcedKeyword(at, "oneOf") for at, node in subschemas(schema) if "oneOf" in node]
 
 
-def relaxed(schema: Any) -> tuple[Any, list[Lost]]:
+def relaxed(schema: Any) -> tuple[Any, list[UnenforcedKeyword]]:
     """The schema without the keywords that llguidance refuses, and these.
 
     schema: as `rewritten` leaves it.
@@ -347,19 +347,21 @@ def relaxed(schema: Any) -> tuple[Any, list[Lost]]:
     return _kept(schema, refused_here)
 
 
-def readable(schema: Any) -> tuple[Any, list[Lost]]:
+def readable(schema: Any) -> tuple[Any, list[UnenforcedKeyword]]:
     """The schema without keywords whose value JSON Schema forbids or no compiler reads, and these.
 
     A `type` that does not exist is one, or a pattern with a word boundary.
     """
     if not isinstance(schema, dict | bool):
-        return True, [Lost("", "parameters")]
+        return True, [UnenforcedKeyword("", "parameters")]
     return _kept(schema, lambda node: [key for key in node if _is_invalid(key, node[key])])
 
 
-def _kept(schema: Any, keys_of: Callable[[Mapping[str, Any]], list[str]]) -> tuple[Any, list[Lost]]:
+def _kept(
+    schema: Any, keys_of: Callable[[Mapping[str, Any]], list[str]]
+) -> tuple[Any, list[UnenforcedKeyword]]:
     drop = {id(node): (at, keys_of(node)) for at, node in subschemas(schema)}
-    lost = [Lost(at, key) for at, keys in drop.values() for key in keys]
+    lost = [UnenforcedKeyword(at, key) for at, keys in drop.values() for key in keys]
     return _dropped(schema, {id_: set(keys) for id_, (_, keys) in drop.items()}), lost
 
 

@@ -23,7 +23,7 @@ from deployments.observability.log_handlers import log_handlers_kept
 from deployments.requests.encode.answer_formats import tokenize_answer
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob, in_terms_of
 from deployments.requests.encode.tokens import TokenizeRequest
-from deployments.requests.usage import Computed
+from deployments.requests.usage import EncodedAnswer
 from deployments.routing.serve_routers import QueuedTokensRouter
 
 logger = logging.getLogger("ray.serve")
@@ -69,7 +69,7 @@ class Embedder:
 
     async def compute(
         self, job: EncodeJob, tenant: str = "", weight: float = 1.0
-    ) -> Computed | Failed:
+    ) -> EncodedAnswer | Failed:
         """The answer of a job.
 
         Cancelling the call removes its sequences from the engine's queue.
@@ -78,7 +78,7 @@ class Embedder:
         """
         return await self._value(self._compute(job, tenant, weight))
 
-    async def _compute(self, job: EncodeJob, tenant: str, weight: float) -> Computed:
+    async def _compute(self, job: EncodeJob, tenant: str, weight: float) -> EncodedAnswer:
         room = (
             int(self._max_answer_bytes / job.answer.bytes_per_value)
             if job.answer.bytes_per_value
@@ -91,7 +91,7 @@ class Embedder:
             raise too_many_values(num_values, room)
         size = num_values + job.answer.num_chars // _CHARS_OF_NUMBER
         text = await self._worded(size, lambda: job.answer(outputs))
-        return Computed(text=text, num_tokens=sum(output.num_tokens for output in outputs))
+        return EncodedAnswer(text=text, num_tokens=sum(output.num_tokens for output in outputs))
 
     async def _worded(self, size: int, answer: Callable[[], Any]) -> str:
         """The JSON text of an answer, whose size is measured in numbers."""

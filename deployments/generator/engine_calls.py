@@ -28,7 +28,7 @@ from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
 from deployments.generator.engine_errors import own_error
-from deployments.generator.stream_spans import ChoiceSpans, Traced
+from deployments.generator.stream_spans import ChoiceSpans, TracedRequest
 from deployments.requests.usage import Meter
 
 MEDIA_LOST = (
@@ -48,7 +48,7 @@ class RunningRequest:
     traced: None if its streams get no spans.
     """
 
-    def __init__(self, meter: Meter, share: int, traced: Traced | None = None) -> None:
+    def __init__(self, meter: Meter, share: int, traced: TracedRequest | None = None) -> None:
         self.meter = meter
         self.share = share
         self.traced = traced

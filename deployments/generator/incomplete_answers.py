@@ -31,7 +31,7 @@ from vllm.parser import Parser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 
-class Read(NamedTuple):
+class ParsedOutput(NamedTuple):
     """What a stream tells of an output."""
 
     reasoning: str | None
@@ -66,7 +66,7 @@ def calls_tools(parser: type[Parser] | None, request: Any) -> bool:
 
 def read_as_stream(
     parser: Parser, output: CompletionOutput, request: Any, prompt_token_ids: Sequence[int] | None
-) -> Read:
+) -> ParsedOutput:
     """What the stream of an output tells, as if it came in one chunk."""
     delta = parser.parse_delta(
         output.text,
@@ -88,7 +88,7 @@ def read_as_stream(
     content = delta.content or None
     if not calls and request.tool_choice in ("auto", None):
         content = _with_end(parser, output.text, content)
-    return Read(delta.reasoning, content, list(calls.values()))
+    return ParsedOutput(delta.reasoning, content, list(calls.values()))
 
 
 def _with_end(parser: Parser, text: str, content: str | None) -> str | None:
@@ -145,7 +145,7 @@ def _tell_choices(
 
 
 def _tell(
-    choice: ChatCompletionResponseChoice, output: CompletionOutput, request: Any, read: Read
+    choice: ChatCompletionResponseChoice, output: CompletionOutput, request: Any, read: ParsedOutput
 ) -> None:
     """Make a choice tell what was read."""
     choice.message.reasoning = read.reasoning

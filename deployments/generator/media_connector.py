@@ -27,7 +27,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from cfg_core.errors import CfgServeError, RequestError
-from deployments.generator.media_decoding import Counted, decoded, in_thread, refused
+from deployments.generator.media_decoding import BoundedMediaIO, decoded, in_thread, refused
 from deployments.generator.media_hosts import HostResolver, PrivateAddressError, public_socket
 from deployments.generator.media_memory import Client, current_share
 from deployments.requests.media_checks import address_of
@@ -62,7 +62,7 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         """Load what is in the address itself. vLLM's servers fetch with load_from_url_async."""
         if self._kind(url) == "http":
             raise refused("this server does not fetch here: send a data: address.")
-        return decoded(partial(self._local, url, Counted(media_io, current_share())))
+        return decoded(partial(self._local, url, BoundedMediaIO(media_io, current_share())))
 
     @override
     async def load_from_url_async(
@@ -70,12 +70,12 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
     ) -> Any:
         """Fetch and decode. `fetch_timeout` is in seconds, for all redirects together."""
         share = current_share()
-        counted = Counted(media_io, share)
+        counted = BoundedMediaIO(media_io, share)
         if self._kind(url) != "http":
             return await in_thread(partial(self._local, url, counted), counted)
         return await share.downloads.run(partial(self._download, url, counted, fetch_timeout))
 
-    async def _download(self, url: str, counted: Counted, timeout_s: int | None) -> Any:
+    async def _download(self, url: str, counted: BoundedMediaIO, timeout_s: int | None) -> Any:
         async with counted.share.downloads.slot():
             counted.share.is_large = True
             data = await self._fetched(url, counted, timeout_s)
@@ -87,7 +87,7 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         except RequestError as error:
             raise VLLMValidationError(error.message, parameter=error.param) from None
 
-    def _local(self, url: str, media_io: Counted) -> Any:
+    def _local(self, url: str, media_io: BoundedMediaIO) -> Any:
         """What a data: or file: address has."""
         if self._kind(url) == "data":
             return media_io.load_base64(*data_parts(url))
@@ -100,7 +100,7 @@ class CheckedConnector(MediaConnector):  # type: ignore[misc]  # the registry re
         except (OSError, ValueError):
             raise refused("there is no such file for clients of this server.") from None
 
-    async def _fetched(self, url: str, counted: Counted, timeout_s: int | None) -> bytes:
+    async def _fetched(self, url: str, counted: BoundedMediaIO, timeout_s: int | None) -> bytes:
         client = counted.share.client
         try:
             async with asyncio.timeout(timeout_s), self._session(client) as http:

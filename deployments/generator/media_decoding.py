@@ -43,7 +43,7 @@ _ADVICE = re.compile(r" Set VLLM_\w+ to increase this limit\.")
 """What vLLM tells its operator, in errors for the client."""
 
 
-class Counted:
+class BoundedMediaIO:
     """A MediaIO of vLLM that decodes what has room in the memory for it."""
 
     def __init__(self, media_io: Any, share: MediaShare) -> None:
@@ -147,7 +147,7 @@ def _size_of(loaded: Any) -> int:
     return int(owner.nbytes) if hasattr(owner, "nbytes") else int(owner.width * owner.height * 4)
 
 
-async def in_thread(load: Callable[[], Any], counted: Counted) -> Any:
+async def in_thread(load: Callable[[], Any], counted: BoundedMediaIO) -> Any:
     """Decode in a thread of vLLM's pool; audio and video of a request one after the other.
 
     These take much memory while they are decoded. One client never has all threads.

@@ -86,12 +86,12 @@ def bounded_loader(loader: Any, take: Callable[[int], None], seconds: float = VI
         @classmethod
         @override
         def read_frames(cls, cap: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().read_frames(Timed(cap, seconds), *args, **kwargs)
+            return super().read_frames(TimedCapture(cap, seconds), *args, **kwargs)
 
     return BoundedLoader()
 
 
-class Timed:
+class TimedCapture:
     """A capture of OpenCV that gives no frames after some seconds: it raises MediaFileError."""
 
     def __init__(self, capture: Any, seconds: float) -> None:

@@ -57,7 +57,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedRequest:
     """A request whose streams get spans.
 
     parent: the replica's span.
@@ -75,7 +75,7 @@ class ChoiceSpans:
     state: vLLM's state of the leader, which vLLM keeps up to date.
     """
 
-    traced: Traced
+    traced: TracedRequest
     state: RequestState | None
     num_followers: int
     _began: float = field(default_factory=time.monotonic)

@@ -50,7 +50,7 @@ from deployments.generator.incomplete_answers import align_with_streams
 from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.media_turns import take_turns
 from deployments.generator.renderer_lanes import use_lanes
-from deployments.generator.stream_spans import Traced
+from deployments.generator.stream_spans import TracedRequest
 from deployments.generator.validation import parse, parsed
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.client_texts import hide_client_texts
@@ -321,13 +321,13 @@ class VllmServer:
         return json.dumps(endpoints.schemas())
 
 
-def traced_of(call: GenerateCall, span: Span | None) -> Traced | None:
+def traced_of(call: GenerateCall, span: Span | None) -> TracedRequest | None:
     """What the spans of the call's streams need; None if it is not traced."""
     if span is None:
         return None
     if call.guidance is None or not call.guidance.enabled:
-        return Traced(span)
-    return Traced(span, call.guidance.params.weights)
+        return TracedRequest(span)
+    return TracedRequest(span, call.guidance.params.weights)
 
 
 def frontend_args(frontend: Mapping[str, Any]) -> Any:

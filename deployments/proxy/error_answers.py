@@ -24,7 +24,7 @@ _KINDS = {
 }
 
 
-class Answered:
+class ErrorRewriter:
     """A `send` for Serve's proxy that rewrites the errors that Serve itself made.
 
     All other messages pass unchanged, except that `on_start` may change the head of an answer.

@@ -37,7 +37,7 @@ from deployments import serve_patches
 from deployments.config.limits import LimitsArgs
 from deployments.http.open_requests import OpenRequest, OpenRequests
 from deployments.http.recent import Recent
-from deployments.proxy.error_answers import Answered, answer_of
+from deployments.proxy.error_answers import ErrorRewriter, answer_of
 from deployments.proxy.http_1_0 import end_by_closing
 from deployments.proxy.starts import Start, Starts
 
@@ -119,23 +119,23 @@ class ConnectionLimits:
                 start.end()
             await send(message)
 
-        answered = Answered(send_and_end_start, end_by_closing(scope, send))
+        rewriter = ErrorRewriter(send_and_end_start, end_by_closing(scope, send))
         try:
             open_request: OpenRequest = self._requests.begin(address)
         except OverloadedError as error:
-            await tell(error, answered)
+            await tell(error, rewriter)
             return
         try:
             check_text(scope["headers"])
             body = await self._beginning(scope, receive)
             if body is not None:
                 start = await self._starts.begin(address, lambda: self._probe(scope))
-                await self._app(scope, body, answered)
-                await answered.complete()
+                await self._app(scope, body, rewriter)
+                await rewriter.complete()
         except RequestError as error:
-            await tell(error, answered)
+            await tell(error, rewriter)
         except Exception:
-            await answered.complete()  # with an error in OpenAI's format, not uvicorn's plain text
+            await rewriter.complete()  # with an error in OpenAI's format, not uvicorn's plain text
             raise
         finally:
             open_request.end()
@@ -210,12 +210,12 @@ async def ask_as_nobody(app: ASGIApp, scope: Scope) -> Sequence[Message]:
     async def keep(message: Message) -> None:
         messages.append(message)
 
-    answered = Answered(keep)
+    rewriter = ErrorRewriter(keep)
     try:
-        await app(_of_nobody(scope), _nothing_more(), answered)
+        await app(_of_nobody(scope), _nothing_more(), rewriter)
     except Exception:
         logger.exception("%s could not be answered", scope["path"])
-    await answered.complete()
+    await rewriter.complete()
     return messages
 
 

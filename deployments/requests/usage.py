@@ -27,7 +27,7 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computed:
+class EncodedAnswer:
     """The answer of an encoder, as JSON text, and the number of tokens computed for it."""
 
     text: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cfg_core.grammars.keywords import Lost, lost_by_xgrammar, unreadable_patterns
+from cfg_core.grammars.keywords import UnenforcedKeyword, lost_by_xgrammar, unreadable_patterns
 from cfg_core.grammars.patterns import looks_around, other_than, unreadable, without_lookaheads
 from cfg_core.grammars.rewriting import negated, readable, relaxed, rewritten
 
@@ -38,9 +38,9 @@ def test_what_xgrammar_loses_has_a_place() -> None:
         "required": ["a/b", "z"],
     }
     assert set(lost_by_xgrammar(schema)) == {
-        Lost("", "required"),
-        Lost("/properties/a~1b", "maxLength"),
-        Lost("/properties/c", "not"),
+        UnenforcedKeyword("", "required"),
+        UnenforcedKeyword("/properties/a~1b", "maxLength"),
+        UnenforcedKeyword("/properties/c", "not"),
     }
 
 
@@ -94,12 +94,15 @@ def test_what_cannot_be_negated_is_none() -> None:
 def test_rewriting_leaves_what_it_cannot_write() -> None:
     schema = {"type": "string", "not": {"pattern": "a"}, "format": "binary"}
     assert rewritten(schema) == {"type": "string", "not": {"pattern": "a"}}
-    assert relaxed(rewritten(schema)) == ({"type": "string"}, [Lost("", "not")])
+    assert relaxed(rewritten(schema)) == ({"type": "string"}, [UnenforcedKeyword("", "not")])
 
 
 def test_what_no_compiler_reads_is_dropped_of_tools() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "any", "pattern": "("}}}
     kept, lost = readable(schema)
     assert kept == {"type": "object", "properties": {"a": {}}}
-    assert lost == [Lost("/properties/a", "type"), Lost("/properties/a", "pattern")]
-    assert readable("x") == (True, [Lost("", "parameters")])
+    assert lost == [
+        UnenforcedKeyword("/properties/a", "type"),
+        UnenforcedKeyword("/properties/a", "pattern"),
+    ]
+    assert readable("x") == (True, [UnenforcedKeyword("", "parameters")])

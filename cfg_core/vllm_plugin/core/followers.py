@@ -49,21 +49,21 @@ class FollowerPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyRequest:
     """The guidance of a request that has arrived, and its followers' prompts."""
 
     guidance: ResolvedGuidance
     prompts: tuple[FollowerPrompt, ...]
 
 
-def make_ready(leader: Request) -> Ready | None:
+def make_ready(leader: Request) -> ReadyRequest | None:
     """Read the guidance of a request, and keep what is made of it with the request.
 
     The guidance leaves the request's sampling parameters, which vLLM sends to each worker. Other
     choices of the same client may share them, so they are copied. None if it is not guided. A
     second call returns the same.
     """
-    ready: Ready | None = getattr(leader, _READY, None)
+    ready: ReadyRequest | None = getattr(leader, _READY, None)
     sampling = leader.sampling_params
     if ready is not None or sampling is None:
         return ready
@@ -73,7 +73,7 @@ def make_ready(leader: Request) -> Ready | None:
     leader.sampling_params = sampling = copy.copy(sampling)
     rest = {name: value for name, value in sampling.extra_args.items() if name != RESOLVED}
     sampling.extra_args = rest or None
-    ready = Ready(guidance, tuple(_prompts(leader, guidance)))
+    ready = ReadyRequest(guidance, tuple(_prompts(leader, guidance)))
     setattr(leader, _READY, ready)
     return ready
 

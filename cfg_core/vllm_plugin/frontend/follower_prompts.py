@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
 
 
-class Resolved(NamedTuple):
+class ResolvedRequest(NamedTuple):
     """Guidance as the engine core reads it.
 
     fields: the field that held each follower's prompt, for errors.
@@ -73,7 +73,7 @@ class _Leader(NamedTuple):
 
 def resolve(
     processor: InputProcessor, request: EngineCoreRequest, params: GuidanceParams, prompt: object
-) -> Resolved:
+) -> ResolvedRequest:
     """The same guidance with all prompts as token ids, or as packed embeddings.
 
     A follower's own prompt is followed by the scored tokens. Raises GuidanceError.
@@ -109,7 +109,7 @@ def resolve(
         for own, lora in zip(prompts, loras, strict=True)
     )
     top = request.sampling_params.prompt_logprobs
-    return Resolved(ResolvedGuidance.of(params, followers, top), fields, media)
+    return ResolvedRequest(ResolvedGuidance.of(params, followers, top), fields, media)
 
 
 def _check_media(processor: InputProcessor, leader: _Leader, params: GuidanceParams) -> None:

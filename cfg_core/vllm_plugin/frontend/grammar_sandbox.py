@@ -20,7 +20,7 @@ from vllm.sampling_params import SamplingParams
 from cfg_core.errors import OverloadedError, RequestError
 from cfg_core.grammars import schemas
 from cfg_core.grammars.bounds import KINDS, STRUCTURED_OUTPUTS, check_outputs
-from cfg_core.grammars.keywords import Lost
+from cfg_core.grammars.keywords import UnenforcedKeyword
 from cfg_core.grammars.trials import WALL_S, FairPlaces, GrammarLimits, Verdicts
 from cfg_core.lanes import LONG_TEXT
 from cfg_core.vllm_plugin.config import grammar_limits_of
@@ -252,7 +252,7 @@ def fields_of(outputs: StructuredOutputsParams) -> dict[str, Any]:
 
 def _not_enforced(lost: list[list[str]]) -> str:
     """Why a strict schema is refused. lost: JSON pointers and keywords."""
-    named = ", ".join(str(Lost(*one)) for one in lost[:MOST_NAMED])
+    named = ", ".join(str(UnenforcedKeyword(*one)) for one in lost[:MOST_NAMED])
     more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
     return (
         f"The schema is strict, and this server cannot enforce {named}{more}. Leave these keywords"

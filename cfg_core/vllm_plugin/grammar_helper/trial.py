@@ -25,7 +25,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from cfg_core.grammars.bounds import KINDS
-from cfg_core.grammars.keywords import Lost, unreadable_patterns
+from cfg_core.grammars.keywords import UnenforcedKeyword, unreadable_patterns
 from cfg_core.vllm_plugin.grammar_backends import XGRAMMAR, Backends, error_of
 from cfg_core.vllm_plugin.grammar_helper.for_guidance import added_tokens
 from cfg_core.vllm_plugin.grammar_helper.lark_text import NotExpressibleError
@@ -115,7 +115,7 @@ class Trial:
 
     def _made(
         self, request: Mapping[str, Any]
-    ) -> tuple[StructuredOutputsParams, Any, tuple[Lost, ...]]:
+    ) -> tuple[StructuredOutputsParams, Any, tuple[UnenforcedKeyword, ...]]:
         """The validated fields, the grammar compiled from them, and what it does not enforce.
 
         Raises RefusedTrial. If no way is left, the reason of the first is told.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cfg_core.grammars import rewriting
-from cfg_core.grammars.keywords import Lost, lost_by_xgrammar
+from cfg_core.grammars.keywords import UnenforcedKeyword, lost_by_xgrammar
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR
 from cfg_core.vllm_plugin.grammar_helper.for_guidance import fields_for_guidance
 from cfg_core.vllm_plugin.grammar_helper.lark_text import (
@@ -40,7 +40,7 @@ class Way(NamedTuple):
 
     fields: dict[str, Any]
     backend: str
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[UnenforcedKeyword, ...] = ()
     proofs: tuple[Any, ...] = ()
     compiled: dict[str, Any] | None = None
 
@@ -69,7 +69,7 @@ def ways(
     added: tokens that were added to the vocabulary (for_guidance.added_tokens).
     """
     given, spaces = with_schemas(fields, rewriting.without_formats), options.whitespace
-    unread = list[Lost]()
+    unread = list[UnenforcedKeyword]()
     if options.of_tools:
         unread = _each(schemas_of(given), lambda schema: rewriting.readable(schema)[1])
         given = with_schemas(given, lambda schema: rewriting.readable(schema)[0])
@@ -84,7 +84,7 @@ def ways(
     if options.of_tools and options.compiler is None:
         free = with_schemas(given, lambda _: ANY_OBJECT, every_style=True)
         backend = XGRAMMAR if options.backend == AUTO else options.backend
-        yield _by_xgrammar(free, spaces, backend, [Lost("", "parameters")])
+        yield _by_xgrammar(free, spaces, backend, [UnenforcedKeyword("", "parameters")])
 
 
 def _chosen(
@@ -92,8 +92,8 @@ def _chosen(
     schemas: list[Any],
     options: CompileOptions,
     added: Mapping[str, int],
-    unread: list[Lost],
-    lost: list[Lost],
+    unread: list[UnenforcedKeyword],
+    lost: list[UnenforcedKeyword],
 ) -> Iterator[Way]:
     """The ways under `auto`. lost: what xgrammar does not enforce, `unread` included."""
     by_xgrammar = partial(_by_xgrammar, given, options.whitespace)
@@ -111,7 +111,9 @@ def _chosen(
         yield by_xgrammar(XGRAMMAR if tag else AUTO, lost)
 
 
-def _each(schemas: list[Any], of_one: Callable[[Any], list[Lost]]) -> list[Lost]:
+def _each(
+    schemas: list[Any], of_one: Callable[[Any], list[UnenforcedKeyword]]
+) -> list[UnenforcedKeyword]:
     return [lost for schema in schemas for lost in of_one(schema)]
 
 
@@ -120,7 +122,7 @@ def _by_guidance(
 ) -> Iterator[Way]:
     """The ways of llguidance: exact ones, and then one that drops what nobody enforces."""
 
-    def way(change: Callable[[Any], Any], lost: list[Lost], proven: bool) -> Way:
+    def way(change: Callable[[Any], Any], lost: list[UnenforcedKeyword], proven: bool) -> Way:
         made = [change(schema) for schema in schemas] if proven else []
         proofs = tuple(one for one in made if rewriting.one_ofs(one))
         united = with_schemas(given, lambda schema: rewriting.any_of(change(schema)))
@@ -134,7 +136,7 @@ def _by_guidance(
     if any(rewriting.one_ofs(schema) for schema in schemas):
         yield way(exclusive, [], True)
 
-    def relax(schema: Any) -> tuple[Any, list[Lost]]:
+    def relax(schema: Any) -> tuple[Any, list[UnenforcedKeyword]]:
         return rewriting.relaxed(exclusive(schema))
 
     dropped = _each(schemas, lambda schema: relax(schema)[1])
@@ -146,7 +148,7 @@ def _by_guidance(
 
 
 def _by_xgrammar(
-    given: Mapping[str, Any], whitespace: int | None, backend: str, lost: list[Lost]
+    given: Mapping[str, Any], whitespace: int | None, backend: str, lost: list[UnenforcedKeyword]
 ) -> Way:
     """xgrammar bounds white space only in structural tags, so a schema becomes one."""
     fields, said = dict(given), tuple(lost)

@@ -96,7 +96,7 @@ class Scorer:
         guidance: StepGuidance | None,
         hidden_states: torch.Tensor,
         start_of: Callable[[str], int],
-    ) -> list[Wanted]:
+    ) -> list[ScoredGroup]:
         """Keep what this step computed for scores. Returns the groups that are scored now."""
         if guidance is None or not guidance.scores:
             return []
@@ -110,13 +110,13 @@ class Scorer:
             self._kept.setdefault(read.stream, _Kept()).add(read, rows)
         return [self._wanted(row, scoring) for row, scoring in joint]
 
-    def _wanted(self, row: JointRow, scoring: Scoring) -> Wanted:
+    def _wanted(self, row: JointRow, scoring: Scoring) -> ScoredGroup:
         kept = [self._kept.pop(stream) for stream in row.streams]
         assert all(one.rows == len(scoring.tokens) for one in kept), row
-        return Wanted(row, scoring, tuple(one.joined() for one in kept))
+        return ScoredGroup(row, scoring, tuple(one.joined() for one in kept))
 
 
-class Wanted(NamedTuple):
+class ScoredGroup(NamedTuple):
     """A group whose scores are wanted now.
 
     states: [tokens, hidden size] of each stream, on the device or in host memory.
@@ -128,14 +128,14 @@ class Wanted(NamedTuple):
 
 
 def _alike(
-    wanted: Iterable[Wanted], *, affine: bool
-) -> Iterator[tuple[tuple[int, bool], list[Wanted]]]:
+    wanted: Iterable[ScoredGroup], *, affine: bool
+) -> Iterator[tuple[tuple[int, bool], list[ScoredGroup]]]:
     """Groups that can be blended together, by their number of streams and the way of the blend.
 
     The key says whether they are blended before the head.
     """
 
-    def key(one: Wanted) -> tuple[int, bool]:
+    def key(one: ScoredGroup) -> tuple[int, bool]:
         return len(one.row.streams), affine and may_merge(one.row)
 
     for kind, batch in itertools.groupby(sorted(wanted, key=key), key):
@@ -157,7 +157,7 @@ class Piece(NamedTuple):
     cuts: list[Cuts | None]
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Wanted, slice]], device: torch.device) -> Piece:
+    def of(cls, parts: Sequence[tuple[ScoredGroup, slice]], device: torch.device) -> Piece:
         tokens = [one.scoring.tokens[part] for one, part in parts]
         counts = [len(ids) for ids in tokens]
         weights = np.array([one.row.weights for one, _ in parts]).T.repeat(counts, axis=1)
@@ -180,9 +180,11 @@ class Piece(NamedTuple):
         return torch.arange(streams * n, device=self.states.device).view(streams, n)
 
 
-def pieces_of(wanted: Iterable[Wanted], size: int) -> Iterator[list[tuple[Wanted, slice]]]:
+def pieces_of(
+    wanted: Iterable[ScoredGroup], size: int
+) -> Iterator[list[tuple[ScoredGroup, slice]]]:
     """All tokens of all groups in order, `size` at a time: which group, and which of its tokens."""
-    piece: list[tuple[Wanted, slice]] = []
+    piece: list[tuple[ScoredGroup, slice]] = []
     room = size
     for one in wanted:
         first, end = 0, len(one.scoring.tokens)
@@ -198,7 +200,7 @@ def pieces_of(wanted: Iterable[Wanted], size: int) -> Iterator[list[tuple[Wanted
 
 
 def score(
-    wanted: Sequence[Wanted], head: Head, device: torch.device, *, merged: bool
+    wanted: Sequence[ScoredGroup], head: Head, device: torch.device, *, merged: bool
 ) -> dict[str, LogprobsTensors]:
     """The scores of groups with equally many streams, by leader.
 
@@ -220,7 +222,7 @@ def score(
 
 
 def _by_leader(
-    wanted: Sequence[Wanted], scores: Iterable[torch.Tensor]
+    wanted: Sequence[ScoredGroup], scores: Iterable[torch.Tensor]
 ) -> dict[str, LogprobsTensors]:
     """Give each group its rows, and no more of the most likely tokens than it asked for."""
     counts = [len(one.scoring.tokens) for one in wanted]

@@ -151,7 +151,8 @@ def test_a_steady_step_copies_nothing_to_the_device() -> None:
         made = compact_v1.leaders_metadata(whole, rows)
     with copies(lambda num: num == 0):
         # from another process, the same groups come as other objects
-        assert staged(stager, tuple(replace(group) for group in JOINT), names=list(NAMES)) is rows
+        others = tuple(row._replace(group=row.group._replace()) for row in JOINT)
+        assert staged(stager, others, names=list(NAMES)) is rows
         assert compact_v1.leaders_metadata(whole, rows) is made
 
 
@@ -350,7 +351,11 @@ def test_no_piece_is_so_large_that_its_memory_is_mapped_anew(
     for name in ("blend", "cut", "divergence"):
         monkeypatch.setattr(rows_module, name, recording(getattr(rows_module, name)))
     names = [f"{i}{sign}" for i in range(20) for sign in "+-"]
-    joint = tuple(replace(IN_PIECES[0], streams=(f"{i}+", f"{i}-")) for i in range(20))
+    row = IN_PIECES[0]
+    joint = tuple(
+        row._replace(group=row.group._replace(leader=f"{i}+", followers=(f"{i}-",)))
+        for i in range(20)
+    )
     rows = staged(Stager(), joint, device=CPU, names=names, first_row=np.arange(41))
     blended(torch.randn(40, 262_144), rows)
     assert len(sizes) >= 3

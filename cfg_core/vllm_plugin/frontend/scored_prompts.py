@@ -26,7 +26,7 @@ def check_scores(config: VllmConfig, request: EngineCoreRequest, params: Guidanc
     sampling, tokens = request.sampling_params, params.score_tokens
     if tokens is None:
         asked = (sampling.prompt_logprobs, sampling.prompt_logprob_token_ids)
-        if params.enabled and asked != (None, None):
+        if params.enabled and any(one is not None for one in asked):
             raise GuidanceError(
                 "log-probabilities of the prompt would be the conditional stream's: set"
                 f" {SCORE_TOKENS} to the number of tokens at the prompt's end that are to be"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +27,8 @@ def _nothing_is_known(monkeypatch):
     monkeypatch.setattr(replica_health, "_health", ReplicaHealth())
     monkeypatch.setattr(fleets, "_fleets", {})
     monkeypatch.setattr(call_placer, "_placers", {})
+    # Loads fade with time, so the order would depend on how fast the test runs.
+    monkeypatch.setattr(call_placer, "time", SimpleNamespace(monotonic=lambda: 0.0, time=time.time))
 
 
 def call(name: str, tokens: int = 100) -> GenerateCall:

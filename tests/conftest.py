@@ -30,9 +30,10 @@ settings.load_profile("cfg-serve")
 
 SERVERS = ("encoders", "limited", "nodes", "speculative", "stories", "tensor_parallel", "waits")
 """Folders of tests/serve, each with a server of its own."""
+WITHOUT_ENGINE = ("unit", "simulation", "contract")
 FOLDERS = (
-    *("unit", "simulation", "contract", "encoders", "digits", "engine"),
-    *("serve", "chat", "docs", "examples", "real_size", "gpu"),
+    *WITHOUT_ENGINE,
+    *("encoders", "digits", "engine", "serve", "chat", "docs", "examples", "real_size", "gpu"),
 )
 ONE_SERVER = ("tests/chat", "tests/real_size", *(f"tests/serve/{name}" for name in SERVERS))
 ALONE = (
@@ -81,9 +82,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out(config, items)
-    # With several workers, what takes longest begins first, so that they end at the same time.
-    order = -1 if "PYTEST_XDIST_WORKER" in os.environ else 1
-    items.sort(key=lambda item: order * _rank(item.path))
+    longest_first = "PYTEST_XDIST_WORKER" in os.environ
+    items.sort(key=lambda item: _order(_rank(item.path), longest_first))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_gpu():
         for item in on_gpu:
@@ -96,6 +96,14 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     others = [item for item in items if (item.get_closest_marker("survey") is not None) != wanted]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in set(others)]
+
+
+def _order(rank: int, longest_first: bool) -> int:
+    """What needs no engine comes first: an engine changes the logging of its process.
+
+    longest_first: with several workers, what takes longest follows, so that they end together.
+    """
+    return rank if rank < len(WITHOUT_ENGINE) or not longest_first else 2 * len(FOLDERS) - rank
 
 
 def _rank(path: Path) -> int:

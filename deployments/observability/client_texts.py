@@ -52,6 +52,8 @@ def hide_client_texts() -> None:
 
 def hidden(record: logging.LogRecord) -> logging.LogRecord:
     """The same record without texts of clients, if it is one of those that may have some."""
+    if not record.name:  # of logging.makeLogRecord, which sets all values later
+        return record
     if record.levelno < logging.WARNING or not record.name.startswith(READERS):
         return record
     if isinstance(record.args, tuple):

@@ -65,3 +65,10 @@ def test_it_holds_for_every_handler(factory: None, caplog: pytest.LogCaptureFixt
         logging.getLogger(READER).warning("refused: %s", SECRET)
     assert SECRET not in caplog.text
     assert "refused: ..." in caplog.text
+
+
+def test_a_record_can_be_made_of_values(factory: None) -> None:
+    """As handlers do that send records to other processes."""
+    hide_client_texts()
+    made = logging.makeLogRecord({"name": READER, "msg": "%d", "args": (3,), "levelno": 40})
+    assert made.getMessage() == "3"

@@ -26,7 +26,7 @@ setup setup-dev:
 	@"$(SYSTEM_PYTHON)" scripts/setup.py $(DEV)
 
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000, HAPROXY=1)
-	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
+	@exec $(BIN)/cfg-serve serve "$(CONFIG)"
 
 # Two processes, but one for tests that measure how long the clients of a server wait.
 test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)

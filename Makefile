@@ -67,6 +67,10 @@ docs: setup-dev  ## build the pages as a site, and serve it on 127.0.0.1:8001 un
 bench: setup  ## run a short set of the benchmarks (python -m benchmarks.engine.decode: one of them, longer)
 	@$(BIN)/python -m benchmarks
 
+.PHONY: dist
+dist: setup  ## build the wheel and the sdist into dist/
+	@$(BIN)/python scripts/dist.py
+
 lock: setup  ## compile requirements/*.in into the pinned lists
 	@$(BIN)/python scripts/lock.py
 

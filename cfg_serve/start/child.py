@@ -9,6 +9,7 @@ initialised already. Without one, it would join a cluster or start one with defa
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -21,6 +22,8 @@ from typing import Any
 import ray
 import yaml
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import DeploymentStatusOverview
 from ray.serve.scripts import cli
 
@@ -32,11 +35,17 @@ LOOK_S = 0.5
 
 
 def watch(file: Path) -> None:
-    """Write what Serve says into `file`, until this process ends."""
-    while True:
-        with contextlib.suppress(Exception):  # Serve has not started, or ends
-            write(file, {"applications": applications()})
-        time.sleep(LOOK_S)
+    """Write what Serve says into `file`, until this process ends.
+
+    If it cannot go on, it ends this process, because nobody would ever hear that all is ready.
+    """
+    try:
+        while True:
+            with contextlib.suppress(RayError, RayServeException):  # Serve has not started, or ends
+                write(file, {"applications": applications()})
+            time.sleep(LOOK_S)
+    finally:
+        _thread.interrupt_main()
 
 
 def applications() -> dict[str, Any]:
@@ -47,9 +56,7 @@ def applications() -> dict[str, Any]:
             "deployments": {
                 part: {
                     "status": state.status.value,
-                    "running": sum(
-                        n for x, n in state.replica_states.items() if x.value == "RUNNING"
-                    ),
+                    "running": running(state),
                     "message": state.message,
                 }
                 for part, state in told.deployments.items()
@@ -61,7 +68,7 @@ def applications() -> dict[str, Any]:
 
 def running(state: DeploymentStatusOverview) -> int:
     """The replicas that answer."""
-    return sum(n for kind, n in state.replica_states.items() if kind.value == "RUNNING")
+    return sum(n for kind, n in state.replica_states.items() if kind == "RUNNING")
 
 
 def write(file: Path, said: dict[str, Any]) -> None:

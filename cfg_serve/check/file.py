@@ -53,9 +53,8 @@ def problems_of(config: Mapping[str, Any]) -> Iterator[str]:
 def _application(application: Mapping[str, Any], where: str) -> Iterator[str]:
     yield from _unknown(application, "applications", where)
     yield from _section(application, "logging_config", f"{where}.logging_config")
-    path = application.get("import_path")
-    ours = path in IMPORT_PATHS
-    if not ours and (sentence := _import_path(path, where)):
+    ours = is_ours(application)
+    if not ours and (sentence := _import_path(application.get("import_path"), where)):
         yield sentence
         ours = True  # what else is wrong is told, too
     if not ours:
@@ -67,6 +66,11 @@ def _application(application: Mapping[str, Any], where: str) -> Iterator[str]:
         yield "`args` must have keys such as `model`."
         args = {}
     yield from _deployments(application.get("deployments"), names_of(args))
+
+
+def is_ours(application: Mapping[str, Any]) -> bool:
+    """Whether it is this project's application. Of others, `args` and deployments are unknown."""
+    return application.get("import_path") in IMPORT_PATHS
 
 
 def _import_path(path: object, where: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,11 @@ from typing import Any
 from cfg_core.errors import ConfigError
 from cfg_serve.errors import CommandError
 from deployments.config.model_paths import resolve_model
+
+
+class HubRefusal(CommandError):
+    """The hub says that there is no such model, or that this user may not read it."""
+
 
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForCausalLMWithImage")
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "bfloat16": 2, "half": 2}
@@ -99,31 +104,32 @@ def _number(config: Mapping[str, Any], *names: str) -> int | None:
 def _hub_config(model: str) -> dict[str, Any]:
     """config.json of a model of the hub, from the cache if it is there.
 
-    Raises CommandError if the hub says that there is no such model, or that it is gated. If it
-    cannot be reached, CommandError, too: the weights could not be fetched either.
+    Raises HubRefusal if there is no such model, or it is gated. If the hub cannot be reached,
+    CommandError: the weights could not be fetched either.
     """
     if model.count("/") > 1 or model.endswith((".yaml", ".yml")):
         raise CommandError(f"{model} does not exist: name a YAML file, a folder, or OWNER/NAME.")
     from huggingface_hub import errors as hub
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
-        return _read(Path(hf_hub_download(model, "config.json")))
+        cached = try_to_load_from_cache(model, "config.json")
+        return _read(
+            Path(cached if isinstance(cached, str) else hf_hub_download(model, "config.json"))
+        )
     except hub.GatedRepoError:
-        raise CommandError(
+        raise HubRefusal(
             f"{model} is gated: accept its terms on its page of the hub, and set HF_TOKEN to a"
             " token that may read it."
         ) from None
-    except (hub.RepositoryNotFoundError, hub.HFValidationError):
-        raise CommandError(
+    except hub.RepositoryNotFoundError:
+        raise HubRefusal(
             f"there is no folder {model} here, and the hub has no such public model. Correct the"
             " name; for a private one, set HF_TOKEN."
         ) from None
-    except hub.EntryNotFoundError as error:
-        raise CommandError(_unreached(model, error)) from None
-    except (OSError, ValueError, hub.HfHubHTTPError) as error:
-        raise CommandError(_unreached(model, error)) from None
-    except Exception as error:  # the hub's client has its own errors of the network
+    except CommandError:
+        raise
+    except Exception as error:  # of the network, of the hub's client, or of the name's form
         raise CommandError(_unreached(model, error)) from None
 
 
@@ -133,3 +139,18 @@ def _unreached(model: str, error: Exception) -> str:
         f"{model} is no folder here, and the hub did not give its config.json"
         f" ({type(error).__name__}).{offline} Check the name and the network, or give a folder."
     )
+
+
+def refusals(models: Iterable[str]) -> list[str]:
+    """What the hub says against models that are no folders; nothing if it cannot be asked."""
+    found = []
+    for model in models:
+        if "://" in model or Path(model).exists():
+            continue
+        try:
+            _hub_config(model)
+        except HubRefusal as error:
+            found.append(str(error))
+        except CommandError:
+            pass  # the engine may know the form of the name, and has its own cache
+    return found

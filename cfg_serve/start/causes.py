@@ -152,19 +152,17 @@ TABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         "install the package of that module into the environment of the server.",
     ),
 )
-"""What the log has, and what to do. The first row that fits the first error counts."""
+"""What the log has, and what to do. The first error that a row fits counts."""
 
 
 def cause(log: str) -> Cause | None:
-    """The first error of a log, with advice; None if the log tells of no error."""
+    """The first error of a log that there is advice for, else the first; None if there is none."""
     lines = [clean(line) for line in log.splitlines()]
-    error = first_error(lines)
-    if error is not None and (advice := _advice(error)):
-        return Cause(error, advice)
-    for line in lines:
-        if advice := _advice(line) if _tells_failure(line) else "":
-            return Cause(line.strip(), advice)
-    return None if error is None else Cause(error)
+    found = errors(lines)
+    for text in (*found, *(line for line in lines if _tells_failure(line))):
+        if advice := _advice(text):
+            return Cause(text.strip(), advice)
+    return Cause(found[0]) if found else None
 
 
 def clean(line: str) -> str:
@@ -172,12 +170,13 @@ def clean(line: str) -> str:
     return STAMP.sub("", WRITER.sub("", COLOUR.sub("", line)))
 
 
-def first_error(lines: list[str]) -> str | None:
-    """The first error that ended a traceback, with the lines that belong to its text."""
-    for at, line in enumerate(lines):
-        if ERROR.match(line) and not line.startswith(WRAPPERS):
-            return _with_more(lines[at:])
-    return None
+def errors(lines: list[str]) -> list[str]:
+    """The errors that ended tracebacks, each with the lines that belong to its text."""
+    return [
+        _with_more(lines[at:])
+        for at, line in enumerate(lines)
+        if ERROR.match(line) and not line.startswith(WRAPPERS)
+    ]
 
 
 def _with_more(lines: list[str]) -> str:

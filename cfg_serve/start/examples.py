@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cfg_serve.check.file import is_ours
 from deployments.config.args import AppArgs
 
 CHAT: dict[str, Any] = {
@@ -37,6 +38,16 @@ def arguments(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def has_keys(config: Mapping[str, Any]) -> bool:
     """Whether callers need an API key."""
     return any((args.get("access") or {}).get("keys") for args in arguments(config))
+
+
+def model_names(config: Mapping[str, Any]) -> list[str]:
+    """The models that are loaded: absolute folders, or names on the hub."""
+    found: list[str | None] = []
+    for application in config["applications"]:
+        if is_ours(application):
+            args = AppArgs.model_validate(application.get("args") or {}).resolved()
+            found += [args.model, *(encoder.model for encoder in args.encoders)]
+    return [model for model in found if model]
 
 
 def missing_models(config: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfg_serve.check.file import GENERATOR, ROUTER, names_of
+from cfg_serve.check.file import GENERATOR, ROUTER, is_ours, names_of
 from cfg_serve.errors import CommandError
 from cfg_serve.machine import GIB, Machine, gib
 
@@ -66,8 +66,9 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
 
 
 def _of(application: Mapping[str, Any]) -> Iterator[Need]:
-    given = {entry["name"]: entry for entry in application.get("deployments") or ()}
-    for name in names_of(application.get("args") or {}):
+    given = {str(entry.get("name")): entry for entry in application.get("deployments") or ()}
+    names = names_of(application.get("args") or {}) if is_ours(application) else list(given)
+    for name in names:
         yield _need(name, given.get(name, {}))
 
 
@@ -116,7 +117,7 @@ def problems(config: Mapping[str, Any], machine: Machine) -> list[str]:
     found = [lacking(config, machine)]
     for application in config["applications"]:
         args = application.get("args") or {}
-        if args.get("model") and machine.device == "cpu":
+        if is_ours(application) and args.get("model") and machine.device == "cpu":
             found += [_executor(args), _memory(application, machine)]
     return [sentence for sentence in found if sentence]
 

@@ -28,6 +28,7 @@ import yaml
 from cfg_serve import home
 from cfg_serve.check.file import problems_of
 from cfg_serve.errors import CommandError
+from cfg_serve.generate.model_facts import refusals
 from cfg_serve.machine import this_machine
 from cfg_serve.start import causes, examples, preflight, processes, status
 from cfg_serve.start.environment import LOOPBACK, environment
@@ -92,7 +93,8 @@ def run(plan: Plan) -> int:
 
 def check(plan: Plan) -> None:
     """Raise CommandError for all that can be known before Ray starts."""
-    if found := list(problems_of(plan.config)) or preflight.problems(plan.config, this_machine()):
+    found = list(problems_of(plan.config)) or preflight.problems(plan.config, this_machine())
+    if found := found or refusals(examples.model_names(plan.config)):
         raise CommandError("\n".join(f"{plan.name}: {sentence}" for sentence in found))
     preflight.check_port(plan.host, plan.port)
 

@@ -80,6 +80,12 @@ def test_an_unknown_error_is_told_without_advice() -> None:
     assert (found.error, found.advice) == ("KeyError: 'lm_head'\nmore", "")
 
 
+def test_an_error_with_advice_goes_before_an_earlier_one() -> None:
+    found = cause("Traceback\nKeyError: 'harmless'\n\nTraceback\nValueError: Unknown dtype: float7")
+    assert found is not None
+    assert found.error == "ValueError: Unknown dtype: float7"
+
+
 def test_the_symptoms_of_other_processes_are_no_cause() -> None:
     log = "(x pid=1) ray.exceptions.RayTaskError(ValueError): y\nRuntimeError: Engine core died"
     assert cause(log) is None

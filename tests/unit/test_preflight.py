@@ -10,6 +10,7 @@ import pytest
 from cfg_serve.errors import CommandError
 from cfg_serve.machine import GIB, Machine
 from cfg_serve.start import preflight
+from cfg_serve.start.examples import model_names
 
 CPU = Machine(device="cpu", cores=2, gpus=0, memory_bytes=15 * GIB, total_bytes=21 * GIB)
 GPU = Machine(device="cuda", cores=8, gpus=2, memory_bytes=90 * GIB, total_bytes=99 * GIB)
@@ -123,6 +124,12 @@ def test_what_is_missing(given: dict[str, Any], machine: Machine, sentence: str 
     else:
         (told,) = found
         assert told.startswith(sentence)
+
+
+def test_the_application_of_somebody_else() -> None:
+    given = {"applications": [{"import_path": "my.app:make", "args": {"model": 1}}]}
+    assert preflight.problems(given, CPU) == []
+    assert model_names(given) == []
 
 
 def test_how_many_replicas_are_waited_for() -> None:

@@ -7,8 +7,9 @@ the symptom. The cause is the first error, hundreds of lines above.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cfg_serve.machine import GIB
 from cfg_serve.start.preflight import suggested_kv_bytes
@@ -31,7 +32,9 @@ FAILED = re.compile(
 WRAPPERS = ("RayTaskError", "RayActorError", "ActorDiedError", "RuntimeError: Engine core")
 """Errors that only say that another process had one."""
 
-_MOST_LINES = 4
+_MOST_LINES, _LOOK_LINES = 4, 12
+_NEXT = ("Traceback", "The above", "During", "  File", "[")
+"""How a line begins that is no more part of the error's text."""
 
 
 @dataclass(frozen=True)
@@ -157,38 +160,50 @@ TABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 
 def cause(log: str) -> Cause | None:
     """The first error of a log that there is advice for, else the first; None if there is none."""
-    lines = [clean(line) for line in log.splitlines()]
+    lines = [_line(line) for line in log.splitlines()]
     found = errors(lines)
-    for text in (*found, *(line for line in lines if _tells_failure(line))):
+    for text in (*found, *(line.text for line in lines if _tells_failure(line.text))):
         if advice := _advice(text):
             return Cause(text.strip(), advice)
     return Cause(found[0]) if found else None
 
 
-def clean(line: str) -> str:
-    """The line without colours, names of processes and time."""
-    return STAMP.sub("", WRITER.sub("", COLOUR.sub("", line)))
+class Line(NamedTuple):
+    """A line of the log: the names of the processes that wrote it, and what it says."""
+
+    writer: str
+    text: str
 
 
-def errors(lines: list[str]) -> list[str]:
+def _line(line: str) -> Line:
+    plain = COLOUR.sub("", line)
+    names = WRITER.match(plain)
+    writer = names[0].strip() if names else ""
+    return Line(writer, STAMP.sub("", WRITER.sub("", plain)))
+
+
+def errors(lines: Sequence[Line]) -> list[str]:
     """The errors that ended tracebacks, each with the lines that belong to its text."""
     return [
         _with_more(lines[at:])
         for at, line in enumerate(lines)
-        if ERROR.match(line) and not line.startswith(WRAPPERS)
+        if ERROR.match(line.text) and not line.text.startswith(WRAPPERS)
     ]
 
 
-def _with_more(lines: list[str]) -> str:
-    """A text may go on in the next lines, until the next traceback or an empty line."""
-    told = [lines[0]]
-    for line in lines[1:_MOST_LINES]:
-        if not line.strip() or line.startswith(("Traceback", "The above", "During", "  File")):
+def _with_more(lines: Sequence[Line]) -> str:
+    """A text may go on in the next lines of the same process, until an empty line or a traceback.
+
+    lines: from the error on.
+    """
+    first, told = lines[0], [lines[0].text]
+    for writer, text in lines[1 : 1 + _LOOK_LINES]:
+        if writer != first.writer:
+            continue
+        if not text.strip() or text.startswith(_NEXT) or ERROR.match(text):
             break
-        if ERROR.match(line):
-            break
-        told.append(line)
-    return "\n".join(told).strip()
+        told.append(text)
+    return "\n".join(told[:_MOST_LINES]).strip()
 
 
 def _advice(text: str) -> str:

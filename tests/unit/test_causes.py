@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cfg_serve.start.causes import FAILED, cause, clean, lacking, last_lines
+from cfg_serve.start.causes import FAILED, cause, lacking, last_lines
 
 ENGINE = "\x1b[36m(ModelReplica pid=7)\x1b[0m \x1b[0;36m(EngineCore pid=9)\x1b[0;0m "
 TRACEBACK = (
@@ -74,6 +74,19 @@ def test_the_first_error_and_what_to_do(error: str, advice: str) -> None:
     assert str(found).startswith(f"{error}\n\nWhat to do: ")
 
 
+def test_lines_of_other_processes_are_left_out() -> None:
+    """Ray mixes the lines of all processes."""
+    lines = [
+        ENGINE + "ValueError: Unknown dtype: float7",
+        "(ServeController pid=3) INFO 2026-11-26 10:42:29,6 controller 3 -- a remark",
+        ENGINE + "Use another one.",
+        "\x1b[36m(ModelReplica pid=7)\x1b[0m [W1126 10:42 utils.cpp:68] Warning: NUMA",
+    ]
+    found = cause("\n".join(lines))
+    assert found is not None
+    assert found.error == "ValueError: Unknown dtype: float7\nUse another one."
+
+
 def test_an_unknown_error_is_told_without_advice() -> None:
     found = cause("a\nTraceback (most recent call last):\n  File x\nKeyError: 'lm_head'\nmore")
     assert found is not None
@@ -105,8 +118,6 @@ def test_a_log_without_an_error() -> None:
 
 
 def test_lines_are_shown_without_names_and_colours() -> None:
-    line = ENGINE + "ERROR 11-26 10:00:00 [core.py:1100] x: y"
-    assert clean(line) == "x: y"
     assert last_lines("\n".join(["a", ENGINE + "b"]), 1) == "b"
 
 

@@ -26,7 +26,7 @@ setup setup-dev:
 	@"$(SYSTEM_PYTHON)" scripts/setup.py $(DEV)
 
 serve: setup  ## serve $(CONFIG) until Ctrl-C (CONFIG=..., HOST=127.0.0.1, PORT=8000, HAPROXY=1)
-	@exec $(BIN)/python scripts/serve.py "$(CONFIG)"
+	@exec $(BIN)/cfg-serve serve "$(CONFIG)"
 
 # Two processes, but one for tests that measure how long the clients of a server wait.
 test: setup-dev  ## run all tests (ARGS="tests/unit -x" for some)
@@ -66,6 +66,10 @@ docs: setup-dev  ## build the pages as a site, and serve it on 127.0.0.1:8001 un
 
 bench: setup  ## run a short set of the benchmarks (python -m benchmarks.engine.decode: one of them, longer)
 	@$(BIN)/python -m benchmarks
+
+.PHONY: dist
+dist: setup  ## build the wheel and the sdist into dist/
+	@$(BIN)/python scripts/dist.py
 
 lock: setup  ## compile requirements/*.in into the pinned lists
 	@$(BIN)/python scripts/lock.py

@@ -41,6 +41,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/routes",
         "docs/sampling",
         "docs/embeddings",
+        "docs/command",
         "docs/configuration",
         "docs/engine-options",
         "docs/limits",

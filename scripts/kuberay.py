@@ -23,7 +23,8 @@ from typing import Any
 
 import yaml
 from lists import REQUIREMENTS, newest
-from serve_env import serve_settings
+
+from cfg_serve.home import serve_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "deploy" / "kuberay" / "rayservice.template.yaml"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import command_page
 import config_page
 import fields_page
 import grafana_dashboard
@@ -17,6 +18,7 @@ import models_page
 import patches
 
 WRITTEN: dict[Path, Callable[[str], str]] = {
+    command_page.PAGE: command_page.page,
     config_page.PAGE: config_page.page,
     metrics_page.PAGE: metrics_page.page,
     **{path: partial(fields_page.page, path) for path in fields_page.TABLES},

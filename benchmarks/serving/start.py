@@ -7,7 +7,7 @@ that compute import torch and vLLM, 10 to 15 s of CPU time each. Processes start
 with few cores the CPU time decides, and with many the longest chain does: Ray, Serve's controller,
 the replica, its engine process, the weights.
 
-What is timed is scripts/serve.py, which `make serve` runs. A process is `seen` when it has its
+What is timed is `cfg-serve serve`, which `make serve` runs. A process is `seen` when it has its
 name, in seconds after the start. Then: when the port listens, when /ready answers 200, and when the
 first token of a guided chat is there. `CPU, s` is what each process had used by then, and what it
 used in the `--after` seconds that followed, in which nothing is asked. Prints a card, tables, and
@@ -31,7 +31,9 @@ from typing import Any
 
 import httpx
 import psutil
-from serve import CHAT, free_port
+
+from cfg_serve.start.environment import free_port
+from cfg_serve.start.examples import CHAT
 
 from .. import ROOT
 from ..report import Report, parser
@@ -39,8 +41,8 @@ from ..report import Report, parser
 LIMIT_S = 300
 LOOK_S = 0.1
 NAMES = {
-    r"scripts/serve\.py": "make serve",
-    r"serve_run\.py": "serve run",
+    r"cfg_serve serve": "make serve",
+    r"cfg_serve\.start\.child": "serve run",
     r"grammar_helper": "the grammar helper",
     r"gcs_server|raylet|log_monitor|dashboard|runtime_env|agent": "Ray",
     r"ray::ServeController|ServeController": "Serve's controller",
@@ -97,7 +99,7 @@ def one_run(config: Path, after_s: float) -> dict[str, Any]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts" / "serve.py"), str(config)],
+        [sys.executable, "-m", "cfg_serve", "serve", str(config)],
         cwd=ROOT,
         env={**os.environ, "PORT": str(port)},
         stdout=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The command line, which computes a vector for each line of a file.
 
-    python -m cfg_core.prefill_only embed MODEL INPUT OUTPUT
+    cfg-serve embed MODEL INPUT OUTPUT
 
 INPUT is a .txt file with one text per line, or a .jsonl file with one object per line. OUTPUT is a
 .npy or .parquet file. After an interruption, the same command continues where it stopped.
@@ -29,8 +29,8 @@ RECORDED = (
 """The arguments that affect the vectors, in the order of the manifest."""
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(prog="python -m cfg_core.prefill_only", description=__doc__)
+def parser(prog: str = "python -m cfg_core.prefill_only") -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog=prog, description=__doc__)
     embed = result.add_subparsers(required=True).add_parser(
         "embed", help="compute a vector for each line of a file"
     )
@@ -74,8 +74,9 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def main(arguments: list[str] | None = None) -> int:
-    args = parser().parse_args(arguments)
+def main(arguments: list[str] | None = None, prog: str = "python -m cfg_core.prefill_only") -> int:
+    """Returns the exit status. prog: what the user typed, for the usage."""
+    args = parser(prog).parse_args(arguments)
     try:
         return embed_file(args)
     except CfgServeError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from cfg_core.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+"""The checkout. For an installed wheel it is the folder of all packages, where no model is."""
 
 PACKAGE = "package:"
 """`package:NAME/PATH` is the directory PATH inside the installed Python package NAME."""
@@ -36,7 +37,9 @@ def resolve_model(name: str, cwd: Path | None = None) -> str:
     if name.startswith(PACKAGE):
         return str(package_directory(name.removeprefix(PACKAGE)))
     path = Path(name).expanduser()
-    roots = (cwd or Path.cwd(), REPOSITORY)
+    # Beside a wheel, `openai/gpt-oss-20b` would be the folder of the installed package openai.
+    checkout = [REPOSITORY] if (REPOSITORY / "pyproject.toml").is_file() else []
+    roots = (cwd or Path.cwd(), *checkout)
     for root in roots:
         if (root / path).is_dir():
             return str((root / path).resolve())

@@ -46,7 +46,7 @@ def test_serve_reads_its_settings():
 
     Ray's own variable is tested in tests/serve/waits/test_chunks_over_http.py.
     """
-    from serve_env import serve_settings
+    from cfg_serve.home import serve_settings
 
     settings = {
         name: value for name, value in serve_settings().items() if name.startswith("RAY_SERVE_")

@@ -138,6 +138,16 @@ def _serve() -> object:
     return cli
 
 
+def _cfg_serve(arguments: list[str]) -> None:
+    """The options of `embed` and `bench` belong to other parsers."""
+    from typer.main import get_command
+
+    from cfg_serve.cli import app
+
+    if arguments and arguments[0] not in ("embed", "bench") and not arguments[0].startswith("-"):
+        _click(lambda: get_command(app))(arguments)
+
+
 def _source(arguments: list[str]) -> None:
     made_by_setup = arguments[0].startswith(".venv/")
     assert made_by_setup or (ROOT / arguments[0]).exists(), arguments[0]
@@ -148,6 +158,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "make": _make,
     "ray": _click(_ray),
     "serve": _click(_serve),
+    **dict.fromkeys(("cfg-serve", ".venv/bin/cfg-serve"), _cfg_serve),
     ".": _source,
 }
 """How the words after each program are checked."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cfg_serve.check.file import problems
 from deployments.autoscaling import GuidedLoad
-from deployments.config.__main__ import complaints
 from deployments.config.admission import SPARE
 from deployments.config.args import AppArgs
 
@@ -63,7 +63,7 @@ def on_cluster(request):
 
 
 def test_no_configuration_has_mistakes(config):
-    assert complaints(CONFIGS[config.name]) == []
+    assert problems(CONFIGS[config.name]) == []
 
 
 def test_one_gpu_in_one_bundle_for_each_worker(generating):

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from cfg_core.errors import ConfigError
-from deployments.config.__main__ import complaints
 from deployments.config.args import AppArgs
 from deployments.config.engine_keys import check_engine_keys, vllm_engine_fields
 from deployments.config.model_paths import REPOSITORY, resolve_model
@@ -154,26 +153,6 @@ def test_workers_run_as_ray_actors():
         model="m/m", engine={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     )
     assert chosen.engine_kwargs()["distributed_executor_backend"] == "mp"
-
-
-def test_complaints_about_a_file(tmp_path):
-    path = tmp_path / "bad.yaml"
-    apps = [
-        {"args": {"modle": "m"}},
-        {},
-        {"args": {"model": "./no-model"}},
-        {"args": {"model": "m", "kv_split": "x"}},
-    ]
-    path.write_text(
-        yaml.safe_dump(
-            {"applications": [{"import_path": "deployments.app:build", **app} for app in apps]}
-        )
-    )
-    unknown, missing, directory, value = complaints(path)
-    assert unknown.startswith("unknown key `modle` in `args`: did you mean `model`?")
-    assert missing == "`args` names nothing to serve: give `model`, `encoders`, or both."
-    assert directory == "model directory `./no-model` does not exist."
-    assert value == "`kv_split` in `args`: Input should be 'elastic' or 'even'."
 
 
 # --- where the model is ---------------------------------------------------------------------------

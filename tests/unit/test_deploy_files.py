@@ -250,7 +250,8 @@ def test_the_image_has_the_chat_model_of_its_own_set_up(instructions):
 def test_files_that_are_run_exist(instructions):
     commands = [*of(instructions, "ENTRYPOINT"), *of(instructions, "CMD"), *of(instructions, "RUN")]
     files = re.findall(r"\b(?:scripts|configs|requirements)/[\w./-]+", " ".join(commands))
-    assert {"scripts/setup.py", "scripts/serve.py", "configs/cfg.yaml"} <= set(files)
+    assert {"scripts/setup.py", "configs/cfg.yaml"} <= set(files)
+    assert of(instructions, "ENTRYPOINT") == ['["cfg-serve", "serve"]']
     assert all((REPOSITORY / file).is_file() for file in files)
 
 

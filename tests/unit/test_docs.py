@@ -40,6 +40,12 @@ def test_the_configuration_page_shows_every_key():
     assert text == script.page(text), "run python scripts/config_page.py"
 
 
+def test_the_page_of_the_command_shows_every_option():
+    script = importlib.import_module("command_page")
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert text == script.page(text), "run python scripts/command_page.py"
+
+
 def test_the_operations_page_shows_every_metric():
     script = importlib.import_module("metrics_page")
     text = script.PAGE.read_text(encoding="utf-8")

@@ -25,11 +25,9 @@ import httpx
 import psutil
 import yaml
 
+from cfg_serve.home import serve_settings as serve_settings
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-sys.path.append(str(REPOSITORY / "scripts"))
-
-from serve_env import serve_settings as serve_settings  # noqa: E402
-
 Json: TypeAlias = dict[str, Any]
 """A JSON object: a request body, an answer, or a configuration as YAML holds it."""
 

@@ -6,7 +6,6 @@ The tests here use the server of this folder, which has no keys.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import socket
 import time
@@ -14,14 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
+from cfg_serve.plan import for_file
+from cfg_serve.start.environment import environment
 from tools.hostile.wire import head
 from tools.serving.process import REPOSITORY, ServeProcess, shipped_config
 
 COMPLETION = "/v1/completions"
 ASK = {"prompt": "Once", "max_tokens": 2}
 ODD = [(b"x-request-id", b"\xff")]
-SCRIPT = REPOSITORY / "scripts" / "serve.py"
 EVIL = "https://evil.example"
 PAGES = ("/docs", "/playground", "/playground/encoders")
 
@@ -96,21 +97,18 @@ def test_every_claim_is_played() -> None:
         assert name in names, f"{path} has no {name}"
 
 
-def test_make_serve_listens_on_this_machine() -> None:
-    script = SCRIPT.read_text(encoding="utf-8")
-    assert 'options.get("host", LOOPBACK)' in script
+def test_make_serve_listens_on_this_machine(tmp_path: Path) -> None:
+    config = {"applications": [{"import_path": "deployments.app:build", "args": {"model": "x/y"}}]}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert for_file(path, None, None, None).host == "127.0.0.1"
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     assert "CONFIG ?= configs/cfg.yaml" in makefile
     assert shipped_config("cfg")["http_options"]["host"] == "127.0.0.1"
 
 
 def test_each_run_of_make_serve_has_a_token_of_its_own(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("make_serve", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    first, second = script.environment(tmp_path), script.environment(tmp_path)
+    first, second = environment(tmp_path), environment(tmp_path)
     assert first["RAY_AUTH_MODE"] == "token"
     assert len(first["RAY_AUTH_TOKEN"]) >= 32
     assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]

@@ -1,11 +1,12 @@
-"""What `make serve` prints when it is ready, without a server of ours."""
+"""What `cfg-serve serve` prints when it is ready, without a server of ours."""
 
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from serve import FAILED, example, tell_missing_models
+
+from cfg_serve.start.examples import example, missing_models
 
 KEYS = {"applications": [{"args": {"access": {"keys": [{"name": "a", "env": "A_KEY"}]}}}]}
 OPEN = {"applications": [{"args": {"model": "x"}}]}
@@ -42,20 +43,27 @@ def test_an_example_for_an_open_server(serve):
     assert example(url, OPEN).startswith(f"curl -s {url}/v1/completions")
 
 
-def test_an_example_for_a_model_that_follows_instructions(serve):
-    url = serve(200, json.dumps({"data": [{"id": "SmolLM2-135M-Instruct"}]}).encode())
-    line = example(url, OPEN)
+@pytest.mark.parametrize(
+    "files",
+    [{"chat_template.jinja": "{{ messages }}"}, {"tokenizer_config.json": '{"chat_template": ""}'}],
+)
+def test_an_example_for_a_model_that_chats(serve, tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    url = serve(200, json.dumps({"data": [{"id": "chatty"}]}).encode())
+    line = example(url, {"applications": [{"args": {"model": str(tmp_path)}}]})
     assert line.startswith(f"curl -s {url}/v1/chat/completions")
     assert '"guidance_scale": 1.5, "negative_prompt": "You are a helpful assistant."' in line
 
 
-def test_a_missing_model_is_told(capsys, tmp_path):
+def test_a_missing_model_is_told(tmp_path):
     args = {"model": str(tmp_path / "none"), "fallback": {"model": "models/stories"}}
-    tell_missing_models({"applications": [{"args": args}, {"args": {"model": "x", "nosuch": 1}}]})
-    assert f"`{tmp_path / 'none'}` does not exist, so `models/stories`" in capsys.readouterr().out
+    (told,) = missing_models(
+        {"applications": [{"args": args}, {"args": {"model": "x", "nosuch": 1}}]}
+    )
+    assert f"`{tmp_path / 'none'}` does not exist, so `models/stories`" in told
     args["model"] = str(tmp_path)
-    tell_missing_models({"applications": [{"args": args}, {}]})
-    assert capsys.readouterr().out == ""
+    assert missing_models({"applications": [{"args": args}, {}]}) == []
 
 
 def test_where_a_key_is_needed_the_example_has_one(serve):
@@ -72,17 +80,3 @@ def test_a_bad_answer_gives_a_simple_example(serve, status, body):
 
 def test_no_answer_gives_a_simple_example():
     assert "/v1/models" in example("http://127.0.0.1:1", OPEN)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Deploying application 'cfg' failed with status DEPLOY_FAILED",
-        '(ServeController pid=7)   File "/x/application_state.py", line 1002,'
-        " in _reconcile_build_app_task",
-    ],
-)
-def test_lines_that_end_the_start(line):
-    """The second one: the YAML has options of a deployment that this application does not have."""
-    assert FAILED.search(f"before\n{line}\nafter")
-    assert not FAILED.search("Imported and built app 'cfg' successfully.")

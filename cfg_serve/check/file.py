@@ -1,0 +1,173 @@
+"""Check a configuration: its shape, every key, the names of deployments, and our `args:`.
+
+It takes milliseconds, and needs neither Ray nor vLLM. What is wrong becomes one sentence each.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cfg_core.errors import ConfigError
+from cfg_core.keys import nearest
+from cfg_serve.check import serve_fields, yaml_text
+from cfg_serve.home import serve_settings
+from deployments.config.args import AppArgs
+from deployments.config.checks import check_message_sizes
+
+IMPORT_PATHS = ("deployments.app:build", "cfg_serve:build")
+ROUTER, GENERATOR = "CfgRouter", "ModelReplica"
+_PORTS = range(1, 65536)
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong with a file, one sentence each. Raises CommandError if it cannot be read."""
+    return list(problems_of(yaml_text.read(path)))
+
+
+def problems_of(config: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a configuration, in the order of the file."""
+    if "import_path" in config:
+        yield "`import_path` belongs to an entry of `applications:`, a list: move it there."
+        return
+    yield from _unknown(config, "file", "the file")
+    for section in ("http_options", "grpc_options", "logging_config"):
+        yield from _section(config, section, section)
+    yield from _http(config.get("http_options"))
+    applications = config.get("applications")
+    if not isinstance(applications, list) or not applications:
+        yield "`applications` must be a list with one entry: `- name: cfg`, and what it has below."
+        return
+    for at, application in enumerate(applications):
+        where = f"applications[{at}]"
+        if isinstance(application, Mapping):
+            yield from _application(application, where)
+        else:
+            yield f"`{where}` must have keys such as `name` and `import_path`."
+
+
+def _application(application: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _unknown(application, "applications", where)
+    yield from _section(application, "logging_config", f"{where}.logging_config")
+    ours = is_ours(application)
+    if not ours and (sentence := _import_path(application.get("import_path"), where)):
+        yield sentence
+        ours = True  # what else is wrong is told, too
+    if not ours:
+        return
+    args = application.get("args") or {}
+    if isinstance(args, Mapping):
+        yield from complaints(args)
+    else:
+        yield "`args` must have keys such as `model`."
+        args = {}
+    yield from _deployments(application.get("deployments"), names_of(args))
+
+
+def is_ours(application: Mapping[str, Any]) -> bool:
+    """Whether it is this project's application. Of others, `args` and deployments are unknown."""
+    return application.get("import_path") in IMPORT_PATHS
+
+
+def _import_path(path: object, where: str) -> str | None:
+    """What is wrong with the path; None if it may be another application of the user's."""
+    if not isinstance(path, str) or not path:
+        return f"`{where}` needs `import_path: {IMPORT_PATHS[0]}`."
+    if near := difflib.get_close_matches(path, IMPORT_PATHS, n=1, cutoff=0.7):
+        return f"`import_path: {path}` leads to nothing: did you mean `{near[0]}`?"
+    return None
+
+
+def complaints(args: Mapping[str, Any]) -> list[str]:
+    """The mistakes in the `args:` of our application, one sentence each."""
+    try:
+        resolved = AppArgs.model_validate(args).resolved()
+        largest = max(
+            (encoder.options.max_answer_bytes for encoder in resolved.encoders), default=0
+        )
+        check_message_sizes(resolved.access.max_body_bytes, largest, serve_settings())
+    except ValidationError as error:
+        return [_sentence(item) for item in error.errors()]
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _sentence(item: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, item["loc"]))
+    message = item["msg"].removeprefix("Value error, ")
+    return message if item["type"] == "value_error" else f"`{where}` in `args`: {message}."
+
+
+def names_of(args: Mapping[str, Any]) -> list[str]:
+    """The names of the deployments that `args` make, as far as they can be read."""
+    encoders = args.get("encoders")
+    entries = [x for x in encoders if isinstance(x, Mapping)] if isinstance(encoders, list) else []
+    named = [str(entry.get("deployment", "Embedder")) for entry in entries]
+    return [ROUTER, *([GENERATOR] if args.get("model") else []), *named]
+
+
+def _deployments(given: object, names: Collection[str]) -> Iterator[str]:
+    if given is None:
+        return
+    if not isinstance(given, list):
+        yield "`deployments` must be a list with entries `- name: ModelReplica`, and so on."
+        return
+    seen: list[object] = []
+    for at, entry in enumerate(given):
+        if not isinstance(entry, Mapping):
+            yield f"`deployments[{at}]` must have keys such as `name` and `num_replicas`."
+            continue
+        name = entry.get("name")
+        yield from _name(name, at, names, seen)
+        seen.append(name)
+        yield from _deployment(entry, str(name))
+
+
+def _name(name: object, at: int, names: Collection[str], seen: list[object]) -> Iterator[str]:
+    if name is None:
+        yield f"`deployments[{at}]` needs a `name`: {', '.join(names)}."
+    elif name == GENERATOR and name not in names:
+        yield f"`{name}` in `deployments` belongs to `model` in `args`, which is missing."
+    elif name not in names:
+        yield f"`deployments` has no part `{name}` to set options of: {nearest(name, names)}"
+    elif name in seen:
+        yield f"`{name}` stands twice in `deployments`: put its options into one entry."
+
+
+def _deployment(entry: Mapping[str, Any], name: str) -> Iterator[str]:
+    yield from _unknown(entry, "deployments", name)
+    for section in ("ray_actor_options", "autoscaling_config", "logging_config"):
+        yield from _section(entry, section, f"{name}.{section}")
+
+
+def _section(config: Mapping[str, Any], section: str, where: str) -> Iterator[str]:
+    given = config.get(section)
+    if isinstance(given, Mapping):
+        yield from _unknown(given, section, where)
+    elif given is not None:
+        yield f"`{where}` must have keys, and is {str(given)[:40]!r}."
+
+
+def _unknown(given: Mapping[str, Any], section: str, where: str) -> Iterator[str]:
+    """The keys that Ray Serve would drop in silence."""
+    fields = serve_fields.known(section)
+    place = where if section == "file" else f"`{where}`"
+    for key in given if fields is not None else ():
+        if key not in (fields or ()):
+            yield f"unknown key `{key}` in {place}: {nearest(key, fields or ())}"
+
+
+def _http(options: object) -> Iterator[str]:
+    if not isinstance(options, Mapping):
+        return
+    port = options.get("port", 8000)
+    if isinstance(port, bool) or not isinstance(port, int) or port not in _PORTS:
+        yield f"`http_options.port` is {str(port)[:40]!r}: give a number from 1 to 65535."
+    host = options.get("host", "127.0.0.1")
+    if not isinstance(host, str) or not host or "/" in host:
+        yield f"`http_options.host` is {str(host)[:80]!r}: give an address, such as 127.0.0.1."

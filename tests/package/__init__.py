@@ -1,0 +1,1 @@
+"""The wheel and the sdist, in empty environments, without the checkout."""

@@ -1,0 +1,230 @@
+"""`cfg-serve check`: what it says of broken files. Values that Ray reads: tests/contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cfg_serve.check.file import problems
+from cfg_serve.check.yaml_text import parse
+from cfg_serve.errors import CommandError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+HEAD = "applications:\n- name: cfg\n  import_path: deployments.app:build\n"
+ARGS = HEAD + "  args:\n    model: models/stories\n"
+PARTS = ARGS + "  deployments:\n"
+REPLICA = PARTS + "  - name: ModelReplica\n"
+
+UNREADABLE = [
+    # the text of the file, how the sentence goes on behind the file's name
+    ("", " is empty: it needs `applications:`."),
+    ("# nothing\n", " is empty: it needs `applications:`."),
+    ("- a\n", " holds a list, and not keys such as `applications:`."),
+    ("just words\n", " holds a text, and not keys such as `applications:`."),
+    ("7\n", " holds a value, and not keys such as `applications:`."),
+    (
+        "a: 1\nb: [1, 2\nc: 3\n",
+        ", line 3: while parsing a flow sequence expected ',' or ']', but got ':'.\n    c: 3",
+    ),
+    (
+        "applications:\n\t- name: cfg\n",
+        ", line 2: while scanning for the next token found character '\\t' that cannot start any"
+        " token. Indent with spaces.\n    - name: cfg",
+    ),
+    (
+        'a: "never closed\n',
+        ", line 2: while scanning a quoted scalar found unexpected end of stream.",
+    ),
+    (
+        ARGS + "   kv_split: even\n",
+        ", line 6: while parsing a block mapping expected <block end>, but found '<block mapping"
+        " start>'.\n    kv_split: even",
+    ),
+    ("a: 1\na: 2\n", ", line 2: the key `a` stands here a second time.\n    a: 2"),
+    ("a: !!python/object:os.system {}\n", ", line 1: could not determine a constructor"),
+]
+
+BROKEN = [
+    # the text of the file, the beginning of each sentence
+    (
+        "application: []\n",
+        [
+            "unknown key `application` in the file: did you mean `applications`?",
+            "`applications` must be a list with one entry",
+        ],
+    ),
+    ("applications: []\n", ["`applications` must be a list with one entry"]),
+    ("applications: {name: cfg}\n", ["`applications` must be a list with one entry"]),
+    ("applications: [cfg]\n", ["`applications[0]` must have keys such as `name`"]),
+    ("import_path: deployments.app:build\n", ["`import_path` belongs to an entry of"]),
+    (
+        "http_option: {port: 1}\n" + ARGS,
+        ["unknown key `http_option` in the file: did you mean `http_options`?"],
+    ),
+    (
+        "http_options: {prot: 8000}\n" + ARGS,
+        ["unknown key `prot` in `http_options`: did you mean `port`?"],
+    ),
+    (
+        "http_options: {port: 80000}\n" + ARGS,
+        ["`http_options.port` is '80000': give a number from 1 to 65535."],
+    ),
+    (
+        "http_options: {port: eight}\n" + ARGS,
+        ["`http_options.port` is 'eight': give a number from 1 to 65535."],
+    ),
+    (
+        "http_options: {host: 'http://0.0.0.0'}\n" + ARGS,
+        ["`http_options.host` is 'http://0.0.0.0': give an address, such as 127.0.0.1."],
+    ),
+    ("http_options: 8000\n" + ARGS, ["`http_options` must have keys, and is '8000'."]),
+    (
+        "logging_config: {log_levle: INFO}\n" + ARGS,
+        ["unknown key `log_levle` in `logging_config`: did you mean `log_level`?"],
+    ),
+    (
+        HEAD.replace("name:", "nam:", 1) + "  args: {model: models/stories}\n",
+        ["unknown key `nam` in `applications[0]`: did you mean `name`?"],
+    ),
+    (
+        "applications:\n- name: cfg\n  args: {model: models/stories}\n",
+        ["`applications[0]` needs `import_path: deployments.app:build`."],
+    ),
+    (
+        ARGS.replace("app:build", "app:buidl"),
+        ["`import_path: deployments.app:buidl` leads to nothing: did you mean `deployments.app"],
+    ),
+    (HEAD, ["`args` names nothing to serve: give `model`, `encoders`, or both."]),
+    (
+        HEAD + "  args: [model]\n",
+        [
+            "`args` must have keys such as `model`.",
+        ],
+    ),
+    (
+        HEAD + "  args: {modle: models/stories}\n",
+        ["unknown key `modle` in `args`: did you mean `model`?"],
+    ),
+    (
+        ARGS + "    kv_split: odd\n",
+        ["`kv_split` in `args`: Input should be 'elastic' or 'even'."],
+    ),
+    (
+        ARGS + "    engin: {max_model_len: 512}\n",
+        ["unknown key `engin` in `args`: did you mean `engine`?"],
+    ),
+    (
+        ARGS + "    engine: {max_modle_len: 512}\n",
+        ["unknown key `max_modle_len` in `engine`: did you mean `max_model_len`?"],
+    ),
+    (
+        HEAD + "  args: {model: models/strories}\n",
+        ["model directory `models/strories` does not exist. Did you mean `models/stories`?"],
+    ),
+    (HEAD + "  args: {model: ./none}\n", ["model directory `./none` does not exist."]),
+    (
+        ARGS + "    access: {max_body_bytes: 1000000000}\n"
+        "    limits: {max_body_bytes_at_once: 1000000000, max_body_bytes_per_client: 1000000000}\n",
+        ["`access.max_body_bytes` needs messages of 3000000000 bytes between replicas"],
+    ),
+    (PARTS + "  - ModelReplica\n", ["`deployments[0]` must have keys such as `name`"]),
+    (ARGS + "  deployments: {ModelReplica: {}}\n", ["`deployments` must be a list with entries"]),
+    (
+        PARTS + "  - num_replicas: 2\n",
+        ["`deployments[0]` needs a `name`: CfgRouter, ModelRep"],
+    ),
+    (
+        PARTS + "  - name: ModelReplcia\n",
+        ["`deployments` has no part `ModelReplcia` to set options of: did you mean `ModelRep"],
+    ),
+    (
+        PARTS + "  - name: Embedder\n",
+        ["`deployments` has no part `Embedder` to set options of: known keys: CfgRouter, Mod"],
+    ),
+    (
+        HEAD + "  args: {encoders: [{model: org/e}]}\n  deployments:\n  - name: ModelReplica\n",
+        ["`ModelReplica` in `deployments` belongs to `model` in `args`, which is missing."],
+    ),
+    (
+        REPLICA + "  - name: ModelReplica\n",
+        ["`ModelReplica` stands twice in `deployments`: put its options into one entry."],
+    ),
+    (
+        REPLICA + "    num_replica: 2\n",
+        ["unknown key `num_replica` in `ModelReplica`: did you mean `num_replicas`?"],
+    ),
+    (
+        REPLICA + "    ray_actor_options: {num_gpu: 1}\n",
+        ["unknown key `num_gpu` in `ModelReplica.ray_actor_options`: did you mean `num_gpus`?"],
+    ),
+    (
+        REPLICA + "    ray_actor_options: 1\n",
+        ["`ModelReplica.ray_actor_options` must have keys, and is '1'."],
+    ),
+    (
+        REPLICA + "    autoscaling_config: {min_replica: 1}\n",
+        ["unknown key `min_replica` in `ModelReplica.autoscaling_config`: did you mean `min_rep"],
+    ),
+    (
+        "proxy_locaton: HeadOnly\n" + REPLICA + "    num_replica: 2\n",
+        ["unknown key `proxy_locaton` in the file", "unknown key `num_replica` in `ModelReplica`"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), UNREADABLE, ids=lambda value: repr(value)[:40])
+def test_files_that_cannot_be_read(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(CommandError) as error:
+        problems(path)
+    assert str(error.value).startswith(f"{path}{words}")
+
+
+@pytest.mark.parametrize(("text", "sentences"), BROKEN, ids=lambda value: repr(value)[-60:])
+def test_broken_files(text: str, sentences: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    found = problems(path)
+    assert [x[: len(y)] for x, y in zip(found, sentences, strict=True)] == sentences, found
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_shipped_files_are_right(path: Path) -> None:
+    assert problems(path) == []
+
+
+def test_all_parts_that_args_make_may_have_options(tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    encoders = "    encoders: [{model: org/e}, {model: org/f, deployment: Second}]\n"
+    names = "".join(f"  - name: {x}\n" for x in ("CfgRouter", "ModelReplica", "Embedder", "Second"))
+    path.write_text(ARGS + encoders + "  deployments:\n" + names)
+    assert problems(path) == []
+
+
+def test_the_application_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("applications:\n- {name: a, import_path: 'my.app:make', args: {x: 1}}\n")
+    assert problems(path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cgf.yaml", "cgf.yaml does not exist. Did you mean"),
+        ("", "is a folder: name a YAML file."),
+        ("latin.yaml", "latin.yaml is not UTF-8 at byte 3: save it as UTF-8."),
+    ],
+)
+def test_files_that_are_none(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "cfg.yaml").write_text("a: 1\n")
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe4\n")
+    with pytest.raises(CommandError, match=words):
+        problems(tmp_path / name)
+
+
+def test_a_merge_of_yaml_is_not_a_second_key() -> None:
+    text = "a: &a {x: 1}\nb: &b {y: 2}\nc: {<<: *a, x: 3}\nd: {<<: [*a, *b]}\n"
+    assert parse(text, "f")["d"] == {"x": 1, "y": 2}

@@ -50,6 +50,7 @@ class RayLlmProcess(ServeProcess):
         env: dict[str, str] | None = None,
         resources: Json | None = None,
     ) -> None:
+        self.is_ours = import_path == IMPORT_PATH
         self._models = [config["model_loading_config"]["model_id"] for config in configs]
         application = {
             "name": "llm",
@@ -67,7 +68,7 @@ class RayLlmProcess(ServeProcess):
 
     @override
     def wait_until_ready(self) -> float:
-        while time.monotonic() - self.started < START_LIMIT_S:
+        while time.monotonic() - self.started < 2 * START_LIMIT_S:
             with suppress(httpx.TransportError):
                 if all(self._has_answered(model) for model in self._models):
                     return time.monotonic() - self.started

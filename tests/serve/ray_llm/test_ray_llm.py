@@ -56,7 +56,6 @@ def ours(adapters: Path) -> Answers:
     args = config["applications"][0]["args"]
     args["engine"] |= WITH_LORA
     args["frontend"]["lora_modules"] = [{"name": ADAPTER, "path": str(adapters / "one")}]
-    args["encoders"] = []
     with ServeProcess(config) as process:
         asked = {"completions": COMPLETIONS, "chats": CHATS, "adapted": [ADAPTED]}
         return {
@@ -170,7 +169,6 @@ def test_a_wrong_field_in_a_chat_is_refused(server: RayLlmProcess) -> None:
 
 def test_an_unmodified_openai_client(server: RayLlmProcess, ours: Answers) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-    assert {model.id for model in client.models.list().data} >= {"stories", "draft"}
     made = client.completions.create(
         model="stories", prompt=PROMPTS[0], max_tokens=24, temperature=0, extra_body=GUIDANCE[0]
     )

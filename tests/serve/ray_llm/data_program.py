@@ -41,7 +41,7 @@ def in_ray_data(engine: dict[str, Any]) -> Texts:
         engine_kwargs={**ENGINE, **engine},
         concurrency=1,
         batch_size=50,
-        apply_chat_template=False,
+        chat_template_stage=False,
         placement_group_config={"bundles": [{"CPU": 1}]},
         runtime_env={"env_vars": ON_CPUS},
     )

@@ -18,6 +18,8 @@ _NEEDED = "tests/contract/test_still_needed.py"
 _SERVING = "vllm.entrypoints.generate.api_router:init_generate_state calls"
 REPLICA, SERVER = "generator replica", "Serve's proxy; with HAProxy the ingress replicas"
 """Processes that apply their rows."""
+RAY_LLM = "replica of Ray Serve LLM"
+"""It applies the rows of a generator replica, too (deployments/ray_llm)."""
 
 _patch = partial(Patch, process=REPLICA)
 
@@ -163,6 +165,16 @@ USES: tuple[PrivateUse, ...] = (
         test="tests/engine/test_incomplete_answers.py",
         needed_while="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.messages_full_converter calls json.loads",
+    ),
+    _use(
+        target="vllm.v1.engine.async_llm:AsyncLLM.__class__",
+        by=f"{_GENERATOR}.engine:Engine.adopt",
+        process=RAY_LLM,
+        reason="What every request passes is the same as in a replica of ours.",
+        upstream="Ray Serve LLM makes the engine in the middle of a method",
+        test="tests/serve/ray_llm/test_ray_llm.py",
+        needed_while="ray.llm._internal.serve.engines.vllm.vllm_engine:"
+        "VLLMEngine._start_async_llm_engine calls engine_cls",
     ),
     *(
         _use(

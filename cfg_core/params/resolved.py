@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cfg_core.errors import GuidanceError
 from cfg_core.params.cuts import Cuts
-from cfg_core.params.fields import SCALE, SCHEDULE, STREAMS
+from cfg_core.params.fields import looks_like_guidance
 from cfg_core.params.guidance import GuidanceParams
 from cfg_core.params.timeline import Timeline
 from cfg_core.params.token_ids import TokenIds
@@ -155,10 +156,12 @@ def _values(part: Any) -> dict[str, Any]:
 
 
 def is_unresolved(extra_args: Mapping[str, Any] | None) -> bool:
-    """Whether these ask for guidance, and admission has not seen them."""
-    extra_args = extra_args or {}
-    return (
-        extra_args.get(SCALE, 1) != 1
-        or extra_args.get(STREAMS) is not None
-        or extra_args.get(SCHEDULE) is not None
-    )
+    """Whether these ask for guidance, or misspell it, and admission has not seen them."""
+    names = [name for name in extra_args or () if looks_like_guidance(name) and name != RESOLVED]
+    if not names or extra_args is None:
+        return False
+    try:
+        params = GuidanceParams.from_fields({name: extra_args[name] for name in names})
+    except GuidanceError:
+        return True
+    return params is not None and params.enabled

@@ -57,6 +57,7 @@ def guided_engine_args(
     """
     from cfg_core.logits_processors.config import check_config
     from cfg_core.vllm_plugin import config, vllm_patches
+    from cfg_core.vllm_plugin.processes import TravellingOptions
     from cfg_core.vllm_plugin.versions import tested
 
     tested.check_version(allow_untested_vllm)
@@ -78,7 +79,7 @@ def guided_engine_args(
     return {
         "scheduler_cls": SCHEDULER,
         "worker_cls": WORKER,
-        "additional_config": {config.ADDITIONAL_CONFIG: ours},
+        "additional_config": {config.ADDITIONAL_CONFIG: TravellingOptions(ours)},
     }
 
 
@@ -86,10 +87,17 @@ def register() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes.
 
     It patches the frontend if the command line asks for a guided engine (`vllm serve` with our
-    flags). Otherwise it does nothing. Programs call `guided_engine_args`, which patches their
-    process. Schedulers and workers patch their own process when vLLM makes them.
+    flags), or if the engine arguments for which vLLM loads its plugins do. Otherwise it does
+    nothing. Programs call `guided_engine_args`, which patches their process, and each process to
+    which its result is sent (processes.py). Schedulers and workers patch their own process when
+    vLLM makes them.
     """
-    if asks_for_guidance(sys.argv):
+    from cfg_core.vllm_plugin import processes
+
+    arguments = processes.guided_arguments(sys._getframe(1))
+    if arguments is not None:
+        processes.let_travel(arguments)
+    if arguments is not None or asks_for_guidance(sys.argv):
         from cfg_core.vllm_plugin import vllm_patches
 
         vllm_patches.apply("frontend")

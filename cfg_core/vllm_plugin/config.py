@@ -128,6 +128,16 @@ def ours(config: VllmConfig) -> dict[str, Any]:
     return (config.additional_config or {}).get(ADDITIONAL_CONFIG) or {}
 
 
+def merged(base: Mapping[str, Any], plugin: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the plugin's engine arguments; where both hold a mapping, the two are joined."""
+    joined = {
+        k: {**base[k], **v}
+        for k, v in plugin.items()
+        if isinstance(v, dict) and isinstance(base.get(k), dict)
+    }
+    return {**base, **plugin, **joined}
+
+
 def check_kv_split(value: object) -> str:
     if value not in KV_SPLITS:
         raise CompatibilityError(

@@ -47,10 +47,24 @@ class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
             stat_loggers=[RayPrometheusStatLogger],
             disable_log_stats=disable_log_stats,
         )
-        engine.calls = EngineCalls(engine, progress)
-        engine.grammars = grammars
-        engine._chunks = Chunks()
-        return engine
+        return engine._equipped(progress, grammars)
+
+    @classmethod
+    def adopt(cls, engine: AsyncLLM, progress: Progress, grammars: GrammarGate) -> GeneratorEngine:
+        """Make `engine`, which others have started, one of ours, and return it.
+
+        Its class may be a subclass of AsyncLLM, whose methods still run.
+        """
+        kind = type(engine)
+        engine.__class__ = cls if kind is AsyncLLM else type(cls.__name__, (cls, kind), {})
+        adopted: GeneratorEngine = engine
+        return adopted._equipped(progress, grammars)
+
+    def _equipped(self, progress: Progress, grammars: GrammarGate) -> GeneratorEngine:
+        self.calls = EngineCalls(self, progress)
+        self.grammars = grammars
+        self._chunks = Chunks()
+        return self
 
     @override
     async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:

@@ -201,7 +201,7 @@ class EngineCalls:
             length = length_from_prompt_token_ids_or_embeds(
                 entry.request.prompt_token_ids, entry.request.prompt_embeds
             )
-            run.meter.add_prompt(length + entry.negative_tokens, entry.same_prompts())
+            run.meter.add_prompt(length, entry.same_prompts(), entry.negative_tokens)
 
     def _prompt_of(self, request_id: str) -> str:
         """An id that is the same for all choices of a prompt."""

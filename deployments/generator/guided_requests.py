@@ -42,12 +42,15 @@ class PreparedRequest(NamedTuple):
     negative_tokens: the length of its followers' own prompts together.
     has_no_tokens: whether its negative is an empty text of which the tokenizer makes no token.
     pending: names of what its followers have in PENDING. The caller must drop them at the end.
+    in_xargs: the guidance that its `vllm_xargs` ask for, which admission reads; None if they do
+        not. Our ingress refuses it there.
     """
 
     request: Any
     negative_tokens: int = 0
     has_no_tokens: bool = False
     pending: Sequence[str] = ()
+    in_xargs: Guidance | None = None
 
 
 class GuidedRequests:
@@ -75,7 +78,9 @@ class GuidedRequests:
             # may hold no objects then.
             is_text = isinstance(processors, str)
             xargs[LOGITS_PROCESSORS] = processors if is_text else json.dumps(processors)
-        guidance, prepared = call.guidance, PreparedRequest(request)
+        asked = GuidanceParams.from_fields(xargs)
+        in_xargs = None if asked is None else Guidance(params=asked)
+        guidance, prepared = call.guidance, PreparedRequest(request, in_xargs=in_xargs)
         if guidance is not None and guidance.enabled:
             self._check_previous(request)
             prompts = _FollowerPrompts(self._engine, self._state, call.endpoint, body)

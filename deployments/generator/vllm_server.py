@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from cfg_core.cpu_features import CPUINFO, read
 from cfg_core.errors import RequestError
 from cfg_core.lanes import num_chars
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
-from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
+from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG, merged
 from cfg_core.vllm_plugin.frontend.follower_media import PENDING
 from deployments import serve_patches
 from deployments.config.args import AppArgs
@@ -100,7 +100,7 @@ class VllmServer:
         engine_kwargs = app.engine_kwargs()
         if current_platform.is_cpu():
             engine_kwargs = with_cpu_dtype(engine_kwargs, read(CPUINFO))
-        args = AsyncEngineArgs(**_merged(engine_kwargs, guided_engine_args(**app.plugin_kwargs)))
+        args = AsyncEngineArgs(**merged(engine_kwargs, guided_engine_args(**app.plugin_kwargs)))
         with TemporaryDirectory(prefix="cfg-serve-") as folder:
             path = Path(folder) / "pace"
             pace.new_file(path)
@@ -116,17 +116,28 @@ class VllmServer:
         state = State()
         options = argparse.Namespace(**{**vars(frontend_args(app.frontend)), **vars(args)})
         await init_app_state(engine, state, options, await engine.get_supported_tasks())
+        use_lanes(engine.renderer)
+        take_turns(engine.renderer)
+        hide_client_texts()
+        share = app.admission.streams_at_once(config.scheduler_config.max_num_seqs)
+        return await cls.around(engine, state, share, app.max_text_chars)
+
+    @classmethod
+    async def around(
+        cls, engine: GeneratorEngine, state: State, share: int, max_text_chars: int
+    ) -> VllmServer:
+        """A server around an engine that runs, with the state of vLLM's API server in front of it.
+
+        share: streams that one request may have in the engine at once.
+        max_text_chars: of texts that are only tokenized or rendered.
+        """
         show_stream_logprobs(state)
         align_with_streams(state)
         serve_patches.apply(serve_patches.REPLICA)
-        use_lanes(engine.renderer)
-        take_turns(engine.renderer)
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)
-        share = app.admission.streams_at_once(config.scheduler_config.max_num_seqs)
-        await grammars.loaded()
-        hide_client_texts()
-        return cls(engine, state, share, app.max_text_chars)
+        await engine.grammars.loaded()
+        return cls(engine, state, share, max_text_chars)
 
     @property
     def errored(self) -> bool:
@@ -157,7 +168,7 @@ class VllmServer:
 
     async def generate(
         self, call: GenerateCall, meter: Meter, span: Span | None = None
-    ) -> AsyncIterator[Chunk | Whole]:
+    ) -> AsyncGenerator[Chunk | Whole, None]:
         """Serve one request, leader and negative.
 
         Yields the chunks of a stream as vLLM words them, or the pieces of one JSON text. Raises
@@ -180,7 +191,8 @@ class VllmServer:
                 output = await self._first(call, made.request, run)
 
                 def report() -> dict[str, Any] | None:
-                    if call.guidance is None:
+                    guidance = call.guidance or made.in_xargs
+                    if guidance is None:
                         return None
                     outcome = Outcome(
                         longest=meter.longest,
@@ -188,10 +200,9 @@ class VllmServer:
                         same=meter.same or frozenset(),
                         has_no_tokens=made.has_no_tokens,
                     )
-                    note = note_of(call.endpoint, call.body, call.guidance, outcome)
-                    return guidance_report(
-                        call.guidance, made.negative_tokens, meter.guided_tokens, note
-                    )
+                    note = note_of(call.endpoint, call.body, guidance, outcome)
+                    tokens = made.negative_tokens if call.guidance else meter.negative_tokens
+                    return guidance_report(guidance, tokens, meter.guided_tokens, note)
 
                 if isinstance(output, pydantic.BaseModel):
                     text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
@@ -334,16 +345,6 @@ def frontend_args(frontend: Mapping[str, Any]) -> Any:
     """vLLM's object for the `frontend` of AppArgs."""
     adapters = [LoRAModulePath(**adapter) for adapter in frontend.get("lora_modules", ())]
     return versions.chosen().frontend_args({**frontend, "lora_modules": adapters or None})
-
-
-def _merged(base: dict[str, Any], plugin: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the plugin's engine arguments; where both hold a mapping, the two are joined."""
-    joined = {
-        k: {**base[k], **v}
-        for k, v in plugin.items()
-        if isinstance(v, dict) and isinstance(base.get(k), dict)
-    }
-    return {**base, **plugin, **joined}
 
 
 async def _json_of(

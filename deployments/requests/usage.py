@@ -43,6 +43,7 @@ class Meter:
     counted them.
     longest: output tokens of the longest choice.
     same: the followers, counted from 0, whose prompt is each leader's own prompt.
+    negative_tokens: of the followers' own prompts of the newest prompt.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Meter:
         self.guided_tokens = 0
         self.longest = 0
         self.same: frozenset[int] | None = None
+        self.negative_tokens = 0
 
     def add_output(self, tokens: int, guided: int, streams: int) -> None:
         """Count new output tokens of one choice, which has so many streams while it is guided.
@@ -60,12 +62,13 @@ class Meter:
         self.output_tokens += tokens + guided * (streams - 1)
         self.guided_tokens += guided
 
-    def add_prompt(self, tokens: int, same: frozenset[int]) -> None:
-        """Count a prompt with its followers' own ones.
+    def add_prompt(self, tokens: int, same: frozenset[int], negative_tokens: int = 0) -> None:
+        """Count a prompt with its followers' own ones, which have `negative_tokens`.
 
         same: the followers whose prompt has the tokens of the leader's.
         """
-        self.prompt_tokens += tokens
+        self.prompt_tokens += tokens + negative_tokens
+        self.negative_tokens = negative_tokens
         self.same = same if self.same is None else self.same & same
 
     @property

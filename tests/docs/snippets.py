@@ -36,6 +36,7 @@ SHELL, KINDS = (
 
 EXCEPTED = {
     ("docs/guidance.md", 'recipes.dexperts("polite"'): "needs two adapters of a model",
+    ("docs/ray-llm.md", "ray.data.llm"): "needs pandas; tests/serve/ray_llm runs the like",
     (
         "docs/digits.md",
         "fold -w 8",

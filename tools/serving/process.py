@@ -19,7 +19,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import httpx
 import psutil
@@ -139,7 +139,7 @@ class ServeProcess:
                 total += process.memory_full_info().pss
         return total
 
-    def __enter__(self) -> ServeProcess:
+    def __enter__(self) -> Self:
         """Return when the server is ready."""
         try:
             self.wait_until_ready()

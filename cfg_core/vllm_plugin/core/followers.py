@@ -149,7 +149,10 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
     """
     ready = make_ready(leader)
     if ready is None:
-        raise GuidanceError("its guidance was not resolved by the frontend of a guided engine.")
+        raise GuidanceError(
+            "its guidance was not resolved by the frontend of a guided engine: call"
+            " guided_engine_args() in the process of the frontend, before its engine is made."
+        )
     guidance = ready.guidance
     followers = tuple(follower.num_tokens for follower in guidance.followers)
     end = None if guidance.timeline is None else guidance.timeline.end

@@ -31,6 +31,7 @@ from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDAN
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
 from cfg_core.vllm_plugin.frontend.scored_prompts import check_scores
+from cfg_core.vllm_plugin.processes import is_guided_scheduler
 from cfg_core.vllm_plugin.processor_registry import registry_of
 from cfg_core.vllm_plugin.wire import with_media
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 _REGISTRY = "cfg_serve_logits_processors"
-GUIDED_SCHEDULERS = "cfg_core.vllm_plugin.core.scheduler."
 
 
 class AdmissionError(VLLMValidationError, ValueError):
@@ -224,9 +224,7 @@ def _registry(processor: InputProcessor) -> Registry:
 
 
 def _is_guided(config: VllmConfig) -> bool:
-    scheduler = config.scheduler_config.scheduler_cls
-    name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", "") + "."
-    return name.startswith(GUIDED_SCHEDULERS)
+    return is_guided_scheduler(config.scheduler_config.scheduler_cls)
 
 
 def _check_engine(config: VllmConfig, param: str) -> None:

@@ -190,7 +190,11 @@ class VllmServer:
                     )
                     note = note_of(call.endpoint, call.body, call.guidance, outcome)
                     return guidance_report(
-                        call.guidance, made.negative_tokens, meter.guided_tokens, note
+                        call.guidance,
+                        made.negative_tokens,
+                        meter.guided_tokens,
+                        note,
+                        meter.strengths,
                     )
 
                 if isinstance(output, pydantic.BaseModel):

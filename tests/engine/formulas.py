@@ -89,7 +89,7 @@ FORMULAS: dict[str, dict[str, Any]] = {
         "min_entropy": MEDIAN_ENTROPY,
         "min_p": 0.01,
         "start": 1,
-        "end": 12,
+        "end": 6,
     },
 }
 """By name, the formula as the reference takes it, and `lengths` of the streams' prompts."""

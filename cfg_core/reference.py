@@ -139,6 +139,10 @@ class Formula:
     filter_top_k: the reverse. The leader's own distribution is sampled, among the k tokens that
         the streams together find most likely (as in Dia).
 
+    max_kl: a trust region, in nats. The streams' push away from the leader is made smaller until
+        KL(sampled || leader) is at most this. It comes before the cuts.
+    min_entropy: nats. A token is guided only where the leader's entropy is at least this.
+
     Tokens that are as likely as the k-th count among the k.
     """
 
@@ -149,6 +153,8 @@ class Formula:
     top_k: int | None = None
     min_p: float | None = None
     filter_top_k: int | None = None
+    max_kl: float | None = None
+    min_entropy: float | None = None
 
     def guides(self, token: int) -> bool:
         """Whether the output token of this number, from 0, is guided."""
@@ -278,6 +284,9 @@ def combine(streams: Sequence[Tensor], formula: Formula, token: int) -> Tensor:
     """Return the scores [V] of the output token of this number, from the rows of all streams."""
     leader = streams[0]
     guided = weigh(streams, formula.weights_at(token))
+    if (formula.max_kl, formula.min_entropy) != (None, None):
+        push = torch.where(leader == FORBIDDEN, 0.0, guided - leader)
+        guided = leader + strength(leader, push, formula) * push
     if formula.top_k is not None:
         guided = guided.masked_fill(leader < kth_highest(leader, formula.top_k), FORBIDDEN)
     if formula.min_p is not None:
@@ -287,6 +296,39 @@ def combine(streams: Sequence[Tensor], formula: Formula, token: int) -> Tensor:
         dropped = guided < kth_highest(guided, formula.filter_top_k)
         return leader.masked_fill(dropped | (guided == FORBIDDEN), FORBIDDEN)
     return guided
+
+
+def strength(leader: Tensor, push: Tensor, formula: Formula) -> float:
+    """Return how much of `push` [V] is added to the leader's log-probabilities [V], in [0, 1].
+
+    The divergence grows with it, so bisection finds the largest that is allowed.
+    """
+    if formula.min_entropy is not None and entropy(leader) < formula.min_entropy:
+        return 0.0
+    low, high = 0.0, 1.0
+    limit = math.inf if formula.max_kl is None else formula.max_kl
+    if divergence(leader + push, leader) <= limit:
+        return high
+    for _ in range(50):
+        middle = (low + high) / 2
+        if divergence(leader + middle * push, leader) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def divergence(scores: Tensor, leader: Tensor) -> float:
+    """Return KL(softmax(scores) || leader) in nats. leader: log-probabilities [V]."""
+    log_p = torch.log_softmax(scores.double(), dim=-1)
+    terms = log_p.exp() * (log_p - leader.double())
+    return float(terms.masked_fill(log_p == FORBIDDEN, 0.0).sum())
+
+
+def entropy(log_p: Tensor) -> float:
+    """Return the entropy in nats of log-probabilities [V]."""
+    terms = log_p.double().exp() * log_p.double()
+    return -float(terms.masked_fill(log_p == FORBIDDEN, 0.0).sum())
 
 
 def kth_highest(scores: Tensor, k: int) -> Tensor:

@@ -11,5 +11,15 @@ from cfg_core.blend.formula import (
     cut,
     divergence,
 )
+from cfg_core.blend.strength import StrengthRows, weaken
 
-__all__ = ["LARGEST_WEIGHT", "NEVER", "CutRows", "blend", "cut", "divergence"]
+__all__ = [
+    "LARGEST_WEIGHT",
+    "NEVER",
+    "CutRows",
+    "StrengthRows",
+    "blend",
+    "cut",
+    "divergence",
+    "weaken",
+]

@@ -66,6 +66,15 @@ def check_share(value: object, param: str) -> float:
     return share
 
 
+def check_nats(value: object, param: str, *, above_0: bool) -> float:
+    """Return `value` as a float of at least 0, or above 0."""
+    nats = check_number(value, param)
+    if nats < 0 or (above_0 and nats == 0):
+        least = "above 0" if above_0 else "0 or more"
+        raise GuidanceError(f"{param} is {nats:g}: it is a number of nats, {least}.", param)
+    return nats
+
+
 def check_schedule(value: object, param: str) -> tuple[tuple[int, float], ...]:
     """Return `value` as (first output token, scale), ascending from 0."""
     shape = f"{param} must be a list of [from_token, scale], such as [[0, 1.5], [64, 1.2]]"
@@ -223,6 +232,8 @@ A_FLAG = Kind(check_flag, FLAG)
 A_NUMBER = Kind(check_number, NUMBER)
 A_SCALE = Kind(check_scale, {**NUMBER, "examples": [1.5]})
 A_SHARE = Kind(check_share, NUMBER)
+A_DISTANCE = Kind(partial(check_nats, above_0=True), {**NUMBER, "exclusiveMinimum": 0})
+AN_ENTROPY = Kind(partial(check_nats, above_0=False), {**NUMBER, "minimum": 0})
 A_PLACE = Kind(partial(check_count, least=0), COUNT)
 A_COUNT = Kind(partial(check_count, least=1), COUNT)
 A_SCHEDULE = Kind(

@@ -14,12 +14,14 @@ from typing import Any
 from cfg_core.errors import GuidanceError
 from cfg_core.params.checks import (
     A_COUNT,
+    A_DISTANCE,
     A_FLAG,
     A_PLACE,
     A_SCALE,
     A_SCHEDULE,
     A_SHARE,
     A_TEXT,
+    AN_ENTROPY,
     EMBEDS,
     MEDIA,
     MESSAGES,
@@ -105,6 +107,19 @@ ROWS = (
         "guidance_filter_top_k",
         A_COUNT,
         "Sample the conditional distribution, among the k tokens that the blend finds most likely.",
+        needs_guidance=True,
+    ),
+    Field(
+        "guidance_max_kl",
+        A_DISTANCE,
+        "A trust region, in nats: a token is guided less strongly than the blend says where"
+        " KL(guided, conditional) would be above this.",
+        needs_guidance=True,
+    ),
+    Field(
+        "guidance_min_entropy",
+        AN_ENTROPY,
+        "Guide a token only where the conditional stream's entropy is at least this, in nats.",
         needs_guidance=True,
     ),
     Field(

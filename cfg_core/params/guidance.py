@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params.cuts import Cuts
@@ -25,11 +25,14 @@ from cfg_core.params.fields import (
     given_fields,
 )
 from cfg_core.params.follower import FollowerParams
+from cfg_core.params.strength import Strength
 from cfg_core.params.timeline import Timeline
+
+Part = TypeVar("Part", Cuts, Strength)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuidanceParams(Cuts):
+class GuidanceParams(Cuts, Strength):
     """Guidance of one request.
 
         guided = negative + scale * (conditional - negative)      classifier-free guidance
@@ -54,7 +57,7 @@ class GuidanceParams(Cuts):
         scale holds from its token on.
     start, end: guide only the output tokens from `start` to before `end`, counted from 0. The
         others are sampled as without guidance. None for `end`: to the end of the text.
-    What cuts there are stands in Cuts, from which they are inherited.
+    Which cuts and limits there are stands in Cuts and Strength, from which they are inherited.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
         gave it, how far the blend is from the leader, and each stream's own most likely tokens.
     score_tokens: the last so many tokens of the prompt belong to all streams, and their
@@ -171,8 +174,17 @@ class GuidanceParams(Cuts):
     @property
     def cuts(self) -> Cuts | None:
         """Which tokens may be sampled; None: every one."""
-        cuts = Cuts(**{cut.name: getattr(self, cut.name) for cut in dataclasses.fields(Cuts)})
-        return None if cuts == Cuts() else cuts
+        return self._part(Cuts)
+
+    @property
+    def strength(self) -> Strength | None:
+        """What limits how strongly a token is guided; None: nothing."""
+        return self._part(Strength)
+
+    def _part(self, kind: type[Part]) -> Part | None:
+        """The inherited values of one kind; None if all have their defaults."""
+        part = kind(**{one.name: getattr(self, one.name) for one in dataclasses.fields(kind)})
+        return None if part == kind() else part
 
     @property
     def timeline(self) -> Timeline | None:

@@ -15,6 +15,7 @@ from cfg_core.errors import GuidanceError
 from cfg_core.params.cuts import Cuts
 from cfg_core.params.fields import looks_like_guidance
 from cfg_core.params.guidance import GuidanceParams
+from cfg_core.params.strength import Strength
 from cfg_core.params.timeline import Timeline
 from cfg_core.params.token_ids import TokenIds
 
@@ -62,6 +63,7 @@ class ResolvedGuidance:
         of the first token.
     timeline: None if all tokens are guided, with the same weights.
     cuts: None if every token may be sampled.
+    strength: None if nothing limits it.
     logprobs: whether the streams' own log-probabilities are shown.
     scored: None if no token of the prompt is scored.
     """
@@ -70,6 +72,7 @@ class ResolvedGuidance:
     followers: tuple[ResolvedFollower, ...]
     timeline: Timeline | None = None
     cuts: Cuts | None = None
+    strength: Strength | None = None
     logprobs: bool = False
     scored: Scored | None = None
 
@@ -90,6 +93,7 @@ class ResolvedGuidance:
             followers=followers,
             timeline=params.timeline,
             cuts=params.cuts,
+            strength=params.strength,
             logprobs=params.logprobs,
             scored=None if tokens is None else Scored(tokens, prompt_logprobs or 0),
         )
@@ -119,6 +123,7 @@ class ResolvedGuidance:
         parts = {
             "timeline": self.timeline and _values(self.timeline),
             "cuts": self.cuts and _values(self.cuts),
+            "strength": self.strength and _values(self.strength),
             "scored": self.scored and _values(self.scored),
         }
         return {RESOLVED: {**_values(self), **parts, "followers": followers}}
@@ -142,6 +147,7 @@ class ResolvedGuidance:
             followers=tuple(followers),
             timeline=timeline,
             cuts=sent["cuts"] and Cuts(**sent["cuts"]),
+            strength=sent["strength"] and Strength(**sent["strength"]),
             logprobs=sent["logprobs"],
             scored=sent["scored"] and Scored(**sent["scored"]),
         )

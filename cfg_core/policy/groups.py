@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cfg_core.params import Cuts, Scored
+from cfg_core.params import Cuts, Scored, Strength
 
 FOLLOWER_SUFFIX = "#negative"
 """Follower i of request R has the id `R#negative<i>`.
@@ -37,6 +37,7 @@ class Group(NamedTuple):
     needs_rows: whether the row of each stream is needed, so that the blend must come after the
         model's head (see `cfg_core.vllm_plugin.worker.head`).
     cuts: None if every token may be sampled.
+    strength: None if nothing limits how strongly a token is guided.
     scored: None if no token of the prompt is scored.
     """
 
@@ -46,6 +47,7 @@ class Group(NamedTuple):
     logprobs: int | None = None
     needs_rows: bool = False
     cuts: Cuts | None = None
+    strength: Strength | None = None
     scored: Scored | None = None
 
     @property

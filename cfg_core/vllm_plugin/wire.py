@@ -3,13 +3,15 @@
     frontend -> scheduler   images, audio and video of followers                    with_media
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
+    workers -> scheduler    how strongly tokens were guided, in groups with limits  strengths_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
+    scheduler -> frontend   how strongly                                            token_strengths
     scheduler -> frontend   when the followers ran, in traced engines               follower_events
     workers -> frontend     the streams' own logprobs, as columns of vLLM's         StreamColumns
 
 The media of followers are behind the leader's in `EngineCoreRequest.mm_features`, which vLLM
-sends. The next two are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are
-pickled with them. The two after these are in the field `kv_transfer_params` of vLLM's
+sends. The next three are extra attributes of vLLM's SchedulerOutput and ModelRunnerOutput, and are
+pickled with them. The three after these are in the field `kv_transfer_params` of vLLM's
 EngineCoreOutput, because that class has no field for extensions. The field is free: an engine with
 KV connectors guides nothing.
 """
@@ -17,9 +19,9 @@ KV connectors guides nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _GUIDANCE = "cfg_serve_guidance"
 _FAILURES = "cfg_serve_failures"
+_STRENGTHS = "cfg_serve_strengths"
 _GUIDED_TOKENS = "cfg_serve_guided_tokens"
 _FOLLOWER_EVENTS = "cfg_serve_follower_events"
 
@@ -162,6 +165,30 @@ def attach(scheduler_output: SchedulerOutput, guidance: StepGuidance) -> None:
 # --- workers to scheduler -------------------------------------------------------------------------
 
 
+class Strengths(NamedTuple):
+    """How strongly the tokens of a step were guided, in groups with limits.
+
+    values: [rows] float32, of the step's rows of logits.
+    rows: the rows of each leader among them, by its id.
+    """
+
+    values: np.ndarray
+    rows: dict[str, slice]
+
+
+def attach_strengths(model_runner_output: ModelRunnerOutput, strengths: Strengths) -> None:
+    """Send `strengths` along with the output of a step."""
+    setattr(model_runner_output, _STRENGTHS, strengths)
+
+
+def strengths_of(model_runner_output: ModelRunnerOutput) -> Mapping[str, np.ndarray]:
+    """The strengths of a step's rows, by leader. Rows of rejected drafts are among them."""
+    found: Strengths | None = getattr(model_runner_output, _STRENGTHS, None)
+    if found is None:
+        return {}
+    return {leader: found.values[rows] for leader, rows in found.rows.items()}
+
+
 def attach_failures(
     model_runner_output: ModelRunnerOutput, failures: dict[str, ProcessorFailure]
 ) -> None:
@@ -187,23 +214,34 @@ def failures_of(model_runner_output: ModelRunnerOutput) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _marked(num_tokens: int) -> dict[str, int]:
+def _marked(num_tokens: int) -> dict[str, Any]:
     """The mark for `num_tokens`. Outputs share the dict, so it must not be changed."""
     return {_GUIDED_TOKENS: num_tokens}
 
 
-def mark_guided_tokens(guidance: StepGuidance | None, outputs: Iterable[EngineCoreOutput]) -> int:
+def mark_guided_tokens(
+    guidance: StepGuidance | None,
+    outputs: Iterable[EngineCoreOutput],
+    strengths: Mapping[str, np.ndarray],
+) -> int:
     """Note in each output of a joint group how many tokens it brings, accepted drafts included.
 
-    Returns how many they are together.
+    strengths: of the rows of groups with limits, by leader. Those of the tokens are noted, too.
+
+    Returns how many tokens they are together.
     """
     if guidance is None:
         return 0
     total, leaders = 0, {row.streams[0] for row in guidance.joint}
     for output in outputs:
         if output.new_token_ids and output.request_id in leaders:
-            output.kv_transfer_params = _marked(len(output.new_token_ids))
-            total += len(output.new_token_ids)
+            count = len(output.new_token_ids)
+            marked = _marked(count)
+            if output.request_id in strengths:
+                own = strengths[output.request_id][:count].tolist()
+                marked = {**marked, _STRENGTHS: own}
+            output.kv_transfer_params = marked
+            total += count
     return total
 
 
@@ -211,6 +249,12 @@ def guided_tokens(output: EngineCoreOutput) -> int:
     """How many tokens of `output` came from joint steps."""
     marked = output.kv_transfer_params
     return int(marked.get(_GUIDED_TOKENS, 0)) if marked else 0
+
+
+def token_strengths(output: EngineCoreOutput) -> list[float]:
+    """How strongly the tokens of `output` were guided; empty for a request without limits."""
+    marked = output.kv_transfer_params
+    return list(marked.get(_STRENGTHS, ())) if marked else []
 
 
 def mark_follower_events(output: EngineCoreOutput, events: Sequence[FollowerEvent]) -> None:
@@ -242,8 +286,9 @@ def take_guided_tokens(output: EngineCoreOutput) -> None:
 class StreamColumns(NamedTuple):
     """Columns that show a group's streams, after the columns of vLLM's own logprobs.
 
-    The first holds the divergence of the blend. Then each stream has a block, the leader's first:
-    its log-probability of the sampled token, and its `top` most likely tokens in descending order.
+    The first holds the divergence of the blend, and the second its strength. Then each stream has
+    a block, the leader's first: its log-probability of the sampled token, and its `top` most likely
+    tokens in descending order.
 
     streams: 0 if nothing is shown.
     """
@@ -254,17 +299,17 @@ class StreamColumns(NamedTuple):
     @property
     def width(self) -> int:
         """The number of columns."""
-        return 1 + self.streams * (1 + self.top) if self.streams else 0
+        return 2 + self.streams * (1 + self.top) if self.streams else 0
 
     def block(self, stream: int) -> range:
         """The columns of a stream."""
-        first = 1 + stream * (1 + self.top)
+        first = 2 + stream * (1 + self.top)
         return range(first, first + 1 + self.top)
 
     def places_of(self, asked: StreamColumns) -> list[int]:
         """Where these columns have those of `asked`, which has no more streams, nor tokens."""
         blocks = (self.block(stream)[: 1 + asked.top] for stream in range(asked.streams))
-        return [0, *(column for block in blocks for column in block)] if asked.streams else []
+        return [0, 1, *(column for block in blocks for column in block)] if asked.streams else []
 
 
 def columns_of(joint: Sequence[JointRow]) -> StreamColumns:

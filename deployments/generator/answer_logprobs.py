@@ -32,6 +32,7 @@ def show_stream_logprobs(state: State) -> None:
         answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
         answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
         answer.guidance_kl = [e and e.kl for e in entries]
+        answer.guidance_strength = [e and e.strength for e in entries]
         if any(e and e.rankings for e in entries):
             shown = [e and [_by_text(r, fields) for r in e.rankings] for e in entries]
             answer.conditional_top_logprobs = [streams and streams[0] for streams in shown]
@@ -46,6 +47,7 @@ def show_stream_logprobs(state: State) -> None:
             token.conditional_logprob = _finite(entry.conditional)
             token.negative_logprobs = [*map(_finite, entry.negatives)]
             token.guidance_kl = entry.kl
+            token.guidance_strength = entry.strength
             if entry.rankings:
                 conditional, *negatives = (_as_list(ranking, fields) for ranking in entry.rankings)
                 token.conditional_top_logprobs = conditional

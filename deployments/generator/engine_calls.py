@@ -26,7 +26,7 @@ from cfg_core.params import ResolvedGuidance
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
-from cfg_core.vllm_plugin.wire import follower_events, guided_tokens
+from cfg_core.vllm_plugin.wire import follower_events, guided_tokens, token_strengths
 from deployments.generator.engine_errors import own_error
 from deployments.generator.stream_spans import ChoiceSpans, TracedRequest
 from deployments.requests.usage import Meter
@@ -234,6 +234,8 @@ class EngineCalls:
             for output in outputs
         ]
         for entry, output, _ in known:
+            if entry is not None and (strengths := token_strengths(output)):
+                entry.run.meter.strengths.add(strengths)
             if entry is not None and entry.spans is not None:
                 entry.spans.note(follower_events(output))
             if output.mm_cache_miss_hashes:

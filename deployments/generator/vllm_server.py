@@ -202,7 +202,8 @@ class VllmServer:
                     )
                     note = note_of(call.endpoint, call.body, guidance, outcome)
                     tokens = made.negative_tokens if call.guidance else meter.negative_tokens
-                    return guidance_report(guidance, tokens, meter.guided_tokens, note)
+                    guided = meter.guided_tokens
+                    return guidance_report(guidance, tokens, guided, note, meter.strengths)
 
                 if isinstance(output, pydantic.BaseModel):
                     text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)

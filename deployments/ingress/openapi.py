@@ -77,7 +77,20 @@ REPORT: Schema = {
             "type": "integer",
             "description": "Tokens of the followers' own prompts.",
         },
-        "guided_tokens": {"type": "integer", "description": "Output tokens from joint steps."},
+        "guided_tokens": {"type": "integer", "description": "Output tokens that were guided."},
+        "gate_closed_tokens": {
+            "type": "integer",
+            "description": "With guidance_min_entropy: output tokens of the window that were not.",
+        },
+        "mean_strength": {
+            "type": ["number", "null"],
+            "description": "With a trust region or a gate: how much of the blend's push a token got"
+            " on average, from 0 to 1. null without tokens.",
+        },
+        "full_strength_tokens": {
+            "type": "integer",
+            "description": "With a trust region or a gate: tokens that got all of it.",
+        },
         "scored_tokens": {"type": "integer", "description": "guidance_score_tokens, if asked."},
         "note": {"type": "string", "description": "Which field had no effect, and why."},
     },

@@ -194,6 +194,7 @@ OF_STREAMS: dict[str, dict[str, Schema]] = {
             "description": "For each token a list with one entry for each follower.",
         },
         "guidance_kl": array(MAYBE_NUMBER),
+        "guidance_strength": array(MAYBE_NUMBER),
         "conditional_top_logprobs": {
             **array({"oneOf": [{"type": "null"}, RANKING]}),
             "description": "For each token the conditional stream's own most likely ones.",
@@ -207,6 +208,7 @@ OF_STREAMS: dict[str, dict[str, Schema]] = {
         "conditional_logprob": MAYBE_NUMBER,
         "negative_logprobs": {"oneOf": [{"type": "null"}, array(NUMBER)]},
         "guidance_kl": MAYBE_NUMBER,
+        "guidance_strength": MAYBE_NUMBER,
         "conditional_top_logprobs": RANKED,
         "negative_top_logprobs": array(RANKED),
     },

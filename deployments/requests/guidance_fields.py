@@ -35,7 +35,7 @@ from deployments.requests.body import MAX_FIELDS, json_type
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
 from deployments.requests.guidance_streams import check_embeds, check_followers, refuse_text
 
-PLANNED = ("guidance_between", "guidance_min_entropy")
+PLANNED = ("guidance_between",)
 """Fields that are planned, but that this version does not have.
 
 They are refused, not ignored.

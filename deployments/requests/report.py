@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfg_core.params import GuidanceParams
+from cfg_core.params import GuidanceParams, Strength
 from cfg_core.params.fields import SCALE, SCHEDULE, STREAMS
 from cfg_core.params.timeline import Timeline
 from deployments.requests.endpoints import Endpoint, has_system
 from deployments.requests.guidance_fields import Guidance
+from deployments.requests.usage import StrengthCounts
 
 NOTES: dict[str, str] = {
     "off": "{field} is 1 (off), so {negative} had no effect.",
@@ -46,7 +47,11 @@ NOTES: dict[str, str] = {
 
 
 def guidance_report(
-    guidance: Guidance, negative_prompt_tokens: int, output_tokens: int, note: str | None = None
+    guidance: Guidance,
+    negative_prompt_tokens: int,
+    output_tokens: int,
+    note: str | None = None,
+    strengths: StrengthCounts | None = None,
 ) -> dict[str, Any]:
     """The `guidance` object of an answer, beside `usage`.
 
@@ -56,6 +61,7 @@ def guidance_report(
     negative_prompt_tokens: of all followers' own prompts.
     output_tokens: output tokens that came from joint steps, as the engine core counted them.
     note: which field had no effect, and why.
+    strengths: of the tokens of joint steps. With limits, those that had none are not guided.
     """
     report = {
         **_formula(guidance.params),
@@ -63,9 +69,23 @@ def guidance_report(
         "negative_prompt_tokens": negative_prompt_tokens if guidance.enabled else 0,
         "guided_tokens": output_tokens if guidance.enabled else 0,
     }
+    if guidance.params.strength is not None and strengths is not None:
+        report |= _strengths(guidance.params.strength, output_tokens, strengths)
     if guidance.params.score_tokens is not None:
         report["scored_tokens"] = guidance.params.score_tokens
     return report if note is None else {**report, "note": note}
+
+
+def _strengths(limits: Strength, joint: int, counts: StrengthCounts) -> dict[str, Any]:
+    """What limits did: a gate is closed where the strength is 0.
+
+    joint: output tokens that came from joint steps.
+    """
+    found = {"mean_strength": counts.total / counts.tokens if counts.tokens else None}
+    if limits.min_entropy is not None:
+        closed = min(counts.none, joint)
+        found |= {"guided_tokens": joint - closed, "gate_closed_tokens": closed}
+    return {**found, "full_strength_tokens": min(counts.full, joint)}
 
 
 def _formula(params: GuidanceParams) -> dict[str, Any]:

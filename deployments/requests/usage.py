@@ -5,6 +5,7 @@ A key's `tokens_per_minute` is charged with them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -34,6 +35,24 @@ class EncodedAnswer:
     num_tokens: int
 
 
+class StrengthCounts:
+    """Counts tokens of groups with limits by their strengths, of [0, 1].
+
+    tokens: all of them. none, full: those with the strengths 0 and 1.
+    total: the sum of the strengths.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = self.none = self.full = 0
+        self.total = 0.0
+
+    def add(self, strengths: Sequence[float]) -> None:
+        self.tokens += len(strengths)
+        self.none += strengths.count(0.0)
+        self.full += strengths.count(1.0)
+        self.total += sum(strengths)
+
+
 class Meter:
     """Counts the usage of one request while it runs.
 
@@ -41,6 +60,7 @@ class Meter:
 
     guided_tokens: output tokens of the leaders that came from joint steps, as the engine core
     counted them.
+    strengths: how strongly tokens were guided, of requests with limits.
     longest: output tokens of the longest choice.
     same: the followers, counted from 0, whose prompt is each leader's own prompt.
     negative_tokens: of the followers' own prompts of the newest prompt.
@@ -50,6 +70,7 @@ class Meter:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.guided_tokens = 0
+        self.strengths = StrengthCounts()
         self.longest = 0
         self.same: frozenset[int] | None = None
         self.negative_tokens = 0

@@ -46,6 +46,9 @@ class Request:
         return sum(self.formula.guides(token) for token in range(num_tokens))
 
 
+MEDIAN_ENTROPY = 1.4
+"""Nats. About half of the tiny model's tokens have a smaller entropy."""
+
 UNCHANGED = "window behind the end"
 """The formula that guides no token."""
 
@@ -76,10 +79,22 @@ FORMULAS: dict[str, dict[str, Any]] = {
         "filter_top_k": 3,
     },
     "cuts in a window": {"weights": (-2.0,), "top_k": 2, "start": 1, "end": 4},
+    "max_kl": {"weights": (-3.0,), "max_kl": 0.3},
+    "max_kl, three streams": {"weights": (-6.0, -2.0), "max_kl": 1.5},
+    "max_kl that never binds": {"weights": (-1.0,), "max_kl": 1e6},
+    "min_entropy": {"weights": (-2.0,), "min_entropy": MEDIAN_ENTROPY},
+    "limits and cuts in a window": {
+        "weights": (-2.0, 0.5),
+        "max_kl": 0.5,
+        "min_entropy": MEDIAN_ENTROPY,
+        "min_p": 0.01,
+        "start": 1,
+        "end": 6,
+    },
 }
 """By name, the formula as the reference takes it, and `lengths` of the streams' prompts."""
 
-_FIELDS = ("start", "end", "top_k", "min_p", "filter_top_k")
+_FIELDS = ("start", "end", "top_k", "min_p", "filter_top_k", "max_kl", "min_entropy")
 
 
 def request(name: str, seed: int) -> Request:

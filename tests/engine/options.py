@@ -20,6 +20,7 @@ from torch import Tensor
 from cfg_core.reference import FORBIDDEN, Formula, Processor, combine, next_log_probs
 from tests.engine import witness
 from tests.engine.engines import Engine, guided
+from tests.engine.formulas import MEDIAN_ENTROPY
 from tests.engine.oracle import CASES, Case, Oracle
 from tests.engine.tiny_models import EOS, make_tokenizer
 
@@ -165,6 +166,19 @@ OPTIONS = [
         "guidance_filter_top_k",
         extra={"guidance_filter_top_k": 2},
         formula={"filter_top_k": 2},
+    ),
+    Option("guidance_max_kl", extra={"guidance_max_kl": 0.1}, formula={"max_kl": 0.1}),
+    Option(
+        "guidance_min_entropy",
+        extra={"guidance_min_entropy": MEDIAN_ENTROPY},
+        formula={"min_entropy": MEDIAN_ENTROPY},
+    ),
+    Option(
+        "limits, sampled",
+        {**SAMPLED, "top_p": 0.9},
+        (),
+        {"guidance_max_kl": 0.3, "guidance_min_entropy": MEDIAN_ENTROPY, "guidance_top_k": 40},
+        formula={"max_kl": 0.3, "min_entropy": MEDIAN_ENTROPY, "top_k": 40},
     ),
     Option(
         "window, cuts, sampled",

@@ -192,7 +192,9 @@ GUIDANCE: Sequence[Bad] = [
     bad("negative_message", "Did you mean negative_messages?", "chat", negative_message=[USER]),
     bad("logit_processors", "Did you mean logits_processors?", logit_processors=[]),
     bad("guidance_between", "not supported yet", guidance_between={}),
-    bad("guidance_min_entropy", "not supported yet", guidance_min_entropy=1),
+    bad("guidance_min_entropy", "nats, 0 or more", guidance_min_entropy=-1, **GUIDED),
+    bad("guidance_max_kl", "nats, above 0", guidance_max_kl=0, **GUIDED),
+    bad("guidance_max_kl", "leave guidance_max_kl out", guidance_max_kl=1),
     # negatives of conversations
     *each(
         "negative_messages",

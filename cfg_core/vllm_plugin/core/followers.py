@@ -169,15 +169,17 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
 
 def group_of(leader: Request, guidance: ResolvedGuidance) -> Group:
     """The group as the scheduler keeps it."""
-    sampling, cuts = leader.sampling_params, guidance.cuts
+    sampling, cuts, strength = leader.sampling_params, guidance.cuts, guidance.strength
+    changes = guidance.logprobs or cuts is not None or strength is not None
     names = (follower_id(leader.request_id, i) for i in range(len(guidance.followers)))
     return Group(
         leader.request_id,
         tuple(names),
         guidance.weights,
         logprobs=max(0, sampling.logprobs or 0) if guidance.logprobs else None,
-        needs_rows=guidance.logprobs or cuts is not None or reads_values(sampling),
+        needs_rows=changes or reads_values(sampling),
         cuts=cuts,
+        strength=strength,
         scored=guidance.scored,
     )
 

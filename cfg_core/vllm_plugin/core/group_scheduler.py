@@ -230,7 +230,9 @@ class GroupScheduler(Scheduler):
         events = outcome.follower_events(touched, outputs) if self._is_traced else {}
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.fit_logprobs(guidance, outputs, asked)
-        self._counts["guided_tokens"] += wire.mark_guided_tokens(guidance, outcome.each(outputs))
+        self._counts["guided_tokens"] += wire.mark_guided_tokens(
+            guidance, outcome.each(outputs), wire.strengths_of(model_runner_output)
+        )
         for output in outcome.each(outputs) if events else ():
             if output.request_id in events:
                 wire.mark_follower_events(output, events[output.request_id])

@@ -41,6 +41,7 @@ class GuidedLogprob(Logprob):
     negatives: the followers' log-probabilities, in the order of the followers.
     kl: nats, the divergence KL(guided || conditional) of this token's distributions. The guided one
         is what cuts have left of the blend, before masks and penalties.
+    strength: how much of the blend's push the token got. It is 1 without a trust region or a gate.
     rankings: what each stream itself finds most likely, the leader's first. They are as long as the
         request's `logprobs`, and empty if it asked for the whole vocabulary (-1).
     """
@@ -48,6 +49,7 @@ class GuidedLogprob(Logprob):
     conditional: float = 0.0
     negatives: tuple[float, ...] = ()
     kl: float = 0.0
+    strength: float = 1.0
     rankings: tuple[Ranking, ...] = field(default=())
 
 
@@ -90,7 +92,7 @@ def update_sample_logprobs(stock: Callable[..., None]) -> Callable[..., None]:
         ids, values = logprobs_lists.logprob_token_ids, logprobs_lists.logprobs
         rows = zip(ids[:, width:].tolist(), values[:, width:].tolist(), strict=True)
         for place, (token, row) in enumerate(zip(ids[:, 0].tolist(), rows, strict=True), before):
-            if math.isnan(row[1][1]):  # outside of the window
+            if math.isnan(row[1][columns.block(0)[0]]):  # outside of the window
                 continue
             rankings = [
                 _ranking(self, place, *ranked) for ranked in _ranked(columns, *row) if ranked[0]
@@ -115,6 +117,7 @@ def _guided(
         conditional,
         tuple(negatives),
         values[0],
+        values[1],
         tuple(rankings),
     )
 

@@ -17,12 +17,12 @@ The runners differ in where the logits are. V1 computes them in `execute_model` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from cfg_core.blend import CutRows, blend, cut, divergence, kernel
+from cfg_core.blend import CutRows, StrengthRows, blend, cut, divergence, kernel, weaken
 from cfg_core.vllm_plugin.worker.head import Merged
 
 LEAST_LOGIT = -1e30
@@ -52,11 +52,13 @@ class LogitBlend(NamedTuple):
     of_logits: [streams, n] int64.
     weights: [streams, n] float32.
     cuts: which of them are cut; None if none is.
+    limits: which of them have limits of their strength; None if none has.
     """
 
     of_logits: torch.Tensor
     weights: torch.Tensor
     cuts: CutRows | None = None
+    limits: StrengthRows | None = None
 
 
 class Rows(NamedTuple):
@@ -87,6 +89,7 @@ class Rows(NamedTuple):
     merged: Merged | None = None
     logit_blends: tuple[LogitBlend, ...] = ()
     logprob_rows: LogprobRows | None = None
+    counts: Sequence[int] = ()
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
@@ -110,11 +113,14 @@ def sum_for_leaders(
     return torch.zeros_like(weighted).index_add_(0, leader_place, weighted).to(logits.dtype)
 
 
-def blended(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, StreamLogits | None]:
+def blended(
+    logits: torch.Tensor, rows: Rows
+) -> tuple[torch.Tensor, StreamLogits | None, torch.Tensor | None]:
     """Blend the rows in `rows.logit_blends`.
 
-    Returns `logits` [rows, vocabulary], each leader's row replaced by its group's blend, and the
-    StreamLogits of the groups that want their streams' log-probabilities.
+    Returns `logits` [rows, vocabulary], each leader's row replaced by its group's blend; the
+    StreamLogits of the groups that want their streams' log-probabilities; and the strengths of all
+    rows [rows] float32, or None if no group has limits of its own.
 
     If there are such rows, the logits are float32, which keeps the blend from being rounded back to
     bfloat16. If `logits` are float32 already, they are changed in place.
@@ -122,30 +128,53 @@ def blended(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, StreamLogit
     asked = None if rows.logprob_rows is None else rows.of_logits[:, rows.logprob_rows.columns]
     streams = None if asked is None else logits[asked].float()
     out = logits.float() if rows.logit_blends else logits
+    strengths = None
+    if any(group.limits is not None for group in rows.logit_blends):
+        strengths = torch.ones(len(logits), device=logits.device)
     for group in rows.logit_blends:
-        blend_logits(logits, group, out)
+        blend_logits(logits, group, out, strengths)
     if asked is None or streams is None:
-        return out, None
+        return out, None, strengths
     parts = [
         divergence(out[asked[0, part]], streams[0, part])
         for part in pieces(asked.shape[1], out.shape[-1], out.device)
     ]
-    return out, StreamLogits(streams, torch.cat(parts))
+    shown = torch.cat(parts)
+    strength = torch.ones_like(shown) if strengths is None else strengths[asked[0]]
+    return out, StreamLogits(streams, shown, strength), strengths
 
 
-def blend_logits(logits: torch.Tensor, group: LogitBlend, out: torch.Tensor) -> None:
-    """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same."""
-    leaders, cuts, vocabulary = group.of_logits[0], group.cuts, logits.shape[-1]
-    own = None if cuts is None else logits[leaders[cuts.rows]]
+def blend_logits(
+    logits: torch.Tensor,
+    group: LogitBlend,
+    out: torch.Tensor,
+    strengths: torch.Tensor | None = None,
+) -> None:
+    """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same.
+
+    strengths: [rows] float32. Those of rows with limits are written into it.
+    """
+    leaders, vocabulary = group.of_logits[0], logits.shape[-1]
+    cuts, limits = group.cuts, group.limits
+    own_of_cut = None if cuts is None else logits[leaders[cuts.rows]]
+    own_of_limited = None if limits is None else logits[leaders[limits.rows]]
     if kernel.is_usable(logits.device):
         kernel.blend_rows(logits, group.of_logits, group.weights, out)
     else:
         for part in pieces(len(leaders), len(group.of_logits) * vocabulary, logits.device):
             out[leaders[part]] = blend(logits[group.of_logits[:, part]], group.weights[:, part])
-    if cuts is not None and own is not None:
+    if limits is not None and own_of_limited is not None:
+        places = leaders[limits.rows]
+        for part in pieces(len(places), vocabulary, logits.device):
+            out[places[part]], found = weaken(
+                own_of_limited[part], out[places[part]], limits.part(part)
+            )
+            if strengths is not None:
+                strengths[places[part]] = found
+    if cuts is not None and own_of_cut is not None:
         places = leaders[cuts.rows]
         for part in pieces(len(places), vocabulary, logits.device):
-            out[places[part]] = cut(own[part], out[places[part]], cuts.part(part))
+            out[places[part]] = cut(own_of_cut[part], out[places[part]], cuts.part(part))
 
 
 class LogprobRows(NamedTuple):
@@ -168,10 +197,12 @@ class StreamLogits(NamedTuple):
 
     streams: [streams, n, vocabulary] float32, the streams' logits before the blend.
     divergence: [n] float32, of the guided distribution from the leader's, in nats.
+    strength: [n] float32, how much of the blend's push each row got; 1 without limits.
     """
 
     streams: torch.Tensor
     divergence: torch.Tensor
+    strength: torch.Tensor
 
 
 def widen(
@@ -191,8 +222,9 @@ def widen(
         )
     ]
     shown, values = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-    ids = torch.cat([tokens.unsqueeze(1), shown.transpose(0, 1).flatten(1)], 1)
-    added = torch.cat([stream_logits.divergence.unsqueeze(1), values.transpose(0, 1).flatten(1)], 1)
+    of_blend = torch.stack([stream_logits.divergence, stream_logits.strength], 1)
+    ids = torch.cat([tokens.unsqueeze(1).expand(-1, 2), shown.transpose(0, 1).flatten(1)], 1)
+    added = torch.cat([of_blend, values.transpose(0, 1).flatten(1)], 1)
     return tensors._replace(
         logprob_token_ids=_joined(tensors.logprob_token_ids, ids, rows),
         logprobs=_joined(tensors.logprobs, added, rows),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from cfg_core.vllm_plugin.wire import StepGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits
 
@@ -21,12 +23,15 @@ class RunnerGuidance:
     compact: whether the step's logits have no rows of followers (V1 only).
     stream_logits: of the groups that asked for their streams' log-probabilities; None if no group
         did.
+    strengths: how strongly the rows of this step were guided, on the device; None if no group has
+        limits.
     """
 
     step: StepGuidance | None = None
     rows: Rows | None = None
     compact: bool = False
     stream_logits: StreamLogits | None = None
+    strengths: torch.Tensor | None = None
 
     @property
     def solo(self) -> tuple[str, ...]:
@@ -40,5 +45,5 @@ class RunnerGuidance:
 
     def clear(self) -> None:
         """Forget the step, at its end."""
-        self.step = self.rows = self.stream_logits = None
+        self.step = self.rows = self.stream_logits = self.strengths = None
         self.compact = False

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from cfg_core.params import Cuts
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow, ScoredRead, Scoring, StepGuidance
 from cfg_core.vllm_plugin.worker.head import Head, Merged, merge
 from cfg_core.vllm_plugin.worker.rows import LogitBlend, blend_logits, pieces
-from cfg_core.vllm_plugin.worker.staging import may_merge, stage_cuts, to_device
+from cfg_core.vllm_plugin.worker.staging import may_merge, stage_limits, to_device
 
 MOST_ROWS = 256
 """Rows of logits that are computed at a time. With a vocabulary of 128k they have 128 MiB in
@@ -148,13 +148,13 @@ class Piece(NamedTuple):
     states: [streams, n, hidden size].
     weights: [streams, n] float32.
     tokens: [n] int64.
-    cuts: of each token's group.
+    groups: of each token.
     """
 
     states: torch.Tensor
     weights: torch.Tensor
     tokens: torch.Tensor
-    cuts: list[Cuts | None]
+    groups: list[Group]
 
     @classmethod
     def of(cls, parts: Sequence[tuple[ScoredGroup, slice]], device: torch.device) -> Piece:
@@ -167,11 +167,7 @@ class Piece(NamedTuple):
             torch.stack(states),
             to_device(weights, np.float32, device),
             to_device([token for ids in tokens for token in ids], np.int64, device),
-            [
-                one.row.group.cuts
-                for (one, _), n in zip(parts, counts, strict=True)
-                for _ in range(n)
-            ],
+            [one.row.group for (one, _), n in zip(parts, counts, strict=True) for _ in range(n)],
         )
 
     def places(self) -> torch.Tensor:
@@ -248,8 +244,8 @@ def late_logits(piece: Piece, head: Head) -> torch.Tensor | None:
     if logits is None:
         return None
     out = logits.float()
-    cuts = stage_cuts(piece.cuts, logits.device)
-    blend_logits(logits, LogitBlend(piece.places(), piece.weights, cuts), out)
+    limits = stage_limits(piece.groups, logits.device)
+    blend_logits(logits, LogitBlend(piece.places(), piece.weights, *limits), out)
     return out[: len(piece.tokens)]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from cfg_core.blend import CutRows
-from cfg_core.params import Cuts
+from cfg_core.blend import CutRows, StrengthRows
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
 from cfg_core.vllm_plugin.worker.rows import LogitBlend, LogprobRows, Rows
@@ -100,6 +101,7 @@ def stage(
             joint, group_of[~early], logits[:, ~early], row_weights[:, ~early], device
         ),
         stage_logprob_rows(joint, streams[0], counts, device),
+        counts.tolist(),
     )
 
 
@@ -164,20 +166,26 @@ def stage_logit_blends(
     blends = []
     for size in np.unique(sizes):
         chosen = sizes == size
-        cuts = stage_cuts([joint[row].group.cuts for row in group_of[chosen]], device)
+        groups = [joint[row].group for row in group_of[chosen]]
         blends.append(
             LogitBlend(
                 to_device(streams[:size, chosen], np.int64, device),
                 to_device(weights[:size, chosen], np.float32, device),
-                cuts,
+                *stage_limits(groups, device),
             )
         )
     return tuple(blends)
 
 
-def stage_cuts(cuts: Sequence[Cuts | None], device: torch.device) -> CutRows | None:
-    """The cuts of rows, in order; None if no row is cut."""
-    return CutRows.of(cuts, lambda values, dtype: to_device(values, dtype, device))
+def stage_limits(
+    groups: Sequence[Group], device: torch.device
+) -> tuple[CutRows | None, StrengthRows | None]:
+    """What changes the blend of rows, whose groups are given; None if nothing does."""
+    put = partial(to_device, device=device)
+    return (
+        CutRows.of([group.cuts for group in groups], put),
+        StrengthRows.of([group.strength for group in groups], put),
+    )
 
 
 def stage_logprob_rows(

@@ -32,6 +32,7 @@ from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
 from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer, on_cpu
 from cfg_core.vllm_plugin.worker.staging import Stager, first_rows
+from cfg_core.vllm_plugin.worker.strengths import with_strengths
 
 
 class GuidedRunnerV1(GPUModelRunner):
@@ -132,7 +133,7 @@ class GuidedRunnerV1(GPUModelRunner):
         self._blend(state)
         withheld = self._withhold_generators()
         try:
-            output = super().sample_tokens(grammar_output)
+            output = with_strengths(super().sample_tokens(grammar_output), self.guidance)
         finally:
             self.input_batch.generators.update(withheld)
             self.guidance.clear()
@@ -147,7 +148,9 @@ class GuidedRunnerV1(GPUModelRunner):
         if guidance.rows is None:
             guidance.rows = self._stage(state.scheduler_output, state.logits.device, None)
         if guidance.rows is not None:
-            logits, guidance.stream_logits = blended(state.logits, guidance.rows)
+            logits, guidance.stream_logits, guidance.strengths = blended(
+                state.logits, guidance.rows
+            )
             self.execute_model_state = state._replace(logits=logits)
 
     @override

@@ -38,6 +38,7 @@ from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits, blended, widen
 from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer
 from cfg_core.vllm_plugin.worker.staging import Stager, to_device
+from cfg_core.vllm_plugin.worker.strengths import with_strengths
 
 
 class GuidedRunnerV2(GPUModelRunner):
@@ -83,8 +84,9 @@ class GuidedRunnerV2(GPUModelRunner):
 
     @override
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """Call vLLM's method, and report failures of logits processors in its output."""
-        return self.processors.report(super().sample_tokens(*args, **kwargs))
+        """Call vLLM's method, and report strengths and failed logits processors in its output."""
+        output = super().sample_tokens(*args, **kwargs)
+        return self.processors.report(with_strengths(output, self.guidance))
 
     @override
     def sample(
@@ -197,7 +199,7 @@ class GuidedRunnerV2(GPUModelRunner):
                 logits = compute_logits(hidden_states)
             else:
                 logits = compute_logits(merge(hidden_states, merged))[merged.source]
-            logits, stream_logits = blended(logits, rows)
+            logits, stream_logits, self.guidance.strengths = blended(logits, rows)
             return logits
 
         with self._computing_logits(blended_logits):

@@ -1,0 +1,135 @@
+"""Strength: how much of the blend's push a token gets, computed from the token's own rows.
+
+    sampled = leader + strength * (blend - leader),  0 <= strength <= 1, on log-softmax
+
+A trust region (`max_kl`) takes the largest strength with KL(sampled || leader) <= max_kl. A gate
+(`min_entropy`) takes 0 where the leader is sure of its token. Both are functions of one position's
+rows, so drafts stay exact under them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cfg_core.params import Strength
+
+NEVER = float("-inf")
+ROUNDS = 8
+"""Newton steps. Four are enough for most rows; after eight the relative error is at most 3e-4."""
+
+LEAST = -1e30
+"""Instead of the log-probability of a forbidden token."""
+
+SMALLEST = 1e-30
+"""Instead of a spread of 0, which no step can be divided by."""
+
+
+class StrengthRows(NamedTuple):
+    """Which rows have a strength of their own, and its limits.
+
+    rows: [s] int64, their places among the blended rows.
+    max_kl: [s, 1] float32, nats; infinite where there is no trust region.
+    min_entropy: [s, 1] float32, nats; 0 where there is no gate.
+    """
+
+    rows: torch.Tensor
+    max_kl: torch.Tensor
+    min_entropy: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, limits: Sequence[Strength | None], put: Callable[[Any, Any], torch.Tensor]
+    ) -> StrengthRows | None:
+        """The limits of rows, in order; None if no row has any.
+
+        put: makes a tensor of values and a numpy dtype.
+        """
+        rows = [row for row, own in enumerate(limits) if own is not None]
+        own = [one for one in limits if one is not None]
+        if not own:
+            return None
+        max_kl = [[-NEVER if one.max_kl is None else one.max_kl] for one in own]
+        min_entropy = [[one.min_entropy or 0.0] for one in own]
+        return cls(put(rows, np.int64), put(max_kl, np.float32), put(min_entropy, np.float32))
+
+    def part(self, part: slice) -> StrengthRows:
+        """Some of the rows."""
+        return StrengthRows(self.rows[part], self.max_kl[part], self.min_entropy[part])
+
+
+def weaken(
+    leader_SV: torch.Tensor, blend_SV: torch.Tensor, limits: StrengthRows
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows that are sampled [s, vocabulary] float32, and their strengths [s] float32.
+
+    leader_SV: [s, vocabulary], the leaders' logits.
+    blend_SV: [s, vocabulary] float32, the blend. What the leader forbids is forbidden in both.
+    """
+    leader_SV = torch.log_softmax(leader_SV.float(), dim=-1)
+    push_SV = torch.where(leader_SV == NEVER, 0.0, blend_SV - leader_SV)
+    strength_S1 = largest_strength(leader_SV, push_SV, limits.max_kl)
+    sure_S1 = entropy(leader_SV).unsqueeze(-1) < limits.min_entropy
+    strength_S1 = torch.where(sure_S1, 0.0, strength_S1)
+    whole_S1 = strength_S1 == 1
+    sampled_SV = torch.where(whole_S1, blend_SV, leader_SV + strength_S1 * push_SV)
+    return sampled_SV, strength_S1[:, 0]
+
+
+def largest_strength(
+    leader_SV: torch.Tensor, push_SV: torch.Tensor, max_kl_S1: torch.Tensor
+) -> torch.Tensor:
+    """Return the largest strengths of [0, 1] whose divergence is at most `max_kl_S1`, [s, 1].
+
+    leader_SV: log-probabilities. push_SV: finite, the same shape.
+
+    KL grows with the strength t, from about t^2 var / 2. So its root is nearly straight, and
+    Newton's method on the root needs few steps from the straight line. A step that leaves what is
+    known to be too little and too much is replaced by the middle, as ratios go.
+    """
+    leader_SV = leader_SV.clamp(min=LEAST)
+    size_S1 = push_SV.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
+    unit_SV = push_SV / size_S1  # so that the squares of a push of 1e20 are finite
+    fits_S1 = _divergence(leader_SV, unit_SV, size_S1)[0] <= max_kl_S1
+    wanted_S1 = (2 * max_kl_S1).sqrt()
+    low_S1, high_S1 = torch.zeros_like(size_S1), size_S1
+    _, variance_S1 = _divergence(leader_SV, unit_SV, low_S1)
+    t_S1 = torch.minimum(wanted_S1 / variance_S1.sqrt().clamp(min=SMALLEST), size_S1)
+    for _ in range(ROUNDS):
+        kl_S1, variance_S1 = _divergence(leader_SV, unit_SV, t_S1)
+        is_low_S1 = kl_S1 <= max_kl_S1
+        low_S1, high_S1 = (
+            torch.where(is_low_S1, t_S1, low_S1),
+            torch.where(is_low_S1, high_S1, t_S1),
+        )
+        root_S1 = (2 * kl_S1.clamp(min=0)).sqrt()
+        slope_S1 = t_S1 * variance_S1 / root_S1.clamp(min=SMALLEST)
+        newton_S1 = t_S1 - (root_S1 - wanted_S1) / slope_S1
+        middle_S1 = torch.where(low_S1 > 0, (low_S1 * high_S1).sqrt(), high_S1 / 4)
+        is_known_S1 = (newton_S1 >= low_S1) & (newton_S1 <= high_S1)
+        t_S1 = torch.where(is_known_S1, newton_S1, middle_S1)
+    return torch.where(fits_S1, 1.0, t_S1 / size_S1)
+
+
+def entropy(logp_NV: torch.Tensor) -> torch.Tensor:
+    """Return the entropy of rows of log-probabilities [n, vocabulary], in nats: [n]."""
+    terms_NV = torch.where(logp_NV == NEVER, 0.0, logp_NV.exp() * logp_NV)
+    return -terms_NV.sum(-1)
+
+
+def _divergence(
+    leader_SV: torch.Tensor, push_SV: torch.Tensor, t_S1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL(p_t || leader) and the variance of the push under p_t = softmax(leader + t push): [s, 1].
+
+    leader_SV: finite. The variance times t is the slope of the divergence over t.
+    """
+    logp_SV = torch.log_softmax(leader_SV + t_S1 * push_SV, dim=-1)
+    p_SV = logp_SV.exp()
+    kl_S1 = (p_SV * (logp_SV - leader_SV)).sum(-1, keepdim=True)
+    mean_S1 = (p_SV * push_SV).sum(-1, keepdim=True)
+    variance_S1 = (p_SV * (push_SV - mean_S1) ** 2).sum(-1, keepdim=True)
+    return kl_S1, variance_S1

@@ -36,4 +36,9 @@ __all__ = [
     "VLLMEngine",
 ]
 
-BROKEN: frozenset[str] = frozenset()
+BROKEN: frozenset[str] = frozenset(
+    {
+        "vllm.entrypoints.chat_utils:load_chat_template",  # the KV-aware router's tokenizer
+        "vllm.entrypoints.chat_utils:parse_chat_messages_async",  # Ray Data's stage for images
+    }
+)

@@ -1,4 +1,4 @@
-"""scripts/haproxy.sh: HAProxy's own ports are closed to other machines, and the server's is not."""
+"""start/haproxy.sh: HAProxy's own ports are closed to other machines, and the server's is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from ray.serve._private import haproxy_templates
 
 PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": "9101", "RAY_SERVE_HAPROXY_STATS_PORT": "8404"}
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "haproxy.sh"
+SCRIPT = Path(__file__).resolve().parents[2] / "cfg_serve" / "start" / "haproxy.sh"
 TEMPLATES = [value for name, value in vars(haproxy_templates).items() if name.endswith("TEMPLATE")]
 
 

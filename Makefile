@@ -41,7 +41,7 @@ endif
 # What needs no engine and no server. It is what one runs after each change.
 .PHONY: test-quick
 test-quick: setup-dev  ## run the tests that need no engine: unit, contract, the simulation's seeds (4 minutes)
-	@exec $(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests/unit tests/contract tests/simulation
+	@exec $(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not slow" tests/unit tests/contract tests/simulation
 
 survey: setup-dev  ## play what `make test` plays only in part: all architectures, paths and ranks (two hours)
 	@$(BIN)/python -m tools.architectures --all

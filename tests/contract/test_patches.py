@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -151,13 +150,10 @@ print(len(rows), sum(a is not b for a, b in zip(after, before)), len(applied()))
         (["vllm", "serve", "model", f"--scheduler-cls={SCHEDULER}"], True),
     ],
 )
-def test_the_plugin_patches_a_process_only_if_its_engine_is_guided(argv, touched):
+def test_the_plugin_patches_a_process_only_if_its_engine_is_guided(warm_process, argv, touched):
     """The plugin is installed in this environment, so every vLLM here loads it."""
-    program = UNTOUCHED.format(argv=argv)
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    rows, replaced, applied = map(int, run.stdout.split()[-3:])
+    printed = warm_process.run(UNTOUCHED.format(argv=argv))
+    rows, replaced, applied = map(int, printed.split()[-3:])
     assert rows == 7
     assert (replaced, applied) == ((rows, rows) if touched else (0, 0))
 

@@ -10,8 +10,6 @@ import ast
 import importlib
 import inspect
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from cfg_core.vllm_plugin import SCHEDULER, guided_engine_args
 from cfg_core.vllm_plugin.processes import TravellingOptions
 from deployments.ray_llm import ray_names
 from tests.contract.syntax import calls
+from tests.support.warm_process import WarmProcess
 
 FOLDERS = ("serve", "batch", "common")
 
@@ -90,13 +89,9 @@ MAKES = "args = EngineArgs(model='models/stories', {arguments})"
 RECEIVES = "import pickle; pickle.loads(bytes.fromhex('{sent}'))"
 
 
-def num_applied(first: str = "", then: str = "") -> int:
+def num_applied(process: WarmProcess, first: str = "", then: str = "") -> int:
     """How many patches a new process has after these lines."""
-    program = PROGRAM.format(first=first, then=then)
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return int(run.stdout.split()[-1])
+    return int(process.run(PROGRAM.format(first=first, then=then)).split()[-1])
 
 
 @pytest.mark.parametrize(
@@ -108,18 +103,20 @@ def num_applied(first: str = "", then: str = "") -> int:
     ],
 )
 def test_a_process_is_patched_by_the_engine_arguments_that_it_makes(
-    then: str, touched: bool
+    warm_process: WarmProcess, then: str, touched: bool
 ) -> None:
-    assert num_applied(then=then) == (7 if touched else 0)
+    assert num_applied(warm_process, then=then) == (7 if touched else 0)
 
 
-def test_a_process_is_patched_by_the_engine_arguments_that_it_gets() -> None:
+def test_a_process_is_patched_by_the_engine_arguments_that_it_gets(
+    warm_process: WarmProcess,
+) -> None:
     """However they were made: as a mapping, or by hand as EngineArgs."""
     sent = pickle.dumps(guided_engine_args()).hex()
-    assert num_applied(first=RECEIVES.format(sent=sent)) == 7
+    assert num_applied(warm_process, first=RECEIVES.format(sent=sent)) == 7
     made = EngineArgs(model="models/stories", scheduler_cls=SCHEDULER)
     plain = pickle.dumps(EngineArgs(model="models/stories")).hex()
-    assert num_applied(first=RECEIVES.format(sent=plain)) == 0
+    assert num_applied(warm_process, first=RECEIVES.format(sent=plain)) == 0
     assert made.scheduler_cls == SCHEDULER
 
 

@@ -21,8 +21,8 @@ def main() -> None:
     lines: dict[str, list[dict[str, Any]]] = {}
     for point in result["points"]:
         rest = {name: value for name, value in point["setting"].items() if name != SCALE}
-        words = (f"{name.removeprefix('guidance_')} {value}" for name, value in rest.items())
-        lines.setdefault(", ".join(words) or "scale alone", []).append(point)
+        named = (f"{name.removeprefix('guidance_')} {value}" for name, value in rest.items())
+        lines.setdefault(", ".join(named) or "scale alone", []).append(point)
     with panels(out, "frontier", 2, height=4.8) as (figure, axes):
         for axis, (measure, words) in zip(axes, MEASURES.items(), strict=True):
             for limit, points in lines.items():

@@ -23,7 +23,7 @@ Shapes: T tokens in a stream, V token ids in the vocabulary, N generated tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -142,6 +142,8 @@ class Formula:
     max_kl: a trust region, in nats. The streams' push away from the leader is made smaller until
         KL(sampled || leader) is at most this. It comes before the cuts.
     min_entropy: nats. A token is guided only where the leader's entropy is at least this.
+    rule: what computes the scale of each token of a pair, by its name and parameters (see
+        `rule_scale`). `scales` are those that it reads.
 
     Tokens that are as likely as the k-th count among the k.
     """
@@ -155,6 +157,7 @@ class Formula:
     filter_top_k: int | None = None
     max_kl: float | None = None
     min_entropy: float | None = None
+    rule: Mapping[str, Any] | None = None
 
     def guides(self, token: int) -> bool:
         """Whether the output token of this number, from 0, is guided."""
@@ -283,7 +286,11 @@ def weigh(streams: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 def combine(streams: Sequence[Tensor], formula: Formula, token: int) -> Tensor:
     """Return the scores [V] of the output token of this number, from the rows of all streams."""
     leader = streams[0]
-    guided = weigh(streams, formula.weights_at(token))
+    weights = formula.weights_at(token)
+    if formula.rule is not None:
+        scale = rule_scale(formula.rule, leader, streams[1], weights[0])
+        weights = (scale, 1.0 - scale)
+    guided = weigh(streams, weights)
     if (formula.max_kl, formula.min_entropy) != (None, None):
         push = torch.where(leader == FORBIDDEN, 0.0, guided - leader)
         guided = leader + strength(leader, push, formula) * push
@@ -316,6 +323,39 @@ def strength(leader: Tensor, push: Tensor, formula: Formula) -> float:
         else:
             high = middle
     return low
+
+
+def rule_scale(
+    rule: Mapping[str, Any], conditional: Tensor, negative: Tensor, scale: float
+) -> float:
+    """Return the scale that a rule gives a token, from the pair's log-probabilities [V].
+
+    scale: that of the request, for rules that read it.
+    """
+    apart = js_divergence(conditional, negative)
+    if rule["name"] == "adacad":
+        return 1 + apart + float(rule.get("offset", 0))
+    if rule["name"] == "arr":
+        share = min(1.0, apart / math.log(2))
+        return 1 + share if conditional.max() > negative.max() else 1 - share
+    if rule["name"] == "nwcad":
+        if apart <= rule["max_divergence"] and margin(negative) >= rule["negative_margin"]:
+            return 0.0
+        return 1.0 if margin(conditional) >= rule["conditional_margin"] else scale
+    raise ValueError(f"no rule {rule['name']}")
+
+
+def js_divergence(log_p: Tensor, log_q: Tensor) -> float:
+    """Return the Jensen-Shannon divergence in nats of log-probabilities [V]."""
+    p, q = log_p.double().exp(), log_q.double().exp()
+    middle = ((p + q) / 2).log()
+    return (divergence(log_p, middle) + divergence(log_q, middle)) / 2
+
+
+def margin(log_p: Tensor) -> float:
+    """Return the probability of the most likely token less that of the second."""
+    first, second = log_p.double().exp().topk(2).values.tolist()
+    return float(first - second)
 
 
 def divergence(scores: Tensor, leader: Tensor) -> float:

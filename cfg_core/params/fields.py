@@ -29,6 +29,7 @@ from cfg_core.params.checks import (
 )
 from cfg_core.params.field_table import Field
 from cfg_core.params.follower import FOLLOWERS
+from cfg_core.params.rules import A_RULE
 
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
@@ -39,6 +40,7 @@ NEGATIVE_MESSAGES = "negative_messages"
 STREAMS = "guidance_streams"
 SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
+RULE = "guidance_rule"
 STREAM_LOGPROBS = "guidance_logprobs"
 SCORE_TOKENS = "guidance_score_tokens"
 """Names that a rule about several fields, or a sentence about another one, needs."""
@@ -87,6 +89,12 @@ ROWS = (
         SCHEDULE,
         A_SCHEDULE,
         "Instead of guidance_scale: [first output token, scale], ascending from token 0.",
+    ),
+    Field(
+        RULE,
+        A_RULE,
+        "Instead of guidance_scale: the scale of each token is computed from its own distributions,"
+        ' by a rule such as {"name": "adacad", "offset": 0}.',
     ),
     Field(START, A_PLACE, "The first output token that is guided.", needs_guidance=True),
     Field(END, A_COUNT, "The first output token that is not guided any more.", needs_guidance=True),

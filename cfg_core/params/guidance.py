@@ -17,6 +17,7 @@ from cfg_core.params.fields import (
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
     ROWS,
+    RULE,
     SCALE,
     SCHEDULE,
     SCORE_TOKENS,
@@ -57,7 +58,8 @@ class GuidanceParams(Cuts, Strength):
         scale holds from its token on.
     start, end: guide only the output tokens from `start` to before `end`, counted from 0. The
         others are sampled as without guidance. None for `end`: to the end of the text.
-    Which cuts and limits there are stands in Cuts and Strength, from which they are inherited.
+    Which cuts, limits and rules there are stands in Cuts and Strength, from which they are
+        inherited.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
         gave it, how far the blend is from the leader, and each stream's own most likely tokens.
     score_tokens: the last so many tokens of the prompt belong to all streams, and their
@@ -91,6 +93,7 @@ class GuidanceParams(Cuts, Strength):
         if self.score_tokens is not None:
             self._refuse_changes()
         self._refuse_two_formulas()
+        self._refuse_what_a_rule_replaces()
         self._refuse_what_needs_guidance()
 
     def _refuse_two_negatives(self) -> None:
@@ -116,6 +119,25 @@ class GuidanceParams(Cuts, Strength):
         if self.schedule is not None and self.scale != 1:
             raise GuidanceError(
                 f"{SCHEDULE} has the scales of all tokens: leave out {SCALE}.", SCHEDULE
+            )
+
+    def _refuse_what_a_rule_replaces(self) -> None:
+        """Raise GuidanceError for a field that says what the rule computes."""
+        if self.rule is None:
+            return
+        if self.streams is not None:
+            raise GuidanceError(
+                f"{RULE} computes the scale of one negative, and {STREAMS} has weights: send the"
+                " negative by itself, or leave the rule out.",
+                RULE,
+            )
+        given = {SCALE: self.scale != 1, SCHEDULE: self.schedule is not None}
+        name = next((name for name, is_given in given.items() if is_given), None)
+        if name is not None and not self.rule.kind.reads_scale:
+            raise GuidanceError(
+                f"The rule {self.rule.name} computes the scale of each token: leave out {name}, or"
+                f" {RULE}.",
+                name,
             )
 
     def _refuse_changes(self) -> None:
@@ -156,6 +178,8 @@ class GuidanceParams(Cuts, Strength):
 
         At scale 1 the guided distribution is the conditional one, so no follower is made.
         """
+        if self.rule is not None:
+            return True
         if self.schedule is not None:
             return any(scale != 1.0 for _, scale in self.schedule)
         return self.streams is not None or self.scale != 1.0
@@ -178,7 +202,7 @@ class GuidanceParams(Cuts, Strength):
 
     @property
     def strength(self) -> Strength | None:
-        """What limits how strongly a token is guided; None: nothing."""
+        """What makes the strength of a token a function of its rows; None: nothing."""
         return self._part(Strength)
 
     def _part(self, kind: type[Part]) -> Part | None:
@@ -200,7 +224,7 @@ class GuidanceParams(Cuts, Strength):
     def weights(self) -> tuple[float, ...]:
         """One weight for each stream, the leader's first; they sum to 1.
 
-        With a schedule they are those of the first token.
+        With a schedule they are those of the first token. With a rule they are where it begins.
         """
         if self.streams is not None:
             followers = [follower.weight for follower in self.streams]
@@ -226,7 +250,7 @@ class GuidanceParams(Cuts, Strength):
         This is the inverse of `from_fields`.
         """
         out = TABLE.given(self)
-        if self.streams is None and self.schedule is None:
+        if self.streams is None and self.schedule is None and self.rule is None:
             out[SCALE] = self.scale
         return out
 

@@ -123,7 +123,7 @@ class ResolvedGuidance:
         parts = {
             "timeline": self.timeline and _values(self.timeline),
             "cuts": self.cuts and _values(self.cuts),
-            "strength": self.strength and _values(self.strength),
+            "strength": self.strength and self.strength.to_plain(),
             "scored": self.scored and _values(self.scored),
         }
         return {RESOLVED: {**_values(self), **parts, "followers": followers}}
@@ -147,7 +147,7 @@ class ResolvedGuidance:
             followers=tuple(followers),
             timeline=timeline,
             cuts=sent["cuts"] and Cuts(**sent["cuts"]),
-            strength=sent["strength"] and Strength(**sent["strength"]),
+            strength=sent["strength"] and Strength.of_plain(sent["strength"]),
             logprobs=sent["logprobs"],
             scored=sent["scored"] and Scored(**sent["scored"]),
         )

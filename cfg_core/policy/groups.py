@@ -37,7 +37,7 @@ class Group(NamedTuple):
     needs_rows: whether the row of each stream is needed, so that the blend must come after the
         model's head (see `cfg_core.vllm_plugin.worker.head`).
     cuts: None if every token may be sampled.
-    strength: None if nothing limits how strongly a token is guided.
+    strength: None if how strongly a token is guided does not depend on its rows.
     scored: None if no token of the prompt is scored.
     """
 

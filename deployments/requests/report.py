@@ -85,15 +85,21 @@ def _strengths(limits: Strength, joint: int, counts: StrengthCounts) -> dict[str
     if limits.min_entropy is not None:
         closed = min(counts.none, joint)
         found |= {"guided_tokens": joint - closed, "gate_closed_tokens": closed}
-    return {**found, "full_strength_tokens": min(counts.full, joint)}
+    if limits.limits:
+        found["full_strength_tokens"] = min(counts.full, joint)
+    return found
 
 
 def _formula(params: GuidanceParams) -> dict[str, Any]:
-    """What says how the streams are blended: the scale, the schedule, or all weights."""
+    """What says how the streams are blended: the scale, the schedule, all weights, or a rule."""
     if params.streams is not None:
         return {"weights": list(params.weights)}
     if params.schedule is not None:
-        return {"schedule": [list(entry) for entry in params.schedule]}
+        rule = {} if params.rule is None else {"rule": params.rule.to_entry()}
+        return {**rule, "schedule": [list(entry) for entry in params.schedule]}
+    if params.rule is not None:
+        own = {"scale": params.scale} if params.rule.kind.reads_scale else {}
+        return {"rule": params.rule.to_entry(), **own}
     return {"scale": params.scale}
 
 

@@ -36,21 +36,21 @@ class EncodedAnswer:
 
 
 class StrengthCounts:
-    """Counts tokens of groups with limits by their strengths, of [0, 1].
+    """Counts tokens of groups with limits or a rule by their strengths.
 
-    tokens: all of them. none, full: those with the strengths 0 and 1.
-    total: the sum of the strengths.
+    tokens: all of them. none, full: those of which limits have left nothing, and all of the push.
+    total: the sum of the strengths that are shown: how much was left, or with a rule the scales.
     """
 
     def __init__(self) -> None:
         self.tokens = self.none = self.full = 0
         self.total = 0.0
 
-    def add(self, strengths: Sequence[float]) -> None:
-        self.tokens += len(strengths)
-        self.none += strengths.count(0.0)
-        self.full += strengths.count(1.0)
-        self.total += sum(strengths)
+    def add(self, left: Sequence[float], shown: Sequence[float]) -> None:
+        self.tokens += len(left)
+        self.none += left.count(0.0)
+        self.full += left.count(1.0)
+        self.total += sum(shown)
 
 
 class Meter:

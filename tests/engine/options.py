@@ -31,6 +31,7 @@ VOWELS = make_tokenizer().encode("aeiouAEIOU", add_special_tokens=False)
 LETTERS = make_tokenizer().encode("abcdef", add_special_tokens=False)
 SOME = list(range(4, 260, 9))
 PRINTABLE = make_tokenizer().encode("".join(map(chr, range(33, 127))), add_special_tokens=False)
+ADACAD = {"name": "adacad", "offset": 1.0}
 LIMIT_S = 900
 
 Draw = Callable[[Tensor, int, int], int]
@@ -173,6 +174,14 @@ OPTIONS = [
         extra={"guidance_min_entropy": MEDIAN_ENTROPY},
         formula={"min_entropy": MEDIAN_ENTROPY},
     ),
+    Option("guidance_rule", extra={"guidance_rule": ADACAD}, formula={"rule": ADACAD}),
+    Option(
+        "rule, sampled",
+        {**SAMPLED, "top_p": 0.9},
+        (),
+        {"guidance_rule": ADACAD, "guidance_max_kl": 0.3},
+        formula={"rule": ADACAD, "max_kl": 0.3},
+    ),
     Option(
         "limits, sampled",
         {**SAMPLED, "top_p": 0.9},
@@ -281,7 +290,7 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
         options["structured_outputs"] = StructuredOutputsParams(regex=option.grammar)
     params = guided(case, **options)
     params.extra_args = {**params.extra_args, **option.extra}
-    if "guidance_schedule" in option.extra:
+    if option.extra.keys() & {"guidance_schedule", "guidance_rule"}:
         del params.extra_args["guidance_scale"]
     return params
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from cfg_core.blend import CutRows, StrengthRows
+from cfg_core.blend import CutRows, RuleRows, StrengthRows
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
@@ -179,12 +179,14 @@ def stage_logit_blends(
 
 def stage_limits(
     groups: Sequence[Group], device: torch.device
-) -> tuple[CutRows | None, StrengthRows | None]:
+) -> tuple[CutRows | None, StrengthRows | None, tuple[RuleRows, ...]]:
     """What changes the blend of rows, whose groups are given; None if nothing does."""
     put = partial(to_device, device=device)
+    strengths = [group.strength for group in groups]
     return (
         CutRows.of([group.cuts for group in groups], put),
-        StrengthRows.of([group.strength for group in groups], put),
+        StrengthRows.of(strengths, put),
+        RuleRows.of(strengths, put),
     )
 
 

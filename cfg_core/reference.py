@@ -144,6 +144,9 @@ class Formula:
     min_entropy: nats. A token is guided only where the leader's entropy is at least this.
     rule: what computes the scale of each token of a pair, by its name and parameters (see
         `rule_scale`). `scales` are those that it reads.
+    between: a start and an end token. Of the window, only the tokens after a start token of the
+        prompt or the output are guided, up to the end token, which is guided itself.
+    restart: whether each follower has only the output after the last start token in it.
 
     Tokens that are as likely as the k-th count among the k.
     """
@@ -158,10 +161,24 @@ class Formula:
     max_kl: float | None = None
     min_entropy: float | None = None
     rule: Mapping[str, Any] | None = None
+    between: tuple[int, int] | None = None
+    restart: bool = False
 
     def guides(self, token: int) -> bool:
         """Whether the output token of this number, from 0, is guided."""
         return self.start <= token and (self.end is None or token < self.end)
+
+    def guides_after(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
+        """Whether the token after these is guided."""
+        marked = [token for token in (*prompt, *output) if token in (self.between or ())]
+        is_inside = self.between is None or marked[-1:] == [self.between[0]]
+        return is_inside and self.guides(len(output))
+
+    def output_of_followers(self, output: Sequence[int]) -> list[int]:
+        """What each follower has of the output behind its own prompt."""
+        if self.between is None or not self.restart or self.between[0] not in output:
+            return list(output)
+        return list(output[len(output) - list(reversed(output)).index(self.between[0]) :])
 
     def weights_at(self, token: int) -> tuple[float, ...]:
         """The weights of all streams for this output token, the leader's first."""
@@ -195,8 +212,9 @@ def weighted_generate(
     gaps: list[float] = []
     while len(output) < max_new_tokens and (not output or output[-1] != eos_token_id):
         guided = next_log_probs(model, starts[0] + output, dtype)
-        if formula.guides(len(output)):
-            others = [next_log_probs(model, start + output, dtype) for start in starts[1:]]
+        if formula.guides_after(starts[0], output):
+            shared = formula.output_of_followers(output)
+            others = [next_log_probs(model, start + shared, dtype) for start in starts[1:]]
             guided = combine([guided, *others], formula, len(output))
         scores = guided
         for process in processors:

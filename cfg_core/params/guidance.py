@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cfg_core.errors import GuidanceError
+from cfg_core.params.between import Between
 from cfg_core.params.cuts import Cuts
 from cfg_core.params.field_table import FieldTable
 from cfg_core.params.fields import (
+    BETWEEN,
     END,
     NEED_GUIDANCE,
     NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
+    PART,
     ROWS,
     RULE,
     SCALE,
@@ -58,6 +61,8 @@ class GuidanceParams(Cuts, Strength):
         scale holds from its token on.
     start, end: guide only the output tokens from `start` to before `end`, counted from 0. The
         others are sampled as without guidance. None for `end`: to the end of the text.
+    between: guide only the tokens between these markers (and inside of the window).
+    part: instead of markers, what the model thinks or answers. Admission knows its markers.
     Which cuts, limits and rules there are stands in Cuts and Strength, from which they are
         inherited.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
@@ -78,6 +83,8 @@ class GuidanceParams(Cuts, Strength):
     schedule: tuple[tuple[int, float], ...] | None = None
     start: int = 0
     end: int | None = None
+    between: Between | None = None
+    part: str | None = None
     logprobs: bool = False
     score_tokens: int | None = None
 
@@ -90,6 +97,8 @@ class GuidanceParams(Cuts, Strength):
                 f" set {END} above {START}, or leave the guidance fields out.",
                 END,
             )
+        if self.between is not None and self.part is not None:
+            raise GuidanceError(f"{BETWEEN} and {PART} are both given: send only one.", PART)
         if self.score_tokens is not None:
             self._refuse_changes()
         self._refuse_two_formulas()
@@ -142,7 +151,14 @@ class GuidanceParams(Cuts, Strength):
 
     def _refuse_changes(self) -> None:
         """Raise GuidanceError if the weights change along the text that is to be scored."""
-        for name, value in ((SCHEDULE, self.schedule), (START, self.start), (END, self.end)):
+        changing = {
+            SCHEDULE: self.schedule,
+            START: self.start,
+            END: self.end,
+            BETWEEN: self.between,
+            PART: self.part,
+        }
+        for name, value in changing.items():
             if value:
                 raise GuidanceError(
                     f"{SCORE_TOKENS} scores all tokens with the same weights: leave out {name}.",
@@ -213,12 +229,12 @@ class GuidanceParams(Cuts, Strength):
     @property
     def timeline(self) -> Timeline | None:
         """When the weights change and end; None if they never do."""
-        if self.schedule is None and self.start == 0 and self.end is None:
+        if self.schedule is None and self.start == 0 and self.end is None and not self.between:
             return None
         changes = [(0, self.weights)]
         if self.schedule is not None:
             changes = [(first, (scale, 1.0 - scale)) for first, scale in self.schedule]
-        return Timeline(tuple(changes), self.start, self.end)
+        return Timeline(tuple(changes), self.start, self.end, self.between)
 
     @property
     def weights(self) -> tuple[float, ...]:

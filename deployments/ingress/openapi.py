@@ -81,7 +81,7 @@ REPORT: Schema = {
         "guided_tokens": {"type": "integer", "description": "Output tokens that were guided."},
         "gate_closed_tokens": {
             "type": "integer",
-            "description": "With guidance_min_entropy: output tokens of the window that were not.",
+            "description": "With guidance_min_entropy or markers: output tokens that were not.",
         },
         "mean_strength": {
             "type": ["number", "null"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import FollowerParams
-from cfg_core.params.fields import RULE, SCHEDULE, STREAMS
+from cfg_core.params.fields import BETWEEN, RULE, SCHEDULE, STREAMS
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 
@@ -20,7 +20,8 @@ def refuse_text(body: Mapping[str, Any]) -> None:
     GuidanceParams accepts such text, for vLLM's server. But `decode_body` has not looked inside of
     a text, so nothing would bound its nesting and its numbers.
     """
-    for name, kind in {STREAMS: "a JSON list", SCHEDULE: "a JSON list", RULE: "an object"}.items():
+    lists, objects = dict.fromkeys((STREAMS, SCHEDULE), "a JSON list"), (RULE, BETWEEN)
+    for name, kind in {**lists, **dict.fromkeys(objects, "an object")}.items():
         if isinstance(body.get(name), str):
             raise GuidanceError(f"{name} is a string: send {kind}.", name)
 

@@ -60,7 +60,8 @@ class Meter:
 
     guided_tokens: output tokens of the leaders that came from joint steps, as the engine core
     counted them.
-    strengths: how strongly tokens were guided, of requests with limits.
+    plain_tokens: the other output tokens of the leaders.
+    strengths: how strongly tokens were guided, of requests with limits or a rule.
     longest: output tokens of the longest choice.
     same: the followers, counted from 0, whose prompt is each leader's own prompt.
     negative_tokens: of the followers' own prompts of the newest prompt.
@@ -70,6 +71,7 @@ class Meter:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.guided_tokens = 0
+        self.plain_tokens = 0
         self.strengths = StrengthCounts()
         self.longest = 0
         self.same: frozenset[int] | None = None
@@ -82,6 +84,7 @@ class Meter:
         """
         self.output_tokens += tokens + guided * (streams - 1)
         self.guided_tokens += guided
+        self.plain_tokens += tokens - guided
 
     def add_prompt(self, tokens: int, same: frozenset[int], negative_tokens: int = 0) -> None:
         """Count a prompt with its followers' own ones, which have `negative_tokens`.

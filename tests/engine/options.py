@@ -236,8 +236,9 @@ def replay(
     formula = Formula(**{"scales": ((0, case.scale),), **option.formula})
     while len(output) < num_tokens and (not output or output[-1] not in option.stop):
         scores = next_log_probs(oracle.model, prompt + output, torch.float32)
-        if formula.guides(len(output)):
-            negative = next_log_probs(oracle.model, [*case.negative, *output], torch.float32)
+        if formula.guides_after(prompt, output):
+            shared = formula.output_of_followers(output)
+            negative = next_log_probs(oracle.model, [*case.negative, *shared], torch.float32)
             scores = combine([scores, negative], formula, len(output))
         for process in option.processors:
             scores = process(scores.clone(), prompt, output)

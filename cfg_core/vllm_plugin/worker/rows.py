@@ -80,6 +80,8 @@ class Rows(NamedTuple):
     logit_blends: the rows that are blended after it.
     logprob_rows: the rows of the groups that want their streams' log-probabilities; None if there
         are none.
+    draft_blends: groups with cuts, limits or a rule, as a drafter with one row for each place
+        blends them: `of_logits` of these are places.
     """
 
     of_logits: torch.Tensor
@@ -92,6 +94,7 @@ class Rows(NamedTuple):
     logit_blends: tuple[LogitBlend, ...] = ()
     logprob_rows: LogprobRows | None = None
     counts: Sequence[int] = ()
+    draft_blends: tuple[LogitBlend, ...] = ()
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
@@ -104,6 +107,18 @@ class Rows(NamedTuple):
         constant. Followers' rows are 0, and the others stay what they are.
         """
         return sum_for_leaders(logits, self.leader_place, self.weight)
+
+    def blend_drafts(self, own: torch.Tensor, blended: torch.Tensor) -> torch.Tensor:
+        """Draft logits in which groups with cuts, limits or a rule are blended with these, too.
+
+        own: [batch, vocabulary], of each place. blended: what `sum_for_leaders` made of it.
+        """
+        if not self.draft_blends:
+            return blended
+        out = blended.float()
+        for group in self.draft_blends:
+            blend_logits(own, group, out)
+        return out.to(blended.dtype)
 
 
 def sum_for_leaders(

@@ -102,6 +102,7 @@ def stage(
         ),
         stage_logprob_rows(joint, streams[0], counts, device),
         counts.tolist(),
+        stage_draft_blends(joint, streams, weights, device),
     )
 
 
@@ -175,6 +176,20 @@ def stage_logit_blends(
             )
         )
     return tuple(blends)
+
+
+def stage_draft_blends(
+    joint: Sequence[JointRow], streams: np.ndarray, weights: np.ndarray, device: torch.device
+) -> tuple[LogitBlend, ...]:
+    """See `Rows.draft_blends`.
+
+    streams, weights: [streams, groups], the places, and their weights.
+    """
+    own = [row.group.cuts is not None or row.group.strength is not None for row in joint]
+    changed = np.flatnonzero(own)
+    if not len(changed):
+        return ()
+    return stage_logit_blends(joint, changed, streams[:, changed], weights[:, changed], device)
 
 
 def stage_limits(

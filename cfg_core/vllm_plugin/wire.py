@@ -220,11 +220,20 @@ def _marked(num_tokens: int) -> dict[str, Any]:
     return {_GUIDED_TOKENS: num_tokens}
 
 
+class GuidedCounts(NamedTuple):
+    """Tokens of joint steps; and of these, of requests with limits or a rule, those of which limits
+    have left all of the push, and nothing of it."""
+
+    tokens: int = 0
+    full_strength: int = 0
+    gate_closed: int = 0
+
+
 def mark_guided_tokens(
     guidance: StepGuidance | None,
     outputs: Iterable[EngineCoreOutput],
     strengths: Mapping[str, np.ndarray],
-) -> int:
+) -> GuidedCounts:
     """Note in each output of a joint group how many tokens it brings, accepted drafts included.
 
     strengths: of the rows of groups with limits or a rule, by leader. Those of the tokens are
@@ -233,8 +242,8 @@ def mark_guided_tokens(
     Returns how many tokens they are together.
     """
     if guidance is None:
-        return 0
-    total, leaders = 0, {row.streams[0] for row in guidance.joint}
+        return GuidedCounts()
+    total, full, closed, leaders = 0, 0, 0, {row.streams[0] for row in guidance.joint}
     for output in outputs:
         if output.new_token_ids and output.request_id in leaders:
             count = len(output.new_token_ids)
@@ -242,9 +251,10 @@ def mark_guided_tokens(
             if output.request_id in strengths:
                 own = strengths[output.request_id][:, :count].tolist()
                 marked = {**marked, _STRENGTHS: own}
+                full, closed = full + own[0].count(1.0), closed + own[0].count(0.0)
             output.kv_transfer_params = marked
             total += count
-    return total
+    return GuidedCounts(total, full, closed)
 
 
 def guided_tokens(output: EngineCoreOutput) -> int:

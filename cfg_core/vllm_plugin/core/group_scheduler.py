@@ -76,6 +76,8 @@ class GroupScheduler(Scheduler):
             "recomputed_streams",
             "group_preemptions",
             "guided_tokens",
+            "full_strength_tokens",
+            "gate_closed_tokens",
             "windows_opened",
             "windows_closed",
             "scored_tokens",
@@ -231,9 +233,12 @@ class GroupScheduler(Scheduler):
         events = outcome.follower_events(touched, outputs) if self._is_traced else {}
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.fit_logprobs(guidance, outputs, asked)
-        self._counts["guided_tokens"] += wire.mark_guided_tokens(
+        counts = wire.mark_guided_tokens(
             guidance, outcome.each(outputs), wire.strengths_of(model_runner_output)
         )
+        self._counts["guided_tokens"] += counts.tokens
+        self._counts["full_strength_tokens"] += counts.full_strength
+        self._counts["gate_closed_tokens"] += counts.gate_closed
         for output in outcome.each(outputs) if events else ():
             if output.request_id in events:
                 wire.mark_follower_events(output, events[output.request_id])

@@ -30,31 +30,41 @@ UNKNOWN = "other"
 Reading: TypeAlias = Mapping[str, float | Mapping[str, float]]
 """Values by the names of metric_families.READ; by the values of its label if a family has one."""
 
+ReadModels: TypeAlias = Callable[[], Mapping[str, Reading]]
+"""Returns the values of each generator by its name, or by "" if there is only one."""
+
 
 class _Read(Collector):
     """The families whose values are read at each scrape."""
 
-    def __init__(self, read: Callable[[], Reading], ingress: str) -> None:
-        self._read, self._ingress = read, ingress
+    def __init__(self, read: Callable[[], Reading], models: ReadModels, ingress: str) -> None:
+        self._read, self._models, self._ingress = read, models, ingress
 
     def collect(self) -> Iterable[Metric]:
-        values = self._read()
+        shared, models = self._read(), self._models()
         for family in metric_families.READ:
-            if family.name in values:
-                yield self._metric(family, values[family.name])
+            own = {name: read[family.name] for name, read in models.items() if family.name in read}
+            if family.name in shared:
+                own = {"": shared[family.name]}
+            if own:
+                yield self._metric(family, own)
 
-    def _metric(self, family: Family, value: float | Mapping[str, float]) -> Metric:
+    def _metric(self, family: Family, values: Reading) -> Metric:
+        """values: by the name of the model; "" if the metric is of no single one."""
         kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        of_models = ["model"] if any(values) else []
         metric = kind(
             f"{metric_families.PREFIX}{family.name}",
             family.help,
-            labels=["ingress", *family.labels],
+            labels=["ingress", *of_models, *family.labels],
         )
-        if not isinstance(value, Mapping):
-            metric.add_metric([self._ingress], value)
-            return metric
-        for label, one in value.items():
-            metric.add_metric([self._ingress, label], one)
+        for model, value in values.items():
+            labels = [self._ingress, *([model] if of_models else [])]
+            if not isinstance(value, Mapping):
+                metric.add_metric(labels, value)
+                continue
+            for label, one in value.items():
+                metric.add_metric([*labels, label], one)
         return metric
 
 
@@ -62,13 +72,20 @@ class Metrics:
     """The metrics of one ingress.
 
     paths: paths that have a label of their own. All others are labelled `other`.
-    read: called at each scrape; returns what metric_families.READ names, as far as it is there.
+    read, models: called at each scrape; return what metric_families.READ names, as far as it is
+    there. With several generators, what `models` returns has the label `model`.
     """
 
-    def __init__(self, ingress: str, paths: Iterable[str], read: Callable[[], Reading]) -> None:
+    def __init__(
+        self,
+        ingress: str,
+        paths: Iterable[str],
+        read: Callable[[], Reading],
+        models: ReadModels = dict,
+    ) -> None:
         self._ingress, self._paths = ingress, frozenset(paths)
         self._registry = CollectorRegistry()
-        self._registry.register(_Read(read, ingress))
+        self._registry.register(_Read(read, models, ingress))
         self._requests = self._counter(metric_families.REQUESTS)
         self._charged = self._counter(metric_families.CHARGED)
         self._refused = self._counter(metric_families.REFUSED)

@@ -204,6 +204,22 @@ def test_all_parts_that_args_make_may_have_options(tmp_path: Path) -> None:
     assert problems(path) == []
 
 
+def test_parts_of_several_models_may_have_options(tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    models = "  args:\n    models: [{model: org/a}, {model: org/b, deployment: Second}]\n"
+    names = "".join(f"  - name: {x}\n" for x in ("CfgRouter", "ModelReplica", "Second"))
+    path.write_text(HEAD + models + "  deployments:\n" + names)
+    assert problems(path) == []
+    path.write_text(path.read_text() + "  - name: Secnd\n")
+    assert problems(path) == [
+        "`deployments` has no part `Secnd` to set options of: did you mean `Second`?"
+    ]
+    path.write_text(path.read_text().replace("org/b,", "org/b, enigne: {},"))
+    assert problems(path)[0] == (
+        "`models[1]` (org/b): unknown key `enigne` in `models`: did you mean `engine`?"
+    )
+
+
 def test_the_application_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("applications:\n- {name: a, import_path: 'my.app:make', args: {x: 1}}\n")

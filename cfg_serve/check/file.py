@@ -66,6 +66,7 @@ def _application(application: Mapping[str, Any], where: str) -> Iterator[str]:
         yield "`args` must have keys such as `model`."
         args = {}
     yield from _deployments(application.get("deployments"), args)
+    yield from _asleep(application.get("deployments"), args)
 
 
 def is_ours(application: Mapping[str, Any]) -> bool:
@@ -161,6 +162,29 @@ def _deployment(entry: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from _unknown(entry, "deployments", name)
     for section in ("ray_actor_options", "autoscaling_config", "logging_config"):
         yield from _section(entry, section, f"{name}.{section}")
+
+
+def _asleep(given: object, args: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the deployments of models agree with `scales_to_zero`.
+
+    If not, a model that is broken would count as asleep, or /ready would wake one.
+    """
+    entries = [x for x in given if isinstance(x, Mapping)] if isinstance(given, list) else []
+    scaling = {str(entry.get("name")): entry.get("autoscaling_config") for entry in entries}
+    for generator in generators_of(args):
+        name = deployment_of(generator)
+        found = scaling.get(name)
+        may_sleep = isinstance(found, Mapping) and found.get("min_replicas") == 0
+        if generator.get("scales_to_zero") and not may_sleep:
+            yield (
+                "`scales_to_zero` needs `autoscaling_config: {min_replicas: 0}` of"
+                f" `{name}` under `deployments`."
+            )
+        elif may_sleep and generator is not args and not generator.get("scales_to_zero"):
+            yield (
+                f"`{name}` has `min_replicas: 0`: set `scales_to_zero: true` in its entry of"
+                " `models`, else /ready starts a replica."
+            )
 
 
 def _section(config: Mapping[str, Any], section: str, where: str) -> Iterator[str]:

@@ -147,7 +147,7 @@ def _wait(plan: Plan, child: subprocess.Popen[bytes], state: Path, log: Path) ->
 
 def _wait_for_ingress(plan: Plan, wanted: dict[str, int]) -> None:
     """Wait until the ingress has heard of all replicas, where it may be asked and there is one."""
-    replicas = sum(wanted[name] for name in _generators(plan.config))
+    replicas = sum(wanted.get(name, 0) for name in _generators(plan.config))
     if replicas > 1 and wanted["CfgRouter"] == 1 and not examples.has_keys(plan.config):
         processes.wait_for(lambda: _replicas(plan.url) >= replicas, INGRESS_PATIENCE_S)
 

@@ -57,6 +57,7 @@ def test_it_is_ready_and_lists_all_models_without_waking_one(http: httpx.Client)
     assert http.get("/ready").json()["engines"][TINY] == {"replicas": 0}
 
 
+# the ingress refuses them all: a request that it sends on would wake the second model
 REFUSED: list[tuple[str, Json, int, str]] = [
     # path, body, status, words
     ("/v1/completions", {"model": "gpt-4", "prompt": "x"}, 404, "The model `gpt-4` does not exist"),
@@ -82,9 +83,9 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ),
     (
         "/v1/completions",
-        {"model": TINY, "prompt": "x", "max_tokens": CONTEXTS[TINY] + 1},
+        {"model": TINY, "prompt": [5] * (CONTEXTS[TINY] + 1)},
         400,
-        "max_tokens",
+        "this model's maximum context length is 256",
     ),
 ]
 
@@ -187,17 +188,29 @@ def test_a_request_wakes_the_second_one(http: httpx.Client, answers: dict[Case, 
     assert metrics(http, "cfg_serve_replicas") == {STORIES: 1, TINY: 1}
 
 
+GUIDED = "cfg_serve_guided_tokens_total"
+
+
+def cases_of(model: str, client: int) -> list[Case]:
+    """What one of the clients of a model asks, in this order."""
+    mine = [case for case in CASES if case[0] == model]
+    return [mine[(client + turn) % len(mine)] for turn in range(REQUESTS_OF_EACH)]
+
+
+def num_guided(model: str) -> int:
+    return sum(scale is not None for n in range(CLIENTS) for _, _, scale in cases_of(model, n))
+
+
 def test_known_answers_of_both_under_load(
     http: httpx.Client, server: ServeProcess, answers: dict[Case, list[int]]
 ) -> None:
     """Eight clients of each model at once, plain and guided, streamed and not; and the encoder."""
-    before = metrics(http, "cfg_serve_guided_tokens_total")
+    time.sleep(2)  # until the engines have reported what they did before
+    before = metrics(http, GUIDED)
 
     def client(model: str, number: int) -> int:
-        mine = [case for case in CASES if case[0] == model]
         with httpx.Client(base_url=server.url, timeout=120) as own:
-            for turn in range(REQUESTS_OF_EACH):
-                case = mine[(number + turn) % len(mine)]
+            for turn, case in enumerate(cases_of(model, number)):
                 check(own, case, answers[case], stream=(number + turn // 2) % 2 == 0)
         return REQUESTS_OF_EACH
 
@@ -208,19 +221,10 @@ def test_known_answers_of_both_under_load(
         )
         assert sum(one.result() for one in running) == 2 * CLIENTS * REQUESTS_OF_EACH
         assert len(vector.result()["data"][0]["embedding"]) == 384
-    time.sleep(2)  # until both engines have reported
-    after = metrics(http, "cfg_serve_guided_tokens_total")
-    guided = {model: after[model] - before.get(model, 0) for model in after}
-    assert guided == {
-        model: NUM_TOKENS
-        * sum(
-            mine[(n + turn) % len(mine)][2] is not None
-            for mine in [[case for case in CASES if case[0] == model]]
-            for n in range(CLIENTS)
-            for turn in range(REQUESTS_OF_EACH)
-        )
-        for model in (STORIES, TINY)
-    }
+    time.sleep(2)
+    after = metrics(http, GUIDED)
+    guided = {model: after[model] - before[model] for model in after}
+    assert guided == {model: NUM_TOKENS * num_guided(model) for model in (STORIES, TINY)}
     assert set(metrics(http, "cfg_serve_kv_blocks")) == {STORIES, TINY}
 
 

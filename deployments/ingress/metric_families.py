@@ -1,7 +1,7 @@
 """The names, types and meanings of all metrics of /metrics.
 
 docs/operations.md has them as a table (`python scripts/metrics_page.py`). Every series has the
-label `ingress` besides. With several generators, what is read of each has the label `model`, too.
+label `ingress` besides. With several generators, what is of one has the label `model`, too.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class Metrics:
 
     paths: paths that have a label of their own. All others are labelled `other`.
     read, models: called at each scrape; return what metric_families.READ names, as far as it is
-    there. With several generators, what `models` returns has the label `model`.
+    there.
+    several: whether there are several generators. What is of one has the label `model` then.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Metrics:
         paths: Iterable[str],
         read: Callable[[], Reading],
         models: ReadModels = dict,
+        several: bool = False,
     ) -> None:
         self._ingress, self._paths = ingress, frozenset(paths)
         self._registry = CollectorRegistry()
@@ -93,14 +95,15 @@ class Metrics:
             self._refused.labels(ingress, reason)  # 0, so that the first refusal is an increase
         self._first_byte = self._histogram(metric_families.FIRST_BYTE)
         self._duration = self._histogram(metric_families.DURATION)
-        self._wait = self._histogram(metric_families.WAIT)
+        self._wait_labels = ["model"] if several else []
+        self._wait = self._histogram(metric_families.WAIT, *self._wait_labels)
 
     def _counter(self, family: Family) -> Counter:
         name, labels = f"{metric_families.PREFIX}{family.name}", ("ingress", *family.labels)
         return Counter(name, family.help, labels, registry=self._registry)
 
-    def _histogram(self, family: Family) -> Histogram:
-        labels = ("ingress", *family.labels)
+    def _histogram(self, family: Family, *more: str) -> Histogram:
+        labels = ("ingress", *family.labels, *more)
         return Histogram(
             family.full_name, family.help, labels, registry=self._registry, buckets=SECONDS
         )
@@ -132,8 +135,9 @@ class Metrics:
             self._first_byte.labels(self._ingress, path).observe(first_byte_s)
         self._duration.labels(self._ingress, path).observe(duration_s)
 
-    def waited(self, seconds: float) -> None:
-        self._wait.labels(self._ingress).observe(seconds)
+    def waited(self, model: str, seconds: float) -> None:
+        """Count the time that a request waited in the queue of a generator."""
+        self._wait.labels(self._ingress, *([model] if self._wait_labels else [])).observe(seconds)
 
     def charged(self, tenant: str, num_tokens: int) -> None:
         """Count the tokens charged for a request, as the engine counted them."""

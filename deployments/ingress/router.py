@@ -62,7 +62,10 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         ingress = serve.get_replica_context().replica_id.unique_id
         spans.start(args.tracing, process="ingress", replica=ingress)
         paths = (route.path for route in app.routes if isinstance(route, Route))
-        self._metrics = Metrics(ingress, paths, self._reading, lambda: self._generators.readings())
+        several = len(args.generator_names) > 1
+        self._metrics = Metrics(
+            ingress, paths, self._reading, lambda: self._generators.readings(), several
+        )
         self._generators = Generators(generators, args, self._metrics.waited)
         policy = Policy.of(args.access, self._metrics, args.limits, args.http)
         enforce(policy)

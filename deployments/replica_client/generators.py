@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -23,18 +24,18 @@ class Generators:
     Used from one event loop.
 
     handles: of the ModelReplica deployments, by served name.
-    waited: see GeneratorClient.
+    waited: called with a generator's name and what GeneratorClient tells.
     """
 
     def __init__(
         self,
         handles: Mapping[str, DeploymentHandle[Any]],
         args: AppArgs,
-        waited: Callable[[float], None] = lambda _: None,
+        waited: Callable[[str, float], None] = lambda model, seconds: None,
     ) -> None:
         self._clients = {
-            str(own.model_name): GeneratorClient(handles[str(own.model_name)], own, waited)
-            for own in args.generators
+            name: GeneratorClient(handles[name], own, partial(waited, name))
+            for name, own in zip(args.generator_names, args.generators, strict=True)
         }
         self._by_name = {
             name: client for client in self for name in (client.model_name, *client.args.adapters)

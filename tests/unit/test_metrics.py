@@ -115,15 +115,21 @@ def test_every_reason_is_known():
 
 def test_waits_are_a_histogram():
     metrics = Metrics("i1", [], dict)
-    metrics.waited(0.03)
+    metrics.waited("a", 0.03)
     assert 'cfg_serve_admission_wait_seconds_bucket{ingress="i1",le="0.05"} 1.0' in lines(metrics)
+    metrics = Metrics("i1", [], dict, several=True)
+    metrics.waited("a", 0.03)
+    metrics.waited("b", 0.03)
+    told = lines(metrics)
+    assert 'cfg_serve_admission_wait_seconds_count{ingress="i1",model="a"} 1.0' in told
+    assert 'cfg_serve_admission_wait_seconds_count{ingress="i1",model="b"} 1.0' in told
 
 
 def test_every_family_is_told_by_its_type_and_name():
     values = {f.name: {"x": 1.0} if f.labels else 1.0 for f in metric_families.READ}
     metrics = Metrics("i1", ["/"], lambda: values)
     metrics.answered("/", 429, "a", 0.1, 0.2, "queue")
-    metrics.waited(0.1)
+    metrics.waited("a", 0.1)
     metrics.charged("a", 1)
     told = metrics.text().decode()
     for family in metric_families.ALL:

@@ -6,7 +6,7 @@ It takes milliseconds, and needs neither Ray nor vLLM. What is wrong becomes one
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def _application(application: Mapping[str, Any], where: str) -> Iterator[str]:
     else:
         yield "`args` must have keys such as `model`."
         args = {}
-    yield from _deployments(application.get("deployments"), names_of(args))
+    yield from _deployments(application.get("deployments"), args)
+    yield from _asleep(application.get("deployments"), args)
 
 
 def is_ours(application: Mapping[str, Any]) -> bool:
@@ -91,16 +92,33 @@ def complaints(args: Mapping[str, Any]) -> list[str]:
         )
         check_message_sizes(resolved.access.max_body_bytes, largest, serve_settings())
     except ValidationError as error:
-        return [_sentence(item) for item in error.errors()]
+        return [_sentence(item, args) for item in error.errors()]
     except ConfigError as error:
         return [str(error)]
     return []
 
 
-def _sentence(item: Mapping[str, Any]) -> str:
+def _sentence(item: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     where = ".".join(map(str, item["loc"]))
-    message = item["msg"].removeprefix("Value error, ")
-    return message if item["type"] == "value_error" else f"`{where}` in `args`: {message}."
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] != "value_error":
+        return f"`{where}` in `args`: {message}."
+    match item["loc"]:
+        case ("models", int(at), *_):
+            return f"`models[{at}]` ({args['models'][at].get('model', 'no model')}): {message}"
+    return message
+
+
+def generators_of(args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The keys of each generator, as far as they can be read."""
+    if isinstance(models := args.get("models"), list):
+        return [entry for entry in models if isinstance(entry, Mapping)]
+    return [args] if args.get("model") else []
+
+
+def deployment_of(generator: Mapping[str, Any]) -> str:
+    """The name of a generator's deployment."""
+    return str(generator.get("deployment", GENERATOR))
 
 
 def names_of(args: Mapping[str, Any]) -> list[str]:
@@ -108,10 +126,10 @@ def names_of(args: Mapping[str, Any]) -> list[str]:
     encoders = args.get("encoders")
     entries = [x for x in encoders if isinstance(x, Mapping)] if isinstance(encoders, list) else []
     named = [str(entry.get("deployment", "Embedder")) for entry in entries]
-    return [ROUTER, *([GENERATOR] if args.get("model") else []), *named]
+    return [ROUTER, *map(deployment_of, generators_of(args)), *named]
 
 
-def _deployments(given: object, names: Collection[str]) -> Iterator[str]:
+def _deployments(given: object, args: Mapping[str, Any]) -> Iterator[str]:
     if given is None:
         return
     if not isinstance(given, list):
@@ -123,15 +141,16 @@ def _deployments(given: object, names: Collection[str]) -> Iterator[str]:
             yield f"`deployments[{at}]` must have keys such as `name` and `num_replicas`."
             continue
         name = entry.get("name")
-        yield from _name(name, at, names, seen)
+        yield from _name(name, at, args, seen)
         seen.append(name)
         yield from _deployment(entry, str(name))
 
 
-def _name(name: object, at: int, names: Collection[str], seen: list[object]) -> Iterator[str]:
+def _name(name: object, at: int, args: Mapping[str, Any], seen: list[object]) -> Iterator[str]:
+    names = names_of(args)
     if name is None:
         yield f"`deployments[{at}]` needs a `name`: {', '.join(names)}."
-    elif name == GENERATOR and name not in names:
+    elif name == GENERATOR and name not in names and not generators_of(args):
         yield f"`{name}` in `deployments` belongs to `model` in `args`, which is missing."
     elif name not in names:
         yield f"`deployments` has no part `{name}` to set options of: {nearest(name, names)}"
@@ -143,6 +162,29 @@ def _deployment(entry: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from _unknown(entry, "deployments", name)
     for section in ("ray_actor_options", "autoscaling_config", "logging_config"):
         yield from _section(entry, section, f"{name}.{section}")
+
+
+def _asleep(given: object, args: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the deployments of models agree with `scales_to_zero`.
+
+    If not, a model that is broken would count as asleep, or /ready would wake one.
+    """
+    entries = [x for x in given if isinstance(x, Mapping)] if isinstance(given, list) else []
+    scaling = {str(entry.get("name")): entry.get("autoscaling_config") for entry in entries}
+    for generator in generators_of(args):
+        name = deployment_of(generator)
+        found = scaling.get(name)
+        may_sleep = isinstance(found, Mapping) and found.get("min_replicas") == 0
+        if generator.get("scales_to_zero") and not may_sleep:
+            yield (
+                "`scales_to_zero` needs `autoscaling_config: {min_replicas: 0}` of"
+                f" `{name}` under `deployments`."
+            )
+        elif may_sleep and generator is not args and not generator.get("scales_to_zero"):
+            yield (
+                f"`{name}` has `min_replicas: 0`: set `scales_to_zero: true` in its entry of"
+                " `models`, else /ready starts a replica."
+            )
 
 
 def _section(config: Mapping[str, Any], section: str, where: str) -> Iterator[str]:

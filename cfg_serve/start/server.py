@@ -93,7 +93,8 @@ def run(plan: Plan) -> int:
 
 def check(plan: Plan) -> None:
     """Raise CommandError for all that can be known before Ray starts."""
-    found = list(problems_of(plan.config)) or preflight.problems(plan.config, this_machine())
+    found = [problem.said for problem in problems_of(plan.config)]
+    found = found or preflight.problems(plan.config, this_machine())
     if found := found or refusals(examples.model_names(plan.config)):
         raise CommandError("\n".join(f"{plan.name}: {sentence}" for sentence in found))
     preflight.check_port(plan.host, plan.port)

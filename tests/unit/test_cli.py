@@ -82,7 +82,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "./none"], 1, "model directory `./none` does not exist."),
         (["serve", "a/b/c"], 1, "a/b/c does not exist: name a YAML file, a folder, or OWNER/NAME."),
         (["serve", "org/none-of-these"], 1, "HF_HUB_OFFLINE is set. Check the name and the"),
-        (["check", "none.yaml"], 1, "none.yaml: does not exist."),
+        (["check", "none.yaml"], 1, "none.yaml does not exist."),
         (["check"], 2, "Missing argument"),
         (["chat", "--url", "http://127.0.0.1:1"], 1, "start one with `cfg-serve serve`"),
     ],
@@ -174,7 +174,7 @@ def test_check_tells_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["check", "--no-ray", good, str(bad)]) == 1
     told = capsys.readouterr()
     assert told.out == f"{good}: all right\n"
-    assert told.err.startswith(f"{bad}: line 1: while parsing a flow node")
+    assert told.err.startswith(f"{bad}:1: while parsing a flow node")
 
 
 def test_bench_needs_a_checkout(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from cfg_core.params import FollowerParams, GuidanceParams
+from cfg_core.params import FollowerParams, GuidanceParams, Rule
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -45,6 +45,22 @@ def cad(question: Prompt, alpha: float = 0.5) -> GuidanceParams:
     return GuidanceParams(streams=(_stream(-alpha, question),))
 
 
+def adacad(question: Prompt, offset: float = 0.0) -> GuidanceParams:
+    """As `cad`, with `alpha = JSD(c, u) + offset` for each token: more where the passage matters.
+
+    Source: Wang et al., arXiv 2409.07394.
+    """
+    return _ruled(question, Rule("adacad", (("offset", offset),)))
+
+
+def arr(question: Prompt) -> GuidanceParams:
+    """As `cad`, with `alpha = d` where c is surer of its token than u, else `-d`; d = JSD / log 2.
+
+    Source: Jiang et al., arXiv 2606.10298.
+    """
+    return _ruled(question, Rule("arr"))
+
+
 def preadd(prefixed: Prompt, alpha: float) -> GuidanceParams:
     """Prefix-adaptive decoding: `c + alpha * (p - c)`.
 
@@ -68,6 +84,12 @@ def dexperts(expert: Any, antiexpert: Any, alpha: float = 1.0) -> GuidanceParams
             FollowerParams(weight=-alpha, lora=antiexpert),
         )
     )
+
+
+def _ruled(negative: Prompt, rule: Rule) -> GuidanceParams:
+    if isinstance(negative, str):
+        return GuidanceParams(rule=rule, negative_prompt=negative)
+    return GuidanceParams(rule=rule, negative_prompt_token_ids=tuple(negative))
 
 
 def _stream(weight: float, prompt: Prompt) -> FollowerParams:

@@ -23,7 +23,7 @@ Shapes: T tokens in a stream, V token ids in the vocabulary, N generated tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -142,6 +142,11 @@ class Formula:
     max_kl: a trust region, in nats. The streams' push away from the leader is made smaller until
         KL(sampled || leader) is at most this. It comes before the cuts.
     min_entropy: nats. A token is guided only where the leader's entropy is at least this.
+    rule: what computes the scale of each token of a pair, by its name and parameters (see
+        `rule_scale`). `scales` are those that it reads.
+    between: a start and an end token. Of the window, only the tokens after a start token of the
+        prompt or the output are guided, up to the end token, which is guided itself.
+    restart: whether each follower has only the output after the last start token in it.
 
     Tokens that are as likely as the k-th count among the k.
     """
@@ -155,10 +160,25 @@ class Formula:
     filter_top_k: int | None = None
     max_kl: float | None = None
     min_entropy: float | None = None
+    rule: Mapping[str, Any] | None = None
+    between: tuple[int, int] | None = None
+    restart: bool = False
 
     def guides(self, token: int) -> bool:
         """Whether the output token of this number, from 0, is guided."""
         return self.start <= token and (self.end is None or token < self.end)
+
+    def guides_after(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
+        """Whether the token after these is guided."""
+        marked = [token for token in (*prompt, *output) if token in (self.between or ())]
+        is_inside = self.between is None or marked[-1:] == [self.between[0]]
+        return is_inside and self.guides(len(output))
+
+    def output_of_followers(self, output: Sequence[int]) -> list[int]:
+        """What each follower has of the output behind its own prompt."""
+        if self.between is None or not self.restart or self.between[0] not in output:
+            return list(output)
+        return list(output[len(output) - list(reversed(output)).index(self.between[0]) :])
 
     def weights_at(self, token: int) -> tuple[float, ...]:
         """The weights of all streams for this output token, the leader's first."""
@@ -192,8 +212,9 @@ def weighted_generate(
     gaps: list[float] = []
     while len(output) < max_new_tokens and (not output or output[-1] != eos_token_id):
         guided = next_log_probs(model, starts[0] + output, dtype)
-        if formula.guides(len(output)):
-            others = [next_log_probs(model, start + output, dtype) for start in starts[1:]]
+        if formula.guides_after(starts[0], output):
+            shared = formula.output_of_followers(output)
+            others = [next_log_probs(model, start + shared, dtype) for start in starts[1:]]
             guided = combine([guided, *others], formula, len(output))
         scores = guided
         for process in processors:
@@ -283,7 +304,11 @@ def weigh(streams: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 def combine(streams: Sequence[Tensor], formula: Formula, token: int) -> Tensor:
     """Return the scores [V] of the output token of this number, from the rows of all streams."""
     leader = streams[0]
-    guided = weigh(streams, formula.weights_at(token))
+    weights = formula.weights_at(token)
+    if formula.rule is not None:
+        scale = rule_scale(formula.rule, leader, streams[1], weights[0])
+        weights = (scale, 1.0 - scale)
+    guided = weigh(streams, weights)
     if (formula.max_kl, formula.min_entropy) != (None, None):
         push = torch.where(leader == FORBIDDEN, 0.0, guided - leader)
         guided = leader + strength(leader, push, formula) * push
@@ -316,6 +341,39 @@ def strength(leader: Tensor, push: Tensor, formula: Formula) -> float:
         else:
             high = middle
     return low
+
+
+def rule_scale(
+    rule: Mapping[str, Any], conditional: Tensor, negative: Tensor, scale: float
+) -> float:
+    """Return the scale that a rule gives a token, from the pair's log-probabilities [V].
+
+    scale: that of the request, for rules that read it.
+    """
+    apart = js_divergence(conditional, negative)
+    if rule["name"] == "adacad":
+        return 1 + apart + float(rule.get("offset", 0))
+    if rule["name"] == "arr":
+        share = min(1.0, apart / math.log(2))
+        return 1 + share if conditional.max() > negative.max() else 1 - share
+    if rule["name"] == "nwcad":
+        if apart <= rule["max_divergence"] and margin(negative) >= rule["negative_margin"]:
+            return 0.0
+        return 1.0 if margin(conditional) >= rule["conditional_margin"] else scale
+    raise ValueError(f"no rule {rule['name']}")
+
+
+def js_divergence(log_p: Tensor, log_q: Tensor) -> float:
+    """Return the Jensen-Shannon divergence in nats of log-probabilities [V]."""
+    p, q = log_p.double().exp(), log_q.double().exp()
+    middle = ((p + q) / 2).log()
+    return (divergence(log_p, middle) + divergence(log_q, middle)) / 2
+
+
+def margin(log_p: Tensor) -> float:
+    """Return the probability of the most likely token less that of the second."""
+    first, second = log_p.double().exp().topk(2).values.tolist()
+    return float(first - second)
 
 
 def divergence(scores: Tensor, leader: Tensor) -> float:

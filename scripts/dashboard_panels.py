@@ -223,6 +223,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "begun": rate_of_replicas("groups_admitted"),
                 "preempted": rate_of_replicas("group_preemptions"),
                 "windows opened": rate_of_replicas("windows_opened"),
+                "gates closed": rate_of_replicas("gate_closed_tokens"),
+                "full strength": rate_of_replicas("full_strength_tokens"),
                 "windows closed": rate_of_replicas("windows_closed"),
             },
         ),

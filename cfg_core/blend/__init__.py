@@ -11,12 +11,14 @@ from cfg_core.blend.formula import (
     cut,
     divergence,
 )
+from cfg_core.blend.rules import RuleRows
 from cfg_core.blend.strength import StrengthRows, weaken
 
 __all__ = [
     "LARGEST_WEIGHT",
     "NEVER",
     "CutRows",
+    "RuleRows",
     "StrengthRows",
     "blend",
     "cut",

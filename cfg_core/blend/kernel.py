@@ -17,6 +17,8 @@ import os
 import torch
 
 from cfg_core.blend.formula import LARGEST_WEIGHT, NEVER, blend
+from cfg_core.blend.strength import StrengthRows, weaken
+from cfg_core.blend.strength_kernel import weaken_rows
 
 try:
     import triton
@@ -28,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 BLOCK = 2048
 """Tokens of a row that one program handles at a time."""
+
+LIMITS = StrengthRows(
+    torch.arange(3), torch.tensor([[0.5], [0.01], [-NEVER]]), torch.tensor([[0.0], [0.0], [99.0]])
+)
+"""Those of the rows in `check`."""
 
 _checked: dict[torch.device, bool] = {}
 
@@ -64,16 +71,33 @@ def _is_right(device: torch.device) -> bool:
         found = given.cpu()[rows[0]]
         states = torch.randn(6, 40, generator=generator)
         merged = merge_rows(states.to(device), rows.to(device), weights.to(device)).cpu()
+        weakened, strengths = (part.cpu() for part in _weakened(logits[rows[0]], found, device))
     except Exception as error:  # of a compiler or a driver
         logger.warning("Groups are blended by PyTorch, the Triton kernel fails: %s", error)
         return False
     wanted_states = (states[rows] * weights.unsqueeze(-1)).sum(0)
-    if torch.allclose(found, wanted, rtol=1e-4, atol=1e-4) and torch.allclose(
-        merged, wanted_states, rtol=1e-4, atol=1e-4
+    wanted_rows, wanted_strengths = weaken(logits[rows[0]], wanted, LIMITS)
+    if all(
+        torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+        for ours, theirs in (
+            (found, wanted),
+            (merged, wanted_states),
+            (strengths, wanted_strengths),
+            (weakened.softmax(-1), wanted_rows.softmax(-1)),
+        )
     ):
         return True
     logger.warning("Groups are blended by PyTorch, the Triton kernel gives other values.")
     return False
+
+
+def _weakened(
+    leader_SV: torch.Tensor, blend_SV: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `weaken_rows` makes of rows under LIMITS, on `device`."""
+    out_SV = blend_SV.to(device, copy=True)
+    limits = StrengthRows(*(values.to(device) for values in LIMITS))
+    return out_SV, weaken_rows(leader_SV.to(device), out_SV, limits.rows, limits)
 
 
 def blend_rows(

@@ -48,8 +48,8 @@ class StrengthRows(NamedTuple):
 
         put: makes a tensor of values and a numpy dtype.
         """
-        rows = [row for row, own in enumerate(limits) if own is not None]
-        own = [one for one in limits if one is not None]
+        rows = [row for row, own in enumerate(limits) if own is not None and own.limits]
+        own = [one for one in limits if one is not None and one.limits]
         if not own:
             return None
         max_kl = [[-NEVER if one.max_kl is None else one.max_kl] for one in own]

@@ -9,6 +9,7 @@ from cfg_core.params.fields import looks_like_guidance
 from cfg_core.params.follower import FollowerParams
 from cfg_core.params.guidance import GuidanceParams
 from cfg_core.params.resolved import ResolvedFollower, ResolvedGuidance, Scored
+from cfg_core.params.rules import Rule
 from cfg_core.params.strength import Strength
 from cfg_core.params.token_ids import TokenIds
 
@@ -18,6 +19,7 @@ __all__ = [
     "GuidanceParams",
     "ResolvedFollower",
     "ResolvedGuidance",
+    "Rule",
     "Scored",
     "Strength",
     "TokenIds",

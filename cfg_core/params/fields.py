@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import GuidanceError
+from cfg_core.params.between import A_PART, MARKERS
 from cfg_core.params.checks import (
     A_COUNT,
     A_DISTANCE,
@@ -29,6 +30,7 @@ from cfg_core.params.checks import (
 )
 from cfg_core.params.field_table import Field
 from cfg_core.params.follower import FOLLOWERS
+from cfg_core.params.rules import A_RULE
 
 SCALE = "guidance_scale"
 NEGATIVE_TEXT = "negative_prompt"
@@ -39,6 +41,8 @@ NEGATIVE_MESSAGES = "negative_messages"
 STREAMS = "guidance_streams"
 SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
+RULE = "guidance_rule"
+BETWEEN, PART = "guidance_between", "guidance_in"
 STREAM_LOGPROBS = "guidance_logprobs"
 SCORE_TOKENS = "guidance_score_tokens"
 """Names that a rule about several fields, or a sentence about another one, needs."""
@@ -88,8 +92,30 @@ ROWS = (
         A_SCHEDULE,
         "Instead of guidance_scale: [first output token, scale], ascending from token 0.",
     ),
+    Field(
+        RULE,
+        A_RULE,
+        "Instead of guidance_scale: the scale of each token is computed from its own distributions,"
+        ' by a rule such as {"name": "adacad", "offset": 0}.',
+    ),
     Field(START, A_PLACE, "The first output token that is guided.", needs_guidance=True),
     Field(END, A_COUNT, "The first output token that is not guided any more.", needs_guidance=True),
+    Field(
+        BETWEEN,
+        MARKERS,
+        "Guide only the tokens after a start token, up to the end token, which is guided itself:"
+        ' {"start_token_id", "end_token_id", "restart_negative"}. A text stands for the one token'
+        " that it is. With restart_negative, the negative begins anew at each start token.",
+        needs_guidance=True,
+    ),
+    Field(
+        PART,
+        A_PART,
+        "Instead of guidance_between, for models with a reasoning parser: guide only what the model"
+        " thinks, or only its answer.",
+        needs_guidance=True,
+        held_as="part",
+    ),
     Field(
         "guidance_top_k",
         A_COUNT,

@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cfg_core.errors import GuidanceError
+from cfg_core.params.between import Between
 from cfg_core.params.cuts import Cuts
 from cfg_core.params.field_table import FieldTable
 from cfg_core.params.fields import (
+    BETWEEN,
     END,
     NEED_GUIDANCE,
     NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
     NEGATIVE_TEXT,
+    PART,
     ROWS,
+    RULE,
     SCALE,
     SCHEDULE,
     SCORE_TOKENS,
@@ -57,7 +61,10 @@ class GuidanceParams(Cuts, Strength):
         scale holds from its token on.
     start, end: guide only the output tokens from `start` to before `end`, counted from 0. The
         others are sampled as without guidance. None for `end`: to the end of the text.
-    Which cuts and limits there are stands in Cuts and Strength, from which they are inherited.
+    between: guide only the tokens between these markers (and inside of the window).
+    part: instead of markers, what the model thinks or answers. Admission knows its markers.
+    Which cuts, limits and rules there are stands in Cuts and Strength, from which they are
+        inherited.
     logprobs: whether to return, with the log-probability of each token, also those that each stream
         gave it, how far the blend is from the leader, and each stream's own most likely tokens.
     score_tokens: the last so many tokens of the prompt belong to all streams, and their
@@ -76,6 +83,8 @@ class GuidanceParams(Cuts, Strength):
     schedule: tuple[tuple[int, float], ...] | None = None
     start: int = 0
     end: int | None = None
+    between: Between | None = None
+    part: str | None = None
     logprobs: bool = False
     score_tokens: int | None = None
 
@@ -88,9 +97,12 @@ class GuidanceParams(Cuts, Strength):
                 f" set {END} above {START}, or leave the guidance fields out.",
                 END,
             )
+        if self.between is not None and self.part is not None:
+            raise GuidanceError(f"{BETWEEN} and {PART} are both given: send only one.", PART)
         if self.score_tokens is not None:
             self._refuse_changes()
         self._refuse_two_formulas()
+        self._refuse_what_a_rule_replaces()
         self._refuse_what_needs_guidance()
 
     def _refuse_two_negatives(self) -> None:
@@ -118,9 +130,35 @@ class GuidanceParams(Cuts, Strength):
                 f"{SCHEDULE} has the scales of all tokens: leave out {SCALE}.", SCHEDULE
             )
 
+    def _refuse_what_a_rule_replaces(self) -> None:
+        """Raise GuidanceError for a field that says what the rule computes."""
+        if self.rule is None:
+            return
+        if self.streams is not None:
+            raise GuidanceError(
+                f"{RULE} computes the scale of one negative, and {STREAMS} has weights: send the"
+                " negative by itself, or leave the rule out.",
+                RULE,
+            )
+        given = {SCALE: self.scale != 1, SCHEDULE: self.schedule is not None}
+        name = next((name for name, is_given in given.items() if is_given), None)
+        if name is not None and not self.rule.kind.reads_scale:
+            raise GuidanceError(
+                f"The rule {self.rule.name} computes the scale of each token: leave out {name}, or"
+                f" {RULE}.",
+                name,
+            )
+
     def _refuse_changes(self) -> None:
         """Raise GuidanceError if the weights change along the text that is to be scored."""
-        for name, value in ((SCHEDULE, self.schedule), (START, self.start), (END, self.end)):
+        changing = {
+            SCHEDULE: self.schedule,
+            START: self.start,
+            END: self.end,
+            BETWEEN: self.between,
+            PART: self.part,
+        }
+        for name, value in changing.items():
             if value:
                 raise GuidanceError(
                     f"{SCORE_TOKENS} scores all tokens with the same weights: leave out {name}.",
@@ -156,6 +194,8 @@ class GuidanceParams(Cuts, Strength):
 
         At scale 1 the guided distribution is the conditional one, so no follower is made.
         """
+        if self.rule is not None:
+            return True
         if self.schedule is not None:
             return any(scale != 1.0 for _, scale in self.schedule)
         return self.streams is not None or self.scale != 1.0
@@ -178,7 +218,7 @@ class GuidanceParams(Cuts, Strength):
 
     @property
     def strength(self) -> Strength | None:
-        """What limits how strongly a token is guided; None: nothing."""
+        """What makes the strength of a token a function of its rows; None: nothing."""
         return self._part(Strength)
 
     def _part(self, kind: type[Part]) -> Part | None:
@@ -189,18 +229,18 @@ class GuidanceParams(Cuts, Strength):
     @property
     def timeline(self) -> Timeline | None:
         """When the weights change and end; None if they never do."""
-        if self.schedule is None and self.start == 0 and self.end is None:
+        if self.schedule is None and self.start == 0 and self.end is None and not self.between:
             return None
         changes = [(0, self.weights)]
         if self.schedule is not None:
             changes = [(first, (scale, 1.0 - scale)) for first, scale in self.schedule]
-        return Timeline(tuple(changes), self.start, self.end)
+        return Timeline(tuple(changes), self.start, self.end, self.between)
 
     @property
     def weights(self) -> tuple[float, ...]:
         """One weight for each stream, the leader's first; they sum to 1.
 
-        With a schedule they are those of the first token.
+        With a schedule they are those of the first token. With a rule they are where it begins.
         """
         if self.streams is not None:
             followers = [follower.weight for follower in self.streams]
@@ -226,7 +266,7 @@ class GuidanceParams(Cuts, Strength):
         This is the inverse of `from_fields`.
         """
         out = TABLE.given(self)
-        if self.streams is None and self.schedule is None:
+        if self.streams is None and self.schedule is None and self.rule is None:
             out[SCALE] = self.scale
         return out
 

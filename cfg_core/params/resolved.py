@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cfg_core.errors import GuidanceError
+from cfg_core.params.between import Between
 from cfg_core.params.cuts import Cuts
 from cfg_core.params.fields import looks_like_guidance
 from cfg_core.params.guidance import GuidanceParams
@@ -121,12 +122,16 @@ class ResolvedGuidance:
             for one in self.followers
         ]
         parts = {
-            "timeline": self.timeline and _values(self.timeline),
+            "timeline": self.timeline and self._plain(self.timeline),
             "cuts": self.cuts and _values(self.cuts),
-            "strength": self.strength and _values(self.strength),
+            "strength": self.strength and self.strength.to_plain(),
             "scored": self.scored and _values(self.scored),
         }
         return {RESOLVED: {**_values(self), **parts, "followers": followers}}
+
+    @staticmethod
+    def _plain(timeline: Timeline) -> dict[str, Any]:
+        return {**_values(timeline), "between": timeline.between and timeline.between.to_entry()}
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> ResolvedGuidance | None:
@@ -141,13 +146,14 @@ class ResolvedGuidance:
         timeline = sent["timeline"]
         if timeline is not None:
             changes = ((first, tuple(weights)) for first, weights in timeline["changes"])
-            timeline = Timeline(**{**timeline, "changes": tuple(changes)})
+            between = timeline["between"] and Between(**timeline["between"])
+            timeline = Timeline(**{**timeline, "changes": tuple(changes), "between": between})
         return cls(
             weights=tuple(sent["weights"]),
             followers=tuple(followers),
             timeline=timeline,
             cuts=sent["cuts"] and Cuts(**sent["cuts"]),
-            strength=sent["strength"] and Strength(**sent["strength"]),
+            strength=sent["strength"] and Strength.of_plain(sent["strength"]),
             logprobs=sent["logprobs"],
             scored=sent["scored"] and Scored(**sent["scored"]),
         )

@@ -1,6 +1,7 @@
 """Timeline: which output tokens of a request are guided, and with what weights.
 
 A window guides some tokens of the output only (LlamaGen stops guidance after a number of tokens).
+Markers guide those between a start and an end token (the tokens of an image in Emu3.5 and Lumina).
 A schedule changes the scale along the output (YuE begins with 1.5 and goes on with 1.2).
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from cfg_core.params.between import Between
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -16,11 +19,14 @@ class Timeline:
 
     changes: (first token, weights of all streams, the leader's first), ascending from token 0.
     start, end: the tokens from `start` to before `end` are guided. None: to the end of the text.
+    between: of these, only the tokens between markers; None for all. Which those are depends on the
+        text (cfg_core/policy/markers.py), and the methods below do not know it.
     """
 
     changes: tuple[tuple[int, tuple[float, ...]], ...]
     start: int = 0
     end: int | None = None
+    between: Between | None = None
 
     def guides(self, token: int) -> bool:
         """Whether this output token is guided."""

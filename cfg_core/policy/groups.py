@@ -9,7 +9,7 @@ guidance uses a group of two streams.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cfg_core.params import Cuts, Scored, Strength
@@ -37,7 +37,7 @@ class Group(NamedTuple):
     needs_rows: whether the row of each stream is needed, so that the blend must come after the
         model's head (see `cfg_core.vllm_plugin.worker.head`).
     cuts: None if every token may be sampled.
-    strength: None if nothing limits how strongly a token is guided.
+    strength: None if how strongly a token is guided does not depend on its rows.
     scored: None if no token of the prompt is scored.
     """
 
@@ -54,6 +54,17 @@ class Group(NamedTuple):
     def streams(self) -> tuple[str, ...]:
         """All stream ids, leader first."""
         return (self.leader, *self.followers)
+
+
+def output_of_followers(output: Sequence[int], since: int = 0) -> list[int]:
+    """The tokens of the leader's output that each follower has behind its own prompt.
+
+    They are all of them: a follower's tokens are its prompt, and the output. With
+    `restart_negative` (cfg_core/params/between.py) they are those after the last start token of
+    the output, which is token `since - 1`. The start token itself is not among them: a negative
+    that needs it ends with it.
+    """
+    return list(output[since:])
 
 
 class GroupTable:

@@ -3,7 +3,7 @@
     frontend -> scheduler   images, audio and video of followers                    with_media
     scheduler -> workers    which rows are blended, and which samples are dropped   StepGuidance
     workers -> scheduler    whose logits processors failed                          failures_of
-    workers -> scheduler    how strongly tokens were guided, in groups with limits  strengths_of
+    workers -> scheduler    how strongly tokens were guided                         strengths_of
     scheduler -> frontend   how many tokens of an output were guided                guided_tokens
     scheduler -> frontend   how strongly                                            token_strengths
     scheduler -> frontend   when the followers ran, in traced engines               follower_events
@@ -166,9 +166,10 @@ def attach(scheduler_output: SchedulerOutput, guidance: StepGuidance) -> None:
 
 
 class Strengths(NamedTuple):
-    """How strongly the tokens of a step were guided, in groups with limits.
+    """How strongly the tokens of a step were guided, in groups with limits or a rule.
 
-    values: [rows] float32, of the step's rows of logits.
+    values: [2, rows] float32, of the step's rows of logits: how much of the push limits have left,
+        and the strength that is shown, which with a rule is the scale that was used.
     rows: the rows of each leader among them, by its id.
     """
 
@@ -182,11 +183,11 @@ def attach_strengths(model_runner_output: ModelRunnerOutput, strengths: Strength
 
 
 def strengths_of(model_runner_output: ModelRunnerOutput) -> Mapping[str, np.ndarray]:
-    """The strengths of a step's rows, by leader. Rows of rejected drafts are among them."""
+    """The strengths [2, n] of a step's rows, by leader. Rows of rejected drafts are among them."""
     found: Strengths | None = getattr(model_runner_output, _STRENGTHS, None)
     if found is None:
         return {}
-    return {leader: found.values[rows] for leader, rows in found.rows.items()}
+    return {leader: found.values[:, rows] for leader, rows in found.rows.items()}
 
 
 def attach_failures(
@@ -219,30 +220,41 @@ def _marked(num_tokens: int) -> dict[str, Any]:
     return {_GUIDED_TOKENS: num_tokens}
 
 
+class GuidedCounts(NamedTuple):
+    """Tokens of joint steps; and of these, of requests with limits or a rule, those of which limits
+    have left all of the push, and nothing of it."""
+
+    tokens: int = 0
+    full_strength: int = 0
+    gate_closed: int = 0
+
+
 def mark_guided_tokens(
     guidance: StepGuidance | None,
     outputs: Iterable[EngineCoreOutput],
     strengths: Mapping[str, np.ndarray],
-) -> int:
+) -> GuidedCounts:
     """Note in each output of a joint group how many tokens it brings, accepted drafts included.
 
-    strengths: of the rows of groups with limits, by leader. Those of the tokens are noted, too.
+    strengths: of the rows of groups with limits or a rule, by leader. Those of the tokens are
+        noted, too.
 
     Returns how many tokens they are together.
     """
     if guidance is None:
-        return 0
-    total, leaders = 0, {row.streams[0] for row in guidance.joint}
+        return GuidedCounts()
+    total, full, closed, leaders = 0, 0, 0, {row.streams[0] for row in guidance.joint}
     for output in outputs:
         if output.new_token_ids and output.request_id in leaders:
             count = len(output.new_token_ids)
             marked = _marked(count)
             if output.request_id in strengths:
-                own = strengths[output.request_id][:count].tolist()
+                own = strengths[output.request_id][:, :count].tolist()
                 marked = {**marked, _STRENGTHS: own}
+                full, closed = full + own[0].count(1.0), closed + own[0].count(0.0)
             output.kv_transfer_params = marked
             total += count
-    return total
+    return GuidedCounts(total, full, closed)
 
 
 def guided_tokens(output: EngineCoreOutput) -> int:
@@ -251,10 +263,14 @@ def guided_tokens(output: EngineCoreOutput) -> int:
     return int(marked.get(_GUIDED_TOKENS, 0)) if marked else 0
 
 
-def token_strengths(output: EngineCoreOutput) -> list[float]:
-    """How strongly the tokens of `output` were guided; empty for a request without limits."""
+def token_strengths(output: EngineCoreOutput) -> tuple[list[float], list[float]]:
+    """How strongly the tokens of `output` were guided: what limits have left, and what is shown.
+
+    Both are empty for a request without limits and without a rule.
+    """
     marked = output.kv_transfer_params
-    return list(marked.get(_STRENGTHS, ())) if marked else []
+    left, shown = marked.get(_STRENGTHS, ((), ())) if marked else ((), ())
+    return list(left), list(shown)
 
 
 def mark_follower_events(output: EngineCoreOutput, events: Sequence[FollowerEvent]) -> None:

@@ -234,8 +234,8 @@ class EngineCalls:
             for output in outputs
         ]
         for entry, output, _ in known:
-            if entry is not None and (strengths := token_strengths(output)):
-                entry.run.meter.strengths.add(strengths)
+            if entry is not None:
+                entry.run.meter.strengths.add(*token_strengths(output))
             if entry is not None and entry.spans is not None:
                 entry.spans.note(follower_events(output))
             if output.mm_cache_miss_hashes:

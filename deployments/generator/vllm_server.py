@@ -196,6 +196,7 @@ class VllmServer:
                         return None
                     outcome = Outcome(
                         longest=meter.longest,
+                        guided=meter.guided_tokens,
                         vocabulary=self._vocabulary,
                         same=meter.same or frozenset(),
                         has_no_tokens=made.has_no_tokens,
@@ -203,7 +204,9 @@ class VllmServer:
                     note = note_of(call.endpoint, call.body, guidance, outcome)
                     tokens = made.negative_tokens if call.guidance else meter.negative_tokens
                     guided = meter.guided_tokens
-                    return guidance_report(guidance, tokens, guided, note, meter.strengths)
+                    return guidance_report(
+                        guidance, tokens, guided, note, meter.strengths, meter.plain_tokens
+                    )
 
                 if isinstance(output, pydantic.BaseModel):
                     text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)

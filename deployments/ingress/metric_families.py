@@ -172,6 +172,10 @@ READ = (
         ),
         group_preemptions="Groups preempted because KV blocks were lacking.",
         guided_tokens="Output tokens sampled in joint steps.",
+        full_strength_tokens=(
+            "Of these, in requests with a trust region, a gate or a rule: those that it left whole."
+        ),
+        gate_closed_tokens="Of these: those whose gate was closed, so that they were not guided.",
         scored_tokens="Known tokens scored under guidance.",
         windows_opened="Windows of guidance that have begun.",
         windows_closed="Windows of guidance that have ended before their request.",

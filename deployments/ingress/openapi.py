@@ -72,6 +72,7 @@ REPORT: Schema = {
             "items": {"type": "array", "items": {"type": "number"}},
             "description": "Instead of scale: guidance_schedule.",
         },
+        "rule": {"type": "object", "description": "Instead of scale: guidance_rule."},
         "streams": {"type": "integer", "description": "Streams of a choice; 1 if not guided."},
         "negative_prompt_tokens": {
             "type": "integer",
@@ -80,12 +81,12 @@ REPORT: Schema = {
         "guided_tokens": {"type": "integer", "description": "Output tokens that were guided."},
         "gate_closed_tokens": {
             "type": "integer",
-            "description": "With guidance_min_entropy: output tokens of the window that were not.",
+            "description": "With guidance_min_entropy or markers: output tokens that were not.",
         },
         "mean_strength": {
             "type": ["number", "null"],
             "description": "With a trust region or a gate: how much of the blend's push a token got"
-            " on average, from 0 to 1. null without tokens.",
+            " on average, from 0 to 1. With a rule: the average scale. null without tokens.",
         },
         "full_strength_tokens": {
             "type": "integer",

@@ -35,12 +35,6 @@ from deployments.requests.body import MAX_FIELDS, json_type
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
 from deployments.requests.guidance_streams import check_embeds, check_followers, refuse_text
 
-PLANNED = ("guidance_between",)
-"""Fields that are planned, but that this version does not have.
-
-They are refused, not ignored.
-"""
-
 CARRIERS = (
     "vllm_xargs",
     "extra_args",
@@ -180,8 +174,6 @@ def _unknown(name: str, known: Sequence[str]) -> GuidanceError:
         return GuidanceError(
             f"{name} is for Python: over HTTP, send {NEGATIVE_MESSAGES} with image parts.", name
         )
-    if name in PLANNED:
-        return GuidanceError(f"{name} is not supported yet by this server: leave it out.", name)
     if name == NEGATIVE_MESSAGES:
         return GuidanceError(f"{name} is for conversations: send {NEGATIVE_TEXT} here.", name)
     return unknown_field(name, known)

@@ -10,19 +10,20 @@ from typing import Any
 
 from cfg_core.errors import GuidanceError
 from cfg_core.params import FollowerParams
-from cfg_core.params.fields import SCHEDULE, STREAMS
+from cfg_core.params.fields import BETWEEN, RULE, SCHEDULE, STREAMS
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 
 def refuse_text(body: Mapping[str, Any]) -> None:
-    """Raise GuidanceError for a list that is sent as JSON text.
+    """Raise GuidanceError for a list or an object that is sent as JSON text.
 
     GuidanceParams accepts such text, for vLLM's server. But `decode_body` has not looked inside of
     a text, so nothing would bound its nesting and its numbers.
     """
-    for name in (STREAMS, SCHEDULE):
+    lists, objects = dict.fromkeys((STREAMS, SCHEDULE), "a JSON list"), (RULE, BETWEEN)
+    for name, kind in {**lists, **dict.fromkeys(objects, "an object")}.items():
         if isinstance(body.get(name), str):
-            raise GuidanceError(f"{name} is a string: send a JSON list.", name)
+            raise GuidanceError(f"{name} is a string: send {kind}.", name)
 
 
 def check_followers(followers: Iterable[FollowerParams], endpoint: Endpoint) -> None:

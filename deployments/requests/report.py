@@ -32,6 +32,7 @@ NOTES: dict[str, str] = {
     " token was guided.",
     "not ended": "guidance_end is {end}, and the longest answer has {longest} tokens, so it had no"
     " effect.",
+    "no marker": "No token of the answer was between its markers, so no token was guided.",
     "scales not reached": "guidance_schedule goes on from token {first}, and the guided tokens end"
     " before it, so what follows there had no effect.",
     "scales of 1": "guidance_schedule is 1 for all tokens that were guided, so guidance had no"
@@ -52,6 +53,7 @@ def guidance_report(
     output_tokens: int,
     note: str | None = None,
     strengths: StrengthCounts | None = None,
+    plain_tokens: int = 0,
 ) -> dict[str, Any]:
     """The `guidance` object of an answer, beside `usage`.
 
@@ -62,6 +64,7 @@ def guidance_report(
     output_tokens: output tokens that came from joint steps, as the engine core counted them.
     note: which field had no effect, and why.
     strengths: of the tokens of joint steps. With limits, those that had none are not guided.
+    plain_tokens: the other output tokens. With markers, these are outside of them.
     """
     report = {
         **_formula(guidance.params),
@@ -71,9 +74,16 @@ def guidance_report(
     }
     if guidance.params.strength is not None and strengths is not None:
         report |= _strengths(guidance.params.strength, output_tokens, strengths)
+    if has_markers(guidance.params):
+        report["gate_closed_tokens"] = plain_tokens + report.get("gate_closed_tokens", 0)
     if guidance.params.score_tokens is not None:
         report["scored_tokens"] = guidance.params.score_tokens
     return report if note is None else {**report, "note": note}
+
+
+def has_markers(params: GuidanceParams) -> bool:
+    """Whether only tokens between markers are guided."""
+    return params.between is not None or params.part is not None
 
 
 def _strengths(limits: Strength, joint: int, counts: StrengthCounts) -> dict[str, Any]:
@@ -85,15 +95,21 @@ def _strengths(limits: Strength, joint: int, counts: StrengthCounts) -> dict[str
     if limits.min_entropy is not None:
         closed = min(counts.none, joint)
         found |= {"guided_tokens": joint - closed, "gate_closed_tokens": closed}
-    return {**found, "full_strength_tokens": min(counts.full, joint)}
+    if limits.limits:
+        found["full_strength_tokens"] = min(counts.full, joint)
+    return found
 
 
 def _formula(params: GuidanceParams) -> dict[str, Any]:
-    """What says how the streams are blended: the scale, the schedule, or all weights."""
+    """What says how the streams are blended: the scale, the schedule, all weights, or a rule."""
     if params.streams is not None:
         return {"weights": list(params.weights)}
     if params.schedule is not None:
-        return {"schedule": [list(entry) for entry in params.schedule]}
+        rule = {} if params.rule is None else {"rule": params.rule.to_entry()}
+        return {**rule, "schedule": [list(entry) for entry in params.schedule]}
+    if params.rule is not None:
+        own = {"scale": params.scale} if params.rule.kind.reads_scale else {}
+        return {"rule": params.rule.to_entry(), **own}
     return {"scale": params.scale}
 
 
@@ -105,6 +121,7 @@ class Outcome:
     """What is known of a request at its end.
 
     longest: output tokens of its longest choice.
+    guided: output tokens that came from joint steps.
     vocabulary: tokens that the model can sample.
     same: the followers, counted from 0, whose prompt has the tokens of the request's own prompt,
         for each prompt of the request.
@@ -112,6 +129,7 @@ class Outcome:
     """
 
     longest: int = 0
+    guided: int = 0
     vocabulary: int = 0
     same: frozenset[int] = frozenset()
     has_no_tokens: bool = False
@@ -143,7 +161,9 @@ def _of_guided(
         yield NOTES["no tokens"]
     else:
         yield from _of_prompts(guidance, outcome.same)
-    if outcome.longest:
+    if has_markers(guidance.params) and outcome.longest and not outcome.guided:
+        yield NOTES["no marker"]
+    elif outcome.longest:
         yield from _of_window(guidance.params, outcome.longest)
     yield from _of_cuts(guidance.params, outcome.vocabulary)
 

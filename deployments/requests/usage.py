@@ -36,21 +36,21 @@ class EncodedAnswer:
 
 
 class StrengthCounts:
-    """Counts tokens of groups with limits by their strengths, of [0, 1].
+    """Counts tokens of groups with limits or a rule by their strengths.
 
-    tokens: all of them. none, full: those with the strengths 0 and 1.
-    total: the sum of the strengths.
+    tokens: all of them. none, full: those of which limits have left nothing, and all of the push.
+    total: the sum of the strengths that are shown: how much was left, or with a rule the scales.
     """
 
     def __init__(self) -> None:
         self.tokens = self.none = self.full = 0
         self.total = 0.0
 
-    def add(self, strengths: Sequence[float]) -> None:
-        self.tokens += len(strengths)
-        self.none += strengths.count(0.0)
-        self.full += strengths.count(1.0)
-        self.total += sum(strengths)
+    def add(self, left: Sequence[float], shown: Sequence[float]) -> None:
+        self.tokens += len(left)
+        self.none += left.count(0.0)
+        self.full += left.count(1.0)
+        self.total += sum(shown)
 
 
 class Meter:
@@ -60,7 +60,8 @@ class Meter:
 
     guided_tokens: output tokens of the leaders that came from joint steps, as the engine core
     counted them.
-    strengths: how strongly tokens were guided, of requests with limits.
+    plain_tokens: the other output tokens of the leaders.
+    strengths: how strongly tokens were guided, of requests with limits or a rule.
     longest: output tokens of the longest choice.
     same: the followers, counted from 0, whose prompt is each leader's own prompt.
     negative_tokens: of the followers' own prompts of the newest prompt.
@@ -70,6 +71,7 @@ class Meter:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.guided_tokens = 0
+        self.plain_tokens = 0
         self.strengths = StrengthCounts()
         self.longest = 0
         self.same: frozenset[int] | None = None
@@ -82,6 +84,7 @@ class Meter:
         """
         self.output_tokens += tokens + guided * (streams - 1)
         self.guided_tokens += guided
+        self.plain_tokens += tokens - guided
 
     def add_prompt(self, tokens: int, same: frozenset[int], negative_tokens: int = 0) -> None:
         """Count a prompt with its followers' own ones, which have `negative_tokens`.

@@ -49,6 +49,8 @@ GENERATOR = ReportKeys(
         "recomputed_streams",
         "group_preemptions",
         "guided_tokens",
+        "full_strength_tokens",
+        "gate_closed_tokens",
         "scored_tokens",
         "windows_opened",
         "windows_closed",

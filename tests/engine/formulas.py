@@ -33,7 +33,7 @@ class Request:
 
     @property
     def extra_args(self) -> dict[str, Any]:
-        if "guidance_schedule" in self.fields:
+        if self.fields.keys() & {"guidance_schedule", "guidance_rule"}:
             return {**self.fields, "negative_prompt_token_ids": list(self.followers[0])}
         streams = [
             {"weight": weight, "token_ids": list(ids)}
@@ -83,6 +83,26 @@ FORMULAS: dict[str, dict[str, Any]] = {
     "max_kl, three streams": {"weights": (-6.0, -2.0), "max_kl": 1.5},
     "max_kl that never binds": {"weights": (-1.0,), "max_kl": 1e6},
     "min_entropy": {"weights": (-2.0,), "min_entropy": MEDIAN_ENTROPY},
+    "adacad": {"scales": ((0, 1.0),), "rule": {"name": "adacad", "offset": 0.0}},
+    "adacad, limits and a window": {
+        "scales": ((0, 1.0),),
+        "rule": {"name": "adacad", "offset": 2.0},
+        "max_kl": 0.3,
+        "min_entropy": MEDIAN_ENTROPY,
+        "top_k": 40,
+        "start": 1,
+        "end": 6,
+    },
+    "arr": {"scales": ((0, 1.0),), "rule": {"name": "arr"}},
+    "nwcad": {
+        "scales": ((0, 3.0), (4, 2.0)),
+        "rule": {
+            "name": "nwcad",
+            "max_divergence": 0.1,
+            "negative_margin": 0.1,
+            "conditional_margin": 0.5,
+        },
+    },
     "limits and cuts in a window": {
         "weights": (-2.0, 0.5),
         "max_kl": 0.5,
@@ -94,7 +114,7 @@ FORMULAS: dict[str, dict[str, Any]] = {
 }
 """By name, the formula as the reference takes it, and `lengths` of the streams' prompts."""
 
-_FIELDS = ("start", "end", "top_k", "min_p", "filter_top_k", "max_kl", "min_entropy")
+_FIELDS = ("start", "end", "top_k", "min_p", "filter_top_k", "max_kl", "min_entropy", "rule")
 
 
 def request(name: str, seed: int) -> Request:
@@ -104,7 +124,7 @@ def request(name: str, seed: int) -> Request:
     lengths = spec.pop("lengths", None) or [rng.randint(1, 80) for _ in range(num_streams)]
     prompt, *followers = (random_ids(rng, length) for length in lengths)
     fields = {f"guidance_{field}": spec[field] for field in _FIELDS if field in spec}
-    if "scales" in spec:
+    if spec.get("scales") not in (None, ((0, 1.0),)):
         fields["guidance_schedule"] = [list(entry) for entry in spec["scales"]]
     return Request(name, prompt, tuple(followers), Formula(**spec), fields)
 
@@ -140,7 +160,8 @@ def answer(oracle: Oracle, name: str) -> Answer:
 
 def error(formula: Formula) -> float:
     """How far log-probabilities of two correct engines may differ: see `oracle.rounding`."""
-    scales = [scale for _, scale in formula.scales] or [1 - sum(formula.weights)]
+    offset = (formula.rule or {}).get("offset", 0.0)
+    scales = [s + offset for _, s in formula.scales] or [1 - sum(formula.weights)]
     return max(map(rounding, scales)) + rounding(0) * sum(map(abs, formula.weights[1:]))
 
 

@@ -31,6 +31,7 @@ VOWELS = make_tokenizer().encode("aeiouAEIOU", add_special_tokens=False)
 LETTERS = make_tokenizer().encode("abcdef", add_special_tokens=False)
 SOME = list(range(4, 260, 9))
 PRINTABLE = make_tokenizer().encode("".join(map(chr, range(33, 127))), add_special_tokens=False)
+ADACAD = {"name": "adacad", "offset": 1.0}
 LIMIT_S = 900
 
 Draw = Callable[[Tensor, int, int], int]
@@ -173,6 +174,14 @@ OPTIONS = [
         extra={"guidance_min_entropy": MEDIAN_ENTROPY},
         formula={"min_entropy": MEDIAN_ENTROPY},
     ),
+    Option("guidance_rule", extra={"guidance_rule": ADACAD}, formula={"rule": ADACAD}),
+    Option(
+        "rule, sampled",
+        {**SAMPLED, "top_p": 0.9},
+        (),
+        {"guidance_rule": ADACAD, "guidance_max_kl": 0.3},
+        formula={"rule": ADACAD, "max_kl": 0.3},
+    ),
     Option(
         "limits, sampled",
         {**SAMPLED, "top_p": 0.9},
@@ -227,8 +236,9 @@ def replay(
     formula = Formula(**{"scales": ((0, case.scale),), **option.formula})
     while len(output) < num_tokens and (not output or output[-1] not in option.stop):
         scores = next_log_probs(oracle.model, prompt + output, torch.float32)
-        if formula.guides(len(output)):
-            negative = next_log_probs(oracle.model, [*case.negative, *output], torch.float32)
+        if formula.guides_after(prompt, output):
+            shared = formula.output_of_followers(output)
+            negative = next_log_probs(oracle.model, [*case.negative, *shared], torch.float32)
             scores = combine([scores, negative], formula, len(output))
         for process in option.processors:
             scores = process(scores.clone(), prompt, output)
@@ -281,7 +291,7 @@ def params_of(case: Case, option: Option, seed: int, num_tokens: int) -> Any:
         options["structured_outputs"] = StructuredOutputsParams(regex=option.grammar)
     params = guided(case, **options)
     params.extra_args = {**params.extra_args, **option.extra}
-    if "guidance_schedule" in option.extra:
+    if option.extra.keys() & {"guidance_schedule", "guidance_rule"}:
         del params.extra_args["guidance_scale"]
     return params
 

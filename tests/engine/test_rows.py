@@ -21,7 +21,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
-from cfg_core.params import Cuts
+from cfg_core.params import Cuts, Rule, Strength
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, scoring, staging
@@ -40,7 +40,8 @@ def joint_row(leader: str, follower: str, *weights: float, **options: Any) -> Jo
 
 
 A, B = joint_row("a+", "a-", 1.5, -0.5), joint_row("b+", "b-", 3.0, -2.0)
-JOINT = (A, joint_row("b+", "b-", 3.0, -2.0, logprobs=2, needs_rows=True))
+RULED = Strength(rule=Rule("adacad", (("offset", 1.0),)), max_kl=0.1, min_entropy=0.5)
+JOINT = (A, joint_row("b+", "b-", 3.0, -2.0, logprobs=2, needs_rows=True, strength=RULED))
 FIRST_ROW = np.arange(6)
 
 
@@ -121,8 +122,10 @@ def test_nothing_waits_for_the_device() -> None:
         HIDDEN, VOCABULARY, dtype=torch.bfloat16, device=DEVICE
     )
     logits = logits[rows.merged.source]
-    out, kept = blended(logits, rows)
+    out, kept, strengths = blended(logits, rows)
     assert kept is not None
+    assert strengths is not None
+    assert rows.blend_drafts(logits, out).shape == logits.shape
     assert (out.shape, out.dtype) == ((len(NAMES), VOCABULARY), torch.float32)
     tokens = torch.empty(len(NAMES), 1, dtype=torch.int32, device=DEVICE)
     rows.copy_to_followers(tokens)
@@ -137,7 +140,7 @@ def test_nothing_waits_for_the_device() -> None:
     )
     whole = compact_v1.spread(sampled, rows.leading_index, len(NAMES))
     assert rows.logprob_rows is not None
-    asked_columns = 1 + 2 * (1 + 2)  # the divergence, and two streams with two tokens each
+    asked_columns = 2 + 2 * (1 + 2)  # divergence and strength, and two streams with two tokens each
     asked = rows.logprob_rows
     wide = widen(whole.logprobs_tensors, kept, tokens[asked.places, 0], asked.places, asked.top)
     assert wide.logprobs.shape == (len(NAMES), 2 + asked_columns)
@@ -310,21 +313,30 @@ def test_v2_samples_all_rows_where_rows_have_more_than_a_sample(
 
 
 CPU = torch.device("cpu")
+LIMITED = Strength(max_kl=0.1)
 IN_PIECES = (
-    joint_row("a+", "a-", 1.5, -0.5, logprobs=3, needs_rows=True, cuts=Cuts(top_k=7)),
-    joint_row("b+", "b-", 3.0, -2.0, logprobs=2, needs_rows=True, cuts=Cuts(min_p=0.1)),
+    joint_row(
+        *("a+", "a-", 1.5, -0.5),
+        **{"logprobs": 3, "needs_rows": True, "cuts": Cuts(top_k=7), "strength": LIMITED},
+    ),
+    joint_row(
+        *("b+", "b-", 3.0, -2.0),
+        **{"logprobs": 2, "needs_rows": True, "cuts": Cuts(min_p=0.1), "strength": RULED},
+    ),
 )
 
 
 def computed(logits: torch.Tensor) -> list[torch.Tensor]:
     """Everything that is computed of rows of the vocabulary for the groups of IN_PIECES."""
     rows = staged(Stager(), IN_PIECES, device=CPU)
-    out, kept = blended(logits.clone(), rows)
+    out, kept, strengths = blended(logits.clone(), rows)
     assert kept is not None
+    assert strengths is not None
+    drafts = rows.blend_drafts(logits, torch.zeros_like(logits))
     tensors = LogprobsTensors(torch.zeros(5, 1), torch.zeros(5, 1), torch.zeros(5))
     wide = widen(tensors, kept, torch.tensor([4, 9]), torch.tensor([0, 3]), 3)
     scores = scoring.gather(out, torch.arange(len(out)), 2)
-    return [out, kept.divergence, wide.logprob_token_ids, wide.logprobs, *scores]
+    return [out, strengths, drafts, kept.divergence, wide.logprob_token_ids, wide.logprobs, *scores]
 
 
 def test_rows_in_pieces_are_those_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +360,7 @@ def test_no_piece_is_so_large_that_its_memory_is_mapped_anew(
 
         return call
 
-    for name in ("blend", "cut", "divergence"):
+    for name in ("blend", "cut", "divergence", "weaken"):
         monkeypatch.setattr(rows_module, name, recording(getattr(rows_module, name)))
     names = [f"{i}{sign}" for i in range(20) for sign in "+-"]
     row = IN_PIECES[0]

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from cfg_core.reference import guide, next_log_probs
 from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
+from tests.engine.formulas import MEDIAN_ENTROPY
 from tests.engine.oracle import CASES, Case, Oracle
 from tests.engine.tiny_models import make_model
 
@@ -28,6 +29,12 @@ pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 DRAFTS = 3
+FORMULAS: list[dict[str, Any]] = [
+    {"guidance_max_kl": 0.3},
+    {"guidance_min_entropy": MEDIAN_ENTROPY},
+    {"guidance_rule": {"name": "adacad", "offset": 1.0}},
+    {"guidance_rule": {"name": "arr"}, "guidance_max_kl": 0.1, "guidance_top_k": 5},
+]
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)
 FALSE_ALARM = 1e-4
 """The probability that the Kolmogorov-Smirnov test rejects a lossless sampler.
@@ -81,6 +88,26 @@ def test_drafts_of_the_target_itself_are_kept(
         itself.generate([case.prompt for case in cases], params)
         assert count(f"{kind}_drafts") >= DRAFTS * len(cases) * 4
         assert count(f"{kind}_drafts_accepted") >= 0.99 * count(f"{kind}_drafts")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("fields", FORMULAS, ids=str)
+def test_drafts_are_kept_under_cuts_limits_and_rules(
+    itself: Engine, fields: dict[str, Any], temperature: float
+) -> None:
+    """The drafter applies them to its own rows; drafts of the blend alone are often rejected."""
+    cases = [Case(case.prompt, case.negative, 3.0) for case in CASES[::6]]
+    params = [
+        guided(c, temperature=temperature, seed=i, max_tokens=25) for i, c in enumerate(cases)
+    ]
+    for one in params:
+        one.extra_args = {**one.extra_args, **fields}
+        if "guidance_rule" in fields:
+            del one.extra_args["guidance_scale"]
+    with counted(itself) as count:
+        itself.generate([case.prompt for case in cases], params)
+        assert count("guided_drafts") >= DRAFTS * len(cases) * 4
+        assert count("guided_drafts_accepted") >= 0.98 * count("guided_drafts")
 
 
 def test_guided_and_plain_texts_in_one_batch(itself: Engine, llama: Oracle) -> None:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 VOCAB = 256
 GARBAGE = 3  # a draft that is always wrong
+MOST_TOKENS = 40  # no output is as long
 
 
 class EnginePath(NamedTuple):
@@ -211,6 +212,8 @@ class Rules:
     weights: one for each follower.
     lengths: tokens of the followers' own prompts, with those that are scored.
     scored: tokens at the end of all prompts that are scored.
+    opens: for each output token, whether markers allow to guide it; None without markers.
+    since: for each output token, how many of those before it the followers do not have.
     """
 
     lengths: tuple[int, ...]
@@ -219,15 +222,36 @@ class Rules:
     start: int = 0
     end: int = 1_000_000
     scored: int = 0
+    opens: tuple[bool, ...] | None = None
+    since: tuple[int, ...] | None = None
 
     def guides(self, token: int) -> bool:
-        return self.start <= token < self.end
+        is_open = self.opens is None or self.opens[token]
+        return is_open and self.start <= token < self.end
+
+    def before_followers(self, token: int) -> int:
+        return 0 if self.since is None else self.since[token]
 
     def weights_at(self, token: int) -> tuple[float, ...]:
         if self.weights:
             return (1.0 - sum(self.weights), *self.weights)
         scale = [scale for first, scale in self.scales if first <= token][-1]
         return (scale, 1 - scale)
+
+
+def between_markers(
+    leader: str, prompt: list[int], start: int, end: int, restart: bool
+) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """`opens` and `since` of a text, from its definition: token by token over the whole text."""
+    opens, since = [], []
+    for index in range(MOST_TOKENS):
+        text = [*prompt, *(model_token(leader, i) for i in range(index))]
+        starts = [i for i, token in enumerate(text) if token == start]
+        ends = [i for i, token in enumerate(text) if token == end]
+        opens.append(bool(starts) and max(starts) > max(ends, default=-1))
+        in_output = [i + 1 - len(prompt) for i in starts if i >= len(prompt)]
+        since.append(max(in_output, default=0) if restart else 0)
+    return tuple(opens), tuple(since)
 
 
 Rejection = tuple[str, Sequence, int, int]
@@ -473,6 +497,7 @@ class FakeRunner:
         leader, rules = row.streams[0], self.rules[row.streams[0]]
         names = tuple(f"{leader}{FOLLOWER_SUFFIX}{i}" for i in range(len(rules.lengths)))
         assert row.streams == (leader, *names), row
+        self._check_restart(row)
         counts = {self._num_outputs(s) for s in row.streams}
         assert len(counts) == 1, f"{row.streams} blend logits of different positions: {counts}"
         count = counts.pop() + ahead
@@ -485,8 +510,18 @@ class FakeRunner:
         sequence = self.sequences[stream]
         leader, is_follower, index = stream.partition(FOLLOWER_SUFFIX)
         if is_follower:
-            return len(sequence.tokens) - self.rules[leader].lengths[int(index)]
+            rules = self.rules[leader]
+            before = rules.before_followers(self._num_outputs(leader))
+            return before + len(sequence.tokens) - rules.lengths[int(index)]
         return len(sequence.tokens) - sequence.num_prompt
+
+    def _check_restart(self, row: JointRow) -> None:
+        """Behind their own prompts, followers have the output since they last began anew."""
+        leader, rules = self.sequences[row.streams[0]], self.rules[row.streams[0]]
+        output = leader.tokens[leader.num_prompt :]
+        for stream, length in zip(row.streams[1:], rules.lengths, strict=True):
+            own = self.sequences[stream].tokens[length:]
+            assert own == output[rules.before_followers(len(output)) :], f"{stream} has {own}"
 
     def _check_kv(self, stream: str, end: int) -> None:
         sequence = self.sequences[stream]
@@ -583,6 +618,7 @@ class Simulation:
         schedule: Iterable[tuple[int, float]] = (),
         window: tuple[int, int | None] = (0, None),
         score: int = 0,
+        between: tuple[int, int, bool] | None = None,
     ) -> None:
         """Add a request.
 
@@ -590,6 +626,7 @@ class Simulation:
         schedule: (first token, scale), instead of the scale.
         window: the first guided token, and the first behind it.
         score: tokens at the end of `prompt` that are scored. The followers' prompts have them, too.
+        between: a start token, an end token, and whether the negative begins anew.
         """
         scored = prompt[len(prompt) - score :]
         streams = [(weight, [*ids, *scored]) for weight, ids in streams]
@@ -605,6 +642,9 @@ class Simulation:
                 extra["guidance_scale"] = scale
         if extra is not None and window != (0, None):
             extra |= {"guidance_start": window[0], "guidance_end": window[1]}
+        if extra is not None and between is not None:
+            names = ("start_token_id", "end_token_id", "restart_negative")
+            extra["guidance_between"] = dict(zip(names, between, strict=True))
         if extra is not None and score:
             extra["guidance_score_tokens"] = score
         params = SamplingParams(
@@ -631,6 +671,7 @@ class Simulation:
         self.stops[rid] = set(stop)
         if streams or (scale is not None and scale != 1):
             prompts = [ids for _, ids in streams] or [negative]
+            marked = (None, None) if between is None else between_markers(rid, prompt, *between)
             self.runner.rules[rid] = Rules(
                 tuple(map(len, prompts)),
                 tuple(weight for weight, _ in streams),
@@ -638,6 +679,7 @@ class Simulation:
                 window[0],
                 1_000_000 if window[1] is None else window[1],
                 score,
+                *marked,
             )
         self.scheduler.add_request(request)
 
@@ -857,9 +899,11 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         start = rng.choice((0, 0, 1, 2, 7, 15))
         window = (start, rng.choice((None, start + rng.randint(1, 12))))
     own = prompt(longest)
-    score = 0
-    if guided and not schedule and window == (0, None):
-        dice = random.Random(str(own))  # of its own, so that the other choices of a seed stay
+    score, between = 0, None
+    dice = random.Random(str(own))  # of its own, so that the other choices of a seed stay
+    if guided and dice.random() < 0.4:
+        between = random_markers(dice, rid, own)
+    elif guided and not schedule and window == (0, None):
         score = dice.randint(0, min(len(own) - 1, longest // 2)) if dice.random() < 0.4 else 0
     room_for = max(1, longest - score)
     sim.add(
@@ -875,4 +919,12 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         schedule=schedule,
         window=window,
         score=score,
+        between=between,
     )
+
+
+def random_markers(rng: random.Random, rid: str, prompt: list[int]) -> tuple[int, int, bool]:
+    """Markers that mostly come in the text: some early, some next to each other."""
+    text = [*prompt[-3:], *(model_token(rid, i) for i in range(20)), 2]
+    start, end = rng.sample(sorted(set(text)), 2)
+    return start, end, rng.random() < 0.6

@@ -8,6 +8,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from cfg_core.params.timeline import Timeline
 from cfg_core.policy import lockstep
 from cfg_core.policy.groups import GroupTable
+from cfg_core.policy.markers import Markers
 from cfg_core.vllm_plugin import wire
 from cfg_core.vllm_plugin.core import group_scheduler, scheduler, scoring
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
@@ -15,7 +16,7 @@ from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedSche
 from cfg_core.vllm_plugin.core.snapshot import SteadyStep
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
-from tests.simulation.sim import PATHS, simulate
+from tests.simulation.sim import PATHS, model_token, simulate
 
 plan, make_followers, attach = lockstep.plan, group_scheduler.make_followers, wire.attach
 guides, weights_at, advance = Timeline.guides, Timeline.weights_at, Timelines.advance
@@ -24,6 +25,7 @@ take_back, update_after_schedule = (
     GuidedScheduler._take_back,
     GuidedScheduler._update_after_schedule,
 )
+read_markers = Markers.read
 most_hits, reads_of = scoring.most_hits, scoring.reads_of
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
@@ -109,6 +111,23 @@ def _without_output(leader, group_plan, *args):
 def _without_others(changes):
     changes.others = False
     return changes
+
+
+def _restart_late(self, output):
+    before = max(self.since, vars(self).pop("late", 0))
+    read_markers(self, output)
+    if self.since != before and self.since == len(output):
+        self.late, self.since = self.since, before
+    else:
+        self.since = max(self.since, before)
+
+
+def _read_samples_taken_back(self, request, num_drafts):
+    take_back(self, request, num_drafts)
+    markers = self._timelines._markers.get(request.request_id)
+    if markers is not None:
+        dropped = model_token(request.request_id, request.num_output_tokens)
+        read_markers(markers, [*request.output_token_ids, dropped])
 
 
 def _free_blocks_only(self, group_plan):
@@ -225,6 +244,28 @@ FAULTS = {
         "weights_at",
         lambda self, token: weights_at(self, max(0, token - 1)),
     ),
+    "a marker is read a token late": (
+        Markers,
+        "read",
+        lambda self, output: read_markers(self, output[: max(self._read, len(output) - 1)]),
+    ),
+    "the negative begins anew a token late": (Markers, "read", _restart_late),
+    "the negative keeps the start token": (
+        group_scheduler,
+        "make_followers",
+        lambda leader, plan, traced, since: make_followers(leader, plan, traced, max(0, since - 1)),
+    ),
+    "markers are not read in the prompt": (
+        Timelines,
+        "guides_first",
+        lambda self, plan: self._markers.pop(plan.group.leader, None) is None,
+    ),
+    "markers are read on a sample that is taken back": (
+        GuidedScheduler,
+        "_take_back",
+        _read_samples_taken_back,
+    ),
+    "drafts reach over a marker": (Markers, "unmarked", lambda self, drafts: len(drafts)),
     "drafts reach over a change": (Timelines, "_cut_drafts", lambda self, *args: None),
     "uncertain drafts are not awaited": (Timelines, "_is_certain", lambda self, *args: True),
     "followers forget what was generated before": (

@@ -183,6 +183,15 @@ TEXTS_OF_LISTS: Sequence[Bad] = [
 """Lists as JSON text, which GuidanceParams reads; over HTTP, all of them are refused."""
 
 GUIDED: Json = {"guidance_scale": 2}
+
+
+def _markers(start: Any, end: Any) -> Json:
+    return {"start_token_id": start, "end_token_id": end}
+
+
+MARKED: Json = _markers(1, 2)
+NWCAD: Json = {"name": "nwcad", "max_divergence": 0.1}
+BELOW_0: Json = {"max_divergence": -1, "negative_margin": 0, "conditional_margin": 0}
 BOTH: Json = {"guidance_scale": 2, "negative_messages": [USER]}
 MOVE = "move it to the top level"
 
@@ -191,8 +200,37 @@ GUIDANCE: Sequence[Bad] = [
     bad("guidence_scale", "Did you mean guidance_scale?", guidence_scale=2),
     bad("negative_message", "Did you mean negative_messages?", "chat", negative_message=[USER]),
     bad("logit_processors", "Did you mean logits_processors?", logit_processors=[]),
-    bad("guidance_between", "not supported yet", guidance_between={}),
+    bad("guidance_between", "must be an object", guidance_between=3, **GUIDED),
+    bad("guidance_between", "send an object", guidance_between="{}", **GUIDED),
+    bad("guidance_between", "an unknown key 'end'", guidance_between={"end": 3}, **GUIDED),
+    bad("guidance_between.start_token_id", "is missing", guidance_between={}, **GUIDED),
+    bad("guidance_between.end_token_id", "0 or more", guidance_between=_markers(1, -1), **GUIDED),
+    bad("guidance_between", "are the same", guidance_between=_markers(7, 7), **GUIDED),
+    bad("guidance_between", "leave guidance_between out", guidance_between=_markers(1, "b")),
+    bad(
+        "guidance_between.restart_negative",
+        "true or false",
+        guidance_between={**_markers(1, 2), "restart_negative": 1},
+        **GUIDED,
+    ),
+    bad(SCORED, "leave out guidance_in", guidance_score_tokens=2, guidance_in="answer", **GUIDED),
+    bad("guidance_in", "'thinking' or 'answer'", guidance_in="thought", **GUIDED),
+    bad("guidance_in", "both given", guidance_in="answer", guidance_between=MARKED, **GUIDED),
     bad("guidance_min_entropy", "nats, 0 or more", guidance_min_entropy=-1, **GUIDED),
+    bad("guidance_rule", "must be an object", guidance_rule=3),
+    bad("guidance_rule", "there is no rule 'x'", guidance_rule={"name": "x"}),
+    bad("guidance_rule", "has no parameter 'n'", guidance_rule={"name": "arr", "n": 1}),
+    bad("guidance_rule.negative_margin", "nwcad needs", guidance_rule=NWCAD),
+    bad("guidance_rule.max_divergence", "from 0 to", guidance_rule={**NWCAD, **BELOW_0}),
+    bad("guidance_rule", "has weights", guidance_rule={"name": "arr"}, **_stream()),
+    bad("guidance_rule", "send an object", guidance_rule='{"name": "arr"}'),
+    bad(
+        "guidance_schedule",
+        "The rule arr computes",
+        guidance_rule={"name": "arr"},
+        **_schedule([0, 2]),
+    ),
+    bad("guidance_scale", "The rule arr computes", guidance_rule={"name": "arr"}, **GUIDED),
     bad("guidance_max_kl", "nats, above 0", guidance_max_kl=0, **GUIDED),
     bad("guidance_max_kl", "leave guidance_max_kl out", guidance_max_kl=1),
     # negatives of conversations

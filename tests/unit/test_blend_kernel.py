@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfg_core.blend import LARGEST_WEIGHT, blend
+from cfg_core.blend import LARGEST_WEIGHT, blend, weaken
 from cfg_core.blend import kernel as blend_kernel
 from cfg_core.blend.kernel import BLOCK
 
@@ -143,9 +143,18 @@ def merged_right(states, rows, weights):
     return (states[rows] * weights.unsqueeze(-1)).sum(0)
 
 
-def test_a_merge_that_is_wrong_is_not_used(monkeypatch, caplog):
+def weakened_right(leader, out, places, limits):
+    out[places], strengths = weaken(leader, out[places], limits)
+    return strengths
+
+
+@pytest.mark.parametrize("wrong", ["merge_rows", "weaken_rows"])
+def test_wrong_sums_or_strengths_are_not_used(monkeypatch, caplog, wrong):
+    right = {"merge_rows": merged_right, "weaken_rows": weakened_right}
     monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
-    monkeypatch.setattr(blend_kernel, "merge_rows", lambda *a: merged_right(*a) + 0.01)
+    for name, function in right.items():
+        monkeypatch.setattr(blend_kernel, name, function)
+    monkeypatch.setattr(blend_kernel, wrong, lambda *a: right[wrong](*a) + 0.01)
     assert not blend_kernel._is_right(torch.device("cpu"))
     assert "other values" in caplog.text
 
@@ -153,6 +162,7 @@ def test_a_merge_that_is_wrong_is_not_used(monkeypatch, caplog):
 def test_kernels_that_are_right_are_used(monkeypatch):
     monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
     monkeypatch.setattr(blend_kernel, "merge_rows", merged_right)
+    monkeypatch.setattr(blend_kernel, "weaken_rows", weakened_right)
     assert blend_kernel._is_right(torch.device("cpu"))
 
 

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cfg_core import GuidanceError, GuidanceParams
-from cfg_core.params import FollowerParams, follower, looks_like_guidance
+from cfg_core.params import FollowerParams, Rule, follower, looks_like_guidance
 from cfg_core.params.checks import check_text, check_token_ids
 from cfg_core.params.field_table import Field
 from cfg_core.params.fields import AMBIGUOUS, FIELDS, ROWS, SYNONYMS
@@ -42,7 +42,7 @@ CHANGES = st.lists(st.tuples(st.integers(1, 99), REAL_SCALES), max_size=4, uniqu
 @st.composite
 def valid_params(draw: st.DrawFn) -> GuidanceParams:
     """Of every kind: off, a pair, several streams, schedules, windows, cuts and scores."""
-    kind = draw(st.sampled_from(["off", "scale", "streams", "schedule"]))
+    kind = draw(st.sampled_from(["off", "scale", "streams", "schedule", "rule"]))
     fields: dict[str, Any] = {}
     if kind == "streams":
         fields["streams"] = tuple(draw(st.lists(FOLLOWERS, min_size=1, max_size=5)))
@@ -52,6 +52,9 @@ def valid_params(draw: st.DrawFn) -> GuidanceParams:
             fields[negative] = draw(TEXTS if negative == "negative_prompt" else TOKEN_IDS)
     if kind == "schedule":
         fields["schedule"] = ((0, 2.0), *sorted(draw(CHANGES)))
+    elif kind == "rule":
+        offset = draw(st.floats(-10, 10))
+        fields["rule"] = draw(st.sampled_from([Rule("arr"), Rule("adacad", (("offset", offset),))]))
     elif kind == "scale":
         fields["scale"] = draw(REAL_SCALES)
     elif kind == "off":

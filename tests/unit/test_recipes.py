@@ -26,6 +26,16 @@ from cfg_core import GuidanceParams, recipes
             {"guidance_streams": [{"weight": -2.0, "token_ids": [7]}]},
         ),
         (
+            recipes.adacad("u", 0.5),
+            (1, 0),
+            {"guidance_rule": {"name": "adacad", "offset": 0.5}, "negative_prompt": "u"},
+        ),
+        (
+            recipes.arr([7]),
+            (1, 0),
+            {"guidance_rule": {"name": "arr"}, "negative_prompt_token_ids": [7]},
+        ),
+        (
             recipes.dexperts("good", "bad", 2),
             (1, 2, -2),
             {

@@ -23,6 +23,7 @@ def streams(*weights: float) -> dict[str, Any]:
     return {"guidance_streams": [{"weight": weight, "prompt": "n"} for weight in weights]}
 
 
+MARKERS = {"start_token_id": 5, "end_token_id": "</a>"}
 CASES = [
     # cause, fields, what is known at the end, words of the sentence
     ("off", {"guidance_scale": 1, "negative_prompt": "n"}, LONG, "so negative_prompt had"),
@@ -63,6 +64,8 @@ CASES = [
         LONG,
         "is 1 for all",
     ),
+    ("no marker", {**PAIR, "guidance_between": MARKERS}, LONG, "between its markers"),
+    ("no marker", {**PAIR, "guidance_in": "thinking"}, LONG, "between its markers"),
     ("all tokens kept", {**PAIR, "guidance_top_k": 100}, LONG, "is 100, and the model has 100"),
     ("all tokens found", {**PAIR, "guidance_filter_top_k": 200}, LONG, "conditional stream was"),
     ("one token kept", {**PAIR, "guidance_top_k": 1}, LONG, "guidance_top_k is 1,"),

@@ -23,7 +23,7 @@ from cfg_core.logits_processors.config import FIELD as PROCESSORS
 from cfg_core.params import ResolvedFollower, ResolvedGuidance
 from cfg_core.params.resolved import RESOLVED, is_unresolved
 from cfg_core.params.timeline import Timeline
-from cfg_core.policy.groups import Group, follower_id
+from cfg_core.policy.groups import Group, follower_id, output_of_followers
 from cfg_core.policy.pool import Lengths
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.core import media
@@ -184,14 +184,17 @@ def group_of(leader: Request, guidance: ResolvedGuidance) -> Group:
     )
 
 
-def make_followers(leader: Request, plan: GroupPlan, is_traced: bool = False) -> list[Request]:
+def make_followers(
+    leader: Request, plan: GroupPlan, is_traced: bool = False, since: int = 0
+) -> list[Request]:
     """Make the followers' requests. Every queue order puts them next to their leader.
 
     If the leader has output, the followers begin with it: its tokens are part of their prompts.
 
     is_traced: let vLLM count their cached tokens (core/outcome.py).
+    since: see `output_of_followers`.
     """
-    output = list(leader.output_token_ids)
+    output = output_of_followers(leader.output_token_ids, since)
     followers = [
         _follower(leader, name, prompt, output)
         for name, prompt in zip(plan.group.followers, plan.prompts, strict=True)

@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.errors import REQUEST_FAULT, GuidanceError
-from cfg_core.policy.groups import Group, GroupTable
+from cfg_core.policy.groups import Group, GroupTable, output_of_followers
 from cfg_core.vllm_plugin import config, versions, vllm_patches, wire
 from cfg_core.vllm_plugin.core import grammar_manager, outcome, scoring, stats
 from cfg_core.vllm_plugin.core.followers import (
@@ -76,6 +76,8 @@ class GroupScheduler(Scheduler):
             "recomputed_streams",
             "group_preemptions",
             "guided_tokens",
+            "full_strength_tokens",
+            "gate_closed_tokens",
             "windows_opened",
             "windows_closed",
             "scored_tokens",
@@ -108,7 +110,7 @@ class GroupScheduler(Scheduler):
         self._counts["groups_admitted"] += 1
         if plan.timeline is not None:
             self._timelines.add(plan)
-        if plan.timeline is None or plan.timeline.guides(0):
+        if plan.timeline is None or self._timelines.guides_first(plan):
             self._begin(plan)
 
     def _plan(self, leader: Request) -> GroupPlan:
@@ -146,8 +148,9 @@ class GroupScheduler(Scheduler):
         leader = self.requests[plan.group.leader]
         self._groups.add(plan.group)
         if plan.timeline is not None:
-            self._timelines.opened_at[leader.request_id] = leader.num_output_tokens
-        for follower in make_followers(leader, plan, self._is_traced):
+            self._timelines.open(plan)
+        since = self._timelines.since(leader.request_id)
+        for follower in make_followers(leader, plan, self._is_traced, since):
             super().add_request(follower)
 
     def _end_window(self, plan: GroupPlan) -> None:
@@ -230,9 +233,12 @@ class GroupScheduler(Scheduler):
         events = outcome.follower_events(touched, outputs) if self._is_traced else {}
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.fit_logprobs(guidance, outputs, asked)
-        self._counts["guided_tokens"] += wire.mark_guided_tokens(
+        counts = wire.mark_guided_tokens(
             guidance, outcome.each(outputs), wire.strengths_of(model_runner_output)
         )
+        self._counts["guided_tokens"] += counts.tokens
+        self._counts["full_strength_tokens"] += counts.full_strength
+        self._counts["gate_closed_tokens"] += counts.gate_closed
         for output in outcome.each(outputs) if events else ():
             if output.request_id in events:
                 wire.mark_follower_events(output, events[output.request_id])
@@ -288,16 +294,20 @@ class GroupScheduler(Scheduler):
     def check_integrity(self) -> None:
         """Assert what must hold between steps. For tests.
 
-        All streams of a group have the same output tokens (ARCHITECTURE.md, "What must hold").
+        All streams of a group have the same output tokens (ARCHITECTURE.md, "What must hold");
+        `output_of_followers` says which of them a follower has.
         """
         self._groups.check_integrity()
         for group in self._groups:
             leader, *followers = (self.requests[stream] for stream in group.streams)
             output = list(leader.output_token_ids)
-            before = output[: self._timelines.opened_at.get(group.leader, 0)]
+            since = self._timelines.since(group.leader)
+            opened_at = self._timelines.opened_at.get(group.leader, 0)
+            before = output_of_followers(output[:opened_at], since)
             for follower in followers:
                 prompt = list(follower.prompt_token_ids or ())
                 assert prompt[len(prompt) - len(before) :] == before, group
-                assert [*before, *follower.output_token_ids] == output, group
+                held = [*before, *follower.output_token_ids]
+                assert held == output_of_followers(output, since), group
         self._speculation.check_integrity()
         self._timelines.check_integrity()

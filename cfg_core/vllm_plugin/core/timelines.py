@@ -1,4 +1,4 @@
-"""Groups whose guidance changes along the text: windows and schedules, step by step.
+"""Groups whose guidance changes along the text: windows, schedules and markers, step by step.
 
 Outside of its window, a request is plain: it has no followers, no slot and no block for them, and
 is in no group. When its next token is the window's first, its leader waits until all its tokens are
@@ -8,16 +8,22 @@ first behind the window, the followers are freed.
 A step never reaches over a change. Drafts are cut so that they end before it. If drafts in flight
 may reach the change, the streams wait until it is known which were accepted. So the change comes
 between two tokens, whatever the steps are.
+
+Markers are windows that tokens of the text open and close. Any token may be one, so such a request
+is scheduled only when all its tokens are known. Drafts that are known are cut before a marker, and
+others are not verified. Where `restart_negative` is set, the followers of an open group are freed
+at a start token, and made anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cfg_core.params.timeline import Timeline
 from cfg_core.policy.groups import GroupTable
+from cfg_core.policy.markers import Markers
 from cfg_core.vllm_plugin.core.followers import GroupPlan
 from cfg_core.vllm_plugin.wire import StreamColumns
 
@@ -49,6 +55,8 @@ class Timelines:
     drafts: most drafts of a step; 0 without speculation.
     held: streams that must not be scheduled in the coming step.
     opened_at: the output tokens that each leader had when its followers were made.
+
+    `_since` has, of those that read markers, since which token the followers have the output.
     """
 
     def __init__(
@@ -58,6 +66,8 @@ class Timelines:
         self._plans: dict[str, GroupPlan] = {}
         self._over: dict[str, GroupPlan] = {}
         self._weights: dict[str, tuple[float, ...]] = {}
+        self._markers: dict[str, Markers] = {}
+        self._since: dict[str, int] = {}
         self.opened_at: dict[str, int] = {}
         self.held: frozenset[str] = frozenset()
 
@@ -71,17 +81,46 @@ class Timelines:
 
     def add(self, plan: GroupPlan) -> None:
         """Begin to watch a request that has just come."""
-        self._plans[plan.group.leader] = plan
+        leader, timeline = plan.group.leader, plan.timeline
+        self._plans[leader] = plan
+        if timeline is not None and timeline.between is not None:
+            prompt = self._requests[leader].prompt_token_ids or ()
+            self._markers[leader] = Markers(timeline.between, prompt)
+
+    def guides_first(self, plan: GroupPlan) -> bool:
+        """Whether the first token of a request that was added is guided."""
+        return self._guides(plan, 0)
+
+    def _guides(self, plan: GroupPlan, token: int) -> bool:
+        """Whether the next token, of this number, is guided."""
+        markers = self._markers.get(plan.group.leader)
+        assert plan.timeline is not None
+        return plan.timeline.guides(token) and (markers is None or markers.is_inside)
+
+    def open(self, plan: GroupPlan) -> None:
+        """Note that the followers of a group are made now."""
+        leader, timeline = plan.group.leader, plan.timeline
+        assert timeline is not None
+        self.opened_at[leader] = token = self._requests[leader].num_output_tokens
+        self._weights[leader] = timeline.weights_at(token)
+        if leader in self._markers:
+            self._since[leader] = self._markers[leader].since
+
+    def since(self, leader: str) -> int:
+        """Since which token the followers of a group have the output (`output_of_followers`)."""
+        return self._since.get(leader, 0)
 
     def forget(self, leader: str) -> None:
         """Stop watching a request that has ended."""
         self._plans.pop(leader, None)
         self._over.pop(leader, None)
+        self._markers.pop(leader, None)
         self.close(leader)
 
     def close(self, leader: str) -> None:
         """Note that the followers of a group end."""
         self._weights.pop(leader, None)
+        self._since.pop(leader, None)
         self.opened_at.pop(leader, None)
 
     def forget_ended(self) -> None:
@@ -135,19 +174,24 @@ class Timelines:
             changes.held += streams
             return
         token = request.num_output_tokens + request.num_output_placeholders
+        markers = self._markers.get(leader)
+        if markers is not None:
+            markers.read(request.output_token_ids)
         self._cut_drafts(streams, timeline, token)
-        if not timeline.guides(token):
+        if not self._guides(plan, token):
             if is_open:
                 changes.closing.append(plan)
             if timeline.is_over(token):
                 self._over[leader] = self._plans.pop(leader)
+        elif is_open and markers is not None and markers.since != self.since(leader):
+            changes.closing.append(plan)
+            changes.opening.append(plan)
         elif is_open:
             changes.others |= self._set_weights(leader, timeline.weights_at(token))
         elif request.num_output_placeholders:
             changes.held.append(leader)
         else:
             changes.opening.append(plan)
-            self._set_weights(leader, timeline.weights_at(token))
 
     def _is_certain(self, request: Request, timeline: Timeline) -> bool:
         """Whether the same rules apply to the next token however many drafts are accepted.
@@ -155,6 +199,8 @@ class Timelines:
         The drafts are those in flight and those of the coming step.
         """
         in_flight = request.num_output_placeholders
+        if in_flight and timeline.between is not None:
+            return False  # any of them may be a marker
         if not self._drafts or not in_flight:
             return True
         # The first of the tokens in flight is certain, and the last may be a rejected draft.
@@ -167,22 +213,28 @@ class Timelines:
         self._weights[leader] = weights
         return changed
 
-    def _cut_drafts(self, streams: Iterable[str], timeline: Timeline, token: int) -> None:
+    def _cut_drafts(self, streams: Sequence[str], timeline: Timeline, token: int) -> None:
         """Keep only drafts before the next change. The token after the drafts is before it, too."""
         if not self._drafts:
             return
         change = timeline.next_change(token)
-        if change is None:
-            return
+        most = self._drafts if change is None else change - token - 1
         for request in (self._requests[stream] for stream in streams):
-            if len(request.spec_token_ids) > change - token - 1:
-                request.spec_token_ids = request.spec_token_ids[: change - token - 1]
+            kept = min(most, self._unmarked(streams[0], request.spec_token_ids))
+            if len(request.spec_token_ids) > kept:
+                request.spec_token_ids = request.spec_token_ids[:kept]
+
+    def _unmarked(self, leader: str, drafts: Sequence[int]) -> int:
+        """How many of these drafts come before one that may be a marker."""
+        markers = self._markers.get(leader)
+        return len(drafts) if markers is None else markers.unmarked(drafts)
 
     def check_integrity(self) -> None:
         """Assert what must hold between steps. For tests."""
         assert not self._plans.keys() & self._over.keys()
         watched = self._plans.keys() | self._over.keys()
         assert self._weights.keys() <= watched
+        assert self._since.keys() <= self._markers.keys() <= watched
         assert self.opened_at.keys() <= self._plans.keys()
         for leader, plan in self._over.items():
             assert leader not in self._groups, plan

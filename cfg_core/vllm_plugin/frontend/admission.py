@@ -30,6 +30,7 @@ from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDANCE
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
+from cfg_core.vllm_plugin.frontend.markers import with_token_ids
 from cfg_core.vllm_plugin.frontend.scored_prompts import check_scores
 from cfg_core.vllm_plugin.processes import is_guided_scheduler
 from cfg_core.vllm_plugin.processor_registry import registry_of
@@ -163,6 +164,7 @@ def _guide(
             STREAM_LOGPROBS,
         )
     capacity.check_streams(config, len(params.weights))
+    params = with_token_ids(processor, params)
     guidance, names, media = resolve(processor, request, params, prompt)
     prompts = tuple(follower.num_tokens for follower in guidance.followers)
     own = length_from_prompt_token_ids_or_embeds(request.prompt_token_ids, request.prompt_embeds)

@@ -42,6 +42,7 @@ class GuidedLogprob(Logprob):
     kl: nats, the divergence KL(guided || conditional) of this token's distributions. The guided one
         is what cuts have left of the blend, before masks and penalties.
     strength: how much of the blend's push the token got. It is 1 without a trust region or a gate.
+        With a rule, it is the scale that the token got.
     rankings: what each stream itself finds most likely, the leader's first. They are as long as the
         request's `logprobs`, and empty if it asked for the whole vocabulary (-1).
     """

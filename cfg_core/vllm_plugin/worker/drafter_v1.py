@@ -137,6 +137,7 @@ def _blended(model: Any, rows: Rows, at_once: int) -> Any:
         """[batch x at once, hidden size] -> [batch x at once, vocabulary]."""
         logits: torch.Tensor = model.compute_logits(hidden_states)
         by_request = logits.view(-1, at_once, logits.shape[-1])
-        return rows.sum_for_leaders(by_request).view_as(logits)
+        blended = rows.sum_for_leaders(by_request).view_as(logits)
+        return rows.blend_drafts(logits, blended) if at_once == 1 else blended
 
     return SimpleNamespace(compute_logits=compute_logits)

@@ -1,7 +1,8 @@
 """Guided drafting on vLLM's Model Runner V2: the same as drafter_v1.py, with other hooks.
 
 The places of the groups' rows are in buffers of fixed size, so that a CUDA graph can contain the
-blend.
+blend. Which groups have cuts, limits or a rule differs from step to step, so graphs do not contain
+these: drafts of a graph are proposed without them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,11 @@ class GuidedSpeculator(DraftModelSpeculator):
         if not self._blends():
             return logits
         n = logits.shape[0]
-        return sum_for_leaders(logits, self._leader_place[:n], self._weight[:n])
+        blended = sum_for_leaders(logits, self._leader_place[:n], self._weight[:n])
+        rows = self.guidance.rows
+        if rows is None or not self._guides or _is_capturing():
+            return blended
+        return rows.blend_drafts(logits, blended)
 
     def _blends(self) -> bool:
         """Whether the logits are to be blended now.
@@ -113,8 +118,11 @@ class GuidedSpeculator(DraftModelSpeculator):
         device is captured without the blend. With such a graph, groups draft unguided, and the
         leaders' drafts are copied.
         """
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return self._guides or (capturing and not self.use_local_argmax_reduction)
+        return self._guides or (_is_capturing() and not self.use_local_argmax_reduction)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class GuidedStandaloneARSpeculator(GuidedSpeculator, StandaloneARSpeculator):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cfg_core.blend import CutRows, StrengthRows, blend, cut, divergence, kernel, weaken
+from cfg_core.blend import CutRows, RuleRows, StrengthRows, blend, cut, divergence, kernel, weaken
 from cfg_core.vllm_plugin.worker.head import Merged
 
 LEAST_LOGIT = -1e30
@@ -53,12 +53,14 @@ class LogitBlend(NamedTuple):
     weights: [streams, n] float32.
     cuts: which of them are cut; None if none is.
     limits: which of them have limits of their strength; None if none has.
+    rules: which of them have a rule that computes their weights.
     """
 
     of_logits: torch.Tensor
     weights: torch.Tensor
     cuts: CutRows | None = None
     limits: StrengthRows | None = None
+    rules: tuple[RuleRows, ...] = ()
 
 
 class Rows(NamedTuple):
@@ -78,6 +80,8 @@ class Rows(NamedTuple):
     logit_blends: the rows that are blended after it.
     logprob_rows: the rows of the groups that want their streams' log-probabilities; None if there
         are none.
+    draft_blends: groups with cuts, limits or a rule, as a drafter with one row for each place
+        blends them: `of_logits` of these are places.
     """
 
     of_logits: torch.Tensor
@@ -90,6 +94,7 @@ class Rows(NamedTuple):
     logit_blends: tuple[LogitBlend, ...] = ()
     logprob_rows: LogprobRows | None = None
     counts: Sequence[int] = ()
+    draft_blends: tuple[LogitBlend, ...] = ()
 
     def copy_to_followers(self, per_stream: torch.Tensor) -> None:
         """Give each follower's row of `per_stream` [batch, ...] its leader's value."""
@@ -102,6 +107,18 @@ class Rows(NamedTuple):
         constant. Followers' rows are 0, and the others stay what they are.
         """
         return sum_for_leaders(logits, self.leader_place, self.weight)
+
+    def blend_drafts(self, own: torch.Tensor, blended: torch.Tensor) -> torch.Tensor:
+        """Draft logits in which groups with cuts, limits or a rule are blended with these, too.
+
+        own: [batch, vocabulary], of each place. blended: what `sum_for_leaders` made of it.
+        """
+        if not self.draft_blends:
+            return blended
+        out = blended.float()
+        for group in self.draft_blends:
+            blend_logits(own, group, out)
+        return out.to(blended.dtype)
 
 
 def sum_for_leaders(
@@ -120,7 +137,8 @@ def blended(
 
     Returns `logits` [rows, vocabulary], each leader's row replaced by its group's blend; the
     StreamLogits of the groups that want their streams' log-probabilities; and the strengths of all
-    rows [rows] float32, or None if no group has limits of its own.
+    rows, or None if no group has limits or a rule: [2, rows] float32, how much of the push limits
+    have left, and what is shown (see `StreamLogits`).
 
     If there are such rows, the logits are float32, which keeps the blend from being rounded back to
     bfloat16. If `logits` are float32 already, they are changed in place.
@@ -129,8 +147,8 @@ def blended(
     streams = None if asked is None else logits[asked].float()
     out = logits.float() if rows.logit_blends else logits
     strengths = None
-    if any(group.limits is not None for group in rows.logit_blends):
-        strengths = torch.ones(len(logits), device=logits.device)
+    if any(group.limits is not None or group.rules for group in rows.logit_blends):
+        strengths = torch.ones(2, len(logits), device=logits.device)
     for group in rows.logit_blends:
         blend_logits(logits, group, out, strengths)
     if asked is None or streams is None:
@@ -140,7 +158,7 @@ def blended(
         for part in pieces(asked.shape[1], out.shape[-1], out.device)
     ]
     shown = torch.cat(parts)
-    strength = torch.ones_like(shown) if strengths is None else strengths[asked[0]]
+    strength = torch.ones_like(shown) if strengths is None else strengths[1, asked[0]]
     return out, StreamLogits(streams, shown, strength), strengths
 
 
@@ -152,29 +170,62 @@ def blend_logits(
 ) -> None:
     """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same.
 
-    strengths: [rows] float32. Those of rows with limits are written into it.
+    strengths: [2, rows] float32, see `blended`. Those of rows with limits or a rule are written
+        into it.
     """
     leaders, vocabulary = group.of_logits[0], logits.shape[-1]
     cuts, limits = group.cuts, group.limits
     own_of_cut = None if cuts is None else logits[leaders[cuts.rows]]
     own_of_limited = None if limits is None else logits[leaders[limits.rows]]
+    weights = ruled_weights(logits, group)
     if kernel.is_usable(logits.device):
-        kernel.blend_rows(logits, group.of_logits, group.weights, out)
+        kernel.blend_rows(logits, group.of_logits, weights, out)
     else:
         for part in pieces(len(leaders), len(group.of_logits) * vocabulary, logits.device):
-            out[leaders[part]] = blend(logits[group.of_logits[:, part]], group.weights[:, part])
+            out[leaders[part]] = blend(logits[group.of_logits[:, part]], weights[:, part])
     if limits is not None and own_of_limited is not None:
         places = leaders[limits.rows]
-        for part in pieces(len(places), vocabulary, logits.device):
-            out[places[part]], found = weaken(
-                own_of_limited[part], out[places[part]], limits.part(part)
-            )
-            if strengths is not None:
-                strengths[places[part]] = found
+        found = weaken_rows(own_of_limited, out, places, limits)
+        if strengths is not None:
+            strengths[:, places] = found
+    if strengths is not None:
+        for rule in group.rules:
+            places, scale = leaders[rule.rows], weights[0, rule.rows]
+            strengths[1, places] = 1 + strengths[0, places] * (scale - 1)
     if cuts is not None and own_of_cut is not None:
         places = leaders[cuts.rows]
         for part in pieces(len(places), vocabulary, logits.device):
             out[places[part]] = cut(own_of_cut[part], out[places[part]], cuts.part(part))
+
+
+def weaken_rows(
+    leaders: torch.Tensor, out: torch.Tensor, places: torch.Tensor, limits: StrengthRows
+) -> torch.Tensor:
+    """Weaken the blended rows `places` [s] of `out`, in place. Returns their strengths, [s].
+
+    leaders: [s, vocabulary], the logits of their leaders.
+    """
+    if kernel.is_usable(out.device):
+        return kernel.weaken_rows(leaders, out, places, limits)
+    strengths = torch.empty(len(places), device=out.device)
+    for part in pieces(len(places), out.shape[-1], out.device):
+        out[places[part]], strengths[part] = weaken(
+            leaders[part], out[places[part]], limits.part(part)
+        )
+    return strengths
+
+
+def ruled_weights(logits: torch.Tensor, group: LogitBlend) -> torch.Tensor:
+    """The weights of a group's rows, [streams, n] float32, with those that rules compute."""
+    if not group.rules:
+        return group.weights
+    weights = group.weights.clone()  # `group` is kept for steps to come
+    for rule in group.rules:
+        for part in pieces(len(rule.rows), 2 * logits.shape[-1], logits.device):
+            own = rule.part(part)
+            scales = own.scales(logits[group.of_logits[:, own.rows]], weights[0, own.rows])
+            weights[0, own.rows], weights[1, own.rows] = scales, 1 - scales
+    return weights
 
 
 class LogprobRows(NamedTuple):
@@ -197,7 +248,8 @@ class StreamLogits(NamedTuple):
 
     streams: [streams, n, vocabulary] float32, the streams' logits before the blend.
     divergence: [n] float32, of the guided distribution from the leader's, in nats.
-    strength: [n] float32, how much of the blend's push each row got; 1 without limits.
+    strength: [n] float32, how much of the blend's push each row got, 1 without limits. With a rule,
+        the scale that was used: 1 + t * (scale - 1), if limits have left t of the push.
     """
 
     streams: torch.Tensor

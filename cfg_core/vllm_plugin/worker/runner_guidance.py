@@ -23,8 +23,8 @@ class RunnerGuidance:
     compact: whether the step's logits have no rows of followers (V1 only).
     stream_logits: of the groups that asked for their streams' log-probabilities; None if no group
         did.
-    strengths: how strongly the rows of this step were guided, on the device; None if no group has
-        limits.
+    strengths: how strongly the rows of this step were guided, on the device (see `rows.blended`);
+        None if no group has limits or a rule.
     """
 
     step: StepGuidance | None = None

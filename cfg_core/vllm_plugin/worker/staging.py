@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from cfg_core.blend import CutRows, StrengthRows
+from cfg_core.blend import CutRows, RuleRows, StrengthRows
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
@@ -102,6 +102,7 @@ def stage(
         ),
         stage_logprob_rows(joint, streams[0], counts, device),
         counts.tolist(),
+        stage_draft_blends(joint, streams, weights, device),
     )
 
 
@@ -177,14 +178,30 @@ def stage_logit_blends(
     return tuple(blends)
 
 
+def stage_draft_blends(
+    joint: Sequence[JointRow], streams: np.ndarray, weights: np.ndarray, device: torch.device
+) -> tuple[LogitBlend, ...]:
+    """See `Rows.draft_blends`.
+
+    streams, weights: [streams, groups], the places, and their weights.
+    """
+    own = [row.group.cuts is not None or row.group.strength is not None for row in joint]
+    changed = np.flatnonzero(own)
+    if not len(changed):
+        return ()
+    return stage_logit_blends(joint, changed, streams[:, changed], weights[:, changed], device)
+
+
 def stage_limits(
     groups: Sequence[Group], device: torch.device
-) -> tuple[CutRows | None, StrengthRows | None]:
+) -> tuple[CutRows | None, StrengthRows | None, tuple[RuleRows, ...]]:
     """What changes the blend of rows, whose groups are given; None if nothing does."""
     put = partial(to_device, device=device)
+    strengths = [group.strength for group in groups]
     return (
         CutRows.of([group.cuts for group in groups], put),
-        StrengthRows.of([group.strength for group in groups], put),
+        StrengthRows.of(strengths, put),
+        RuleRows.of(strengths, put),
     )
 
 

@@ -16,7 +16,7 @@ from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 
 
 def with_strengths(output: Any, guidance: RunnerGuidance) -> Any:
-    """Return a step's `output` with the strengths of groups with limits attached to it.
+    """Return a step's `output` with the strengths of groups with limits or a rule attached to it.
 
     Call it when vLLM has made the output, and before `guidance` is cleared.
     """
@@ -29,7 +29,7 @@ def with_strengths(output: Any, guidance: RunnerGuidance) -> Any:
         for row, count, end in zip(step.joint, rows.counts, ends, strict=True)
         if row.group.strength is not None
     }
-    attach = partial(_attach, read=_to_host(strengths[rows.of_logits[0]]), rows=limited)
+    attach = partial(_attach, read=_to_host(strengths[:, rows.of_logits[0]]), rows=limited)
     if isinstance(output, AsyncModelRunnerOutput):
         return versions.chosen().when_ready(output, attach)
     attach(output)

@@ -20,7 +20,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
-from cfg_core.blend import kernel
+from cfg_core.blend import kernel, rules
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -47,9 +47,11 @@ class GuidedRunnerV1(GPUModelRunner):
     def prepare(self, registry: Registry) -> None:
         """Make what guidance needs.
 
-        Raises CompatibilityError if this vLLM cannot be guided.
+        Raises CompatibilityError if this vLLM cannot be guided, and ConfigError if a rule of an
+        installed package cannot be loaded.
         """
         check_overrides(type(self))
+        rules.load_all()
         self.guidance = RunnerGuidance()
         self.processors = ProcessorsV1(self, registry)
         self._awaits_logits: SchedulerOutput | None = None

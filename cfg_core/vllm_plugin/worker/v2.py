@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from cfg_core.blend import kernel
+from cfg_core.blend import kernel, rules
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
@@ -52,9 +52,11 @@ class GuidedRunnerV2(GPUModelRunner):
     def prepare(self, registry: Registry) -> None:
         """Make what guidance needs.
 
-        Raises CompatibilityError if this vLLM cannot be guided.
+        Raises CompatibilityError if this vLLM cannot be guided, and ConfigError if a rule of an
+        installed package cannot be loaded.
         """
         check_overrides(type(self))
+        rules.load_all()
         self.guidance = RunnerGuidance()
         self._stager = Stager()
         self._scorer = Scorer()

@@ -38,7 +38,7 @@ def for_file(
             )
     config, lines = yaml_text.read_with_lines(path)
     if found := list(problems_of(config)):
-        raise CommandError("\n".join(lines.told(path, problem) for problem in found))
+        raise CommandError("\n".join(lines.told(path, found)))
     options = dict(config.get("http_options") or {})
     options["host"] = host or options.get("host", "127.0.0.1")
     options["port"] = port or options.get("port", 8000)

@@ -39,7 +39,7 @@ def problems(path: Path, *, with_ray: bool) -> list[str]:
     found = list(file.problems_of(config))
     if not found and with_ray and version_of("ray"):
         found = _of_ray(config)
-    return [lines.told(path, problem) for problem in found]
+    return lines.told(path, found)
 
 
 def _of_ray(config: dict[str, Any]) -> list[Problem]:

@@ -23,6 +23,8 @@ from deployments.config.checks import check_message_sizes
 IMPORT_PATHS = ("deployments.app:build", "cfg_serve:build")
 ROUTER, GENERATOR = "CfgRouter", "ModelReplica"
 _PORTS = range(1, 65536)
+_NO_MAPPING = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
+"""Errors of pydantic for a value where keys should be. Its own words name classes of Python."""
 
 
 def problems(path: Path) -> list[Problem]:
@@ -104,6 +106,8 @@ def _args(args: Mapping[str, Any], at: Place) -> list[Problem]:
 def _sentence(item: Mapping[str, Any]) -> str:
     where = ".".join(map(str, item["loc"]))
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] in _NO_MAPPING:
+        message = "this must have keys"
     return message if item["type"] == "value_error" else f"`{where}` in `args`: {message}."
 
 

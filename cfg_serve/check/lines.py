@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,10 +55,14 @@ class Lines:
                 if isinstance(key, yaml.ScalarNode):
                     self._add(value, (*place, key.value), key, seen)
 
-    def told(self, path: Path, problem: Problem) -> str:
-        """The sentence behind `FILE:LINE:`, or behind `FILE:` for what is missing as a whole."""
-        line = self.of(problem)
-        return f"{path}: {problem}" if line is None else f"{path}:{line}: {problem}"
+    def told(self, path: Path, problems: Iterable[Problem]) -> list[str]:
+        """Each sentence behind `FILE:LINE:`, from top to bottom.
+
+        What is missing as a whole has no line, and comes last, behind `FILE:`.
+        """
+        found = [(self.of(problem), problem) for problem in problems]
+        found.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
+        return [f"{path}:{'' if line is None else f'{line}:'} {said}" for line, said in found]
 
     def of(self, problem: Problem) -> int | None:
         """The line of the part; inside it, that of the first thing which the sentence quotes."""

@@ -120,6 +120,15 @@ BROKEN = [
         ARGS + "    kv_split: odd\n",
         ["6: `kv_split` in `args`: Input should be 'elastic' or 'even'."],
     ),
+    (ARGS + "    encoders:\n    - 1\n", ["7: `encoders.0` in `args`: this must have keys."]),
+    (
+        ARGS + "    engine: 1\n    limits: 2\n    access: 3\n",
+        [
+            "6: `engine` in `args`: this must ha",
+            "7: `limits` in `args`: this must ha",
+            "8: `access` in `args`: this must ha",
+        ],
+    ),
     (
         ARGS + "    engin: {max_model_len: 512}\n",
         ["6: unknown key `engin` in `args`: did you mean `engine`?"],

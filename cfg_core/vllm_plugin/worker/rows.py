@@ -17,50 +17,17 @@ The runners differ in where the logits are. V1 computes them in `execute_model` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from cfg_core.blend import CutRows, RuleRows, StrengthRows, blend, cut, divergence, kernel, weaken
+from cfg_core.blend import divergence
 from cfg_core.vllm_plugin.worker.head import Merged
+from cfg_core.vllm_plugin.worker.logit_blends import LogitBlend, blend_logits, pieces
 
 LEAST_LOGIT = -1e30
 """Smaller logits are raised to this in `sum_for_leaders`, so that no weight makes infinity."""
-
-PIECE_BYTES = 8 << 20
-"""About so large is a float32 tensor of rows of the vocabulary that is computed on a CPU.
-
-glibc asks the system for tensors of 32 MiB and more anew each time, and clearing their pages takes
-longer than computing them: 32 rows of a vocabulary of 262,144 took 3.4 times as long at once as in
-pieces.
-"""
-
-
-def pieces(rows: int, values: int, device: torch.device) -> Iterator[slice]:
-    """Cut rows into those that are computed at once: on a GPU, all of them.
-
-    values: how many numbers the computation reads for each row.
-    """
-    size = max(1, PIECE_BYTES // (4 * values)) if device.type == "cpu" else max(1, rows)
-    return (slice(first, min(rows, first + size)) for first in range(0, max(1, rows), size))
-
-
-class LogitBlend(NamedTuple):
-    """Rows of groups with equally many streams that are blended after the head.
-
-    of_logits: [streams, n] int64.
-    weights: [streams, n] float32.
-    cuts: which of them are cut; None if none is.
-    limits: which of them have limits of their strength; None if none has.
-    rules: which of them have a rule that computes their weights.
-    """
-
-    of_logits: torch.Tensor
-    weights: torch.Tensor
-    cuts: CutRows | None = None
-    limits: StrengthRows | None = None
-    rules: tuple[RuleRows, ...] = ()
 
 
 class Rows(NamedTuple):
@@ -160,72 +127,6 @@ def blended(
     shown = torch.cat(parts)
     strength = torch.ones_like(shown) if strengths is None else strengths[1, asked[0]]
     return out, StreamLogits(streams, shown, strength), strengths
-
-
-def blend_logits(
-    logits: torch.Tensor,
-    group: LogitBlend,
-    out: torch.Tensor,
-    strengths: torch.Tensor | None = None,
-) -> None:
-    """Write the blend of rows of `logits` [rows, vocabulary] into `out`, which may be the same.
-
-    strengths: [2, rows] float32, see `blended`. Those of rows with limits or a rule are written
-        into it.
-    """
-    leaders, vocabulary = group.of_logits[0], logits.shape[-1]
-    cuts, limits = group.cuts, group.limits
-    own_of_cut = None if cuts is None else logits[leaders[cuts.rows]]
-    own_of_limited = None if limits is None else logits[leaders[limits.rows]]
-    weights = ruled_weights(logits, group)
-    if kernel.is_usable(logits.device):
-        kernel.blend_rows(logits, group.of_logits, weights, out)
-    else:
-        for part in pieces(len(leaders), len(group.of_logits) * vocabulary, logits.device):
-            out[leaders[part]] = blend(logits[group.of_logits[:, part]], weights[:, part])
-    if limits is not None and own_of_limited is not None:
-        places = leaders[limits.rows]
-        found = weaken_rows(own_of_limited, out, places, limits)
-        if strengths is not None:
-            strengths[:, places] = found
-    if strengths is not None:
-        for rule in group.rules:
-            places, scale = leaders[rule.rows], weights[0, rule.rows]
-            strengths[1, places] = 1 + strengths[0, places] * (scale - 1)
-    if cuts is not None and own_of_cut is not None:
-        places = leaders[cuts.rows]
-        for part in pieces(len(places), vocabulary, logits.device):
-            out[places[part]] = cut(own_of_cut[part], out[places[part]], cuts.part(part))
-
-
-def weaken_rows(
-    leaders: torch.Tensor, out: torch.Tensor, places: torch.Tensor, limits: StrengthRows
-) -> torch.Tensor:
-    """Weaken the blended rows `places` [s] of `out`, in place. Returns their strengths, [s].
-
-    leaders: [s, vocabulary], the logits of their leaders.
-    """
-    if kernel.is_usable(out.device):
-        return kernel.weaken_rows(leaders, out, places, limits)
-    strengths = torch.empty(len(places), device=out.device)
-    for part in pieces(len(places), out.shape[-1], out.device):
-        out[places[part]], strengths[part] = weaken(
-            leaders[part], out[places[part]], limits.part(part)
-        )
-    return strengths
-
-
-def ruled_weights(logits: torch.Tensor, group: LogitBlend) -> torch.Tensor:
-    """The weights of a group's rows, [streams, n] float32, with those that rules compute."""
-    if not group.rules:
-        return group.weights
-    weights = group.weights.clone()  # `group` is kept for steps to come
-    for rule in group.rules:
-        for part in pieces(len(rule.rows), 2 * logits.shape[-1], logits.device):
-            own = rule.part(part)
-            scales = own.scales(logits[group.of_logits[:, own.rows]], weights[0, own.rows])
-            weights[0, own.rows], weights[1, own.rows] = scales, 1 - scales
-    return weights
 
 
 class LogprobRows(NamedTuple):

@@ -23,7 +23,7 @@ from vllm.v1.outputs import LogprobsTensors
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow, ScoredRead, Scoring, StepGuidance
 from cfg_core.vllm_plugin.worker.head import Head, Merged, merge
-from cfg_core.vllm_plugin.worker.rows import LogitBlend, blend_logits, pieces
+from cfg_core.vllm_plugin.worker.logit_blends import LogitBlend, blend_logits, pieces
 from cfg_core.vllm_plugin.worker.staging import may_merge, stage_limits, to_device
 
 MOST_ROWS = 256

@@ -14,7 +14,8 @@ from cfg_core.blend import CutRows, RuleRows, StrengthRows
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow, columns_of
 from cfg_core.vllm_plugin.worker.head import LARGEST_WEIGHT, Merged
-from cfg_core.vllm_plugin.worker.rows import LogitBlend, LogprobRows, Rows
+from cfg_core.vllm_plugin.worker.logit_blends import LogitBlend
+from cfg_core.vllm_plugin.worker.rows import LogprobRows, Rows
 
 
 def first_rows(names: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> np.ndarray:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 
 from cfg_serve.errors import CommandError
 from cfg_serve.home import checkout
 
 
-def run(arguments: Sequence[str]) -> int:
+def run() -> int:
     """Run `python -m benchmarks` in the checkout; returns its exit status.
 
     Raises CommandError where there is none.
@@ -22,6 +21,6 @@ def run(arguments: Sequence[str]) -> int:
             " `make setup`, and then `make bench`."
         )
     try:
-        return subprocess.call([sys.executable, "-m", "benchmarks", *arguments], cwd=root)
+        return subprocess.call([sys.executable, "-m", "benchmarks"], cwd=root)
     except KeyboardInterrupt:
         return 130

@@ -146,7 +146,7 @@ def serve(
         return
     plan = server.Plan(plan.name, plan.config, haproxy)
     if dry_run:
-        server.check(plan)
+        server.check(plan, with_ray=True)
         print(f"{plan.name}: can be served on {plan.url}")
         return
     raise typer.Exit(server.run(plan))
@@ -186,12 +186,12 @@ def embed(context: typer.Context) -> None:
     raise typer.Exit(embed_main(["embed", *context.args], prog="cfg-serve"))
 
 
-@app.command(context_settings=PASSED_ON)
-def bench(context: typer.Context) -> None:
+@app.command()
+def bench() -> None:
     """Run the short set of benchmarks. Only from a checkout, which has them."""
     from cfg_serve.bench import run
 
-    raise typer.Exit(run(context.args))
+    raise typer.Exit(run())
 
 
 @app.command()

@@ -36,9 +36,9 @@ def for_file(
                 f"--{flag.replace('_', '-')} chooses for a model's name. {path} is a file: write it"
                 " there. --host, --port and --replicas are for files, too."
             )
-    config = yaml_text.read(path)
+    config, lines = yaml_text.read_with_lines(path)
     if found := list(problems_of(config)):
-        raise CommandError("\n".join(f"{path}: {sentence}" for sentence in found))
+        raise CommandError("\n".join(lines.told(path, found)))
     options = dict(config.get("http_options") or {})
     options["host"] = host or options.get("host", "127.0.0.1")
     options["port"] = port or options.get("port", 8000)

@@ -2,8 +2,8 @@
 
     python scripts/dist.py [FOLDER]          `make dist` runs it
 
-Both are built from a copy of the files that git knows, so that nothing else of the checkout gets
-into them, and no build folder stays in it.
+Both are built from a copy, so that no build folder stays in the checkout. Of the copy, setuptools
+takes the modules, and the files that pyproject.toml names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,14 +24,14 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.
 """In a process for each, because setuptools keeps the command line of the first."""
 
 
-def files() -> list[Path]:
-    """What git tracks of the packages, and new files that it does not ignore."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(
-        [*command, "--", *IN_THE_COPY, *LINKED], cwd=ROOT, capture_output=True, check=True
-    )
-    names = listed.stdout.decode().split("\0")
-    return [Path(name) for name in names if name and (ROOT / name).exists()]
+def files() -> Iterator[Path]:
+    """What may get into them, relative to the checkout, which may be one without git."""
+    for name in (*IN_THE_COPY, *LINKED):
+        path = ROOT / name
+        below = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in below:
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file.relative_to(ROOT)
 
 
 def build(folder: Path) -> list[Path]:

@@ -33,12 +33,14 @@ SERVERS = ("encoders", "limited", "nodes", "speculative", "stories", "tensor_par
 WITHOUT_ENGINE = ("unit", "simulation", "contract")
 FOLDERS = (
     *WITHOUT_ENGINE,
-    *("encoders", "digits", "engine", "serve", "chat", "docs", "examples", "real_size", "gpu"),
+    *("encoders", "digits", "package", "engine", "serve", "chat", "docs", "examples"),
+    *("real_size", "gpu"),
 )
 ONE_SERVER = ("tests/chat", "tests/real_size", *(f"tests/serve/{name}" for name in SERVERS))
 ALONE = (
     *("engine/test_paths.py", "engine/test_ranks.py", "gpu/test_equality_gpu.py"),
-    *("docs/test_programs.py", "examples/test_programs.py"),
+    *("docs/test_programs.py", "examples/test_programs.py", "package/test_failed_starts.py"),
+    "serve/ray_llm/test_ray_data.py",
 )
 HERE = Path(__file__).parent
 

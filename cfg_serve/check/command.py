@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfg_serve.check import file, yaml_text
+from cfg_serve.check.lines import Problem
 from cfg_serve.errors import CommandError
 from cfg_serve.machine import version_of
 
@@ -17,8 +18,8 @@ def report(files: Sequence[Path], *, with_ray: bool) -> int:
     status = 0
     for path in files:
         found = problems(path, with_ray=with_ray)
-        for sentence in found:
-            print(f"{path}: {sentence}", file=sys.stderr)
+        for line in found:
+            print(line, file=sys.stderr)
         if found:
             status = 1
         else:
@@ -27,16 +28,21 @@ def report(files: Sequence[Path], *, with_ray: bool) -> int:
 
 
 def problems(path: Path, *, with_ray: bool) -> list[str]:
-    """One sentence for each mistake. Ray is asked if the rest is right, and Ray is here."""
+    """One sentence for each mistake, behind `FILE:LINE:`.
+
+    Ray is asked if the rest is right, and Ray is here.
+    """
     try:
-        config = yaml_text.read(path)
+        config, lines = yaml_text.read_with_lines(path)
     except CommandError as error:
-        return [str(error).removeprefix(str(path)).lstrip(", ")]
+        return [str(error)]
     found = list(file.problems_of(config))
-    return found or (_of_ray(config) if with_ray and version_of("ray") else [])
+    if not found and with_ray and version_of("ray"):
+        found = _of_ray(config)
+    return lines.told(path, found)
 
 
-def _of_ray(config: dict[str, Any]) -> list[str]:
+def _of_ray(config: dict[str, Any]) -> list[Problem]:
     from cfg_serve.check.ray_values import problems_of
 
     return problems_of(config)

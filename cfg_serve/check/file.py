@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from cfg_core.errors import ConfigError
 from cfg_core.keys import nearest
 from cfg_serve.check import serve_fields, yaml_text
+from cfg_serve.check.lines import Place, Problem
 from cfg_serve.home import serve_settings
 from deployments.config.args import AppArgs
 from deployments.config.checks import check_message_sizes
@@ -22,51 +23,57 @@ from deployments.config.checks import check_message_sizes
 IMPORT_PATHS = ("deployments.app:build", "cfg_serve:build")
 ROUTER, GENERATOR = "CfgRouter", "ModelReplica"
 _PORTS = range(1, 65536)
+_NO_MAPPING = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
+"""Errors of pydantic for a value where keys should be. Its own words name classes of Python."""
 
 
-def problems(path: Path) -> list[str]:
-    """What is wrong with a file, one sentence each. Raises CommandError if it cannot be read."""
+def problems(path: Path) -> list[Problem]:
+    """What is wrong with a file. Raises CommandError if it cannot be read."""
     return list(problems_of(yaml_text.read(path)))
 
 
-def problems_of(config: Mapping[str, Any]) -> Iterator[str]:
+def problems_of(config: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong with a configuration, in the order of the file."""
     if "import_path" in config:
-        yield "`import_path` belongs to an entry of `applications:`, a list: move it there."
+        said = "`import_path` belongs to an entry of `applications:`, a list: move it there."
+        yield Problem(said, at=("import_path",))
         return
-    yield from _unknown(config, "file", "the file")
+    yield from _unknown(config, "file", "the file", ())
     for section in ("http_options", "grpc_options", "logging_config"):
-        yield from _section(config, section, section)
+        yield from _section(config, section, section, ())
     yield from _http(config.get("http_options"))
     applications = config.get("applications")
     if not isinstance(applications, list) or not applications:
-        yield "`applications` must be a list with one entry: `- name: cfg`, and what it has below."
+        said = "`applications` must be a list with one entry: `- name: cfg`, and what it has below."
+        yield Problem(said, at=("applications",))
         return
     for at, application in enumerate(applications):
-        where = f"applications[{at}]"
+        where, place = f"applications[{at}]", ("applications", at)
         if isinstance(application, Mapping):
-            yield from _application(application, where)
+            yield from _application(application, where, place)
         else:
-            yield f"`{where}` must have keys such as `name` and `import_path`."
+            said = f"`{where}` must have keys such as `name` and `import_path`."
+            yield Problem(said, at=place)
 
 
-def _application(application: Mapping[str, Any], where: str) -> Iterator[str]:
-    yield from _unknown(application, "applications", where)
-    yield from _section(application, "logging_config", f"{where}.logging_config")
+def _application(application: Mapping[str, Any], where: str, at: Place) -> Iterator[Problem]:
+    yield from _unknown(application, "applications", where, at)
+    yield from _section(application, "logging_config", f"{where}.logging_config", at)
     ours = is_ours(application)
     if not ours and (sentence := _import_path(application.get("import_path"), where)):
-        yield sentence
+        yield Problem(sentence, at=(*at, "import_path"))
         ours = True  # what else is wrong is told, too
     if not ours:
         return
     args = application.get("args") or {}
     if isinstance(args, Mapping):
-        yield from complaints(args)
+        yield from _args(args, (*at, "args"))
     else:
-        yield "`args` must have keys such as `model`."
+        yield Problem("`args` must have keys such as `model`.", at=(*at, "args"))
         args = {}
-    yield from _deployments(application.get("deployments"), args)
-    yield from _asleep(application.get("deployments"), args)
+    place = (*at, "deployments")
+    yield from _deployments(application.get("deployments"), args, place)
+    yield from _asleep(application.get("deployments"), args, place)
 
 
 def is_ours(application: Mapping[str, Any]) -> bool:
@@ -83,8 +90,8 @@ def _import_path(path: object, where: str) -> str | None:
     return None
 
 
-def complaints(args: Mapping[str, Any]) -> list[str]:
-    """The mistakes in the `args:` of our application, one sentence each."""
+def _args(args: Mapping[str, Any], at: Place) -> list[Problem]:
+    """The mistakes in the `args:` of our application."""
     try:
         resolved = AppArgs.model_validate(args).resolved()
         largest = max(
@@ -92,15 +99,17 @@ def complaints(args: Mapping[str, Any]) -> list[str]:
         )
         check_message_sizes(resolved.access.max_body_bytes, largest, serve_settings())
     except ValidationError as error:
-        return [_sentence(item, args) for item in error.errors()]
+        return [Problem(_sentence(item, args), at=(*at, *item["loc"])) for item in error.errors()]
     except ConfigError as error:
-        return [str(error)]
+        return [Problem(str(error), at=at)]
     return []
 
 
 def _sentence(item: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     where = ".".join(map(str, item["loc"]))
     message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] in _NO_MAPPING:
+        message = "this must have keys"
     if item["type"] != "value_error":
         return f"`{where}` in `args`: {message}."
     match item["loc"]:
@@ -129,42 +138,48 @@ def names_of(args: Mapping[str, Any]) -> list[str]:
     return [ROUTER, *map(deployment_of, generators_of(args)), *named]
 
 
-def _deployments(given: object, args: Mapping[str, Any]) -> Iterator[str]:
+def _deployments(given: object, args: Mapping[str, Any], at: Place) -> Iterator[Problem]:
     if given is None:
         return
     if not isinstance(given, list):
-        yield "`deployments` must be a list with entries `- name: ModelReplica`, and so on."
+        said = "`deployments` must be a list with entries `- name: ModelReplica`, and so on."
+        yield Problem(said, at=at)
         return
     seen: list[object] = []
-    for at, entry in enumerate(given):
+    for number, entry in enumerate(given):
+        place = (*at, number)
         if not isinstance(entry, Mapping):
-            yield f"`deployments[{at}]` must have keys such as `name` and `num_replicas`."
+            said = f"`deployments[{number}]` must have keys such as `name` and `num_replicas`."
+            yield Problem(said, at=place)
             continue
         name = entry.get("name")
-        yield from _name(name, at, args, seen)
+        if sentence := _name(name, number, args, seen):
+            yield Problem(sentence, at=(*place, "name"))
         seen.append(name)
-        yield from _deployment(entry, str(name))
+        yield from _deployment(entry, str(name), place)
 
 
-def _name(name: object, at: int, args: Mapping[str, Any], seen: list[object]) -> Iterator[str]:
+def _name(name: object, number: int, args: Mapping[str, Any], seen: list[object]) -> str | None:
+    """What is wrong with the name of an entry; None if nothing is."""
     names = names_of(args)
     if name is None:
-        yield f"`deployments[{at}]` needs a `name`: {', '.join(names)}."
-    elif name == GENERATOR and name not in names and not generators_of(args):
-        yield f"`{name}` in `deployments` belongs to `model` in `args`, which is missing."
-    elif name not in names:
-        yield f"`deployments` has no part `{name}` to set options of: {nearest(name, names)}"
-    elif name in seen:
-        yield f"`{name}` stands twice in `deployments`: put its options into one entry."
+        return f"`deployments[{number}]` needs a `name`: {', '.join(names)}."
+    if name == GENERATOR and name not in names and not generators_of(args):
+        return f"`{name}` in `deployments` belongs to `model` in `args`, which is missing."
+    if name not in names:
+        return f"`deployments` has no part `{name}` to set options of: {nearest(name, names)}"
+    if name in seen:
+        return f"`{name}` stands twice in `deployments`: put its options into one entry."
+    return None
 
 
-def _deployment(entry: Mapping[str, Any], name: str) -> Iterator[str]:
-    yield from _unknown(entry, "deployments", name)
+def _deployment(entry: Mapping[str, Any], name: str, at: Place) -> Iterator[Problem]:
+    yield from _unknown(entry, "deployments", name, at)
     for section in ("ray_actor_options", "autoscaling_config", "logging_config"):
-        yield from _section(entry, section, f"{name}.{section}")
+        yield from _section(entry, section, f"{name}.{section}", at)
 
 
-def _asleep(given: object, args: Mapping[str, Any]) -> Iterator[str]:
+def _asleep(given: object, args: Mapping[str, Any], at: Place) -> Iterator[Problem]:
     """Whether the deployments of models agree with `scales_to_zero`.
 
     If not, a model that is broken would count as asleep, or /ready would wake one.
@@ -176,40 +191,45 @@ def _asleep(given: object, args: Mapping[str, Any]) -> Iterator[str]:
         found = scaling.get(name)
         may_sleep = isinstance(found, Mapping) and found.get("min_replicas") == 0
         if generator.get("scales_to_zero") and not may_sleep:
-            yield (
+            said = (
                 "`scales_to_zero` needs `autoscaling_config: {min_replicas: 0}` of"
                 f" `{name}` under `deployments`."
             )
+            yield Problem(said, at=at)
         elif may_sleep and generator is not args and not generator.get("scales_to_zero"):
-            yield (
+            said = (
                 f"`{name}` has `min_replicas: 0`: set `scales_to_zero: true` in its entry of"
                 " `models`, else /ready starts a replica."
             )
+            yield Problem(said, at=at)
 
 
-def _section(config: Mapping[str, Any], section: str, where: str) -> Iterator[str]:
-    given = config.get(section)
+def _section(config: Mapping[str, Any], section: str, where: str, at: Place) -> Iterator[Problem]:
+    given, place = config.get(section), (*at, section)
     if isinstance(given, Mapping):
-        yield from _unknown(given, section, where)
+        yield from _unknown(given, section, where, place)
     elif given is not None:
-        yield f"`{where}` must have keys, and is {str(given)[:40]!r}."
+        yield Problem(f"`{where}` must have keys, and is {str(given)[:40]!r}.", at=place)
 
 
-def _unknown(given: Mapping[str, Any], section: str, where: str) -> Iterator[str]:
+def _unknown(given: Mapping[str, Any], section: str, where: str, at: Place) -> Iterator[Problem]:
     """The keys that Ray Serve would drop in silence."""
     fields = serve_fields.known(section)
-    place = where if section == "file" else f"`{where}`"
+    inside = where if section == "file" else f"`{where}`"
     for key in given if fields is not None else ():
         if key not in (fields or ()):
-            yield f"unknown key `{key}` in {place}: {nearest(key, fields or ())}"
+            said = f"unknown key `{key}` in {inside}: {nearest(key, fields or ())}"
+            yield Problem(said, at=(*at, str(key)))
 
 
-def _http(options: object) -> Iterator[str]:
+def _http(options: object) -> Iterator[Problem]:
     if not isinstance(options, Mapping):
         return
     port = options.get("port", 8000)
     if isinstance(port, bool) or not isinstance(port, int) or port not in _PORTS:
-        yield f"`http_options.port` is {str(port)[:40]!r}: give a number from 1 to 65535."
+        said = f"`http_options.port` is {str(port)[:40]!r}: give a number from 1 to 65535."
+        yield Problem(said, at=("http_options", "port"))
     host = options.get("host", "127.0.0.1")
     if not isinstance(host, str) or not host or "/" in host:
-        yield f"`http_options.host` is {str(host)[:80]!r}: give an address, such as 127.0.0.1."
+        said = f"`http_options.host` is {str(host)[:80]!r}: give an address, such as 127.0.0.1."
+        yield Problem(said, at=("http_options", "host"))

@@ -13,11 +13,13 @@ from ray.serve.config import AutoscalingConfig, HTTPOptions
 from ray.serve.schema import ServeDeploySchema
 from ray.util.placement_group import VALID_PLACEMENT_GROUP_STRATEGIES
 
-STRATEGY = "placement_group_strategy"
+from cfg_serve.check.lines import Place, Problem
+
+SCALING, STRATEGY = "autoscaling_config", "placement_group_strategy"
 
 
-def problems_of(config: Mapping[str, Any]) -> list[str]:
-    """What Ray would refuse in a configuration whose keys are right, one sentence each."""
+def problems_of(config: Mapping[str, Any]) -> list[Problem]:
+    """What Ray would refuse in a configuration whose keys are right."""
     try:
         ServeDeploySchema.model_validate(config)
     except ValidationError as error:
@@ -25,19 +27,23 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
     return list(_unchecked(config))
 
 
-def _unchecked(config: Mapping[str, Any]) -> Iterator[str]:
+def _unchecked(config: Mapping[str, Any]) -> Iterator[Problem]:
     """What Serve reads only later, when its processes run."""
     if refused := _refused(HTTPOptions, config.get("http_options") or {}):
-        yield f"`http_options`: {refused}."
-    for application in config["applications"]:
-        for entry in application.get("deployments") or ():
-            scaling = entry.get("autoscaling_config")
-            if scaling and (refused := _refused(AutoscalingConfig, scaling)):
-                yield f"`autoscaling_config` of `{entry['name']}`: {refused}."
-            strategy = entry.get(STRATEGY, "PACK")
-            if strategy not in VALID_PLACEMENT_GROUP_STRATEGIES:
-                known = ", ".join(sorted(VALID_PLACEMENT_GROUP_STRATEGIES))
-                yield f"`{STRATEGY}` of `{entry['name']}` is {strategy!r}: use one of {known}."
+        yield Problem(f"`http_options`: {refused}.", at=("http_options",))
+    for number, application in enumerate(config["applications"]):
+        for at, entry in enumerate(application.get("deployments") or ()):
+            yield from _of_deployment(entry, ("applications", number, "deployments", at))
+
+
+def _of_deployment(entry: Mapping[str, Any], at: Place) -> Iterator[Problem]:
+    name, scaling, strategy = entry["name"], entry.get(SCALING), entry.get(STRATEGY, "PACK")
+    if scaling and (refused := _refused(AutoscalingConfig, scaling)):
+        yield Problem(f"`{SCALING}` of `{name}`: {refused}.", at=(*at, SCALING))
+    if strategy not in VALID_PLACEMENT_GROUP_STRATEGIES:
+        known = ", ".join(sorted(VALID_PLACEMENT_GROUP_STRATEGIES))
+        said = f"`{STRATEGY}` of `{name}` is {strategy!r}: use one of {known}."
+        yield Problem(said, at=(*at, STRATEGY))
 
 
 def _refused(cls: type[Any], values: Mapping[str, Any]) -> str | None:
@@ -51,12 +57,12 @@ def _refused(cls: type[Any], values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _sentences(error: ValidationError, config: Mapping[str, Any]) -> list[str]:
+def _sentences(error: ValidationError, config: Mapping[str, Any]) -> list[Problem]:
     """One sentence for each place. A union of types tells one error for each type."""
-    told: dict[str, str] = {}
+    told: dict[str, Problem] = {}
     for item in error.errors():
         where = _place(item["loc"], config)
-        told.setdefault(where, f"{where}: {_said(item)}.")
+        told.setdefault(where, Problem(f"{where}: {_said(item)}.", at=item["loc"]))
     return list(told.values())
 
 

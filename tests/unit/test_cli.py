@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ def served(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[s
     return config
 
 
-@pytest.mark.parametrize("command", [x for x in COMMANDS if x not in ("embed", "bench")])
+@pytest.mark.parametrize("command", [x for x in COMMANDS if x != "embed"])
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert f"cfg-serve {command}" in capsys.readouterr().out
@@ -82,8 +84,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "./none"], 1, "model directory `./none` does not exist."),
         (["serve", "a/b/c"], 1, "a/b/c does not exist: name a YAML file, a folder, or OWNER/NAME."),
         (["serve", "org/none-of-these"], 1, "HF_HUB_OFFLINE is set. Check the name and the"),
-        (["check", "none.yaml"], 1, "none.yaml: does not exist."),
+        (["check", "none.yaml"], 1, "none.yaml does not exist."),
         (["check"], 2, "Missing argument"),
+        (["bench", "--fast"], 2, "No such option: --fast"),
         (["chat", "--url", "http://127.0.0.1:1"], 1, "start one with `cfg-serve serve`"),
     ],
     ids=str,
@@ -164,6 +167,7 @@ def test_a_file_with_several_models(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_dry_run_looks_at_the_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cfg_serve.start.server.ray_refusals", lambda config: [])
     monkeypatch.setattr("cfg_serve.start.preflight.ray_cpus", lambda: 2)
     monkeypatch.setattr("cfg_serve.start.preflight.check_port", lambda host, port: None)
     parts = "  deployments: [{name: ModelReplica, num_replicas: 5}]\n"
@@ -180,6 +184,28 @@ def test_a_dry_run_looks_at_the_machine(
     assert "can be served on http://127.0.0.1:8000" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("autoscaling_config: {min_replicas: two}", "min_replicas: Input should be a valid"),
+        ("ray_actor_options: {num_cpus: one}", "num_cpus`: Input should be a valid number"),
+        ("num_replicas: .inf", '`num_replicas` must be an int or "auto"'),
+    ],
+)
+def test_a_dry_run_tells_what_ray_refuses(part: str, words: str, tmp_path: Path) -> None:
+    """In a process of its own, because it imports Ray."""
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "applications:\n- import_path: deployments.app:build\n"
+        f"  args: {{model: org/m}}\n  deployments: [{{name: ModelReplica, {part}}}]\n"
+    )
+    command = [sys.executable, "-m", "cfg_serve", "serve", str(path), "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_check_tells_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = str(ROOT / "configs" / "stories.yaml")
     bad = tmp_path / "bad.yaml"
@@ -189,7 +215,7 @@ def test_check_tells_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["check", "--no-ray", good, str(bad)]) == 1
     told = capsys.readouterr()
     assert told.out == f"{good}: all right\n"
-    assert told.err.startswith(f"{bad}: line 1: while parsing a flow node")
+    assert told.err.startswith(f"{bad}:1: while parsing a flow node")
 
 
 def test_bench_needs_a_checkout(

@@ -132,6 +132,27 @@ def test_the_application_of_somebody_else() -> None:
     assert model_names(given) == []
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        config({"engine": KV}, replica(num_replicas="two")),
+        config({"engine": KV}, replica(autoscaling_config={"min_replicas": "two"})),
+        config({"engine": KV}, replica(ray_actor_options={"num_cpus": "one"})),
+        config({"engine": KV}, replica(placement_group_bundles=[{"CPU": "one"}])),
+        config({"engine": {**KV, "tensor_parallel_size": "two"}}),
+        config({"engine": {"kv_cache_memory_bytes": "much"}}),
+    ],
+    ids=lambda given: str(given["applications"][0])[-60:],
+)
+def test_what_is_no_number_is_left_to_ray_and_vllm(given: dict[str, Any]) -> None:
+    assert preflight.problems(given, CPU) == []
+
+
+def test_an_address_of_no_machine() -> None:
+    with pytest.raises(CommandError, match="Give an address of this machine"):
+        preflight.check_port("192.0.2.1", 8000)
+
+
 def test_how_many_replicas_are_waited_for() -> None:
     parts = (
         replica(autoscaling_config={"min_replicas": 1, "initial_replicas": 3, "max_replicas": 4}),

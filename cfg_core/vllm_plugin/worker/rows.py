@@ -22,7 +22,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cfg_core.blend import CutRows, RuleRows, StrengthRows, blend, cut, divergence, kernel, weaken
+from cfg_core.blend import (
+    CutRows,
+    RuleRows,
+    StrengthRows,
+    blend,
+    cut,
+    divergence,
+    kernel,
+    strength_kernel,
+    weaken,
+)
 from cfg_core.vllm_plugin.worker.head import Merged
 
 LEAST_LOGIT = -1e30
@@ -185,12 +195,9 @@ def blend_logits(
             out[leaders[part]] = blend(logits[group.of_logits[:, part]], weights[:, part])
     if limits is not None and own_of_limited is not None:
         places = leaders[limits.rows]
-        for part in pieces(len(places), vocabulary, logits.device):
-            out[places[part]], found = weaken(
-                own_of_limited[part], out[places[part]], limits.part(part)
-            )
-            if strengths is not None:
-                strengths[:, places[part]] = found
+        found = weaken_places(own_of_limited, out, places, limits)
+        if strengths is not None:
+            strengths[:, places] = found
     if strengths is not None:
         for rule in group.rules:
             places, scale = leaders[rule.rows], weights[0, rule.rows]
@@ -199,6 +206,22 @@ def blend_logits(
         places = leaders[cuts.rows]
         for part in pieces(len(places), vocabulary, logits.device):
             out[places[part]] = cut(own_of_cut[part], out[places[part]], cuts.part(part))
+
+
+def weaken_places(
+    own: torch.Tensor, out: torch.Tensor, places: torch.Tensor, limits: StrengthRows
+) -> torch.Tensor:
+    """Limit the rows `places` [s] of `out`, which are the blend. Returns their strengths [s].
+
+    own: [s, vocabulary], the leaders' logits.
+    """
+    if kernel.is_usable(out.device):
+        return strength_kernel.weaken_rows(own, out, places, limits)
+    found = []
+    for part in pieces(len(places), out.shape[-1], out.device):
+        out[places[part]], strength = weaken(own[part], out[places[part]], limits.part(part))
+        found.append(strength)
+    return torch.cat(found)
 
 
 def ruled_weights(logits: torch.Tensor, group: LogitBlend) -> torch.Tensor:

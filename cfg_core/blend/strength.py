@@ -22,7 +22,7 @@ ROUNDS = 8
 """Newton steps. Four are enough for most rows; after eight the relative error is at most 3e-4."""
 
 CLOSE = 1e-5
-"""On a CPU, a relative change of the strength that ends the steps."""
+"""A relative change of the strength that ends the steps of a row."""
 
 LEAST = -1e30
 """Instead of the log-probability of a forbidden token."""
@@ -104,8 +104,9 @@ def largest_strength(
 
     KL grows with the strength t, from about t^2 var / 2. So its root is nearly straight, and
     Newton's method on the root needs few steps from the straight line. A step that leaves what is
-    known to be too little and too much is replaced by the middle, as ratios go. A CPU, which nobody
-    waits for, takes no more steps than the rows need.
+    known to be too little and too much is replaced by the middle, as ratios go. A row whose t
+    hardly moves keeps it, so it does not depend on other rows. A CPU, which nobody waits for, ends
+    when all rows keep theirs.
     """
     size_S1 = push_SV.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
     tilted = _Tilted(leader_SV.clamp(min=LEAST), push_SV / size_S1)  # squares of 1e20 are finite
@@ -117,6 +118,7 @@ def largest_strength(
     low_S1, high_S1 = torch.zeros_like(size_S1), size_S1
     _, variance_S1 = tilted.divergence(low_S1)
     t_S1 = torch.minimum(wanted_S1 / variance_S1.sqrt().clamp(min=SMALLEST), size_S1)
+    is_done_S1 = fits_S1
     for _ in range(ROUNDS):
         kl_S1, variance_S1 = tilted.divergence(t_S1)
         is_low_S1 = kl_S1 <= max_kl_S1
@@ -129,8 +131,11 @@ def largest_strength(
         newton_S1 = t_S1 - (root_S1 - wanted_S1) / slope_S1
         middle_S1 = torch.where(low_S1 > 0, (low_S1 * high_S1).sqrt(), high_S1 / 4)
         is_known_S1 = (newton_S1 >= low_S1) & (newton_S1 <= high_S1)
-        last_S1, t_S1 = t_S1, torch.where(is_known_S1, newton_S1, middle_S1)
-        if ends_early and (fits_S1 | ((t_S1 - last_S1).abs() <= CLOSE * last_S1)).all():
+        next_S1 = torch.where(is_known_S1, newton_S1, middle_S1)
+        has_moved_S1 = (next_S1 - t_S1).abs() > CLOSE * t_S1
+        t_S1 = torch.where(is_done_S1, t_S1, next_S1)
+        is_done_S1 = is_done_S1 | ~has_moved_S1
+        if ends_early and is_done_S1.all():
             break
     return torch.where(fits_S1, 1.0, t_S1 / size_S1)
 

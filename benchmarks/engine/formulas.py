@@ -1,17 +1,20 @@
-"""What several streams, windows and cuts cost: decode steps of one interleaved run.
+"""What several streams, windows, cuts, limits and rules cost: decode steps of one interleaved run.
 
 B requests of each kind decode in one engine (greedy, random prompts). `of plain(B)` is their tokens
 per second, relative to B plain requests. `of plain(NB)` is relative to a step of N x B plain
-requests, as many as there are streams, so it shows what groups cost beyond their streams. For
-windows, only steps behind the end are timed.
+requests, as many as there are streams, so it shows what groups cost beyond their streams. `of a
+pair` is relative to B pairs with one scale, which are blended before the head. For windows, only
+steps behind the end are timed.
 
     python -m benchmarks.engine.formulas [--model chat] [--batches 1 8] [--turns 8] [--out FILE]
+    python -m benchmarks.engine.formulas --loads max_kl min_entropy adacad arr nwcad --batches 1 32
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,14 @@ WINDOW = 8
 """Output tokens inside of the window."""
 BEHIND = "behind a window"
 
+ADACAD = {"name": "adacad", "offset": 1}
+NWCAD = {
+    "name": "nwcad",
+    "max_divergence": 0.1,
+    "negative_margin": 0.5,
+    "conditional_margin": 0.5,
+}
+
 LOADS: dict[str, tuple[int, dict[str, Any]]] = {
     # streams of a request, and its guidance fields beside the followers' prompts
     "plain": (1, {}),
@@ -34,14 +45,23 @@ LOADS: dict[str, tuple[int, dict[str, Any]]] = {
     "2 streams, cut": (2, {"guidance_top_k": 50}),
     "2 streams, schedule": (2, {"guidance_schedule": [[i, 1.5 + 0.01 * i] for i in range(64)]}),
     BEHIND: (2, {"guidance_end": WINDOW}),
+    "2 streams, max_kl": (2, {"guidance_max_kl": 0.5}),
+    "2 streams, min_entropy": (2, {"guidance_min_entropy": 1.0}),
+    "2 streams, adacad": (2, {"guidance_rule": {"name": "adacad"}}),
+    "2 streams, arr": (2, {"guidance_rule": {"name": "arr"}}),
+    "2 streams, nwcad": (2, {"guidance_scale": 1.5, "guidance_rule": NWCAD}),
+    "2 streams, adacad, max_kl": (2, {"guidance_rule": ADACAD, "guidance_max_kl": 0.5}),
 }
+
+
+TITLES = ("tokens/s, of plain(B)", "of plain(NB)", "of a pair")
 
 
 def params(bench: Bench, load: str) -> Any:
     """Those of one request."""
     streams, fields = LOADS[load]
     prompts = [bench.ids(bench.args.prompt) for _ in range(streams - 1)]
-    if "guidance_schedule" in fields:
+    if fields.keys() & {"guidance_schedule", "guidance_rule"}:
         return bench.sampling_params({**fields, "negative_prompt_token_ids": prompts[0]})
     followers = [{"weight": -0.5 / len(prompts), "token_ids": ids} for ids in prompts]
     return bench.sampling_params({**fields, "guidance_streams": followers} if prompts else None)
@@ -54,10 +74,21 @@ def step_ms(bench: Bench, load: str, requests: int) -> float:
     return 1000 * statistics.median(wall)
 
 
-def measure(bench: Bench, batch: int, turns: int) -> list[dict[str, Any]]:
+def chosen(parts: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """The loads whose name has one of these parts, behind those that they are compared with."""
+    compared = ("plain", "2 streams")
+    return {
+        load: one
+        for load, one in LOADS.items()
+        if not parts or load in compared or any(part in load for part in parts)
+    }
+
+
+def measure(bench: Bench, batch: int, turns: int, parts: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each load, from interleaved turns."""
-    sizes = sorted({streams for streams, _ in LOADS.values()})
-    kinds = {load: (load, batch) for load in LOADS}
+    loads = chosen(parts)
+    sizes = sorted({streams for streams, _ in loads.values()})
+    kinds = {load: (load, batch) for load in loads}
     kinds |= {f"{n} x plain": ("plain", n * batch) for n in sizes[1:]}
     ways = {name: partial(step_ms, bench, *kind) for name, kind in kinds.items()}
     took = take_turns(ways, turns)
@@ -68,8 +99,9 @@ def measure(bench: Bench, batch: int, turns: int) -> list[dict[str, Any]]:
             "ms": took.median(load),
             "of_plain": took.ratio("plain", load),
             "of_streams": took.ratio("plain" if streams == 1 else f"{streams} x plain", load),
+            "of_pair": took.ratio("2 streams", load),
         }
-        for load, (streams, _) in LOADS.items()
+        for load, (streams, _) in loads.items()
     ]
 
 
@@ -77,19 +109,20 @@ def main() -> None:
     options = parser(__doc__)
     add_options(options, EMBEDDED, tokens=40, turns=8)
     options.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    options.add_argument("--loads", nargs="+", default=[], help="only those with these parts")
     args = options.parse_args()
     args.negatives = [args.prompt]
-    most = max(streams for streams, _ in LOADS.values())
+    most = max(streams for streams, _ in chosen(args.loads).values())
     batches, args.batches = args.batches, [most * max(args.batches)]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, model_of(args.model, Path(folder)))
         report = Report("formulas", args)
-        report.head("B", "requests", "step, ms", "tokens/s, of plain(B)", "of plain(NB)")
+        report.head("B", "requests", "step, ms", *TITLES)
         rows = []
         for batch in batches:
-            for row in measure(bench, batch, args.turns):
+            for row in measure(bench, batch, args.turns, args.loads):
                 rows.append(row)
-                ratios = (f"{row[name]:.2f}" for name in ("of_plain", "of_streams"))
+                ratios = (f"{row[name]:.2f}" for name in ("of_plain", "of_streams", "of_pair"))
                 report.row(batch, row["load"], f"{row['ms']:.1f}", *ratios)
         report.end(batches=batches, rows=rows)
 

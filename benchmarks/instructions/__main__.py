@@ -14,6 +14,13 @@ with what a lower temperature gives as well. Scale 1 is a plain request without 
 "negative alone" (greedy) answer without the instruction or the passage: so many answers would pass
 by chance, or from memory.
 
+With `--fields`, each guided request has further guidance fields:
+
+    python -m benchmarks.instructions --scales 2 4 --fields '{"guidance_max_kl": 0.5}'
+
+A rule computes the scale itself, so with one that does not read it, give one scale, which only
+names the row: `--scales 2 --fields '{"guidance_rule": {"name": "adacad"}}'`.
+
 With `--answers`, a run that was cut off goes on where it ended. Answers are kept for each batch,
 which is one table, mode and scale.
 """
@@ -25,9 +32,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from cfg_core.params.rules import check_rule
 
 from ..card import card
 from ..llm import CHAT, guidance, guided_llm
@@ -73,6 +82,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--samples", type=int, default=2, help="for each prompt; 0: only greedy")
     options.add_argument("--model", type=Path, default=CHAT)
     options.add_argument("--answers", type=Path, help="JSON lines: keep answers, and resume")
+    options.add_argument("--fields", type=json.loads, default={}, help="as JSON, see above")
     return options.parse_args()
 
 
@@ -104,6 +114,7 @@ class Bench:
                 "context": context.MAX_TOKENS,
             },
             "perplexity": "of the unguided model after the conditional prompt",
+            **({"fields": args.fields} if args.fields else {}),
             "intervals": f"{COVERAGE:.0%}, bootstrap of {RESAMPLES} over prompts, seed {SEED}",
         }
 
@@ -154,6 +165,7 @@ class Bench:
                 temperature=TEMPERATURE if mode == "sampled" else 0.0,
                 max_tokens=limit,
                 seed=1000 * sample + i,
+                fields={} if scale in (NEGATIVE_ALONE, PLAIN) else self._args.fields,
             )
             for i, task in enumerate(self._tables[table])
             for sample in range(samples)
@@ -221,7 +233,9 @@ def generate(llm: Any, batch: Sequence[Request]) -> list[tuple[str, list[int], b
         )
         guided = None
         if request.scale not in (NEGATIVE_ALONE, PLAIN):
-            guided = guidance(request.scale, request.negative)
+            guided = {**guidance(request.scale, request.negative), **request.fields}
+            if replaces_scale(request.fields):
+                del guided["guidance_scale"]
         params.append(
             SamplingParams(
                 temperature=request.temperature,
@@ -237,6 +251,14 @@ def generate(llm: Any, batch: Sequence[Request]) -> list[tuple[str, list[int], b
         tokens = list(choice.token_ids)
         found.append((choice.text, tokens[:-1] if ended else tokens, ended))
     return found
+
+
+def replaces_scale(fields: Mapping[str, Any]) -> bool:
+    """Whether these fields have a rule that does not read guidance_scale."""
+    rule = (
+        check_rule(fields["guidance_rule"], "guidance_rule") if "guidance_rule" in fields else None
+    )
+    return rule is not None and not rule.kind.reads_scale
 
 
 def model_dtype(model: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 NEGATIVE_ALONE = 0.0
 """Scale 0 is the negative stream alone, so it is served as a plain request of that conversation."""
@@ -31,10 +32,15 @@ class Request:
     max_tokens: int
     seed: int
     """The same at each scale."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Further guidance fields, of a guided request."""
 
     def key(self, model: str) -> str:
         """Identifies an answer in the file. Another model, prompt or option has another key."""
-        text = json.dumps([model, asdict(self)])
+        values = asdict(self)
+        if not self.fields:  # files of before there were any are still read
+            del values["fields"]
+        text = json.dumps([model, values])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

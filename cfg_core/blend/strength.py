@@ -21,6 +21,9 @@ NEVER = float("-inf")
 ROUNDS = 8
 """Newton steps. Four are enough for most rows; after eight the relative error is at most 3e-4."""
 
+CLOSE = 1e-5
+"""A relative change of the strength that ends the steps of a row."""
+
 LEAST = -1e30
 """Instead of the log-probability of a forbidden token."""
 
@@ -34,11 +37,14 @@ class StrengthRows(NamedTuple):
     rows: [s] int64, their places among the blended rows.
     max_kl: [s, 1] float32, nats; infinite where there is no trust region.
     min_entropy: [s, 1] float32, nats; 0 where there is no gate.
+    has_regions, has_gates: whether any row has one.
     """
 
     rows: torch.Tensor
     max_kl: torch.Tensor
     min_entropy: torch.Tensor
+    has_regions: bool = True
+    has_gates: bool = True
 
     @classmethod
     def of(
@@ -54,11 +60,19 @@ class StrengthRows(NamedTuple):
             return None
         max_kl = [[-NEVER if one.max_kl is None else one.max_kl] for one in own]
         min_entropy = [[one.min_entropy or 0.0] for one in own]
-        return cls(put(rows, np.int64), put(max_kl, np.float32), put(min_entropy, np.float32))
+        return cls(
+            put(rows, np.int64),
+            put(max_kl, np.float32),
+            put(min_entropy, np.float32),
+            any(one.max_kl is not None for one in own),
+            any(one.min_entropy is not None for one in own),
+        )
 
     def part(self, part: slice) -> StrengthRows:
         """Some of the rows."""
-        return StrengthRows(self.rows[part], self.max_kl[part], self.min_entropy[part])
+        return self._replace(
+            rows=self.rows[part], max_kl=self.max_kl[part], min_entropy=self.min_entropy[part]
+        )
 
 
 def weaken(
@@ -71,12 +85,14 @@ def weaken(
     """
     leader_SV = torch.log_softmax(leader_SV.float(), dim=-1)
     push_SV = torch.where(leader_SV == NEVER, 0.0, blend_SV - leader_SV)
-    strength_S1 = largest_strength(leader_SV, push_SV, limits.max_kl)
-    sure_S1 = entropy(leader_SV).unsqueeze(-1) < limits.min_entropy
-    strength_S1 = torch.where(sure_S1, 0.0, strength_S1)
-    whole_S1 = strength_S1 == 1
-    sampled_SV = torch.where(whole_S1, blend_SV, leader_SV + strength_S1 * push_SV)
-    return sampled_SV, strength_S1[:, 0]
+    strength_S1 = torch.ones_like(push_SV[:, :1])
+    if limits.has_regions:
+        strength_S1 = largest_strength(leader_SV, push_SV, limits.max_kl)
+    if limits.has_gates:
+        sure_S1 = entropy(leader_SV).unsqueeze(-1) < limits.min_entropy
+        strength_S1 = torch.where(sure_S1, 0.0, strength_S1)
+    sampled_SV = torch.addcmul(leader_SV, push_SV, strength_S1)
+    return torch.where(strength_S1 == 1, blend_SV, sampled_SV), strength_S1[:, 0]
 
 
 def largest_strength(
@@ -88,48 +104,69 @@ def largest_strength(
 
     KL grows with the strength t, from about t^2 var / 2. So its root is nearly straight, and
     Newton's method on the root needs few steps from the straight line. A step that leaves what is
-    known to be too little and too much is replaced by the middle, as ratios go.
+    known to be too little and too much is replaced by the middle, as ratios go. A row whose t
+    hardly moves keeps it, so it does not depend on other rows. A CPU, which nobody waits for, ends
+    when all rows keep theirs.
     """
-    leader_SV = leader_SV.clamp(min=LEAST)
     size_S1 = push_SV.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
-    unit_SV = push_SV / size_S1  # so that the squares of a push of 1e20 are finite
-    fits_S1 = _divergence(leader_SV, unit_SV, size_S1)[0] <= max_kl_S1
+    tilted = _Tilted(leader_SV.clamp(min=LEAST), push_SV / size_S1)  # squares of 1e20 are finite
+    fits_S1 = tilted.divergence(size_S1)[0] <= max_kl_S1
+    ends_early = push_SV.device.type == "cpu"
+    if ends_early and fits_S1.all():
+        return torch.ones_like(size_S1)
     wanted_S1 = (2 * max_kl_S1).sqrt()
     low_S1, high_S1 = torch.zeros_like(size_S1), size_S1
-    _, variance_S1 = _divergence(leader_SV, unit_SV, low_S1)
+    _, variance_S1 = tilted.divergence(low_S1)
     t_S1 = torch.minimum(wanted_S1 / variance_S1.sqrt().clamp(min=SMALLEST), size_S1)
+    is_done_S1 = fits_S1
     for _ in range(ROUNDS):
-        kl_S1, variance_S1 = _divergence(leader_SV, unit_SV, t_S1)
+        kl_S1, variance_S1 = tilted.divergence(t_S1)
         is_low_S1 = kl_S1 <= max_kl_S1
         low_S1, high_S1 = (
             torch.where(is_low_S1, t_S1, low_S1),
             torch.where(is_low_S1, high_S1, t_S1),
         )
-        root_S1 = (2 * kl_S1.clamp(min=0)).sqrt()
+        root_S1 = (2 * kl_S1).sqrt()
         slope_S1 = t_S1 * variance_S1 / root_S1.clamp(min=SMALLEST)
         newton_S1 = t_S1 - (root_S1 - wanted_S1) / slope_S1
         middle_S1 = torch.where(low_S1 > 0, (low_S1 * high_S1).sqrt(), high_S1 / 4)
         is_known_S1 = (newton_S1 >= low_S1) & (newton_S1 <= high_S1)
-        t_S1 = torch.where(is_known_S1, newton_S1, middle_S1)
+        next_S1 = torch.where(is_known_S1, newton_S1, middle_S1)
+        has_moved_S1 = (next_S1 - t_S1).abs() > CLOSE * t_S1
+        t_S1 = torch.where(is_done_S1, t_S1, next_S1)
+        is_done_S1 = is_done_S1 | ~has_moved_S1
+        if ends_early and is_done_S1.all():
+            break
     return torch.where(fits_S1, 1.0, t_S1 / size_S1)
 
 
 def entropy(logp_NV: torch.Tensor) -> torch.Tensor:
     """Return the entropy of rows of log-probabilities [n, vocabulary], in nats: [n]."""
-    terms_NV = torch.where(logp_NV == NEVER, 0.0, logp_NV.exp() * logp_NV)
-    return -terms_NV.sum(-1)
+    negative_N: torch.Tensor = torch.linalg.vecdot(logp_NV.exp(), logp_NV.clamp(min=LEAST))
+    return -negative_N
 
 
-def _divergence(
-    leader_SV: torch.Tensor, push_SV: torch.Tensor, t_S1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """KL(p_t || leader) and the variance of the push under p_t = softmax(leader + t push): [s, 1].
+class _Tilted:
+    """p_t = softmax(leader + t push), for rows of log-probabilities and finite pushes."""
 
-    leader_SV: finite. The variance times t is the slope of the divergence over t.
-    """
-    logp_SV = torch.log_softmax(leader_SV + t_S1 * push_SV, dim=-1)
-    p_SV = logp_SV.exp()
-    kl_S1 = (p_SV * (logp_SV - leader_SV)).sum(-1, keepdim=True)
-    mean_S1 = (p_SV * push_SV).sum(-1, keepdim=True)
-    variance_S1 = (p_SV * (push_SV - mean_S1) ** 2).sum(-1, keepdim=True)
-    return kl_S1, variance_S1
+    def __init__(self, leader_SV: torch.Tensor, push_SV: torch.Tensor) -> None:
+        mean_S1 = torch.linalg.vecdot(leader_SV.exp(), push_SV).unsqueeze(-1)
+        # A constant in the push changes nothing but the rounding, which is least around the mean.
+        self._leader_SV, self._push_SV = leader_SV, push_SV - mean_S1
+        self._squares_SV = self._push_SV**2
+
+    def divergence(self, t_S1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """KL(p_t || leader) and the variance of the push under p_t: [s, 1] each.
+
+        The variance times t is the slope of the divergence over t.
+        """
+        logp_SV = torch.addcmul(self._leader_SV, self._push_SV, t_S1)
+        logp_SV -= logp_SV.amax(-1, keepdim=True)  # up to the logarithm of `total`
+        p_SV = logp_SV.exp()
+        total_S1 = p_SV.sum(-1, keepdim=True)
+        mean_S1, square_S1, kl_S1 = (
+            torch.linalg.vecdot(p_SV, values_SV).unsqueeze(-1) / total_S1
+            for values_SV in (self._push_SV, self._squares_SV, logp_SV.sub_(self._leader_SV))
+        )
+        kl_S1 -= total_S1.log()
+        return kl_S1.clamp(min=0), (square_S1 - mean_S1**2).clamp(min=0)

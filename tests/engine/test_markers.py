@@ -123,6 +123,19 @@ def test_in_one_batch(engine: Engine, llama: Oracle) -> None:
     check(engine, llama)
 
 
+@pytest.mark.v2
+def test_logprobs_of_tokens_outside_are_vllms_alone(engine: Engine, llama: Oracle) -> None:
+    one = all_marked(llama)[0]
+    params = asking(one, 9, logprobs=0)
+    params.extra_args["guidance_logprobs"] = True
+    (output,) = engine.generate([one.case.prompt], [params])
+    shown = [
+        hasattr(row[token], "conditional")
+        for token, row in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+    ]
+    assert shown == one.guided(9)
+
+
 @pytest.mark.parametrize("options", [TIGHT, {**ROOMY, "async_scheduling": True}], ids=str)
 def test_chunked_and_preempted_and_async(
     model_folder: Callable[[str], Path], llama: Oracle, options: dict[str, Any]
@@ -146,19 +159,6 @@ def test_with_drafts(
         assert engine.stats()["guided_drafts_accepted"] > 0
     finally:
         engine.close()
-
-
-@pytest.mark.v2
-def test_logprobs_of_tokens_outside_are_vllms_alone(engine: Engine, llama: Oracle) -> None:
-    one = all_marked(llama)[0]
-    params = asking(one, 9, logprobs=0)
-    params.extra_args["guidance_logprobs"] = True
-    (output,) = engine.generate([one.case.prompt], [params])
-    shown = [
-        hasattr(row[token], "conditional")
-        for token, row in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
-    ]
-    assert shown == one.guided(9)
 
 
 # --- the frontend ---------------------------------------------------------------------------------

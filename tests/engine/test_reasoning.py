@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cfg_core.reference import FORBIDDEN, guided_generate
+from cfg_core.reference import FORBIDDEN, Formula, weighted_generate
 from tests.engine.in_process_server import Server, events
 
 RENAMED = {"<repo_name>": "<think>", "<reponame>": "</think>"}
@@ -78,11 +78,15 @@ def idle(server: Server) -> Iterator[Server]:
     server.assert_idle()
 
 
-def expected_ids(folder: Path) -> list[int]:
-    """The guided greedy tokens, with `</think>` forced where the budget is spent."""
+def expected_ids(folder: Path, part: str | None = None) -> list[int]:
+    """The guided greedy tokens, with `</think>` forced where the budget is spent.
+
+    part: only this part is guided.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    end = tokenizer.convert_tokens_to_ids("</think>")
+    start, end = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
+    between = {None: None, "thinking": (start, end), "answer": (end, start)}[part]
 
     def close(scores: torch.Tensor, prompt: list[int], output: list[int]) -> torch.Tensor:
         if len(output) != BUDGET - 1:
@@ -98,11 +102,11 @@ def expected_ids(folder: Path) -> list[int]:
         found: list[int] = tokenizer(text).input_ids
         return found
 
-    text = guided_generate(
+    text = weighted_generate(
         model,
         ids("You are a pirate."),
-        ids(HELPFUL),
-        scale=1.5,
+        [ids(HELPFUL)],
+        Formula(scales=((0, 1.5),), between=between),
         max_new_tokens=NEW_TOKENS,
         processors=[close],
     )
@@ -118,6 +122,18 @@ def test_reasoning_and_answer_are_guided(idle: Server, reasoner: Path) -> None:
     assert message["reasoning"]
     assert message["content"]
     assert idle.answer(CHAT)["choices"][0]["message"] != message
+
+
+@pytest.mark.parametrize(
+    ("part", "guided"), [("thinking", BUDGET), ("answer", NEW_TOKENS - BUDGET)]
+)
+def test_one_part_is_guided(idle: Server, reasoner: Path, part: str, guided: int) -> None:
+    """The token that ends the thinking belongs to it."""
+    answer = idle.answer({**CHAT, **GUIDANCE, "guidance_in": part, "return_token_ids": True})
+    assert answer["choices"][0]["token_ids"] == expected_ids(reasoner, part)
+    assert answer["guidance"]["guided_tokens"] == guided
+    assert answer["guidance"]["gate_closed_tokens"] == NEW_TOKENS - guided
+    assert expected_ids(reasoner, part) != expected_ids(reasoner)
 
 
 def test_a_stream_tells_reasoning_from_content(idle: Server) -> None:

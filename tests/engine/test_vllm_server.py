@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import statistics
 import time
@@ -90,6 +91,57 @@ def test_the_meter_agrees_with_usage(server: Server, name: str, stream: bool) ->
     assert "kv_transfer_params" not in last or last["kv_transfer_params"] is None, (
         "the engine's count must not be sent to clients"
     )
+
+
+SHOWN = {"prompt": STORY, "max_tokens": 9, "temperature": 0, "logprobs": 1}
+
+
+def strengths_of(answer: dict[str, Any]) -> list[float]:
+    shown: list[float] = answer["choices"][0]["logprobs"]["guidance_strength"]
+    return shown
+
+
+def test_what_limits_did_is_told(server: Server) -> None:
+    limits = {"guidance_scale": 3.0, "guidance_max_kl": 0.3, "guidance_min_entropy": 1.0}
+    answer = server.answer({**SHOWN, **GUIDED, **limits, "guidance_logprobs": True})
+    strengths, told = strengths_of(answer), answer["guidance"]
+    closed = strengths.count(0.0)
+    assert 0 < closed < 9
+    assert any(0 < strength < 1 for strength in strengths)
+    assert told["gate_closed_tokens"] == closed
+    assert told["guided_tokens"] == 9 - closed
+    assert told["full_strength_tokens"] == strengths.count(1.0)
+    assert told["mean_strength"] == pytest.approx(statistics.mean(strengths))
+
+
+def test_the_scales_of_a_rule_are_told(server: Server) -> None:
+    fields = {"negative_prompt": GUIDED["negative_prompt"], "guidance_rule": {"name": "adacad"}}
+    answer = server.answer({**SHOWN, **fields, "guidance_logprobs": True})
+    scales, told = strengths_of(answer), answer["guidance"]
+    assert all(1 < scale <= 1 + math.log(2) for scale in scales)
+    assert len(set(scales)) > 3
+    assert told["rule"] == {"name": "adacad", "offset": 0.0}
+    assert told["mean_strength"] == pytest.approx(statistics.mean(scales))
+    assert told["guided_tokens"] == 9
+    assert "scale" not in told
+    assert "full_strength_tokens" not in told
+
+
+def test_tokens_outside_of_markers_are_told(server: Server) -> None:
+    asked = {**SHOWN, **GUIDED, "return_token_ids": True}
+    plain = server.answer({**SHOWN, "return_token_ids": True})["choices"][0]["token_ids"]
+    start, end = plain[2], 0
+    assert start not in plain[:2]
+    markers = {"start_token_id": start, "end_token_id": end}
+    answer = server.answer({**asked, "guidance_between": markers, "guidance_logprobs": True})
+    assert answer["choices"][0]["token_ids"][:3] == plain[:3]
+    assert strengths_of(answer) == [None] * 3 + [1.0] * 6
+    assert answer["guidance"]["guided_tokens"] == 6
+    assert answer["guidance"]["gate_closed_tokens"] == 3
+    never = {"start_token_id": 1, "end_token_id": end}
+    told = server.answer({**asked, "guidance_between": never})["guidance"]
+    assert told["guided_tokens"] == 0
+    assert "between its markers" in told["note"]
 
 
 def test_beams_are_counted(server: Server) -> None:

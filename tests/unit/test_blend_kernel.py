@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfg_core.blend import LARGEST_WEIGHT, blend, weaken
+from cfg_core.blend import LARGEST_WEIGHT, StrengthRows, blend, strength_kernel, weaken
 from cfg_core.blend import kernel as blend_kernel
 from cfg_core.blend.kernel import BLOCK
 
@@ -46,6 +46,7 @@ def compare() -> None:
         assert torch.allclose(out[rows[0]], wanted, rtol=1e-4, atol=rounding), case
         assert torch.equal(out[others], untouched), case
     compare_merged(generator)
+    compare_weakened(generator)
     assert blend_kernel.check(torch.device("cpu"))
     assert blend_kernel.is_usable(torch.device("cpu"))
 
@@ -65,6 +66,29 @@ def compare_merged(generator: torch.Generator) -> None:
         assert torch.allclose(merged.float(), wanted, rtol=1e-2, atol=1e-2), (streams, width, dtype)
         if dtype == torch.float32:
             assert torch.allclose(merged, wanted, rtol=1e-4, atol=1e-4), (streams, width)
+
+
+def compare_weakened(generator: torch.Generator) -> None:
+    """Regions and gates that bind and do not, at scales up to the largest: PyTorch's strengths."""
+    cases = itertools.product(
+        (1, 7, BLOCK, BLOCK + 900), POINTERS, (0.5, 3.0, 1e20, -1e4), (0.01, 0.5, float("inf"))
+    )
+    for vocabulary, dtype, scale, limit in cases:
+        logits = (torch.randn(2, 4, vocabulary, generator=generator) * 3).to(dtype)
+        forbidden = torch.rand(logits.shape, generator=generator) < 0.2
+        forbidden[..., -1] = False
+        logits[forbidden] = float("-inf")
+        blended = blend(logits, torch.tensor([[scale], [1 - scale]]).expand(2, 4))
+        gates = torch.tensor([[0.0], [1.0], [1e9], [0.0]])
+        limits = StrengthRows(torch.arange(4), torch.full((4, 1), limit), gates)
+        wanted, strengths = weaken(logits[0], blended, limits)
+        out, places = torch.full((6, vocabulary), 7.0), torch.tensor([3, 0, 5, 2])
+        out[places] = blended
+        found = strength_kernel.weaken_rows(logits[0].contiguous(), out, places, limits)
+        case = (vocabulary, dtype, scale, limit)
+        assert torch.allclose(found, strengths, rtol=1e-3, atol=1e-6), case
+        assert torch.allclose(out[places], wanted, rtol=2e-3, atol=2e-3), case
+        assert (out[[1, 4]] == 7).all(), case
 
 
 def test_the_kernels_compute_what_pytorch_does():
@@ -112,6 +136,16 @@ def test_the_kernels_compile_for_gpus(capability, dtype, tmp_path, monkeypatch):
         types = {**own, "STREAMS": "constexpr", "BLOCK": "constexpr"}
         merge = ASTSource(blend_kernel.merge_kernel, types, {"STREAMS": streams, "BLOCK": BLOCK})
         compiled.append(triton.compile(merge, target=target))
+    constants = {"BLOCK": strength_kernel.BLOCK, "ROUNDS": 8}
+    constants |= {"CLOSE": 1e-5, "LEAST": -1e30, "SMALLEST": 1e-30}
+    types = {"leaders": POINTERS[dtype], "places": "*i64", "vocabulary": "i32", "stride": "i32"}
+    types |= dict.fromkeys(("outs", "max_kls", "min_entropies", "strengths"), "*fp32")
+    types |= {"out_stride": "i32", **dict.fromkeys(constants, "constexpr")}
+    names = strength_kernel.weaken_kernel.arg_names
+    weak = ASTSource(
+        strength_kernel.weaken_kernel, {name: types[name] for name in names}, constants
+    )
+    compiled.append(triton.compile(weak, target=target))
     for kernel in compiled:
         assert kernel.asm["cubin"][:4] == b"\x7fELF"
         assert f".target {capability}" in kernel.asm["ptx"]
@@ -131,6 +165,7 @@ def test_a_kernel_that_is_wrong_is_not_used(fault, monkeypatch, caplog):
 
     monkeypatch.setattr(blend_kernel, "blend_rows", broken)
     monkeypatch.setattr(blend_kernel, "merge_rows", merged_right)
+    monkeypatch.setattr(blend_kernel, "weaken_rows", weakened_right)
     assert not blend_kernel._is_right(torch.device("cpu"))
     assert "blended by PyTorch" in caplog.text
 
@@ -139,30 +174,35 @@ def blended_right(logits, rows, weights, out):
     out[rows[0]] = blend(logits[rows], weights)
 
 
-def merged_right(states, rows, weights):
-    return (states[rows] * weights.unsqueeze(-1)).sum(0)
-
-
 def weakened_right(leader, out, places, limits):
     out[places], strengths = weaken(leader, out[places], limits)
     return strengths
 
 
-@pytest.mark.parametrize("wrong", ["merge_rows", "weaken_rows"])
-def test_wrong_sums_or_strengths_are_not_used(monkeypatch, caplog, wrong):
-    right = {"merge_rows": merged_right, "weaken_rows": weakened_right}
+def merged_right(states, rows, weights):
+    return (states[rows] * weights.unsqueeze(-1)).sum(0)
+
+
+def test_a_merge_that_is_wrong_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
-    for name, function in right.items():
-        monkeypatch.setattr(blend_kernel, name, function)
-    monkeypatch.setattr(blend_kernel, wrong, lambda *a: right[wrong](*a) + 0.01)
+    monkeypatch.setattr(blend_kernel, "merge_rows", lambda *a: merged_right(*a) + 0.01)
+    monkeypatch.setattr(blend_kernel, "weaken_rows", weakened_right)
+    assert not blend_kernel._is_right(torch.device("cpu"))
+    assert "other values" in caplog.text
+
+
+def test_a_strength_that_is_wrong_is_not_used(monkeypatch, caplog):
+    monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
+    monkeypatch.setattr(blend_kernel, "merge_rows", merged_right)
+    monkeypatch.setattr(blend_kernel, "weaken_rows", lambda *a: weakened_right(*a) * 0.9)
     assert not blend_kernel._is_right(torch.device("cpu"))
     assert "other values" in caplog.text
 
 
 def test_kernels_that_are_right_are_used(monkeypatch):
+    monkeypatch.setattr(blend_kernel, "weaken_rows", weakened_right)
     monkeypatch.setattr(blend_kernel, "blend_rows", blended_right)
     monkeypatch.setattr(blend_kernel, "merge_rows", merged_right)
-    monkeypatch.setattr(blend_kernel, "weaken_rows", weakened_right)
     assert blend_kernel._is_right(torch.device("cpu"))
 
 

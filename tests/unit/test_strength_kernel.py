@@ -1,4 +1,4 @@
-"""The Triton kernel of strengths: right in the interpreter, and compiled for GPUs."""
+"""The Triton kernel of strengths against bisection in float64, in the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfg_core.blend import kernel, strength_kernel
 from cfg_core.blend.strength import StrengthRows, weaken
 from cfg_core.blend.strength_kernel import BLOCK, weaken_rows
 
@@ -19,8 +18,7 @@ triton = pytest.importorskip("triton", reason="needs Triton, which this system h
 
 ROOT = Path(__file__).resolve().parents[2]
 NEVER = float("-inf")
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-CAPABILITIES = {"sm_80": 80, "sm_90": 90}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_KL = (1e-3, 0.01, 0.05, 0.5, 1.0, 2.0, 8.0, float("inf"), 0.5)
 MIN_ENTROPY = (0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 3.0, 1.0, float("inf"))
 
@@ -29,7 +27,7 @@ def compare() -> None:
     """Run in the interpreter: small and great pushes, forbidden tokens, open and closed gates."""
     generator = torch.Generator().manual_seed(0)
     sizes = (1, BLOCK, BLOCK + 900)
-    for vocabulary, dtype, size in itertools.product(sizes, POINTERS, (1.0, 30.0, 1e20)):
+    for vocabulary, dtype, size in itertools.product(sizes, DTYPES, (1.0, 30.0, 1e20)):
         num = len(MAX_KL)
         leader = (torch.randn(num, vocabulary, generator=generator) * 4).to(dtype)
         forbidden = torch.rand(num, vocabulary, generator=generator) < 0.2
@@ -50,7 +48,6 @@ def compare() -> None:
         assert torch.allclose(out[places].softmax(-1), wanted.softmax(-1), atol=2e-4), case
         others = [row for row in range(num + 2) if row not in places]
         assert (out[others] == 7).all(), case
-    assert kernel.check(torch.device("cpu"))
 
 
 def exact(leader: torch.Tensor, blend: torch.Tensor, limits: StrengthRows) -> torch.Tensor:
@@ -85,33 +82,6 @@ def test_the_kernel_finds_the_largest_strength() -> None:
         check=False,
     )
     assert told.returncode == 0, told.stderr
-
-
-@pytest.mark.parametrize("dtype", POINTERS, ids=str)
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_the_kernel_compiles_for_gpus(
-    capability: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton's compiler and NVIDIA's assembler need no GPU."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    floats = ("out", "max_kls", "min_entropies", "strengths")
-    types = {"leaders": POINTERS[dtype], "places": "*i64", **dict.fromkeys(floats, "*fp32")}
-    types |= dict.fromkeys(("vocabulary", "stride", "out_stride"), "i32")
-    constants = {
-        "BLOCK": BLOCK,
-        "ROUNDS": strength_kernel.ROUNDS,
-        "LEAST": strength_kernel.LEAST,
-        "SMALLEST": strength_kernel.SMALLEST,
-    }
-    types |= dict.fromkeys(constants, "constexpr")
-    own = strength_kernel.strength_kernel
-    source = ASTSource(own, {name: types[name] for name in own.arg_names}, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITIES[capability], 32))
-    assert compiled.asm["cubin"][:4] == b"\x7fELF"
-    assert f".target {capability}" in compiled.asm["ptx"]
 
 
 if __name__ == "__main__":

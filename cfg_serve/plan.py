@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cfg_serve.check import yaml_text
-from cfg_serve.check.file import GENERATOR, problems_of
+from cfg_serve.check.file import GENERATOR, deployment_of, generators_of, problems_of
 from cfg_serve.errors import CommandError
 from cfg_serve.generate.choices import Wanted, configuration
 from cfg_serve.generate.model_facts import ModelFacts, facts_of
@@ -50,14 +50,21 @@ def for_file(
 
 def _set_replicas(config: Mapping[str, Any], replicas: int, path: Path) -> None:
     for application in config["applications"]:
+        generators = generators_of(application.get("args") or {})
+        if len(generators) > 1:
+            raise CommandError(
+                f"--replicas: {path} has several models. Set `num_replicas` of each under"
+                " `deployments`."
+            )
+        name = next(map(deployment_of, generators), GENERATOR)
         parts = application.setdefault("deployments", [])
-        entry = next((part for part in parts if part["name"] == GENERATOR), None)
+        entry = next((part for part in parts if part["name"] == name), None)
         if entry is None:
-            entry = {"name": GENERATOR}
+            entry = {"name": name}
             parts.append(entry)
         if "autoscaling_config" in entry:
             raise CommandError(
-                f"--replicas: {GENERATOR} of {path} has `autoscaling_config`, which decides that."
+                f"--replicas: {name} of {path} has `autoscaling_config`, which decides that."
             )
         entry["num_replicas"] = replicas
 

@@ -18,11 +18,11 @@ logger = logging.getLogger("ray.serve")
 
 
 def build(args: AppArgs) -> Application:
-    """Put CfgRouter in front of ModelReplica and of one Embedder for each encoder.
+    """Put CfgRouter in front of the deployments of generators and encoders.
 
     Raises ConfigError for a mistake in `args`, before anything starts.
     """
-    if sentence := args.missing_model():
+    for sentence in args.missing_models():
         logger.warning(sentence)
     args = args.resolved()
     largest_answer = max((encoder.options.max_answer_bytes for encoder in args.encoders), default=0)
@@ -34,8 +34,9 @@ def build(args: AppArgs) -> Application:
         )
     deployments: tuple[Any, ...] = (CfgRouter, ModelReplica, Embedder)
     router, generator, encoder = deployments  # Serve's decorator is not typed
+    generators = {
+        g.model_name: generator.options(name=g.deployment).bind(g) for g in args.generators
+    }
     encoders = {e.model_name: encoder.options(name=e.deployment).bind(e) for e in args.encoders}
-    application: Application = router.bind(
-        generator.bind(args) if args.model else None, encoders, args
-    )
+    application: Application = router.bind(generators, encoders, args)
     return application

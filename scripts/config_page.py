@@ -24,16 +24,17 @@ from pydantic_core import PydanticUndefined
 from cfg_core.grammars.trials import GrammarLimits
 from deployments.config.access import AccessArgs, KeyArgs
 from deployments.config.admission import AdmissionArgs
-from deployments.config.args import AppArgs, FallbackArgs
+from deployments.config.args import AppArgs
 from deployments.config.base import YamlArgs
 from deployments.config.encoders import EncoderArgs
+from deployments.config.generators import FallbackArgs, ModelArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 MODELS: tuple[type[YamlArgs], ...] = (
-    *(AppArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, HttpArgs),
+    *(AppArgs, ModelArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, HttpArgs),
     TracingArgs,
 )
 SECTIONS: dict[str, type] = {

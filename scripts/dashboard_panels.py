@@ -51,8 +51,11 @@ def rate_of_ingresses(name: str, by: str = "", more: str = "") -> str:
 
 
 def rate_of_replicas(name: str, by: str = "", more: str = "") -> str:
-    """The increase per second of what replicas count, which each ingress tells."""
-    labels = f"instance, {by}" if by else "instance"
+    """The increase per second of what replicas count, which each ingress tells.
+
+    With several generators, each has its own series.
+    """
+    labels = ", ".join(dict.fromkeys(("instance", "model", by))).removesuffix(", ")
     of_one = f"max by ({labels}) ({rate(f'cfg_serve_{name}_total', more)})"
     return f"sum{f' by ({by})' if by else ''} ({of_one})"
 
@@ -104,7 +107,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Replicas of the generator",
             "Replicas that run. Fewer than you configured: one is starting, or was lost.",
-            {"replicas": f"sum (max by (instance) ({last('replicas')}))"},
+            {"replicas": f"sum (max by (instance, model) ({last('replicas')}))"},
             is_stat=True,
         ),
         Panel(

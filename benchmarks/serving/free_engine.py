@@ -134,5 +134,5 @@ def build(args: AppArgs) -> Application:
     )(FreeReplica)
     router: Any = CfgRouter
     args = args.resolved()
-    application: Application = router.bind(replica.bind(args), {}, args)
+    application: Application = router.bind({args.model_name: replica.bind(args)}, {}, args)
     return application

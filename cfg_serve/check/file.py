@@ -6,7 +6,7 @@ It takes milliseconds, and needs neither Ray nor vLLM. What is wrong becomes one
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,9 @@ def _application(application: Mapping[str, Any], where: str, at: Place) -> Itera
     else:
         yield Problem("`args` must have keys such as `model`.", at=(*at, "args"))
         args = {}
-    yield from _deployments(application.get("deployments"), names_of(args), (*at, "deployments"))
+    place = (*at, "deployments")
+    yield from _deployments(application.get("deployments"), args, place)
+    yield from _asleep(application.get("deployments"), args, place)
 
 
 def is_ours(application: Mapping[str, Any]) -> bool:
@@ -97,18 +99,35 @@ def _args(args: Mapping[str, Any], at: Place) -> list[Problem]:
         )
         check_message_sizes(resolved.access.max_body_bytes, largest, serve_settings())
     except ValidationError as error:
-        return [Problem(_sentence(item), at=(*at, *item["loc"])) for item in error.errors()]
+        return [Problem(_sentence(item, args), at=(*at, *item["loc"])) for item in error.errors()]
     except ConfigError as error:
         return [Problem(str(error), at=at)]
     return []
 
 
-def _sentence(item: Mapping[str, Any]) -> str:
+def _sentence(item: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     where = ".".join(map(str, item["loc"]))
-    message = item["msg"].removeprefix("Value error, ")
+    message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] in _NO_MAPPING:
         message = "this must have keys"
-    return message if item["type"] == "value_error" else f"`{where}` in `args`: {message}."
+    if item["type"] != "value_error":
+        return f"`{where}` in `args`: {message}."
+    match item["loc"]:
+        case ("models", int(at), *_):
+            return f"`models[{at}]` ({args['models'][at].get('model', 'no model')}): {message}"
+    return message
+
+
+def generators_of(args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The keys of each generator, as far as they can be read."""
+    if isinstance(models := args.get("models"), list):
+        return [entry for entry in models if isinstance(entry, Mapping)]
+    return [args] if args.get("model") else []
+
+
+def deployment_of(generator: Mapping[str, Any]) -> str:
+    """The name of a generator's deployment."""
+    return str(generator.get("deployment", GENERATOR))
 
 
 def names_of(args: Mapping[str, Any]) -> list[str]:
@@ -116,10 +135,10 @@ def names_of(args: Mapping[str, Any]) -> list[str]:
     encoders = args.get("encoders")
     entries = [x for x in encoders if isinstance(x, Mapping)] if isinstance(encoders, list) else []
     named = [str(entry.get("deployment", "Embedder")) for entry in entries]
-    return [ROUTER, *([GENERATOR] if args.get("model") else []), *named]
+    return [ROUTER, *map(deployment_of, generators_of(args)), *named]
 
 
-def _deployments(given: object, names: Collection[str], at: Place) -> Iterator[Problem]:
+def _deployments(given: object, args: Mapping[str, Any], at: Place) -> Iterator[Problem]:
     if given is None:
         return
     if not isinstance(given, list):
@@ -134,17 +153,18 @@ def _deployments(given: object, names: Collection[str], at: Place) -> Iterator[P
             yield Problem(said, at=place)
             continue
         name = entry.get("name")
-        if sentence := _name(name, number, names, seen):
+        if sentence := _name(name, number, args, seen):
             yield Problem(sentence, at=(*place, "name"))
         seen.append(name)
         yield from _deployment(entry, str(name), place)
 
 
-def _name(name: object, number: int, names: Collection[str], seen: list[object]) -> str | None:
+def _name(name: object, number: int, args: Mapping[str, Any], seen: list[object]) -> str | None:
     """What is wrong with the name of an entry; None if nothing is."""
+    names = names_of(args)
     if name is None:
         return f"`deployments[{number}]` needs a `name`: {', '.join(names)}."
-    if name == GENERATOR and name not in names:
+    if name == GENERATOR and name not in names and not generators_of(args):
         return f"`{name}` in `deployments` belongs to `model` in `args`, which is missing."
     if name not in names:
         return f"`deployments` has no part `{name}` to set options of: {nearest(name, names)}"
@@ -157,6 +177,31 @@ def _deployment(entry: Mapping[str, Any], name: str, at: Place) -> Iterator[Prob
     yield from _unknown(entry, "deployments", name, at)
     for section in ("ray_actor_options", "autoscaling_config", "logging_config"):
         yield from _section(entry, section, f"{name}.{section}", at)
+
+
+def _asleep(given: object, args: Mapping[str, Any], at: Place) -> Iterator[Problem]:
+    """Whether the deployments of models agree with `scales_to_zero`.
+
+    If not, a model that is broken would count as asleep, or /ready would wake one.
+    """
+    entries = [x for x in given if isinstance(x, Mapping)] if isinstance(given, list) else []
+    scaling = {str(entry.get("name")): entry.get("autoscaling_config") for entry in entries}
+    for generator in generators_of(args):
+        name = deployment_of(generator)
+        found = scaling.get(name)
+        may_sleep = isinstance(found, Mapping) and found.get("min_replicas") == 0
+        if generator.get("scales_to_zero") and not may_sleep:
+            said = (
+                "`scales_to_zero` needs `autoscaling_config: {min_replicas: 0}` of"
+                f" `{name}` under `deployments`."
+            )
+            yield Problem(said, at=at)
+        elif may_sleep and generator is not args and not generator.get("scales_to_zero"):
+            said = (
+                f"`{name}` has `min_replicas: 0`: set `scales_to_zero: true` in its entry of"
+                " `models`, else /ready starts a replica."
+            )
+            yield Problem(said, at=at)
 
 
 def _section(config: Mapping[str, Any], section: str, where: str, at: Place) -> Iterator[Problem]:

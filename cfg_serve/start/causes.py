@@ -18,6 +18,9 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 WRITER = re.compile(r"^(?:\([^()]*\bpid=\d+[^()]*\) ?)+")
 """The names of processes that Ray and vLLM write in front of a line."""
 
+REPLICA = re.compile(r"\(ServeReplica:[^:]*:([^ ()]+) pid=")
+"""The name of a replica's process, with that of its deployment."""
+
 STAMP = re.compile(r"^(?:[A-Z]+ )?\d[\d-]* [\d:.,]+ (?:\[[\w./]+:\d+\] ?)?")
 ERROR = re.compile(r"^(?:[A-Za-z_][\w]*\.)*(\w*(?:Error|Exception|Exit|NotFound))(?:: (.*))?$")
 """The last line of a traceback."""
@@ -39,10 +42,14 @@ _NEXT = ("Traceback", "The above", "During", "  File", "[")
 
 @dataclass(frozen=True)
 class Cause:
-    """error: the first error, as the process told it. advice: what to do; empty if unknown."""
+    """error: the first error, as the process told it. advice: what to do; empty if unknown.
+
+    deployment: whose process told it; empty if unknown.
+    """
 
     error: str
     advice: str = ""
+    deployment: str = ""
 
     def __str__(self) -> str:
         return f"{self.error}\n\nWhat to do: {self.advice}" if self.advice else self.error
@@ -169,10 +176,10 @@ def cause(log: str) -> Cause | None:
     """The first error of a log that there is advice for, else the first; None if there is none."""
     lines = [_line(line) for line in log.splitlines()]
     found = errors(lines)
-    for text in (*found, *(line.text for line in lines if _tells_failure(line.text))):
-        if advice := _advice(text):
-            return Cause(text.strip(), advice)
-    return Cause(found[0]) if found else None
+    for line in (*found, *(line for line in lines if _tells_failure(line.text))):
+        if advice := _advice(line.text):
+            return Cause(line.text.strip(), advice, line.deployment)
+    return Cause(found[0].text, deployment=found[0].deployment) if found else None
 
 
 class Line(NamedTuple):
@@ -180,6 +187,12 @@ class Line(NamedTuple):
 
     writer: str
     text: str
+
+    @property
+    def deployment(self) -> str:
+        """The deployment of the replica that wrote it; empty if Serve does not name it."""
+        found = REPLICA.match(self.writer)
+        return found[1] if found else ""
 
 
 def _line(line: str) -> Line:
@@ -189,7 +202,7 @@ def _line(line: str) -> Line:
     return Line(writer, STAMP.sub("", WRITER.sub("", plain)))
 
 
-def errors(lines: Sequence[Line]) -> list[str]:
+def errors(lines: Sequence[Line]) -> list[Line]:
     """The errors that ended tracebacks, each with the lines that belong to its text."""
     return [
         _with_more(lines[at:])
@@ -198,7 +211,7 @@ def errors(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _with_more(lines: Sequence[Line]) -> str:
+def _with_more(lines: Sequence[Line]) -> Line:
     """A text may go on in the next lines of the same process, until an empty line or a traceback.
 
     lines: from the error on.
@@ -210,7 +223,7 @@ def _with_more(lines: Sequence[Line]) -> str:
         if not text.strip() or text.startswith(_NEXT) or ERROR.match(text):
             break
         told.append(text)
-    return "\n".join(told[:_MOST_LINES]).strip()
+    return Line(first.writer, "\n".join(told[:_MOST_LINES]).strip())
 
 
 def _advice(text: str) -> str:

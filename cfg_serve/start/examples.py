@@ -46,7 +46,7 @@ def model_names(config: Mapping[str, Any]) -> list[str]:
     for application in config["applications"]:
         if is_ours(application):
             args = AppArgs.model_validate(application.get("args") or {}).resolved()
-            found += [args.model, *(encoder.model for encoder in args.encoders)]
+            found += [*(g.model for g in args.generators), *(e.model for e in args.encoders)]
     return [model for model in found if model]
 
 
@@ -55,8 +55,8 @@ def missing_models(config: Mapping[str, Any]) -> list[str]:
     found = []
     for args in arguments(config):
         with contextlib.suppress(ValueError):
-            found.append(AppArgs.model_validate(args).missing_model())
-    return [sentence for sentence in found if sentence]
+            found += AppArgs.model_validate(args).missing_models()
+    return found
 
 
 def served(url: str) -> str | None:
@@ -106,8 +106,8 @@ def chats(config: Mapping[str, Any]) -> bool:
     """Whether the first generator has a template for conversations, as far as its folder tells."""
     for args in arguments(config):
         with contextlib.suppress(ValueError, OSError):
-            if model := AppArgs.model_validate(args).resolved().model:
-                return has_template(Path(model))
+            for generator in AppArgs.model_validate(args).resolved().generators[:1]:
+                return has_template(Path(str(generator.model)))
     return False
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfg_serve.check.file import GENERATOR, ROUTER, is_ours, names_of
+from cfg_serve.check.file import ROUTER, deployment_of, generators_of, is_ours, names_of
 from cfg_serve.errors import CommandError
 from cfg_serve.machine import GIB, Machine, gib
 
@@ -131,15 +131,32 @@ def problems(config: Mapping[str, Any], machine: Machine) -> list[str]:
     """Everything that would keep the replicas from starting on this machine."""
     found = [lacking(config, machine)]
     for application in config["applications"]:
-        args = application.get("args") or {}
-        if is_ours(application) and args.get("model") and machine.device == "cpu":
-            found += [_executor(args), _memory(application, machine)]
+        if is_ours(application) and machine.device == "cpu":
+            found += _of_generators(application, machine)
     return [sentence for sentence in found if sentence]
 
 
-def _executor(args: Mapping[str, Any]) -> str | None:
+def _of_generators(application: Mapping[str, Any], machine: Machine) -> Iterator[str]:
+    """What keeps each generator from starting on a CPU; with several, it is named."""
+    args, free = application.get("args") or {}, machine.memory_bytes
+    for entry in generators_of(args):
+        name = deployment_of(entry)
+        engine = entry.get("engine") or {}
+        replicas = wanted_replicas({"applications": [application]})[name]
+        variables = _variables(application, name)
+        for sentence in (
+            _executor(engine),
+            _memory(engine, replicas, variables, free, machine.total_bytes),
+        ):
+            if sentence:
+                yield (
+                    sentence if entry is args else f"`{entry.get('model')}` in `models`: {sentence}"
+                )
+        free -= int(_number(engine, "kv_cache_memory_bytes", 0)) * replicas
+
+
+def _executor(engine: Mapping[str, Any]) -> str | None:
     """On CPUs, vLLM's workers cannot be Ray actors."""
-    engine = args.get("engine") or {}
     ranks = int(
         _number(engine, "tensor_parallel_size", 1) * _number(engine, "pipeline_parallel_size", 1)
     )
@@ -153,11 +170,13 @@ def _executor(args: Mapping[str, Any]) -> str | None:
     )
 
 
-def _memory(application: Mapping[str, Any], machine: Machine) -> str | None:
-    """What the KV cache takes on a CPU, where vLLM's own choice is nearly all memory."""
-    engine = (application.get("args") or {}).get("engine") or {}
-    replicas = wanted_replicas({"applications": [application]})[GENERATOR]
-    free = machine.memory_bytes
+def _memory(
+    engine: Mapping[str, Any], replicas: int, variables: set[str], free: float, total: float
+) -> str | None:
+    """What the KV cache takes on a CPU, where vLLM's own choice is nearly all memory.
+
+    free: bytes that the models before leave.
+    """
     if engine.get("kv_cache_memory_bytes"):
         given = int(_number(engine, "kv_cache_memory_bytes", 0))
         if given * replicas <= free:
@@ -167,14 +186,14 @@ def _memory(application: Mapping[str, Any], machine: Machine) -> str | None:
             f" {replicas} replicas, and {gib(free)} of memory are free: set"
             f" {suggested_kv_bytes(free, replicas)} or less."
         )
-    if _KV_SPACE in _variables(application):
+    if _KV_SPACE in variables:
         return None
     share = _number(engine, "gpu_memory_utilization", VLLM_FRACTION)
-    if machine.total_bytes * share * replicas <= free:
+    if total * share * replicas <= free:
         return None
     return (
         f"without `kv_cache_memory_bytes`, vLLM takes {share:g} of the memory for each engine on a"
-        f" CPU ({gib(machine.total_bytes * share)}), and {gib(free)} of {gib(machine.total_bytes)}"
+        f" CPU ({gib(total * share)}), and {gib(free)} of {gib(total)}"
         f" are free: set `engine: {{kv_cache_memory_bytes: {suggested_kv_bytes(free, replicas)}}}`."
     )
 
@@ -184,11 +203,11 @@ def suggested_kv_bytes(free: float, replicas: int = 1) -> int:
     return max(2**26, min(4 * GIB, int(free / 8 / replicas)) // 2**26 * 2**26)
 
 
-def _variables(application: Mapping[str, Any]) -> set[str]:
-    """The names of the environment variables of the generator's replicas."""
+def _variables(application: Mapping[str, Any], deployment: str) -> set[str]:
+    """The names of the environment variables of a deployment's replicas."""
     found = set(os.environ)
     for entry in application.get("deployments") or ():
-        if entry["name"] == GENERATOR:
+        if entry["name"] == deployment:
             runtime = (entry.get("ray_actor_options") or {}).get("runtime_env") or {}
             found |= set(runtime.get("env_vars") or {})
     return found

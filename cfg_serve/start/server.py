@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from cfg_serve import home
-from cfg_serve.check.file import problems_of
+from cfg_serve.check.file import deployment_of, generators_of, problems_of
 from cfg_serve.errors import CommandError
 from cfg_serve.generate.model_facts import refusals
 from cfg_serve.machine import this_machine
@@ -161,16 +161,21 @@ def _wait(plan: Plan, child: subprocess.Popen[bytes], state: Path, log: Path) ->
 
 def _wait_for_ingress(plan: Plan, wanted: dict[str, int]) -> None:
     """Wait until the ingress has heard of all replicas, where it may be asked and there is one."""
-    replicas = wanted.get("ModelReplica", 0)
+    replicas = sum(wanted.get(name, 0) for name in _generators(plan.config))
     if replicas > 1 and wanted["CfgRouter"] == 1 and not examples.has_keys(plan.config):
         processes.wait_for(lambda: _replicas(plan.url) >= replicas, INGRESS_PATIENCE_S)
 
 
+def _generators(config: dict[str, Any]) -> list[str]:
+    """The names of the generators' deployments."""
+    entries = [entry for args in examples.arguments(config) for entry in generators_of(args)]
+    return [deployment_of(entry) for entry in entries]
+
+
 def _replicas(url: str) -> int:
-    """The replicas of the generator that the ingress knows."""
+    """The replicas of the generators that the ingress knows."""
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/metrics", timeout=10) as told:
-        found = _REPLICAS.search(told.read().decode())
-        return int(float(found[1])) if found else 0
+        return sum(int(float(found)) for found in _REPLICAS.findall(told.read().decode()))
     return 0
 
 
@@ -191,7 +196,9 @@ def _tell(plan: Plan) -> None:
 def _explained(what: str, plan: Plan, log: Path) -> str:
     text = _text(log)
     if found := causes.cause(text):
-        return f"{what}: {found}\n\nThe whole log: {log}"
+        several = len(_generators(plan.config)) > 1
+        whose = f" ({found.deployment})" if several and found.deployment else ""
+        return f"{what}{whose}: {found}\n\nThe whole log: {log}"
     return f"{what}. The end of its log, {log}:\n\n{causes.last_lines(text)}"
 
 

@@ -8,55 +8,24 @@ where Serve users look for them. This module does not read them.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from cfg_core.errors import ConfigError
 from cfg_core.grammars.trials import GrammarLimits
-from cfg_core.logits_processors.config import check_config as check_processors
-from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
 from deployments.config.access import AccessArgs
 from deployments.config.admission import AdmissionArgs
-from deployments.config.base import YamlArgs
 from deployments.config.checks import check_body_limits, check_generator, check_unique
 from deployments.config.encoders import EncoderArgs
-from deployments.config.engine_keys import check_engine_keys, check_frontend
+from deployments.config.generators import GeneratorArgs, ModelArgs
 from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
-from deployments.config.model_paths import is_missing, last_part, resolve_model, resolved_frontend
 from deployments.config.tracing import TracingArgs
 from deployments.health.beacon import ASK_EVERY_S
 
 
-class FallbackArgs(YamlArgs):
-    """The model that is served in place of `model`, and how its options differ."""
-
-    section = "fallback"
-
-    model: str
-    """The model that is served if the directory of `model` does not exist when the application is
-    built.
-    """
-
-    served_model_name: str | None = None
-    """The name that clients send as `model`. Default: the last part of `model`."""
-
-    engine: dict[str, Any] = Field(default_factory=dict)
-    """Options that replace those of the same names in `engine`."""
-
-    @field_validator("engine")
-    @classmethod
-    def _known_engine_keys(cls, engine: dict[str, Any]) -> dict[str, Any]:
-        check_engine_keys(engine)
-        return engine
-
-    @property
-    def model_name(self) -> str:
-        """The name that clients send as `model`."""
-        return self.served_model_name or last_part(self.model)
-
-
-class AppArgs(YamlArgs):
+class AppArgs(GeneratorArgs):
     """The `args:` of `import_path: deployments.app:build`.
 
     Immutable. An unknown key is an error.
@@ -64,54 +33,14 @@ class AppArgs(YamlArgs):
 
     section = "args"
 
-    model: str | None = None
-    """The model that generates text: its directory (relative to where you start Serve, or to this
-    repository), a name on the Hugging Face hub, or `package:NAME/PATH`, the directory PATH inside
-    the installed Python package NAME. Leave it out to serve encoders only.
-    """
-
-    served_model_name: str | None = None
-    """The name that clients send as `model`. Default: the last part of `model`."""
-
-    fallback: FallbackArgs | None = None
-    """What is served if `model` is a directory that does not exist. A warning in the log says so.
-    """
-
-    kv_split: Literal["elastic", "even"] = "elastic"
-    """How the KV cache is shared between leaders (the conditional streams, and requests without
-    guidance) and followers (the negative streams). `elastic` moves the boundary with demand, `even`
-    gives half of the blocks to each.
-    """
-
-    draft_cost: float | None = Field(default=None, ge=0)
-    """For speculative decoding (`engine.speculative_config`): the cost of one more draft token,
-    where the cost of a step without drafts is 1. A guided request whose drafts are accepted too
-    rarely to be worth this cost gets fewer drafts. 0 turns this reduction off. Default: 0.2.
-    """
-
-    max_followers: int | None = Field(default=None, ge=1)
-    """Maximum number of followers of one request: its negative, or the entries of
-    `guidance_streams`. Default: 8.
-    """
-
-    logits_processors: dict[str, Any] = Field(default_factory=dict)
-    """Logits processors that requests may ask for by name. Each entry names the factory that makes
-    one: `name: package.module:Class`, or, with options for the factory, `name: {factory:
-    package.module:Class, option: value}`.
+    models: tuple[ModelArgs, ...] = ()
+    """Several models that generate text, in place of `model` and the keys that belong to it. Each
+    has a deployment, engines and a queue of its own; the field `model` of a request chooses one.
     """
 
     allow_untested_vllm: bool = False
     """Start the generator with a vLLM version that was not tested, if that version has all names
     and signatures that cfg-serve uses. Guidance may still be wrong on it.
-    """
-
-    engine: dict[str, Any] = Field(default_factory=dict)
-    """Options of the vLLM engine, by the field names of vLLM's AsyncEngineArgs."""
-
-    frontend: dict[str, Any] = Field(default_factory=dict)
-    """Options of vLLM's OpenAI frontend, by the field names of vLLM's FrontendArgs:
-    `chat_template`, `tool_call_parser`, and so on. `lora_modules` is a list of `{name: NAME, path:
-    DIRECTORY}`; clients send an adapter's name as `model`.
     """
 
     encoders: tuple[EncoderArgs, ...] = ()
@@ -161,7 +90,7 @@ class AppArgs(YamlArgs):
     """
 
     admission: AdmissionArgs = AdmissionArgs()
-    """The queue in front of the generator."""
+    """The queue in front of the generator, or of each entry of `models` that has none itself."""
 
     access: AccessArgs = AccessArgs()
     """API keys and their limits, the size of bodies, and the logging of prompts."""
@@ -170,7 +99,9 @@ class AppArgs(YamlArgs):
     """OpenTelemetry spans of requests, from the ingress to each stream."""
 
     grammars: GrammarLimits = GrammarLimits()
-    """What compiling the grammars of requests may cost, and what they allow."""
+    """What compiling the grammars of requests may cost, and what they allow. An entry of `models`
+    may have its own.
+    """
 
     limits: LimitsArgs = LimitsArgs()
     """Limits on the requests and bodies that clients have in an ingress at the same time, on how
@@ -180,106 +111,71 @@ class AppArgs(YamlArgs):
     http: HttpArgs = HttpArgs()
     """Which web pages, names of this server and proxies are trusted."""
 
-    @field_validator("logits_processors")
-    @classmethod
-    def _well_formed_processors(cls, processors: dict[str, Any]) -> dict[str, Any]:
-        return check_processors(processors)
-
-    @field_validator("engine")
-    @classmethod
-    def _known_engine_keys(cls, engine: dict[str, Any]) -> dict[str, Any]:
-        check_engine_keys(engine)
-        return engine
-
     @model_validator(mode="after")
     def _consistent(self) -> AppArgs:
-        check_generator(dict(self))
+        check_generator(dict(self), self.model_fields_set & GeneratorArgs.model_fields.keys())
         check_body_limits(self.access.max_body_bytes, self.limits)
+        generators = [entry.deployment for entry in self._entries]
+        encoders = [encoder.deployment for encoder in self.encoders]
         for args in (self, self.with_fallback()):
-            check_frontend(args.frontend, args.engine)
-            check_unique([encoder.deployment for encoder in args.encoders], args.served_names)
+            check_unique(generators, encoders, args.served_names)
         return self
 
     @property
-    def model_name(self) -> str | None:
-        """The name that clients send as `model` for generated text; None without a generator."""
-        return None if self.model is None else self.served_model_name or last_part(self.model)
+    def _entries(self) -> tuple[GeneratorArgs, ...]:
+        """The own keys of each generator."""
+        return self.models or (() if self.model is None else (self,))
+
+    @property
+    def generators(self) -> tuple[AppArgs, ...]:
+        """The arguments of each generator, as they would be if it were the only one."""
+        if self.models:
+            return tuple(self._alone(entry) for entry in self.models)
+        return () if self.model is None else (self,)
+
+    def _alone(self, entry: ModelArgs) -> AppArgs:
+        given = {name: getattr(entry, name) for name in ModelArgs.model_fields}
+        shared = {"models": (), "admission": self.admission, "grammars": self.grammars}
+        return self.model_copy(
+            update=shared | {name: value for name, value in given.items() if value is not None}
+        )
+
+    @property
+    def generator_names(self) -> list[str]:
+        """The names of the generators, without their adapters."""
+        return [str(entry.model_name) for entry in self._entries]
 
     @property
     def served_names(self) -> list[str]:
-        """Every name that clients may send as `model`: generator, adapters, then encoders."""
-        adapters = (adapter["name"] for adapter in self.frontend.get("lora_modules", ()))
-        return [
-            n
-            for n in (
-                self.model_name,
-                *adapters,
-                *(encoder.model_name for encoder in self.encoders),
-            )
-            if n
+        """Every name that clients may send as `model`: generators, adapters, then encoders."""
+        generators = [
+            name for entry in self._entries for name in (str(entry.model_name), *entry.adapters)
         ]
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes of one engine: tensor parallel size times pipeline parallel size."""
-        return int(self.engine.get("tensor_parallel_size", 1)) * int(
-            self.engine.get("pipeline_parallel_size", 1)
-        )
+        return [*generators, *(encoder.model_name for encoder in self.encoders)]
 
     def with_fallback(self) -> AppArgs:
-        """The same arguments with `fallback`, if there is one, in place of `model`."""
-        other = self.fallback
-        if other is None:
-            return self
-        fields = {
-            "model": other.model,
-            "served_model_name": other.model_name,
-            "engine": {**self.engine, **other.engine},
-            "fallback": None,
-        }
-        return self.model_copy(update=fields)
+        """The same arguments with each `fallback` in place of its `model`."""
+        models = tuple(entry.with_fallback() for entry in self.models)
+        return super().with_fallback().model_copy(update={"models": models})
 
-    def missing_model(self) -> str | None:
-        """A sentence about what is served in place of `model`; None if `model` itself is."""
-        if self.model is None or self.fallback is None or not is_missing(self.model):
-            return None
-        return (
-            f"The model directory `{self.model}` does not exist, so `{self.fallback.model}` is"
-            " served instead: run `make setup`, which tries to provide the model."
-        )
+    def missing_models(self) -> list[str]:
+        """A sentence for each model in whose place another one is served."""
+        sentences = (entry.missing_model() for entry in (self, *self.models))
+        return [sentence for sentence in sentences if sentence]
 
     def resolved(self) -> AppArgs:
         """The same arguments with models as absolute paths, and API keys as digests.
 
-        If the directory of `model` is missing, `fallback` is in its place. Paths are absolute
+        If the directory of a model is missing, its `fallback` is in its place. Paths are absolute
         because replicas may run in another directory. Raises ConfigError if a model's directory or
         a key does not exist.
         """
-        if self.missing_model():
-            return self.with_fallback().resolved()
-        fields: dict[str, Any] = {
+        fields = {
+            "models": tuple(_resolved(entry) for entry in self.models),
             "encoders": tuple(encoder.resolved() for encoder in self.encoders),
             "access": self.access.resolved(),
         }
-        if self.model is None:
-            return self.model_copy(update=fields)
-        fields |= {"model": resolve_model(self.model), "served_model_name": self.model_name}
-        speculation = self.engine.get("speculative_config")
-        if isinstance(speculation, dict) and isinstance(speculation.get("model"), str):
-            speculation = {**speculation, "model": resolve_model(speculation["model"])}
-            fields["engine"] = {**self.engine, "speculative_config": speculation}
-        fields["frontend"] = resolved_frontend(self.frontend)
-        return self.model_copy(update=fields)
-
-    @property
-    def engine_orders_by_priority(self) -> bool:
-        """Whether vLLM's scheduler orders by `priority`; else it refuses requests that have one."""
-        return self.engine.get("scheduling_policy") == "priority"
-
-    @property
-    def followers_per_request(self) -> int:
-        """The most followers of one request, in the ingress and in the engine."""
-        return self.max_followers or USUAL_MAX_FOLLOWERS
+        return super().resolved().model_copy(update=fields)
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:
@@ -304,6 +200,13 @@ class AppArgs(YamlArgs):
         if self.num_workers > 1:
             base["distributed_executor_backend"] = "ray"
         return base | self.engine
+
+
+def _resolved(entry: ModelArgs) -> ModelArgs:
+    try:
+        return entry.resolved()
+    except ConfigError as error:
+        raise ConfigError(f"`{entry.model_name}` in `models`: {error}") from None
 
 
 def _changed(limits: GrammarLimits) -> dict[str, Any]:

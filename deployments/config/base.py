@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -36,7 +36,13 @@ class YamlArgs(BaseModel):
             return values
         check_keys(values, cls.model_fields, cls.section)
         for name, field in cls.model_fields.items():
-            kind, inner = field.annotation, values.get(name)
-            if dataclasses.is_dataclass(kind) and isinstance(inner, Mapping):
+            inner = values.get(name)
+            kind = next(filter(dataclasses.is_dataclass, _kinds(field.annotation)), None)
+            if kind is not None and isinstance(inner, Mapping):
                 check_keys(inner, [known.name for known in dataclasses.fields(kind)], name)
         return values
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the only one."""
+    return get_args(annotation) or (annotation,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import ConfigError
@@ -27,6 +27,7 @@ OF_THE_GENERATOR = (
     "engine",
     "frontend",
     "served_model_name",
+    "scales_to_zero",
     "fallback",
     "logits_processors",
     "draft_cost",
@@ -35,11 +36,17 @@ OF_THE_GENERATOR = (
 """Keys of `args` that say nothing without `model`."""
 
 
-def check_generator(args: Mapping[str, Any]) -> None:
+def check_generator(args: Mapping[str, Any], given: Collection[str]) -> None:
     """Raise ConfigError if nothing is served, or if options of the generator lack their `model`.
 
-    args: the fields of AppArgs.
+    args: the fields of AppArgs. given: those of them that the YAML has and that belong to a model.
     """
+    if args["models"]:
+        for key in given:
+            raise ConfigError(
+                f"`{key}` in `args` belongs to one model: move it into an entry of `models`."
+            )
+        return
     if args["model"] is None and not args["encoders"]:
         raise ConfigError("`args` names nothing to serve: give `model`, `encoders`, or both.")
     for key in OF_THE_GENERATOR:
@@ -60,23 +67,33 @@ def check_body_limits(max_body_bytes: int, limits: LimitsArgs) -> None:
             )
 
 
-def check_unique(deployments: Sequence[str], served_names: Sequence[str]) -> None:
-    """Raise ConfigError if two models have the same served name or the same deployment name."""
-    for name in deployments:
-        if name in RESERVED_DEPLOYMENTS:
-            raise ConfigError(
-                f"`deployment: {name}` in `encoders` is the name of another part: choose its own"
-                " name."
-            )
-        if deployments.count(name) > 1:
-            raise ConfigError(
-                f"{deployments.count(name)} encoders have the deployment name `{name}`: give each a"
-                " `deployment` of its own, and use these names under `deployments:`."
-            )
+def check_unique(
+    generators: Sequence[str], encoders: Sequence[str], served_names: Sequence[str]
+) -> None:
+    """Raise ConfigError if two models have the same served name or the same deployment name.
+
+    generators, encoders: the names of their deployments.
+    """
+    _check_deployments("models", generators, RESERVED_DEPLOYMENTS[:1])
+    _check_deployments("encoders", encoders, (*RESERVED_DEPLOYMENTS, *generators))
     for name in served_names:
         if served_names.count(name) > 1:
             raise ConfigError(
                 f"two models are served as `{name}`: give each a `served_model_name` of its own."
+            )
+
+
+def _check_deployments(section: str, names: Sequence[str], others: Collection[str]) -> None:
+    for name in names:
+        if name in others:
+            raise ConfigError(
+                f"`deployment: {name}` in `{section}` is the name of another part: choose its own"
+                " name."
+            )
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{names.count(name)} {section} have the deployment name `{name}`: give each a"
+                " `deployment` of its own, and use these names under `deployments:`."
             )
 
 

@@ -59,15 +59,21 @@ class ReplicaHealth:
         # replica -> failure -> until when it counts
         self._failing: defaultdict[Hashable, dict[Failure, float]] = defaultdict(dict)
         self._times: Counter[Failure] = Counter()
+        self._reports: dict[str, Mapping[Any, Mapping[str, Any]]] = {}  # by deployment
         self._monitor = BeaconMonitor()
 
     # --- what is heard ----------------------------------------------------------------------------
 
-    def reported(self, reports: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Note which replicas run, and what they reported: their beacons are asked from now on."""
-        self._monitor.watch(beacons(reports))
+    def reported(self, deployment: str, reports: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Note which replicas of a deployment run, and what they reported.
+
+        Their beacons are asked from now on.
+        """
         with self._lock:
-            for replica in self._failing.keys() - reports.keys():
+            self._reports[deployment] = reports
+            running = {r: told for group in self._reports.values() for r, told in group.items()}
+            self._monitor.watch(beacons(running))
+            for replica in self._failing.keys() - running.keys():
                 if not any(self._is_failing(replica, failure) for failure in Failure):
                     del self._failing[replica]
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from cfg_core.errors import CfgServeError
+from cfg_core.errors import CfgServeError, RequestError
 from deployments.admission.tenants import Gate, Tenant
 from deployments.config.args import AppArgs
 from deployments.http.errors import error_body, http_error
@@ -23,6 +23,7 @@ from deployments.ingress.guard import install
 from deployments.observability.spans import Span
 from deployments.replica_client.encoders import Encoders
 from deployments.replica_client.generator import GeneratorClient
+from deployments.replica_client.generators import Generators
 
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
 """Headers that vLLM's serving classes read. No other header of the client leaves the ingress.
@@ -94,11 +95,29 @@ class Routes:
     _bodies: Bodies
     _encoders: Encoders
     _gate: Gate
-    _generator: GeneratorClient | None
+    _generators: Generators
     _open_requests: OpenRequests
 
-    async def _generator_of(self, name: object) -> GeneratorClient:
-        """The generator. Raises RequestError if there is none, or `name` is that of an encoder."""
-        if self._generator is None or name in self._encoders:
+    async def _generator_of(self, name: object, tenant: Tenant) -> GeneratorClient:
+        """The generator that a request means, which the tenant may use.
+
+        name: the body's `model`. Only with a single generator may it be left out.
+
+        Raises RequestError if no generator is meant, UnknownModelError, PermissionDeniedError.
+        """
+        if not self._generators or name in self._encoders:
             raise await self._encoders.no_generation(name)
-        return self._generator
+        if name:
+            self._gate.allow_model(tenant, str(name))
+        generator = await self._generators.find(name)
+        if generator is None:
+            raise self._not_meant(name)
+        self._gate.allow_model(tenant, str(name or generator.model_name))
+        return generator
+
+    def _not_meant(self, name: object) -> CfgServeError:
+        """The error for a request that means none of several generators."""
+        if not name:
+            names = ", ".join(self._args.generator_names)
+            return RequestError(f"model is missing: name one of {names}.", "model")
+        return self._encoders.unknown(name)

@@ -47,33 +47,27 @@ class Bodies:
         self._large = asyncio.Lock()
         self._trim = DelayedTrim()
 
-    async def read(self, request: Request) -> dict[str, Any]:
-        """Return the request's body, or raise RequestError if it is not a JSON object."""
-        return await self.read_as(request, lambda body: body)
+    async def read(self, request: Request, copies: Copies | None = None) -> dict[str, Any]:
+        """Return the request's body.
 
-    async def read_as(
-        self, request: Request, make: Callable[[dict[str, Any]], T], copies: Copies | None = None
-    ) -> T:
-        """Return what `make` returns for the request's body, a JSON object.
-
-        `make` may run in a thread. Raises RequestError if the body is not a JSON object or its
-        shape is beyond the bounds, or if `make` raises it. Raises MediaTypeError.
+        Raises RequestError if it is not a JSON object, or its shape is beyond the bounds. Raises
+        MediaTypeError.
 
         copies: how often the body's fields are copied; None: they are not.
         """
         check_media_type(request.headers.get("content-type", ""))
         raw = await request.body()
 
-        def made() -> T:
+        def decoded() -> dict[str, Any]:
             body = decode_body(raw, self._bounds, copies)
             check_template_kwargs(body)
-            return make(body)
+            return body
 
         if len(raw) <= LARGE_BYTES:
-            return made()
+            return decoded()
         async with self._large:
             self._trim.schedule()
-            return await asyncio.to_thread(made)
+            return await asyncio.to_thread(decoded)
 
     async def apart(self, request: Request, work: Callable[[], T]) -> T:
         """Return what `work` returns, which goes through the request's decoded body.

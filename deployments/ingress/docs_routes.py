@@ -70,24 +70,26 @@ class DocsRoutes(Routes):
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document.
 
-        The schemas of vLLM's bodies are asked of a replica, once. Everybody may read the document.
+        The schemas of vLLM's bodies are asked of a replica, once; while all generators are asleep,
+        the document lacks them. Everybody may read the document.
         Not everybody may know the models, so with API keys it names none.
 
         The routes are those of the request's app. This module's `app` lacks the ones of classes
         that Serve pickled by value, unless somebody imports their modules.
         """
         if self._document is None:
-            engine = None
-            if self._generator is not None:
-                engine = json.loads(await self._generator.ask("schemas"))
-            models = {"generator": self._args.model_name or ""}
+            engine = await self._generators.schemas()
+            models = {"generator": next(iter(self._args.generator_names), "")}
             models["encoder"] = next(iter(self._encoders.names), "")
             needs_key = bool(self._args.access.keys)
             made = document(request.app.routes, engine, {} if needs_key else models)
             if needs_key:
                 made["security"] = [{"key": []}]
                 made["components"]["securitySchemes"] = {"key": KEY}
-            self._document = json.dumps(made, separators=(",", ":")).encode()
+            text = json.dumps(made, separators=(",", ":")).encode()
+            if engine is None and self._generators:
+                return Response(text, media_type="application/json")  # all are asleep
+            self._document = text
         return Response(self._document, media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)

@@ -89,13 +89,11 @@ class GenerateRoutes(Routes):
 
     async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
         """Check what can be checked without an engine, and let the generator answer."""
-        read = partial(
-            self._read, endpoint, self._owner_of(request), request.headers.get(SESSION_HEADER)
-        )
-        parsed = await self._bodies.read_as(request, read, partial(copies_of, endpoint))
-        name = parsed.body.get("model")
-        generator = await self._generator_of(name)
-        job = self._job(endpoint, parsed, request, generator)
+        body = await self._bodies.read(request, partial(copies_of, endpoint))
+        name = body.get("model")
+        generator = await self._generator_of(name, tenant_of(request))
+        read = partial(self._read, endpoint, body, request, generator)
+        job = self._job(endpoint, await self._bodies.apart(request, read), request, generator)
         try:
             return await generator.answer(job)
         except UnknownModelError:
@@ -107,7 +105,11 @@ class GenerateRoutes(Routes):
         return None if tenant is ANONYMOUS or self._args.share_prefixes else tenant.name
 
     def _read(
-        self, endpoint: Endpoint, owner: str | None, session: str | None, body: dict[str, Any]
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        request: Request,
+        generator: GeneratorClient,
     ) -> ParsedRequest:
         """Read a request and check what needs no engine; may run in a thread.
 
@@ -118,12 +120,13 @@ class GenerateRoutes(Routes):
         bounds.check_body(body)
         guidance = read_guidance(body, endpoint)
         if guidance is not None:
-            check_number(guidance.streams, self._args.followers_per_request)
+            check_number(guidance.streams, generator.args.followers_per_request)
         shown = guidance.streams if guidance is not None and guidance.params.logprobs else 0
         groups = streams_of(endpoint, body, guidance)
         check_answer_size(endpoint, body, groups, self._args.limits.max_answer_bytes, shown)
         demand = demand_of(endpoint, body, guidance, groups)
-        check_streams(demand, self._args.admission.max_streams_per_request)
+        check_streams(demand, generator.args.admission.max_streams_per_request)
+        owner, session = self._owner_of(request), request.headers.get(SESSION_HEADER)
         return ParsedRequest(
             body={name: value for name, value in body.items() if not looks_like_guidance(name)},
             guidance=guidance,
@@ -139,16 +142,16 @@ class GenerateRoutes(Routes):
         generator: GeneratorClient,
     ) -> GenerateJob:
         tenant, body = tenant_of(request), parsed.body
-        for name in models_of(body, parsed.guidance, str(self._args.model_name)):
+        for name in models_of(body, parsed.guidance, generator.model_name):
             self._gate.allow_model(tenant, name)
         check_context(endpoint, body, generator.context_tokens())
         terms = take_terms(
             body,
             request.headers,
-            default_timeout_s=self._args.admission.default_timeout_s,
+            default_timeout_s=generator.args.admission.default_timeout_s,
             min_priority=SOONEST if tenant.min_priority is None else tenant.min_priority,
         )
-        if not self._args.engine_orders_by_priority:
+        if not generator.args.engine_orders_by_priority:
             body.pop(PRIORITY, None)
         call = GenerateCall(
             endpoint=endpoint,

@@ -1,7 +1,7 @@
 """The names, types and meanings of all metrics of /metrics.
 
 docs/operations.md has them as a table (`python scripts/metrics_page.py`). Every series has the
-label `ingress` besides.
+label `ingress` besides. With several generators, what is of one has the label `model`, too.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ READ = (
     ),
     *_families(
         "gauge",
-        replicas="Replicas of the generator that run. Missing until the ingress has asked for one.",
+        replicas=(
+            "Replicas of the generator that run. Missing until the ingress has asked for one, and"
+            " while the generator is asleep."
+        ),
         replica_report_age_seconds="Age of the oldest report of a replica, in seconds.",
     ),
     *_families(

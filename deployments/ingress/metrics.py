@@ -30,31 +30,41 @@ UNKNOWN = "other"
 Reading: TypeAlias = Mapping[str, float | Mapping[str, float]]
 """Values by the names of metric_families.READ; by the values of its label if a family has one."""
 
+ReadModels: TypeAlias = Callable[[], Mapping[str, Reading]]
+"""Returns the values of each generator by its name, or by "" if there is only one."""
+
 
 class _Read(Collector):
     """The families whose values are read at each scrape."""
 
-    def __init__(self, read: Callable[[], Reading], ingress: str) -> None:
-        self._read, self._ingress = read, ingress
+    def __init__(self, read: Callable[[], Reading], models: ReadModels, ingress: str) -> None:
+        self._read, self._models, self._ingress = read, models, ingress
 
     def collect(self) -> Iterable[Metric]:
-        values = self._read()
+        shared, models = self._read(), self._models()
         for family in metric_families.READ:
-            if family.name in values:
-                yield self._metric(family, values[family.name])
+            own = {name: read[family.name] for name, read in models.items() if family.name in read}
+            if family.name in shared:
+                own = {"": shared[family.name]}
+            if own:
+                yield self._metric(family, own)
 
-    def _metric(self, family: Family, value: float | Mapping[str, float]) -> Metric:
+    def _metric(self, family: Family, values: Reading) -> Metric:
+        """values: by the name of the model; "" if the metric is of no single one."""
         kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        of_models = ["model"] if any(values) else []
         metric = kind(
             f"{metric_families.PREFIX}{family.name}",
             family.help,
-            labels=["ingress", *family.labels],
+            labels=["ingress", *of_models, *family.labels],
         )
-        if not isinstance(value, Mapping):
-            metric.add_metric([self._ingress], value)
-            return metric
-        for label, one in value.items():
-            metric.add_metric([self._ingress, label], one)
+        for model, value in values.items():
+            labels = [self._ingress, *([model] if of_models else [])]
+            if not isinstance(value, Mapping):
+                metric.add_metric(labels, value)
+                continue
+            for label, one in value.items():
+                metric.add_metric([*labels, label], one)
         return metric
 
 
@@ -62,13 +72,22 @@ class Metrics:
     """The metrics of one ingress.
 
     paths: paths that have a label of their own. All others are labelled `other`.
-    read: called at each scrape; returns what metric_families.READ names, as far as it is there.
+    read, models: called at each scrape; return what metric_families.READ names, as far as it is
+    there.
+    several: whether there are several generators. What is of one has the label `model` then.
     """
 
-    def __init__(self, ingress: str, paths: Iterable[str], read: Callable[[], Reading]) -> None:
+    def __init__(
+        self,
+        ingress: str,
+        paths: Iterable[str],
+        read: Callable[[], Reading],
+        models: ReadModels = dict,
+        several: bool = False,
+    ) -> None:
         self._ingress, self._paths = ingress, frozenset(paths)
         self._registry = CollectorRegistry()
-        self._registry.register(_Read(read, ingress))
+        self._registry.register(_Read(read, models, ingress))
         self._requests = self._counter(metric_families.REQUESTS)
         self._charged = self._counter(metric_families.CHARGED)
         self._refused = self._counter(metric_families.REFUSED)
@@ -76,14 +95,15 @@ class Metrics:
             self._refused.labels(ingress, reason)  # 0, so that the first refusal is an increase
         self._first_byte = self._histogram(metric_families.FIRST_BYTE)
         self._duration = self._histogram(metric_families.DURATION)
-        self._wait = self._histogram(metric_families.WAIT)
+        self._wait_labels = ["model"] if several else []
+        self._wait = self._histogram(metric_families.WAIT, *self._wait_labels)
 
     def _counter(self, family: Family) -> Counter:
         name, labels = f"{metric_families.PREFIX}{family.name}", ("ingress", *family.labels)
         return Counter(name, family.help, labels, registry=self._registry)
 
-    def _histogram(self, family: Family) -> Histogram:
-        labels = ("ingress", *family.labels)
+    def _histogram(self, family: Family, *more: str) -> Histogram:
+        labels = ("ingress", *family.labels, *more)
         return Histogram(
             family.full_name, family.help, labels, registry=self._registry, buckets=SECONDS
         )
@@ -115,8 +135,9 @@ class Metrics:
             self._first_byte.labels(self._ingress, path).observe(first_byte_s)
         self._duration.labels(self._ingress, path).observe(duration_s)
 
-    def waited(self, seconds: float) -> None:
-        self._wait.labels(self._ingress).observe(seconds)
+    def waited(self, model: str, seconds: float) -> None:
+        """Count the time that a request waited in the queue of a generator."""
+        self._wait.labels(self._ingress, *([model] if self._wait_labels else [])).observe(seconds)
 
     def charged(self, tenant: str, num_tokens: int) -> None:
         """Count the tokens charged for a request, as the engine counted them."""

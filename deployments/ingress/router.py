@@ -7,7 +7,6 @@ involving an engine. Its routes are in this module and in those named ..._routes
 # No `from __future__ import annotations`, and the class comes last: see ingress/app.py.
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from starlette.routing import Route
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from deployments.config.args import AppArgs
+from deployments.health.replica_health import health
 from deployments.http.recent import Recent
 from deployments.http.text_answers import json_answer
 from deployments.ingress.app import app, forwarded_headers, tenant_of
@@ -33,10 +33,11 @@ from deployments.ingress.policy import Policy, enforce
 from deployments.ingress.vllm_routes import VllmRoutes
 from deployments.observability import spans
 from deployments.replica_client.encoders import Encoders
-from deployments.replica_client.generator import GeneratorClient
+from deployments.replica_client.generators import Generators
 from deployments.requests.encode.capabilities import invoked
 from deployments.requests.encode.tokens import count_of
 from deployments.requests.streams import num_tokens
+from deployments.routing.dispatches import placements
 
 
 @serve.deployment(
@@ -48,22 +49,24 @@ from deployments.requests.streams import num_tokens
 class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, PlaygroundRoutes):
     """The public HTTP API.
 
-    generator: the handle of the ModelReplica deployment, if there is one.
+    generators: the handles of the ModelReplica deployments, by served name.
     encoders: the handles of the Embedder deployments, by served name.
     """
 
     def __init__(
         self,
-        generator: DeploymentHandle[Any] | None,
+        generators: dict[str, DeploymentHandle[Any]],
         encoders: dict[str, DeploymentHandle[Any]],
         args: AppArgs,
     ) -> None:
         ingress = serve.get_replica_context().replica_id.unique_id
         spans.start(args.tracing, process="ingress", replica=ingress)
         paths = (route.path for route in app.routes if isinstance(route, Route))
-        self._metrics = Metrics(ingress, paths, self._reading)
-        waited = self._metrics.waited
-        self._generator = GeneratorClient(generator, args, waited) if generator else None
+        several = len(args.generator_names) > 1
+        self._metrics = Metrics(
+            ingress, paths, self._reading, lambda: self._generators.readings(), several
+        )
+        self._generators = Generators(generators, args, self._metrics.waited)
         policy = Policy.of(args.access, self._metrics, args.limits, args.http)
         enforce(policy)
         self._gate = policy.gate
@@ -76,7 +79,7 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
 
     @app.get("/v1/models")
     async def models(self, request: Request) -> JSONResponse:
-        """List the served models that the caller may use: generator, adapters and encoders."""
+        """List the served models that the caller may use: generators, adapters and encoders."""
         allowed = tenant_of(request).models
         cards = await self._cards()
         shown = [card for card in cards if allowed is None or card["id"] in allowed]
@@ -92,10 +95,10 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         raise self._encoders.unknown(model)
 
     async def _cards(self) -> list[dict[str, Any]]:
-        cards: list[dict[str, Any]] = []
-        if self._generator:
-            cards = json.loads(await self._generator.ask("models"))["data"]
-        return cards + await self._encoders.cards(self._created)
+        generators, encoders = await asyncio.gather(
+            self._generators.cards(self._created), self._encoders.cards(self._created)
+        )
+        return generators + encoders
 
     @app.post("/invocations")
     async def invocations(self, request: Request) -> Response:
@@ -115,9 +118,11 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         encoder = self._encoder_of(body, request)
         if encoder is not None:
             return await self._tokenize_with(encoder, body, request)
+        tenant = tenant_of(request)
+        generator = await self._generator_of(body.get("model"), tenant)
         content = body.get("messages", body.get("prompt"))
-        with self._gate.charge(tenant_of(request), num_tokens(content)) as charge:
-            text = await self._ask_generator("tokenize", body, request)
+        with self._gate.charge(tenant, num_tokens(content)) as charge:
+            text = await generator.ask("tokenize", body, forwarded_headers(request))
             charge.settle(count_of(text))
         return json_answer(text)
 
@@ -128,9 +133,11 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         encoder = self._encoder_of(body, request)
         if encoder is not None:
             return await self._detokenize_with(encoder, body, request)
+        tenant = tenant_of(request)
+        generator = await self._generator_of(body.get("model"), tenant)
         tokens = num_tokens(body.get("tokens"))
-        with self._gate.charge(tenant_of(request), tokens) as charge:
-            text = await self._ask_generator("detokenize", body, request)
+        with self._gate.charge(tenant, tokens) as charge:
+            text = await generator.ask("detokenize", body, forwarded_headers(request))
             charge.settle(tokens)
         return json_answer(text)
 
@@ -140,9 +147,12 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     def _reading(self) -> Reading:
-        generator = self._generator.reading() if self._generator else {}
+        """What is of no single generator; Generators.readings has the rest."""
+        generators: Reading = {}
+        if self._generators:
+            generators = {"placements": placements(), "replica_failures": health().failures()}
         requests = {"open_requests": self._open_requests.count}
-        return {**requests, **generator, **self._encoders.reading()}
+        return {**requests, **generators, **self._encoders.reading()}
 
     @app.get("/health")
     async def health(self) -> JSONResponse:
@@ -161,31 +171,21 @@ class CfgRouter(GenerateRoutes, EncodeRoutes, VllmRoutes, DocsRoutes, Playground
         return JSONResponse(await self._state.value())
 
     async def _ask_state(self) -> dict[str, Any]:
-        async def engine_state() -> dict[str, Any]:
-            generator = self._generator
-            return {"engine": await generator.state()} if generator else {}
-
         try:
-            async with asyncio.timeout(self._args.ready_timeout_s):
-                engine, encoders = await asyncio.gather(engine_state(), self._encoders.states())
-        except (CfgServeError, TimeoutError) as error:
-            reason = error or "the engine did not answer in time"
-            raise EngineDeadError(f"Not ready: {reason}") from None
-        return {"status": "ready", **engine, "encoders": encoders}
-
-    async def _ask_generator(self, method: str, body: dict[str, Any], request: Request) -> str:
-        assert self._generator is not None, "_encoder_of has named an encoder then"
-        text: str = await self._generator.ask(method, body, forwarded_headers(request))
-        return text
+            engines, encoders = await asyncio.gather(
+                self._generators.states(), self._encoders.states()
+            )
+        except CfgServeError as error:
+            raise EngineDeadError(f"Not ready: {error}") from None
+        return {"status": "ready", **engines, "encoders": encoders}
 
     def _encoder_of(self, body: Mapping[str, Any], request: Request) -> str | None:
-        """Return the encoder that a request means; None if it means the generator.
+        """Return the encoder that a request means; None if it means a generator.
 
         This is for endpoints that every model can serve.
         """
         name = body.get("model")
-        if self._generator and name not in self._encoders:
-            self._gate.allow_model(tenant_of(request), str(name or self._args.model_name))
+        if self._generators and name not in self._encoders:
             return None
         if name is None and len(self._encoders.names) > 1:
             raise RequestError(

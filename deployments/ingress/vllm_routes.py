@@ -13,6 +13,7 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.grammars import bounds
 from deployments.http.text_answers import json_answer
 from deployments.ingress.app import Routes, app, forwarded_headers, tenant_of
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, conversation_of
 from deployments.requests.guidance_fields import read_guidance
 from deployments.requests.old_names import with_structured_outputs
@@ -65,9 +66,8 @@ class VllmRoutes(Routes):
         """
         self._gate.allow_adapters(tenant_of(request))
         body = await self._bodies.read(request)
-        if self._generator is None:
-            raise RequestError("No model here generates text: there is nothing to adapt.")
-        if self._generator.replicas() > 1:
+        generator = await self._to_adapt(body)
+        if generator.replicas() > 1:
             raise RequestError(
                 "Adapters can be loaded while the server runs only if the generator has one"
                 " replica: name them in the YAML (`frontend.lora_modules`)."
@@ -78,7 +78,21 @@ class VllmRoutes(Routes):
                 f"{str(name)[:100]} is a name of the server's configuration: use another.",
                 "lora_name",
             )
-        return PlainTextResponse(await self._generator.ask(method, body))
+        return PlainTextResponse(await generator.ask(method, body))
+
+    async def _to_adapt(self, body: dict[str, Any]) -> GeneratorClient:
+        """The generator that an adapter is for, or that has it.
+
+        With several, `model` says which one, as vLLM's own body does not. Raises RequestError.
+        """
+        if not self._generators:
+            raise RequestError("No model here generates text: there is nothing to adapt.")
+        found = self._generators.named(body.get("model"))
+        found = found or await self._generators.find(body.get("lora_name"))
+        if found is None:
+            names = ", ".join(self._args.generator_names)
+            raise RequestError(f"Send the model that the adapter is for: one of {names}.", "model")
+        return found
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(self, request: Request) -> Response:
@@ -116,10 +130,8 @@ class VllmRoutes(Routes):
                 " negative as a prompt of its own.",
                 "guidance_scale",
             )
-        name = body.get("model")
-        generator = await self._generator_of(name)
         tenant = tenant_of(request)
-        self._gate.allow_model(tenant, str(name or self._args.model_name))
+        generator = await self._generator_of(body.get("model"), tenant)
         is_prompt = BODY_FIELDS[endpoint].messages is None
         content: Any = body.get("prompt") if is_prompt else conversation_of(endpoint, body)
         tokens = num_tokens(content)

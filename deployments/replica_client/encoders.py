@@ -107,13 +107,14 @@ class Encoders:
 
         Raises UnknownModelError if none is, and RequestError if `name` is not a string.
         """
-        if not isinstance(name, str):
-            raise RequestError(f"model is {json_type(name)}: send the name of a model.", "model")
-        if name not in self._args.served_names:
+        if not isinstance(name, str) or name not in self._args.served_names:
             raise self.unknown(name)
         return name
 
-    def unknown(self, name: str) -> UnknownModelError:
+    def unknown(self, name: object) -> RequestError:
+        """The error for a name that no model here has: RequestError if it is not even a string."""
+        if not isinstance(name, str):
+            return RequestError(f"model is {json_type(name)}: send the name of a model.", "model")
         return UnknownModelError(
             f"The model `{name[:100]}` does not exist: use {', '.join(self._args.served_names)}.",
             "model",
@@ -126,8 +127,8 @@ class Encoders:
         """
         name = self.known(self.names[0] if name is None else name)
         info = await self.info(name)
-        generator = self._args.model_name
-        instead = f"generate with {generator}" if generator else "no model here generates text"
+        generators = " or ".join(self._args.generator_names)
+        instead = f"generate with {generators}" if generators else "no model here generates text"
         paths = ", ".join(paths_of(info))
         return RequestError(f"{name} is an encoder: use it with {paths}; {instead}.", "model")
 

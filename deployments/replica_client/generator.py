@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi.responses import Response
 from ray.serve.handle import DeploymentHandle
@@ -23,7 +23,6 @@ from deployments.admission.queue import AdmissionQueue, Place
 from deployments.config.admission import SPARE
 from deployments.config.args import AppArgs
 from deployments.direct.connections import NotTakenError
-from deployments.health.replica_health import health
 from deployments.http.text_answers import json_answer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.observability.spans import CLIENT, Span
@@ -35,7 +34,7 @@ from deployments.requests.demand import Demand
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
 from deployments.routing.counts import generator_metrics, name_of
-from deployments.routing.dispatches import Dispatch, expected, placements
+from deployments.routing.dispatches import Dispatch, expected
 from deployments.routing.fleets import generator_fleet
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -46,6 +45,9 @@ STARTING_AT_ONCE = 8
 
 LOOK_EVERY_S = 0.5
 """Seconds between two checks for grown capacity and for replicas that have fallen silent."""
+
+Reading: TypeAlias = dict[str, float | Mapping[str, float]]
+"""Values for /metrics, by name; by the values of its label if a metric has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,11 @@ class GenerateJob:
 
 
 class GeneratorClient:
-    """Handle of the ModelReplica deployment, and the queue in front of it.
+    """Handle of one generator's ModelReplica deployment, and the queue in front of it.
 
     Used from one event loop.
 
+    args: those of this generator, as if it were the only one.
     waited: called with the seconds that each request waited, unless it was refused at once.
     """
 
@@ -80,7 +83,7 @@ class GeneratorClient:
     ) -> None:
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
-        self._args = args
+        self.args = args
         self._fleet = generator_fleet(handle.deployment_name)
         self._direct = DirectCalls(handle.deployment_name)
         limits = args.admission
@@ -112,9 +115,19 @@ class GeneratorClient:
         state: dict[str, int] = await value_of(self._handle.engine_state.remote())
         return state
 
+    @property
+    def model_name(self) -> str:
+        """The name that clients send as `model`."""
+        return str(self.args.model_name)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it is scaled to zero replicas, as far as this ingress knows."""
+        return self.args.scales_to_zero and not self._fleet.view.replicas
+
     def capacity(self) -> int:
         """Streams that may be with the engines now."""
-        per_replica = self._args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
+        per_replica = self.args.admission.streams_per_replica or math.ceil(SPARE * self._slots())
         return max(1, per_replica * self.replicas())
 
     def replicas(self) -> int:
@@ -125,27 +138,28 @@ class GeneratorClient:
         """Streams that one engine runs at once."""
         view = self._fleet.view
         reported = view.max_num_seqs // view.reporting if view.reporting else None
-        return int(reported or self._args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
+        return int(reported or self.args.engine.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS)
 
     def context_tokens(self) -> int:
         """The model's maximum context length in tokens, as configured or as a replica reported it.
 
         0 if it is not known yet.
         """
-        configured = self._args.engine.get("max_model_len")
+        configured = self.args.engine.get("max_model_len")
         if type(configured) is int and configured > 0:
             return configured
         return self._fleet.view.max_model_len
 
-    def reading(self) -> dict[str, float | Mapping[str, float]]:
-        """Values for /metrics: the queue, and the replicas as this ingress sees them.
+    def reading(self) -> Reading:
+        """The queue, and the replicas as this ingress sees them.
 
-        Serve tells of replicas when the first request is sent. Until then there are no numbers of
-        them, because 0 would be taken for a failure.
+        Serve tells of replicas when the first request is sent. Until then, and while the generator
+        is asleep, there are no numbers of them, because 0 would be taken for a failure.
         """
         counts = self._fleet.counts
-        replicas: dict[str, float | Mapping[str, float]] = {}
-        if self._has_asked or self._num_by_serve or self._fleet.is_known:
+        replicas: Reading = {}
+        is_told = self._has_asked or self._num_by_serve or self._fleet.is_known
+        if is_told and not self.asleep:
             replicas = {
                 "replicas": self._fleet.view.replicas,
                 "replica_report_age_seconds": self._fleet.view.report_age_s,
@@ -153,10 +167,8 @@ class GeneratorClient:
         return {
             **{f"admission_{name}": value for name, value in self.queue.stats.items()},
             "admission_capacity_streams": self.capacity(),
-            "placements": placements(),
             "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
             "retried_requests": self._num_retried,
-            "replica_failures": health().failures(),
             **replicas,
             **generator_metrics(counts.now(), counts.totals()),
         }
@@ -187,7 +199,7 @@ class GeneratorClient:
         The place has a maximum number of streams. Further choices of the request wait in the
         replica.
         """
-        at_once = self._args.admission.streams_at_once(self._slots())
+        at_once = self.args.admission.streams_at_once(self._slots())
         demand = replace(job.demand, streams=min(job.demand.streams, at_once))
         began = time.monotonic()
         about = {
@@ -215,7 +227,7 @@ class GeneratorClient:
             self.queue.admit()
             for request in list(self._admitted):
                 if request.answer is not None:
-                    request.answer.give_up_if_silent(self._args.silence_timeout_s)
+                    request.answer.give_up_if_silent(self.args.silence_timeout_s)
 
     async def _open(
         self, request: _AdmittedRequest, deadline: float | None
@@ -225,7 +237,7 @@ class GeneratorClient:
         If the engine is lost, the call is sent again to another replica, because the client has
         seen nothing yet. Any other error is raised.
         """
-        for retries_left in reversed(range(self._args.num_retries + 1)):
+        for retries_left in reversed(range(self.args.num_retries + 1)):
             try:
                 return await self._call(request, deadline)
             except EngineDeadError:

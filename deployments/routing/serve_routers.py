@@ -123,6 +123,7 @@ class GroupRouter(FIFOMixin, RequestRouter):
         costs: the fields of `placement.Costs`, from `request_router_kwargs`.
         """
         self._placer = CallPlacer(**costs)
+        self._deployment: str | None = None  # None until there has been a replica
 
     @override
     async def choose_replicas(
@@ -174,9 +175,11 @@ class GroupRouter(FIFOMixin, RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called when a replica starts, stops, or has something new to report."""
         reports = _reports_of(replicas)
-        health().reported(reports)
+        self._deployment = _deployment_of(replicas) or self._deployment
+        if self._deployment is not None:
+            health().reported(self._deployment, reports)
         super().update_replicas(replicas)
-        self._placer.update(_deployment_of(replicas), reports)
+        self._placer.update(self._deployment, reports)
 
     @override
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:

@@ -38,7 +38,8 @@ def sections() -> Iterator[tuple[str, list[str]]]:
     while waiting:
         for section in waiting.pop().__subclasses__():
             waiting.append(section)
-            yield section.section, list(section.model_fields)
+            if "section" in vars(section):  # a base of two sections is none itself
+                yield section.section, list(section.model_fields)
     for name, field in args.model_fields.items():
         if dataclasses.is_dataclass(field.annotation):
             yield name, [key.name for key in dataclasses.fields(field.annotation)]

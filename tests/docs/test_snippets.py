@@ -53,7 +53,7 @@ def test_yaml_passes_the_checker(snippet: Snippet) -> None:
     if "applications" in given:
         args = given["applications"][0]["args"]
     elif set(given) <= set(AppArgs.model_fields):
-        args = {"model": "models/stories", **given}
+        args = given if "models" in given else {"model": "models/stories", **given}
     else:
         args = {"model": "models/stories", "engine": {**given}}
     AppArgs.model_validate(args).resolved()

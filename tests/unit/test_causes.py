@@ -104,6 +104,16 @@ def test_the_symptoms_of_other_processes_are_no_cause() -> None:
     assert cause(log) is None
 
 
+def test_the_deployment_that_failed_is_known() -> None:
+    told = "(ServeReplica:cfg:Second pid=7) (EngineCore pid=9) ValueError: Unknown dtype: float7"
+    found = cause(f"(ServeReplica:cfg:First pid=3) loading\n{told}")
+    assert found is not None
+    assert found.deployment == "Second"
+    other = cause("(raylet) Error: No available node types can fulfill resource request {'GPU': 4}")
+    assert other is not None
+    assert other.deployment == ""
+
+
 def test_a_line_without_a_traceback() -> None:
     line = "(raylet) Error: No available node types can fulfill resource request {'GPU': 4.0}"
     found = cause(f"starting\n{line}\n")

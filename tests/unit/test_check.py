@@ -227,6 +227,46 @@ def test_all_parts_that_args_make_may_have_options(tmp_path: Path) -> None:
     assert problems(path) == []
 
 
+def test_parts_of_several_models_may_have_options(tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    models = "  args:\n    models: [{model: org/a}, {model: org/b, deployment: Second}]\n"
+    names = "".join(f"  - name: {x}\n" for x in ("CfgRouter", "ModelReplica", "Second"))
+    path.write_text(HEAD + models + "  deployments:\n" + names)
+    assert problems(path) == []
+    path.write_text(path.read_text() + "  - name: Secnd\n")
+    assert [problem.said for problem in problems(path)] == [
+        "`deployments` has no part `Secnd` to set options of: did you mean `Second`?"
+    ]
+    path.write_text(path.read_text().replace("org/b,", "org/b, enigne: {},"))
+    assert problems(path)[0].said == (
+        "`models[1]` (org/b): unknown key `enigne` in `models`: did you mean `engine`?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scales", "scaling", "sentence"),
+    [
+        (True, "{min_replicas: 0}", None),
+        (False, "{min_replicas: 1}", None),
+        (
+            True,
+            "{min_replicas: 1}",
+            "`scales_to_zero` needs `autoscaling_config: {min_replicas: 0}`",
+        ),
+        (False, "{min_replicas: 0}", "`Second` has `min_replicas: 0`: set `scales_to_zero: true`"),
+    ],
+)
+def test_a_model_sleeps_where_its_deployment_may(
+    scales: bool, scaling: str, sentence: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "sleepy.yaml"
+    entry = f"{{model: org/b, deployment: Second, scales_to_zero: {str(scales).lower()}}}"
+    models = f"  args:\n    models: [{{model: org/a}}, {entry}]\n  deployments:\n"
+    path.write_text(f"{HEAD}{models}  - {{name: Second, autoscaling_config: {scaling}}}\n")
+    found = problems(path)
+    assert [problem.said[: len(str(sentence))] for problem in found] == [sentence] * bool(sentence)
+
+
 def test_the_application_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("applications:\n- {name: a, import_path: 'my.app:make', args: {x: 1}}\n")

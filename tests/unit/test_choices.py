@@ -48,7 +48,7 @@ def test_what_is_chosen_can_start(
 ) -> None:
     monkeypatch.setattr(preflight, "ray_cpus", lambda: max(2, machine.cores))
     monkeypatch.setattr("deployments.config.encoders.resolve_model", lambda name: name)
-    monkeypatch.setattr("deployments.config.args.resolve_model", lambda name: name)
+    monkeypatch.setattr("deployments.config.generators.resolve_model", lambda name: name)
     others = [ENCODER, UNKNOWN][:encoders]
     if model == "unknown":
         others = others[:1]

@@ -149,6 +149,21 @@ def test_options_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "did you mean `ModelReplica`?" in capsys.readouterr().err
 
 
+def test_a_file_with_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.yaml"
+    models = [{"model": "org/a"}, {"model": "org/b", "deployment": "B"}]
+    application = {"import_path": "deployments.app:build", "args": {"models": models}}
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    config = served(capsys, path, "--port", "8123")
+    assert config["applications"][0]["args"]["models"] == models
+    assert main(["serve", str(path), "--replicas", "2"]) == 1
+    assert "has several models. Set `num_replicas` of each" in capsys.readouterr().err
+    application["args"] = {"models": models[1:]}
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    (served_one,) = served(capsys, path, "--replicas", "2")["applications"]
+    assert served_one["deployments"] == [{"name": "B", "num_replicas": 2}]
+
+
 def test_a_dry_run_looks_at_the_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

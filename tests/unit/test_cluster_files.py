@@ -21,9 +21,12 @@ ON_CLUSTERS = ("mixed", "one-node-gpus", "tp4-across-nodes")
 
 
 class Config:
-    """A Serve configuration, by its parts."""
+    """A Serve configuration, by its parts.
 
-    def __init__(self, name):
+    generator: the deployment of one generator; None if there is none.
+    """
+
+    def __init__(self, name, deployment="ModelReplica"):
         self.name, self.text = name, CONFIGS[name].read_text()
         self.whole = yaml.safe_load(self.text)
         (application,) = self.whole["applications"]
@@ -31,11 +34,18 @@ class Config:
         self.deployments = {
             deployment["name"]: deployment for deployment in application["deployments"]
         }
-        self.generator = self.deployments.get("ModelReplica")
+        self.generator = self.deployments.get(deployment)
+        self._deployment = deployment
+
+    @property
+    def whole_args(self):
+        return AppArgs.model_validate(self._args)
 
     @property
     def args(self):
-        return AppArgs.model_validate(self._args)
+        """As the generator reads them."""
+        generators = self.whole_args.generators
+        return next(one for one in generators if one.deployment == self._deployment)
 
     @staticmethod
     def most_replicas(deployment):
@@ -49,9 +59,16 @@ def config(request):
     return Config(request.param)
 
 
-@pytest.fixture(params=[name for name in CONFIGS if Config(name).generator])
+GENERATORS = [
+    (name, generator.deployment)
+    for name in CONFIGS
+    for generator in Config(name).whole_args.generators
+]
+
+
+@pytest.fixture(params=GENERATORS, ids="-".join)
 def generating(request):
-    return Config(request.param)
+    return Config(*request.param)
 
 
 @pytest.fixture(params=ON_CLUSTERS)

@@ -386,3 +386,119 @@ def test_a_key_given_in_clear_is_not_shown():
         )
     assert "64 hexadecimal digits" in str(raised.value)
     assert "my-secret-key" not in str(raised.value)
+
+
+# --- several models -------------------------------------------------------------------------------
+
+TWO = ({"model": "org/a"}, {"model": "org/b", "deployment": "B"})
+
+
+def test_an_entry_reads_as_a_single_model():
+    keys = {
+        "model": "org/a",
+        "kv_split": "even",
+        "engine": {"max_num_seqs": 4, "enable_lora": True},
+        "frontend": {"lora_modules": [{"name": "l", "path": "p"}]},
+        "max_followers": 3,
+        "admission": {"max_share": 0.2},
+        "grammars": {"cpu_s": 3},
+    }
+    shared = {"num_retries": 2, "encoders": [{"model": "e"}], "access": {"max_body_bytes": 9}}
+    flat = AppArgs.model_validate({**keys, **shared})
+    listed = AppArgs.model_validate({"models": [keys], **shared})
+    (own,) = listed.generators
+    assert (own.model_dump(), own.engine_kwargs()) == (flat.model_dump(), flat.engine_kwargs())
+    assert flat.generators == (flat,)
+    assert listed.served_names == flat.served_names == ["a", "l", "e"]
+
+
+def test_each_entry_has_its_own_keys_and_the_shared_ones():
+    first, second = AppArgs.model_validate(
+        {
+            "models": [
+                {**TWO[0], "engine": {"max_num_seqs": 4}, "draft_cost": 0.5},
+                {**TWO[1], "admission": {"max_share": 0.1}, "scales_to_zero": True},
+            ],
+            "admission": {"max_share": 0.3, "default_timeout_s": 9},
+            "silence_timeout_s": 7,
+        }
+    ).generators
+    assert (first.model_name, first.deployment, first.scales_to_zero) == (
+        "a",
+        "ModelReplica",
+        False,
+    )
+    assert (second.model_name, second.deployment, second.scales_to_zero) == ("b", "B", True)
+    assert (first.engine, second.engine) == ({"max_num_seqs": 4}, {})
+    assert (first.draft_cost, second.draft_cost) == (0.5, None)
+    assert (first.admission.max_share, second.admission.max_share) == (0.3, 0.1)
+    assert second.admission.default_timeout_s is None, "a section is replaced as a whole"
+    assert first.silence_timeout_s == second.silence_timeout_s == 7
+
+
+OF_SEVERAL = [
+    # keys of `args`, words of the error, where it is
+    (
+        {"models": [TWO[0], {"model": "b"}]},
+        "2 models have the deployment name `ModelReplica`",
+        None,
+    ),
+    ({"models": [TWO[0], {"model": "x/a", "deployment": "B"}]}, "are served as `a`", None),
+    (
+        {"models": [{"model": "a", "deployment": "CfgRouter"}]},
+        "`deployment: CfgRouter` in `models` is the name of another part",
+        None,
+    ),
+    (
+        {"models": TWO, "encoders": [{"model": "e", "deployment": "B"}]},
+        "`deployment: B` in `encoders` is the name of another part",
+        None,
+    ),
+    ({"models": TWO, "model": "m"}, "`model` in `args` belongs to one model: move it into", None),
+    ({"models": TWO, "kv_split": "elastic"}, "`kv_split` in `args` belongs to one model", None),
+    ({"models": TWO, "engine": {}}, "`engine` in `args` belongs to one model: move it into", None),
+    ({"models": []}, "`args` names nothing to serve", None),
+    ({"models": [TWO[0], {"modle": "b"}]}, "unknown key `modle` in `models`: did you", 1),
+    ({"models": [TWO[0], {"deployment": "B"}]}, "Field required", 1),
+    ({"models": [{"model": "a", "engine": {"max_model_length": 1}}]}, "`max_model_len`?", 0),
+    ({"models": [{"model": "a", "grammars": {"cpu": 1}}]}, "in `grammars`: did you mean", 0),
+    ({"models": [{"model": "a", "admission": {"max_shar": 1}}]}, "in `admission`: did you", 0),
+    ({"models": [{"model": "a", "limits": {}}]}, "unknown key `limits` in `models`", 0),
+    ({"models": [{"model": "a", "fallback": {"model": "b", "x": 1}}]}, "in `fallback`", 0),
+    (
+        {"models": [{"model": "a", "frontend": {"lora_modules": [{"name": "l", "path": "p"}]}}]},
+        "needs `enable_lora: true`",
+        0,
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "words", "entry"), OF_SEVERAL, ids=str)
+def test_mistakes_in_several_models(values, words, entry):
+    with pytest.raises(pydantic.ValidationError) as error:
+        AppArgs.model_validate(values)
+    (told,) = error.value.errors()
+    assert words in told["msg"]
+    assert told["loc"][:2] == (() if entry is None else ("models", entry))
+
+
+def test_a_missing_directory_is_told_with_its_entry(tmp_path):
+    args = AppArgs.model_validate(
+        {"models": [TWO[0], {"model": str(tmp_path / "none"), "deployment": "B"}]}
+    )
+    with pytest.raises(ConfigError, match=r"^`none` in `models`: model directory `.*` does not"):
+        args.resolved()
+
+
+def test_entries_have_fallbacks_of_their_own(tmp_path):
+    missing = str(tmp_path / "none")
+    entry = {"model": missing, "engine": {"max_num_seqs": 4}, "fallback": FALLBACK}
+    args = AppArgs.model_validate({"models": [entry, TWO[1]]})
+    (told,) = args.missing_models()
+    assert missing in told
+    first, second = args.resolved().generators
+    assert (first.model_name, second.model_name) == ("stories", "b")
+    assert first.engine == {"max_num_seqs": 4, "max_model_len": 512, "dtype": "float32"}
+    assert args.resolved().served_names == ["stories", "b"]
+    with pytest.raises(pydantic.ValidationError, match="two models are served as `stories`"):
+        AppArgs.model_validate({"models": [entry, {"model": "x/stories", "deployment": "B"}]})

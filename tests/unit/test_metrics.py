@@ -62,6 +62,25 @@ def test_values_are_read_when_scraped():
     assert 'cfg_serve_guided_tokens_total{ingress="i1"} 9.0' in told
 
 
+def test_values_of_several_generators_are_told_by_the_name_of_the_model():
+    values = {
+        "a": {"replicas": 1, "kv_blocks_free": {"r1": 7}, "calls": {"direct": 3}},
+        "b": {"kv_blocks_free": {"r2": 8}},
+    }
+    told = lines(Metrics("i1", [], lambda: {"open_requests": 2}, lambda: values))
+    assert 'cfg_serve_replicas{ingress="i1",model="a"} 1.0' in told
+    assert 'cfg_serve_kv_blocks_free{ingress="i1",model="a",replica="r1"} 7.0' in told
+    assert 'cfg_serve_kv_blocks_free{ingress="i1",model="b",replica="r2"} 8.0' in told
+    assert 'cfg_serve_calls_total{ingress="i1",model="a",way="direct"} 3.0' in told
+    assert 'cfg_serve_open_requests{ingress="i1"} 2.0' in told
+    assert not any(line.startswith('cfg_serve_replicas{ingress="i1",model="b"') for line in told)
+
+
+def test_the_only_generator_needs_no_name():
+    told = lines(Metrics("i1", [], dict, lambda: {"": {"replicas": 1}}))
+    assert 'cfg_serve_replicas{ingress="i1"} 1.0' in told
+
+
 def test_refusals_are_counted_by_reason():
     metrics = Metrics("i1", [], dict)
     metrics.answered("/", 429, "a", 0.0, 0.0, "queue")
@@ -96,15 +115,21 @@ def test_every_reason_is_known():
 
 def test_waits_are_a_histogram():
     metrics = Metrics("i1", [], dict)
-    metrics.waited(0.03)
+    metrics.waited("a", 0.03)
     assert 'cfg_serve_admission_wait_seconds_bucket{ingress="i1",le="0.05"} 1.0' in lines(metrics)
+    metrics = Metrics("i1", [], dict, several=True)
+    metrics.waited("a", 0.03)
+    metrics.waited("b", 0.03)
+    told = lines(metrics)
+    assert 'cfg_serve_admission_wait_seconds_count{ingress="i1",model="a"} 1.0' in told
+    assert 'cfg_serve_admission_wait_seconds_count{ingress="i1",model="b"} 1.0' in told
 
 
 def test_every_family_is_told_by_its_type_and_name():
     values = {f.name: {"x": 1.0} if f.labels else 1.0 for f in metric_families.READ}
     metrics = Metrics("i1", ["/"], lambda: values)
     metrics.answered("/", 429, "a", 0.1, 0.2, "queue")
-    metrics.waited(0.1)
+    metrics.waited("a", 0.1)
     metrics.charged("a", 1)
     told = metrics.text().decode()
     for family in metric_families.ALL:

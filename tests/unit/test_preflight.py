@@ -162,6 +162,30 @@ def test_how_many_replicas_are_waited_for() -> None:
     assert preflight.wanted_replicas(given) == {"CfgRouter": 1, "ModelReplica": 3, "Embedder": 2}
 
 
+def test_each_of_several_models_is_looked_at() -> None:
+    models = [
+        {"model": "org/a", "engine": KV},
+        {"model": "org/b", "deployment": "B", "engine": {"kv_cache_memory_bytes": 14 * GIB}},
+        {"model": "org/c", "deployment": "C", "engine": {}},
+        {"model": "org/d", "deployment": "D", "engine": {"kv_cache_memory_bytes": 2 * GIB}},
+    ]
+    sleeping = {"autoscaling_config": {"min_replicas": 0, "initial_replicas": 0}}
+    parts = ({"name": "B", "num_replicas": 1}, {"name": "C", **sleeping}, {"name": "D"})
+    given = config({}, *parts)
+    (application,) = given["applications"]
+    application["args"] = {"models": models}
+    assert preflight.wanted_replicas(given) == {
+        "CfgRouter": 1,
+        "ModelReplica": 1,
+        "B": 1,
+        "C": 0,
+        "D": 1,
+    }
+    lacking, memory = preflight.problems(given, CPU)
+    assert lacking.startswith("the replicas ask for 3.1 CPUs")
+    assert memory.startswith("`org/d` in `models`: `engine.kv_cache_memory_bytes` is 2147483648")
+
+
 def test_a_port_that_is_in_use() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

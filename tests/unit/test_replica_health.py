@@ -98,19 +98,33 @@ def test_silent_is_where_neither_the_beacon_nor_the_call_gave_a_sign(health, clo
 def test_reports_say_where_beacons_are_and_who_is_forgotten(health, clock):
     for replica in "ab":
         health.failed(replica, UNREACHABLE)
-    health.reported({"b": {"beacon_host": "h", "beacon_port": 5}})
+    health.reported("d", {"b": {"beacon_host": "h", "beacon_port": 5}})
     assert health._monitor.watched == {"b": ("h", 5)}
     assert not health.may_connect("a"), "Serve may list it again"
     clock.now += COUNTS_FOR_S[UNREACHABLE]
-    health.reported({"b": {}})
+    health.reported("d", {"b": {}})
     assert set(health._failing) == {"b"}, "one call is still to try it"
+
+
+def test_the_replicas_of_one_deployment_do_not_replace_those_of_another(health, clock):
+    health.failed("b", UNREACHABLE)
+    health.reported("one", {"a": {"beacon_host": "h", "beacon_port": 5}})
+    health.reported("two", {"b": {"beacon_host": "h", "beacon_port": 6}})
+    assert health._monitor.watched == {"a": ("h", 5), "b": ("h", 6)}
+    clock.now += COUNTS_FOR_S[UNREACHABLE]
+    health.reported("one", {})
+    assert health._monitor.watched == {"b": ("h", 6)}
+    assert set(health._failing) == {"b"}, "it runs"
+    health.reported("two", {})
+    assert health._monitor.watched == {}
+    assert not health._failing
 
 
 def test_several_threads_may_tell_and_ask(health):
     def work(replica):
         for _ in range(2000):
             health.failed(replica, SILENT)
-            health.reported({})
+            health.reported("d", {})
             assert health.usable([replica, "well"]) == ["well"]
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]

@@ -48,16 +48,18 @@ def test_serve_understands_every_key(config: Json) -> None:
 
 
 def test_deployments_carry_the_names_of_the_classes(config: Json) -> None:
-    """The deployments are CfgRouter, ModelReplica if there is a generator, and the encoders'."""
+    """The deployments are CfgRouter, those of the generators (ModelReplica), and the encoders'."""
     application = config["applications"][0]
     args = AppArgs.model_validate(application["args"])
     names = [deployment["name"] for deployment in application["deployments"]]
-    generator = [GENERATOR] if args.model else []
-    assert names == [ROUTER, *generator, *(encoder.deployment for encoder in args.encoders)]
+    generators = [generator.deployment for generator in args.generators]
+    assert generators[:1] == [GENERATOR] * bool(generators)
+    assert names == [ROUTER, *generators, *(encoder.deployment for encoder in args.encoders)]
 
 
 def test_the_default_deployment_name_is_the_class() -> None:
     assert EncoderArgs(model="m").deployment == ENCODER
+    assert AppArgs(model="m").deployment == GENERATOR
     assert (ROUTER, GENERATOR) == RESERVED_DEPLOYMENTS
 
 
@@ -88,7 +90,7 @@ def test_an_application_without_its_model_serves_the_fallback(
     assert missing.resolved().served_names == ["stories", "all-MiniLM-L6-v2"]
 
 
-@pytest.mark.parametrize("name", ["cfg", "stories"])
+@pytest.mark.parametrize("name", ["cfg", "stories", "two-models"])
 def test_the_laptop_fits_two_cores(name: str) -> None:
     deployments = shipped_config(name)["applications"][0]["deployments"]
     assert sum(deployment["ray_actor_options"]["num_cpus"] for deployment in deployments) <= 2

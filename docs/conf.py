@@ -22,7 +22,13 @@ sys.path.insert(0, str(ROOT))
 from cfg_core import __version__  # noqa: E402
 
 SIDEBAR: dict[str, tuple[str, ...]] = {
-    "Start": ("docs/get-started", "docs/playground", "docs/concepts", "docs/moving"),
+    "Start": (
+        "docs/get-started",
+        "docs/playground",
+        "docs/concepts",
+        "docs/ray-llm",
+        "docs/moving",
+    ),
     "Recipes": (
         "docs/recipes/negative-prompts",
         "docs/recipes/system-prompt",

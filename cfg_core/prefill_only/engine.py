@@ -123,17 +123,25 @@ class Engine:
         query: str,
         documents: Sequence[str],
         *,
+        instruction: str | None = None,
         raw_scores: bool = False,
         truncate: bool = False,
     ) -> FloatArray:
-        """float32 [n]: a cross-encoder's score of how well each document answers the query."""
+        """float32 [n]: a cross-encoder's score of how well each document answers the query.
+
+        instruction: what counts as an answer, for rerankers whose prompt has one.
+        """
         if not self.info.takes_pairs:
             raise RequestError(
                 "this model cannot score pairs: load a reranker (a classifier with one label), or"
                 " compare embeddings."
             )
-        pairs = [(query, document) for document in documents]
-        return self.classify(pairs, raw_scores=raw_scores, truncate=truncate)[:, 0]
+        self.info.check_instruction(instruction)
+        options = self.options(
+            "classify", prompt=instruction, raw_scores=raw_scores, truncate=truncate
+        )
+        outputs = self.run([(query, document) for document in documents], options)
+        return np.concatenate([output.array("classify") for output in outputs])
 
     def options(
         self,

@@ -20,6 +20,7 @@ from cfg_core.prefill_only.models.loading import name_of
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages.input_processor import InputProcessor
 from cfg_core.prefill_only.stages.outputs import outputs_of
+from cfg_core.prefill_only.stages.pair_prompts import completed
 from cfg_core.prefill_only.stages.scheduler import Scheduler
 from cfg_core.prefill_only.stages.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Output, SequenceState
@@ -44,13 +45,17 @@ class Pipeline:
         usual_runner = "vllm" if executor == "vllm" else "transformers"
         runner = options.workflow.get("runner", usual_runner)
         self.options = options
-        self.checkpoint = read_checkpoint(locate(model), options)
-        self.tokenizer = Tokenizer(self.checkpoint)
+        checkpoint = read_checkpoint(locate(model), options)
+        self.tokenizer = Tokenizer(checkpoint)
+        self.checkpoint = completed(checkpoint, options, self.tokenizer)
         special_ids = self.tokenizer.special_ids
         self._runner = resolve("runner", runner)(self.checkpoint, options, special_ids)
         self.info = _info(self.checkpoint, options, self.tokenizer, self._runner)
         self.input_processor = InputProcessor(
-            self.tokenizer, self.info, skips_prompt=not self.checkpoint.include_prompt
+            self.tokenizer,
+            self.info,
+            skips_prompt=not self.checkpoint.include_prompt,
+            template=self.checkpoint.template,
         )
         self.scheduler = Scheduler(options, self.info.max_batch_tokens)
         self._token_types = self._runner.uses_token_types and self.tokenizer.gives_token_types
@@ -120,6 +125,7 @@ def _info(
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
         dtype=name_of(runner.dtype),
         labels=checkpoint.labels,
+        takes_instruction=bool(checkpoint.template and checkpoint.template.takes_instruction),
         prompts=checkpoint.prompts,
         default_prompt=checkpoint.default_prompt,
         matryoshka=checkpoint.matryoshka,

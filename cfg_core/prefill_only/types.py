@@ -48,7 +48,10 @@ class RequestOptions:
     tasks: tuple[Task, ...] = ("embed",)
     """All of them are computed from one forward."""
     prompt: str = ""
-    """Text to put in front of each text, as sentence-transformers does with its prompts."""
+    """Text to put in front of each text, as sentence-transformers does with its prompts.
+
+    For pairs of a reranker with a template, it is the instruction. Empty: the template's own.
+    """
     truncate_to: int | None = None
     """Keep at most this many tokens, special tokens included.
 

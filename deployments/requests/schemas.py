@@ -61,6 +61,9 @@ _ACTIVATION: dict[str, Schema] = {
     "use_activation": _field("Whether to normalise or to apply the model's activation.", **FLAG),
     "normalize": _field("As use_activation.", **FLAG),
 }
+_INSTRUCTION = {
+    "instruction": _field("What makes a document relevant, for rerankers with a prompt.", **TEXT)
+}
 _FORMAT = {"encoding_format": _field("How vectors are sent.", enum=["float", "base64"])}
 _DIMENSIONS = {"dimensions": _field("Cut each vector to this length.", **COUNT)}
 
@@ -90,6 +93,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
             "return_text": _field("As return_documents, in TEI's format.", **FLAG),
             "raw_scores": _field("Scores without the activation, in TEI's format.", **FLAG),
         },
+        _INSTRUCTION,
         _ACTIVATION,
     ),
     "score": _body(
@@ -106,6 +110,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
                 ("data_2", "data_1"),
             )
         },
+        _INSTRUCTION,
         _ACTIVATION,
     ),
     "pooling": _body(
@@ -115,6 +120,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
             "task": _field("What to compute; default: the model's first task.", **TEXT),
         },
         _PROMPT,
+        _INSTRUCTION,
         _ACTIVATION,
         _FORMAT,
         _DIMENSIONS,
@@ -123,6 +129,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
         ["input"],
         {"input": _field("Texts, token ids, or pairs of texts.", **INPUTS)},
         _PROMPT,
+        _INSTRUCTION,
         _ACTIVATION,
     ),
     "embed_sparse": _body(["inputs"], {"inputs": _field("Texts.", **TEXTS)}, _PROMPT),

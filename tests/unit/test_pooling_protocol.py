@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Output, RequestOptions, SparseVector
 from deployments.requests.encode.capabilities import PATHS, can_serve, paths_of
 from deployments.requests.encode.field_checks import MAX_ITEMS, read_inputs
-from deployments.requests.encode.jobs import in_terms_of
+from deployments.requests.encode.jobs import check_job, in_terms_of
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from tests.support.bad_bodies import ENCODING, INPUTS, RERANKS, SCORES
@@ -35,10 +36,11 @@ RETRIEVER = info_of(
     matryoshka=True,
 )
 RERANKER = info_of("classify", labels=("LABEL_0",))
+ASKED = info_of("classify", labels=("yes",), takes_instruction=True)
 CLASSIFIER = info_of("classify", labels=("no", "yes"))
 SPARSE = info_of("sparse")
 BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4)
-MODELS = [EMBEDDER, RETRIEVER, RERANKER, CLASSIFIER, SPARSE, BGE_M3]
+MODELS = [EMBEDDER, RETRIEVER, RERANKER, ASKED, CLASSIFIER, SPARSE, BGE_M3]
 
 
 def job_of(endpoint, body, info=EMBEDDER):
@@ -315,6 +317,39 @@ def test_rerank_with_a_cross_encoder():
     assert answer["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("rerank", {"query": "q", "documents": ["a"]}),
+        ("score", {"text_1": "q", "text_2": "a"}),
+        ("classify", {"input": [["q", "a"]]}),
+        ("pooling", {"input": [["q", "a"]]}),
+    ],
+)
+def test_an_instruction(endpoint, body):
+    asked = body | {"instruction": "Find answers."}
+    assert call_of(endpoint, asked, ASKED).options.prompt == "Find answers."
+    assert call_of(endpoint, body, ASKED).options.prompt == ""
+    with pytest.raises(RequestError, match="instruction is a number"):
+        job_of(endpoint, body | {"instruction": 3}, ASKED)
+
+
+@pytest.mark.parametrize("info", [RERANKER, RETRIEVER])
+def test_an_instruction_that_would_be_ignored_is_refused(info):
+    body = {"query": "q", "documents": ["a"], "instruction": "Find answers."}
+    with pytest.raises(RequestError, match="leave instruction out") as error:
+        job_of("rerank", body, info)
+    assert error.value.param == "instruction"
+
+
+def test_an_instruction_counts_for_each_document():
+    body = {"query": "q", "documents": ["a"] * 10, "instruction": "x" * 1000}
+    job = job_of("rerank", body, ASKED)
+    assert job.num_tokens > 10 * 1000 / 4
+    with pytest.raises(RequestError, match="one request may have 9000"):
+        check_job(job, EngineOptions(max_request_chars=9000))
+
+
 def test_rerank_with_an_embedding_model_is_the_cosine():
     job = job_of("rerank", {"query": "q", "documents": ["a", "b"]}, RETRIEVER)
     assert [call.options.prompt for call in job.calls] == ["query: ", "passage: "]
@@ -419,7 +454,7 @@ JSON = st.recursive(
 )
 FIELDS = """input inputs query documents texts text_1 text_2 dimensions encoding_format task
 truncate truncate_prompt_tokens truncation_side prompt prompt_name normalize top_n return_documents
-raw_scores use_activation messages guidance_scale extra_body user"""
+raw_scores use_activation instruction messages guidance_scale extra_body user"""
 GOOD = {"input": "x", "inputs": "x", "query": "q", "documents": ["d"], "text_1": "a", "text_2": "b"}
 
 

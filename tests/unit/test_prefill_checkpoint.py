@@ -10,6 +10,7 @@ import pytest
 from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint, locate, read_checkpoint
 from cfg_core.prefill_only.models.families import check_family, is_causal
+from cfg_core.prefill_only.models.pair_template import QWEN3_RERANKER
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages.input_processor import truncated
 from cfg_core.prefill_only.workflow import check_workflow, resolve
@@ -82,7 +83,6 @@ def test_poolings_in_both_formats(tmp_path, config, poolings):
     ("config", "poolings"),
     [
         (BERT, ("mean",)),
-        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, ("last",)),
         (
             {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "is_causal": False},
             ("mean",),
@@ -91,6 +91,55 @@ def test_poolings_in_both_formats(tmp_path, config, poolings):
 )
 def test_without_modules(tmp_path, config, poolings):
     assert read(tmp_path, {"config.json": config}).poolings == poolings
+
+
+CAUSAL_LM = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+
+
+def test_a_language_model_needs_to_be_told_what_it_computes(tmp_path):
+    files = {"config.json": CAUSAL_LM}
+    with pytest.raises(ConfigError, match=r"`pooling: last` .* `classifier_from_token"):
+        read(tmp_path, files)
+    assert read(tmp_path, files, EngineOptions(pooling="last")).poolings == ("last",)
+    options = EngineOptions(
+        classifier_from_token=["no", "yes"], score_template="{query} {document}"
+    )
+    checkpoint = read(tmp_path, files, options)
+    assert (checkpoint.head, checkpoint.score_tokens) == ("logit_score", ("no", "yes"))
+    assert checkpoint.tasks == ("classify",)
+    with pytest.raises(ConfigError, match="is no causal language model"):
+        read(tmp_path, {"config.json": BERT}, options)
+
+
+def test_qwen3_reranker_is_known_by_its_name(tmp_path):
+    folder = tmp_path / "Qwen3-Reranker-4B"
+    checkpoint = read(folder, {"config.json": CAUSAL_LM})
+    assert checkpoint.template == QWEN3_RERANKER
+    assert (checkpoint.score_tokens, checkpoint.max_seq_length) == (("no", "yes"), 8192)
+    configured = read(folder, {"config.json": CAUSAL_LM}, EngineOptions(instruction="Find."))
+    assert configured.template.instruction == "Find."
+    other = {**CAUSAL_LM, "architectures": ["Qwen3ForSequenceClassification"]}
+    assert read(folder, {"config.json": other}).head == "classifier"
+
+
+def test_logit_score_of_sentence_transformers(tmp_path):
+    files = {
+        "config.json": CAUSAL_LM,
+        "modules.json": modules("Transformer", "LogitScore"),
+        "1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 3},
+    }
+    assert read(tmp_path, files).score_tokens == (3, 7)
+    files["1_LogitScore/config.json"] = {"true_token_id": 7, "false_token_id": None}
+    assert read(tmp_path, files).score_tokens == (7,)
+    files["modules.json"] = modules("Transformer", "LogitScore", "Dense")
+    with pytest.raises(ConfigError, match="must be Transformer, LogitScore"):
+        read(tmp_path, files)
+
+
+@pytest.mark.parametrize("tokens", ["yes", ("a", "b", "c"), (False, True)])
+def test_wrong_tokens_of_a_reranker(tokens):
+    with pytest.raises(ConfigError, match="give the tokens for no and yes"):
+        EngineOptions(classifier_from_token=tokens)
 
 
 def test_splade(tmp_path):

@@ -12,6 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cfg_core.errors import ConfigError, RequestError
+from cfg_core.prefill_only.models.logit_score import (
+    check_embeds,
+    is_logit_score,
+    logit_score,
+    template_of,
+)
+from cfg_core.prefill_only.models.pair_template import PairTemplate
 from cfg_core.prefill_only.models.settings import (
     Activation,
     DenseLayer,
@@ -27,7 +34,8 @@ from cfg_core.prefill_only.models.settings import (
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Task
 
-Head = Literal["embedding", "classifier", "splade"]
+Head = Literal["embedding", "classifier", "splade", "logit_score"]
+"""logit_score: a causal language model; the logits of one or two tokens score a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,8 @@ class ModelInfo:
     """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    takes_instruction: bool = False
+    """Whether requests with pairs may have an `instruction`."""
     matryoshka: bool = False
     """Whether requests may set `dimensions`."""
     matryoshka_dimensions: tuple[int, ...] = ()
@@ -74,6 +84,14 @@ class ModelInfo:
             raise RequestError(f"{name} is {dimensions}: this model was trained for {known}.", name)
         if not 1 <= dimensions <= (self.dimension or 0):
             raise RequestError(f"{name} is {dimensions}: this model has {self.dimension}.", name)
+
+    def check_instruction(self, instruction: str | None) -> None:
+        """Raise RequestError if there is an instruction and the model takes none."""
+        if instruction is not None and not self.takes_instruction:
+            raise RequestError(
+                "this model was trained without instructions: leave instruction out.",
+                "instruction",
+            )
 
     def prompt_text(self, name: str | None, text: str | None) -> str:
         """The text to put in front of inputs.
@@ -124,6 +142,10 @@ class Checkpoint:
     labels: tuple[str, ...] = ()
     activation: Activation = "identity"
     """The activation for the logits of a classifier."""
+    score_tokens: tuple[str | int, ...] = ()
+    """Of the head logit_score: the tokens for no and yes, or the one for yes."""
+    template: PairTemplate | None = None
+    """The prompt that pairs are put into."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
 
@@ -133,7 +155,7 @@ class Checkpoint:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        if self.head == "classifier":
+        if self.head in ("classifier", "logit_score"):
             return ("classify",)
         if self.head == "splade":
             return ("sparse",)
@@ -163,8 +185,12 @@ def read_checkpoint(path: Path, options: EngineOptions) -> Checkpoint:
     }
     architecture = str((config.get("architectures") or [""])[0])
     if architecture.endswith("ForSequenceClassification"):
-        return Checkpoint(head="classifier", **common, **classifier(config))
+        template = template_of(path, options)
+        return Checkpoint(head="classifier", template=template, **common, **classifier(config))
     modules = module_list(path)
+    if is_logit_score(path, config, modules, options):
+        return Checkpoint(**{**common, **logit_score(path, config, modules, options)})
+    check_embeds(path, config, modules, options)
     settings = with_modules(path, modules) if modules else without_modules(config, architecture)
     return Checkpoint(**{**common, **settings, **overrides(options), **bge_m3(path)})
 

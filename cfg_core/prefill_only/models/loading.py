@@ -74,6 +74,8 @@ def load_model(
     CompatibilityError if the model takes no position_ids, which mark where sequences begin.
     """
     model = _from_files(checkpoint, attention, dtype).eval()
+    if checkpoint.head == "logit_score":
+        _keep_logits(model, [int(token) for token in checkpoint.score_tokens])
     if causal is not None:
         _set_causal(model, causal)
     _check_forward(model)
@@ -89,6 +91,7 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
         "embedding": transformers.AutoModel,
         "classifier": transformers.AutoModelForSequenceClassification,
         "splade": transformers.AutoModelForMaskedLM,
+        "logit_score": transformers.AutoModelForCausalLM,
     }[checkpoint.head]
     model, loading = auto.from_pretrained(
         checkpoint.path,
@@ -109,6 +112,20 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
             " checkpoint that was saved for this task."
         )
     return model
+
+
+def _keep_logits(model: Any, token_ids: list[int]) -> None:
+    """Reduce the head of a language model to the rows of `token_ids`, in float32.
+
+    The logits of two tokens are close to each other, so bfloat16 would round their difference.
+    """
+    head = model.get_output_embeddings()
+    rows = nn.Linear(head.in_features, len(token_ids), bias=head.bias is not None)
+    with torch.no_grad():
+        rows.weight.copy_(head.weight[token_ids])
+        if head.bias is not None:
+            rows.bias.copy_(head.bias[token_ids])
+    model.set_output_embeddings(rows.eval())
 
 
 def _set_causal(model: Any, causal: bool) -> None:

@@ -85,7 +85,7 @@ def with_modules(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
 
     SPLADE models have MLMTransformer, SpladePooling instead. Raises ConfigError for anything else.
     """
-    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    kinds = kinds_of(modules)
     configs = [read_json(path / module["path"] / "config.json") for module in modules]
     if kinds == ["MLMTransformer", "SpladePooling"]:
         return {"head": "splade", **_splade(configs[1])}
@@ -148,6 +148,11 @@ def _dense(path: Path, config: Mapping[str, Any]) -> DenseLayer:
     return DenseLayer(
         path=path, activation=activation.rsplit(".", 1)[-1], bias=bool(config.get("bias", True))
     )
+
+
+def kinds_of(modules: list[dict[str, Any]]) -> list[str]:
+    """The names of the modules' classes."""
+    return [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
 
 
 def without_modules(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:

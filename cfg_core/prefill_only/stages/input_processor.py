@@ -11,6 +11,8 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.models.pair_template import PairTemplate
+from cfg_core.prefill_only.stages.pair_prompts import encode_pairs
 from cfg_core.prefill_only.stages.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 
@@ -18,10 +20,18 @@ from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 class InputProcessor:
     """Checks and tokenizes inputs. Thread-safe: it holds no state of a request."""
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, *, skips_prompt: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        *,
+        skips_prompt: bool,
+        template: PairTemplate | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._skips_prompt = skips_prompt
+        self._template = template
 
     def check_options(self, options: RequestOptions) -> None:
         """Raise RequestError if the model cannot do what is asked, whatever the inputs are."""
@@ -59,17 +69,30 @@ class InputProcessor:
         """
         for index, item in enumerate(inputs, first_index):
             self._check_shape(item, index)
-        texts = [
-            self._text(item, options, index)
-            for index, item in enumerate(inputs, first_index)
-            if isinstance(item, str | tuple)
-        ]
-        encodings = iter(self._tokenizer.encode(texts) if texts else ())
+        encodings = iter(self._encoded(inputs, options, first_index))
         prompt_length = self._prompt_length(options.prompt)
         return [
             self._sequence(item, encodings, options, index, prompt_length)
             for index, item in enumerate(inputs, first_index)
         ]
+
+    def _encoded(
+        self, inputs: Sequence[Input], options: RequestOptions, first_index: int
+    ) -> Sequence[Any]:
+        """The encodings of the inputs that are texts or pairs."""
+        if self._template is not None:
+            pairs = [
+                (self._part(item[0], options, index), self._part(item[1], options, index))
+                for index, item in enumerate(inputs, first_index)
+                if isinstance(item, tuple)
+            ]
+            return encode_pairs(self._tokenizer, self._template, pairs, options.prompt)
+        texts = [
+            self._text(item, options, index)
+            for index, item in enumerate(inputs, first_index)
+            if isinstance(item, str | tuple)
+        ]
+        return self._tokenizer.encode(texts) if texts else ()
 
     def _text(
         self, item: str | tuple[str, str], options: RequestOptions, index: int
@@ -109,6 +132,12 @@ class InputProcessor:
         if len(ids) > limit:
             if options.truncate_to is None:
                 raise self._too_long(index, str(len(ids)))
+            if self._template is not None and isinstance(item, tuple) and sum(mask) >= limit:
+                raise RequestError(
+                    f"input {index} has {sum(mask)} tokens without its document, and {limit} are"
+                    " to be kept: shorten the query or the instruction.",
+                    "input",
+                )
             kept = truncated(mask, limit, options.truncation_side)
             ids, types = [ids[i] for i in kept], types and [types[i] for i in kept]
         if not ids:
@@ -123,6 +152,8 @@ class InputProcessor:
 
     def _check_shape(self, item: Input, index: int) -> None:
         fault = _fault(item, self._info.vocab_size)
+        if fault is None and isinstance(item, str) and self._template is not None:
+            fault = "is a single text, and this reranker scores pairs: send a query and a document."
         if fault is not None:
             raise RequestError(f"input {index} {fault}", "input")
 

@@ -34,6 +34,8 @@ def make_poolers(
     """The pooler of each task of a checkpoint."""
     if checkpoint.head == "classifier":
         return {"classify": classify_pooler(model)}
+    if checkpoint.head == "logit_score":
+        return {"classify": logit_score_pooler(model)}
     if checkpoint.head == "splade":
         return {"sparse": splade_pooler(checkpoint, model)}
     poolers: dict[Task, Pooler] = {
@@ -294,6 +296,22 @@ def classify_pooler(model: Any) -> Pooler:
         return list(_host(logits[list(wanted)]))
 
     return pool_logits
+
+
+def logit_score_pooler(model: Any) -> Pooler:
+    """Score [1] of language models: the logit of yes minus that of no, after the last token.
+
+    With one token, its logit is the score.
+    """
+    head = HeadOnRows(model)
+
+    def pool_scores(
+        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> list[FloatArray | SparseVector]:
+        logits = head(pool("last", states, batch)[list(wanted), None])[:, 0]  # float32 [n, 1 or 2]
+        return list(_host(logits[:, -1:] - logits[:, :1] if logits.shape[1] == 2 else logits))
+
+    return pool_scores
 
 
 def _classifier_pooling(model: Any) -> str:

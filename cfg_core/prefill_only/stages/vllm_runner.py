@@ -64,6 +64,7 @@ def _check(checkpoint: Checkpoint) -> None:
     lacks = {
         "sparse vectors": checkpoint.head == "splade" or checkpoint.has_bge_m3_heads,
         "Dense layers": bool(checkpoint.dense),
+        "scores of language models": checkpoint.head == "logit_score",
         "token types of pairs": (
             checkpoint.head == "classifier" and checkpoint.config.get("type_vocab_size", 0) > 1
         ),

@@ -196,6 +196,16 @@ def read_prompt(body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input
     return info.prompt_text(given.get("prompt_name"), given.get("prompt"))
 
 
+def read_instruction(body: Mapping[str, Any], info: ModelInfo) -> str:
+    """The instruction for pairs; empty if the model takes none."""
+    name = "instruction"
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{name} is {json_type(value)}: send a text.", name)
+    info.check_instruction(value)
+    return info.prompt_text(None, value) if info.takes_instruction else ""
+
+
 def read_dimensions(body: Mapping[str, Any], info: ModelInfo) -> int | None:
     wanted = read_whole_number(body, "dimensions", lowest=1)
     if wanted is None or wanted == info.dimension:

@@ -15,7 +15,7 @@ from typing import Any
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.types import RequestOptions, Task
+from cfg_core.prefill_only.types import Input, RequestOptions, Task
 from deployments.requests.encode import answer_formats
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
 from deployments.requests.encode.field_checks import (
@@ -24,6 +24,7 @@ from deployments.requests.encode.field_checks import (
     read_document,
     read_flag,
     read_inputs,
+    read_instruction,
     read_prompt,
     read_text,
     read_texts,
@@ -157,7 +158,7 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     inputs = read_inputs(body.get("input"), pairs=task == "classify")
     options = RequestOptions(
         tasks=(task,),
-        prompt=read_prompt(body, info, inputs),
+        prompt=_prompt_or_instruction(body, info, inputs),
         dimensions=read_dimensions(body, info) if task == "embed" else None,
         normalize=read_activation(body),
         raw_scores=read_activation(body) is False,
@@ -169,11 +170,19 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     )
 
 
+def _prompt_or_instruction(
+    body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input]
+) -> str:
+    if info.takes_instruction:
+        return read_instruction(body, info)
+    return read_prompt(body, info, inputs)
+
+
 def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     inputs = read_inputs(body.get("input"), pairs=True)
     options = RequestOptions(
         tasks=("classify",),
-        prompt=read_prompt(body, info, inputs),
+        prompt=_prompt_or_instruction(body, info, inputs),
         raw_scores=read_activation(body) is False,
         **read_truncation(body, info),
     )
@@ -226,11 +235,15 @@ def _comparisons(
     if info.takes_pairs:
         partners = queries * len(documents) if len(queries) == 1 else queries
         pairs = list(zip(partners, documents, strict=True))
-        options = RequestOptions(tasks=("classify",), raw_scores=raw, **truncation)
+        instruction = read_instruction(body, info)
+        options = RequestOptions(
+            tasks=("classify",), prompt=instruction, raw_scores=raw, **truncation
+        )
         call = EncodeCall(
             inputs=pairs, options=options, field=document_field, query_field=query_field
         )
         return (call,), None
+    info.check_instruction(body.get("instruction"))
     for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
     for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
     calls = (

@@ -16,6 +16,16 @@ USES = (
         needed_while=NO_WAY,
     ),
     PrivateUse(
+        target="transformers.models.mpnet.modeling_mpnet:MPNetEncoder.compute_position_bias",
+        by="cfg_core.prefill_only.models.backbones:PackedMPNet",
+        process="encoder replica, or the program of `Engine`",
+        reason="MPNet's layers are called one by one, with its relative position bias inside our "
+        "attention over packed sequences.",
+        upstream="MPNet of transformers 5.19 takes no attention function",
+        test="tests/encoders/test_families.py",
+        needed_while=NO_WAY,
+    ),
+    PrivateUse(
         target="torch.nn:Linear.forward",
         by="cfg_core.prefill_only.models.cpu_linear:pack_linears",
         process="encoder replica, or the program of `Engine`, on a CPU",

@@ -245,9 +245,9 @@ def test_overrides(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "deberta-v2"}, "disentangled attention"),
         ({"model_type": "t5"}, "relative position bias"),
-        ({"model_type": "mpnet"}, "relative position bias"),
+        ({"model_type": "new"}, "transformers has this model as gte"),
+        ({"model_type": "nomic_bert", "num_experts": 8}, "it has experts"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "bert", "position_embedding_type": "alibi"}, "ALiBi"),
         (
@@ -255,13 +255,27 @@ def test_overrides(tmp_path):
             "relative position bias",
         ),
         ({"model_type": "new", "auto_map": {"AutoModel": "m.M"}}, "remote code is not run"),
-        ({"model_type": "gemma"}, "it has not been tested"),
+        ({"model_type": "xlnet"}, "it has not been tested"),
         ({"model_type": "qwen2", "auto_map": {"AutoModel": "m.M"}}, "set `is_causal: false`"),
     ],
 )
 def test_families_that_are_refused(tmp_path, config, words):
     with pytest.raises(CompatibilityError, match=words):
         check_family(read(tmp_path, {"config.json": config}), DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (EngineOptions(is_causal=False), "whether attention is causal cannot be chosen"),
+        (EngineOptions(workflow={"attention": "naive"}), "have an attention of their own"),
+    ],
+)
+def test_what_models_by_runs_do_not_take(tmp_path, options, words):
+    checkpoint = read(tmp_path, {"config.json": {"model_type": "deberta-v2"}})
+    check_family(checkpoint, DEFAULT)
+    with pytest.raises(CompatibilityError, match=words):
+        check_family(checkpoint, options)
 
 
 def test_own_code_is_accepted_if_is_causal_is_set(tmp_path):

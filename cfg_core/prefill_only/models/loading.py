@@ -16,6 +16,7 @@ from cfg_core.cpu_features import CPUINFO, has_bfloat16, read
 from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.models.cpu_linear import pack_linears, packs_bfloat16
+from cfg_core.prefill_only.models.families import BY_RUNS
 from cfg_core.prefill_only.options import EngineOptions
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -78,8 +79,10 @@ def load_model(
         _keep_logits(model, [int(token) for token in checkpoint.score_tokens])
     if causal is not None:
         _set_causal(model, causal)
-    _check_forward(model)
-    if device.type == "cpu":
+    by_runs = checkpoint.model_type in BY_RUNS
+    if not by_runs:
+        _check_forward(model)
+    if device.type == "cpu" and not by_runs:  # for whose numbers of rows there is no end
         pack_linears(model)
     return model.to(device)
 

@@ -17,6 +17,7 @@ from torch import nn
 from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.batch import PackedBatch
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
+from cfg_core.prefill_only.models.cpu_linear import PackedLinear
 from cfg_core.prefill_only.models.loading import backbone_of
 from cfg_core.prefill_only.models.settings import DenseLayer
 from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
@@ -267,6 +268,8 @@ class _GivenStates(nn.Module):
     def __init__(self, backbone: Any) -> None:
         super().__init__()
         self.pooler = getattr(backbone, "pooler", None)
+        if isinstance(self.pooler, nn.Linear | PackedLinear):  # ALBERT's
+            self.pooler = _FirstToken(self.pooler, backbone.pooler_activation)
         self.config = backbone.config
         self.states = torch.empty(0)
 
@@ -277,6 +280,18 @@ class _GivenStates(nn.Module):
 
         pooled = None if self.pooler is None else self.pooler(self.states)
         return BackboneOutput(last_hidden_state=self.states, pooler_output=pooled)
+
+
+class _FirstToken(nn.Module):
+    """A pooler of states [n, t, D] that is a linear layer on the first token."""
+
+    def __init__(self, linear: nn.Module, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation = linear, activation
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.activation(self.linear(states[:, 0]))
+        return pooled
 
 
 def classify_pooler(model: Any) -> Pooler:

@@ -105,6 +105,11 @@ class EngineOptions:
 
     None: as the checkpoint says.
     """
+    int8_range: float | None = None
+    """The largest component that int8 and uint8 vectors can show; larger ones are cut.
+
+    None: 6 / sqrt(dimensions), six times the root mean square of a normalised vector's components.
+    """
     classifier_from_token: Sequence[str] = ()
     """For a causal language model that is a reranker: its tokens, as `["no", "yes"]`.
 
@@ -134,6 +139,8 @@ class EngineOptions:
             if str(option.type).startswith("int") and option.name != "max_skips" and not optional:
                 _at_least_one(option.name, value)
         _above_zero("hang_timeout_s", self.hang_timeout_s)
+        if self.int8_range is not None:
+            _above_zero("int8_range", self.int8_range)
         tokens = self.classifier_from_token
         texts = not isinstance(tokens, str) and all(isinstance(token, str) for token in tokens)
         if not texts or len(tokens) > 2:

@@ -125,6 +125,7 @@ def _info(
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
         dtype=name_of(runner.dtype),
         labels=checkpoint.labels,
+        int8_range=options.int8_range,
         takes_instruction=bool(checkpoint.template and checkpoint.template.takes_instruction),
         prompts=checkpoint.prompts,
         default_prompt=checkpoint.default_prompt,

@@ -12,6 +12,7 @@ import pytest
 from cfg_core.prefill_only.types import Output, SparseVector
 from deployments.requests.answer_schemas import ENCODED
 from deployments.requests.encode import answer_formats
+from deployments.requests.encode.answer_formats import FLOATS, NumberFormat
 
 OUTPUTS = [
     Output(
@@ -27,14 +28,21 @@ OUTPUTS = [
 ]
 TEXTS = ("a", "b")
 ANSWERS = [
-    ("embeddings", answer_formats.embeddings("m", as_base64=False)),
-    ("embeddings", answer_formats.embeddings("m", as_base64=True)),
-    ("pooling", answer_formats.pooling("m", "embed", as_base64=False)),
-    ("pooling", answer_formats.pooling("m", "token_embed", as_base64=False)),
-    ("pooling", answer_formats.pooling("m", "sparse", as_base64=False)),
-    ("pooling", answer_formats.pooling("m", "classify", as_base64=True)),
+    ("embeddings", answer_formats.embeddings("m", FLOATS)),
+    ("embeddings", answer_formats.embeddings("m", NumberFormat("int8"))),
+    ("embeddings", answer_formats.embeddings("m", NumberFormat(as_base64=True))),
+    ("pooling", answer_formats.pooling("m", "embed", FLOATS)),
+    ("pooling", answer_formats.pooling("m", "token_embed", FLOATS)),
+    ("pooling", answer_formats.pooling("m", "sparse", FLOATS)),
+    ("pooling", answer_formats.pooling("m", "classify", NumberFormat(as_base64=True))),
     ("classify", answer_formats.classify("m", ("no", "yes"))),
-    ("embed_sparse", answer_formats.sparse()),
+    ("embed_sparse", answer_formats.bare("sparse")),
+    ("embed", answer_formats.bare("embed")),
+    ("embed_all", answer_formats.bare("token_embed")),
+    ("cohere_embed", answer_formats.cohere(("float", "base64", "uint8"), TEXTS, None)),
+    ("predict", answer_formats.predict(("no", "yes"), False)),
+    ("predict", answer_formats.predict(("no", "yes"), True)),
+    ("similarity", answer_formats.similarity()),
     ("score", answer_formats.score("m", 1)),
     ("rerank", answer_formats.rerank("m", 1, top_n=1)),
     ("rerank", answer_formats.rerank("m", 1, documents=TEXTS)),
@@ -55,7 +63,7 @@ def mistakes(schema: Any, value: Any) -> list[str]:
 def test_answers_have_the_form_of_their_schemas(endpoint: Any, answer: Any) -> None:
     value = pickle.loads(pickle.dumps(answer))(OUTPUTS)  # a replica gets it
     assert mistakes(ENCODED[endpoint], value) == []
-    changed = [*value, 1] if isinstance(value, list) else {**value, "more": 1}
+    changed = [*value, "more"] if isinstance(value, list) else {**value, "more": 1}
     assert mistakes(ENCODED[endpoint], changed)
 
 

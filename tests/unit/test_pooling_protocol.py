@@ -60,17 +60,25 @@ def vector(*numbers):
     return np.array(numbers, dtype=np.float32)
 
 
+OF_VECTORS = ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
+COHERE_AND_TEI = ["/v2/embed", "/embed"]
+
+
 # --- what a model can do --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("info", "paths"),
     [
-        (EMBEDDER, ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]),
-        (RERANKER, ["/v1/rerank", "/score", "/pooling", "/classify"]),
-        (CLASSIFIER, ["/pooling", "/classify"]),
+        (EMBEDDER, [*OF_VECTORS, *COHERE_AND_TEI, "/embed_all", "/similarity"]),
+        (RETRIEVER, [*OF_VECTORS, *COHERE_AND_TEI, "/similarity"]),
+        (RERANKER, ["/v1/rerank", "/score", "/pooling", "/classify", "/predict"]),
+        (CLASSIFIER, ["/pooling", "/classify", "/predict"]),
         (SPARSE, ["/pooling", "/embed_sparse"]),
-        (BGE_M3, ["/v1/embeddings", "/v1/rerank", "/score", "/pooling", "/embed_sparse"]),
+        (
+            BGE_M3,
+            [*OF_VECTORS, "/embed_sparse", *COHERE_AND_TEI, "/embed_all", "/similarity"],
+        ),
     ],
 )
 def test_endpoints_of_a_model(info, paths):
@@ -83,7 +91,8 @@ def test_endpoints_of_a_model(info, paths):
         (
             "rerank",
             CLASSIFIER,
-            "m computes 2 labels, so it cannot serve /v1/rerank: use /pooling, /classify.",
+            "m computes 2 labels, so it cannot serve /v1/rerank: use /pooling, /classify,"
+            " /predict.",
         ),
         (
             "score",
@@ -93,7 +102,7 @@ def test_endpoints_of_a_model(info, paths):
         (
             "embeddings",
             RERANKER,
-            "cannot serve /v1/embeddings: use /v1/rerank, /score, /pooling, /classify.",
+            "cannot serve /v1/embeddings: use /v1/rerank, /score, /pooling, /classify, /predict.",
         ),
         ("embed_sparse", EMBEDDER, "cannot serve /embed_sparse"),
     ],
@@ -454,7 +463,8 @@ JSON = st.recursive(
 )
 FIELDS = """input inputs query documents texts text_1 text_2 dimensions encoding_format task
 truncate truncate_prompt_tokens truncation_side prompt prompt_name normalize top_n return_documents
-raw_scores use_activation instruction messages guidance_scale extra_body user"""
+raw_scores use_activation instruction embed_dtype input_type
+embedding_types messages guidance_scale extra_body user"""
 GOOD = {"input": "x", "inputs": "x", "query": "q", "documents": ["d"], "text_1": "a", "text_2": "b"}
 
 

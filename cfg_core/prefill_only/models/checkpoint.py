@@ -53,6 +53,8 @@ class ModelInfo:
     """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    int8_range: float | None = None
+    """As the option of this name."""
     takes_instruction: bool = False
     """Whether requests with pairs may have an `instruction`."""
     matryoshka: bool = False
@@ -69,9 +71,11 @@ class ModelInfo:
         """Whether the model is a cross-encoder, which scores a query with a document."""
         return "classify" in self.tasks and len(self.labels) == 1
 
-    def check_dimensions(self, dimensions: int) -> None:
-        """Raise RequestError unless dense vectors may be cut to `dimensions` components."""
-        name = "dimensions"
+    def check_dimensions(self, dimensions: int, name: str = "dimensions") -> None:
+        """Raise RequestError unless dense vectors may be cut to `dimensions` components.
+
+        name: the field that asks for it.
+        """
         if dimensions == self.dimension:
             return
         if not self.matryoshka:

@@ -11,18 +11,40 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from cfg_core.prefill_only.number_formats import BITS, BYTES, Number, bytes_of, converted
 from cfg_core.prefill_only.types import Output, SparseVector, Task
 
-JSON_BYTES, BASE64_BYTES, SPARSE_BYTES = 22.0, 16 / 3, 45.0
+JSON_BYTES, BYTE_BYTES, SPARSE_BYTES = 22.0, 5.0, 45.0
 """Estimated bytes of one number in an answer.
 
-The number is decimal text of a float32, four bytes in base64, or an object with index and value.
+The number is decimal text of a float, that of a byte, or an object with index and value.
 """
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of vectors are sent: their type, and as base64 text or as JSON numbers."""
+
+    number: Number = "float32"
+    as_base64: bool = False
+    int8_range: float | None = None
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Estimated bytes in the answer for each component."""
+        if self.as_base64:
+            return bytes_of(self.number) * 4 / 3
+        if self.number in BITS:
+            return BYTE_BYTES / 8
+        return BYTE_BYTES if self.number in BYTES else JSON_BYTES
+
+
+FLOATS = NumberFormat()
 
 
 @dataclass(frozen=True)
@@ -44,33 +66,34 @@ class AnswerFormat:
         return self.write(*self.args, outputs)
 
 
-def embeddings(model: str, *, as_base64: bool) -> AnswerFormat:
+def embeddings(model: str, form: NumberFormat) -> AnswerFormat:
     """The answer of /v1/embeddings: OpenAI's list of embeddings."""
-    return _vectors(("embd", "embedding", "embedding"), model, "embed", as_base64)
+    return _vectors(("embd", "embedding", "embedding"), model, "embed", form)
 
 
-def pooling(model: str, task: Task, *, as_base64: bool) -> AnswerFormat:
+def pooling(model: str, task: Task, form: NumberFormat) -> AnswerFormat:
     """The answer of vLLM's /pooling: whatever the task computes."""
-    return _vectors(("pool", "pooling", "data"), model, task, as_base64)
+    return _vectors(("pool", "pooling", "data"), model, task, form)
 
 
-def _vectors(names: tuple[str, str, str], model: str, task: Task, as_base64: bool) -> AnswerFormat:
+def _vectors(
+    names: tuple[str, str, str], model: str, task: Task, form: NumberFormat
+) -> AnswerFormat:
     """names: how the answer's id begins, what its rows are, and the key of their numbers."""
-    of_dense = BASE64_BYTES if as_base64 else JSON_BYTES
-    size = SPARSE_BYTES if task == "sparse" else of_dense
-    return AnswerFormat(_write_vectors, (names, model, task, as_base64), size)
+    size = SPARSE_BYTES if task == "sparse" else form.bytes_per_value
+    return AnswerFormat(_write_vectors, (names, model, task, form), size)
 
 
 def _write_vectors(
     names: tuple[str, str, str],
     model: str,
     task: Task,
-    as_base64: bool,
+    form: NumberFormat,
     outputs: Sequence[Output],
 ) -> dict[str, Any]:
     kind, name, key = names
     rows = [
-        {"object": name, "index": i, key: numbers(output.values[task], as_base64)}
+        {"object": name, "index": i, key: numbers(output.values[task], form)}
         for i, output in enumerate(outputs)
     ]
     return _listed(kind, model, rows, outputs)
@@ -95,13 +118,72 @@ def _write_labels(model: str, labels: tuple[str, ...], outputs: Sequence[Output]
     return _listed("classify", model, rows, outputs)
 
 
-def sparse() -> AnswerFormat:
-    """The answer of TEI's /embed_sparse: a list of sparse vectors."""
-    return AnswerFormat(_write_sparse, (), SPARSE_BYTES)
+def bare(task: Task) -> AnswerFormat:
+    """The answer of TEI's /embed, /embed_all and /embed_sparse: a list of values."""
+    return AnswerFormat(_write_bare, (task,), SPARSE_BYTES if task == "sparse" else JSON_BYTES)
 
 
-def _write_sparse(outputs: Sequence[Output]) -> list[Any]:
-    return [numbers(output.values["sparse"]) for output in outputs]
+def _write_bare(task: Task, outputs: Sequence[Output]) -> list[Any]:
+    return [numbers(output.values[task]) for output in outputs]
+
+
+def cohere(types: Sequence[str], texts: Sequence[str], int8_range: float | None) -> AnswerFormat:
+    """The answer of Cohere's /v2/embed: a list of vectors for each type that was asked for.
+
+    texts: the texts, which are sent back.
+    """
+    forms = {name: _cohere_form(name, int8_range) for name in types}
+    size = sum(form.bytes_per_value for form in forms.values())
+    return AnswerFormat(_write_cohere, (forms, texts), size, sum(map(len, texts)))
+
+
+def _cohere_form(name: str, int8_range: float | None) -> NumberFormat:
+    if name in ("float", "base64"):
+        return NumberFormat(as_base64=name == "base64")
+    return NumberFormat(cast("Number", name), int8_range=int8_range)
+
+
+def _write_cohere(
+    forms: dict[str, NumberFormat], texts: Sequence[str], outputs: Sequence[Output]
+) -> dict[str, Any]:
+    vectors = {
+        name: [numbers(output.values["embed"], form) for output in outputs]
+        for name, form in forms.items()
+    }
+    num_tokens = sum(output.num_tokens for output in outputs)
+    return {
+        "id": _id("embd"),
+        "embeddings": vectors,
+        "texts": list(texts),
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
+        "response_type": "embeddings_by_type",
+    }
+
+
+def predict(labels: tuple[str, ...], is_batch: bool) -> AnswerFormat:
+    """The answer of TEI's /predict: the labels of each input, that with the highest score first.
+
+    is_batch: whether the request had a list of inputs.
+    """
+    return AnswerFormat(_write_predictions, (labels, is_batch), JSON_BYTES)
+
+
+def _write_predictions(
+    labels: tuple[str, ...], is_batch: bool, outputs: Sequence[Output]
+) -> list[Any]:
+    rows = [
+        [
+            {"score": score, "label": labels[place]}
+            for place, score in ranking(output.array("classify").tolist())
+        ]
+        for output in outputs
+    ]
+    return rows if is_batch else rows[0]
+
+
+def similarity() -> AnswerFormat:
+    """The answer of TEI's /similarity: the cosine of the first output with each other one."""
+    return AnswerFormat(scores_of, (1,))
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -207,20 +289,20 @@ def tokenize_answer(
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def numbers(value: npt.NDArray[np.float32] | SparseVector, as_base64: bool = False) -> Any:
+def numbers(value: npt.NDArray[np.float32] | SparseVector, form: NumberFormat = FLOATS) -> Any:
     """The numbers of one output as a JSON value.
 
     A sparse vector becomes a list of objects with index and value. Other values become lists, or
-    base64 text of little-endian float32.
+    base64 text of little-endian numbers.
 
     value: float32 [dimensions], or [tokens, width] with a row for each token; or a SparseVector.
     """
     if isinstance(value, SparseVector):
         pairs = zip(value.token_ids.tolist(), value.weights.tolist(), strict=True)
         return [{"index": index, "value": weight} for index, weight in pairs]
-    if as_base64:
-        return base64.b64encode(np.ascontiguousarray(value, dtype="<f4").tobytes()).decode("ascii")
-    return value.tolist()
+    if form != FLOATS:
+        value = converted(value, form.number, form.int8_range)
+    return base64.b64encode(value.tobytes()).decode("ascii") if form.as_base64 else value.tolist()
 
 
 def _listed(

@@ -10,19 +10,24 @@ guidance. Imports neither ray nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.number_formats import BYTES
 from cfg_core.prefill_only.types import Input, RequestOptions, Task
-from deployments.requests.encode import answer_formats
+from deployments.requests.encode import answer_formats, cohere, tei
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
 from deployments.requests.encode.field_checks import (
+    check_number,
+    prompt_for,
     read_activation,
     read_dimensions,
     read_document,
     read_flag,
+    read_format,
     read_inputs,
     read_instruction,
     read_prompt,
@@ -30,13 +35,9 @@ from deployments.requests.encode.field_checks import (
     read_texts,
     read_truncation,
     read_whole_number,
-    wants_base64,
 )
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob
 from deployments.requests.guidance_fields import CARRIERS, carried, near_miss
-
-QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("passage", "document")
-"""Names of the prompts that retrieval models put in front of queries and of documents."""
 
 SCORE_FIELDS = (
     ("text_1", "text_2"),
@@ -87,8 +88,18 @@ def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJ
         normalize=read_activation(body),
         **read_truncation(body, info),
     )
-    answer = answer_formats.embeddings(model, as_base64=wants_base64(body))
+    form = read_format(body, info)
+    options = _for_format(form, options, info)
+    answer = answer_formats.embeddings(model, form)
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
+
+
+def _for_format(
+    form: answer_formats.NumberFormat, options: RequestOptions, info: ModelInfo
+) -> RequestOptions:
+    """The options of dense vectors in a format: those in bytes are normalised."""
+    check_number(form.number, options, info, "embed_dtype")
+    return replace(options, normalize=True) if form.number in BYTES else options
 
 
 def _rerank(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -150,11 +161,13 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
         raise RequestError(
             f"this model has no task {task!r:.60}: use {', '.join(info.tasks)}.", "task"
         )
-    base64 = wants_base64(body)
-    if base64 and task == "sparse":
+    form = read_format(body, info)
+    if form.as_base64 and task == "sparse":
         raise RequestError(
             "sparse vectors have no base64 form: set encoding_format to float.", "encoding_format"
         )
+    if form.number != "float32" and task in ("sparse", "classify"):
+        raise RequestError(f"{task} has no {form.number} form: leave it out.", "embed_dtype")
     inputs = read_inputs(body.get("input"), pairs=task == "classify")
     options = RequestOptions(
         tasks=(task,),
@@ -164,9 +177,11 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
         raw_scores=read_activation(body) is False,
         **read_truncation(body, info),
     )
+    if task == "embed":
+        options = _for_format(form, options, info)
     return EncodeJob(
         calls=(EncodeCall(inputs=inputs, options=options),),
-        answer=answer_formats.pooling(model, task, as_base64=base64),
+        answer=answer_formats.pooling(model, task, form),
     )
 
 
@@ -190,24 +205,18 @@ def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
 
 
-def _embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
-    texts = read_texts(body, "inputs")
-    options = RequestOptions(
-        tasks=("sparse",), prompt=read_prompt(body, info, texts), **read_truncation(body, info)
-    )
-    return EncodeJob(
-        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),),
-        answer=answer_formats.sparse(),
-    )
-
-
 READERS: dict[EncodeEndpoint, Callable[[Mapping[str, Any], str, ModelInfo], EncodeJob]] = {
     "embeddings": _embeddings,
     "rerank": _rerank,
     "score": _score,
     "pooling": _pooling,
     "classify": _classify,
-    "embed_sparse": _embed_sparse,
+    "embed_sparse": tei.read_embed_sparse,
+    "cohere_embed": cohere.read_embed,
+    "embed": tei.read_embed,
+    "embed_all": tei.read_embed_all,
+    "predict": tei.read_predict,
+    "similarity": tei.read_similarity,
 }
 
 
@@ -244,14 +253,10 @@ def _comparisons(
         )
         return (call,), None
     info.check_instruction(body.get("instruction"))
-    for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
-    for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
+    for_queries = RequestOptions(prompt=prompt_for(info, "query"), **truncation)
+    for_documents = RequestOptions(prompt=prompt_for(info, "document"), **truncation)
     calls = (
         EncodeCall(inputs=queries, options=for_queries, field=query_field),
         EncodeCall(inputs=documents, options=for_documents, field=document_field),
     )
     return calls, len(queries)
-
-
-def _role_prompt(info: ModelInfo, names: Sequence[str]) -> str:
-    return next((info.prompts[name] for name in names if name in info.prompts), info.default_prompt)

@@ -7,7 +7,7 @@ from cfg_core.patching import NO_WAY, PrivateUse
 USES = (
     PrivateUse(
         target="transformers:PreTrainedModel.base_model",
-        by="cfg_core.prefill_only.stages.poolers:HeadOnRows",
+        by="cfg_core.prefill_only.stages.heads:HeadOnRows",
         process="encoder replica, or the program of `Engine`",
         reason="The model's own forward runs the classification head on hidden states that are "
         "already computed: its backbone is replaced with one that returns them.",

@@ -13,7 +13,8 @@ from cfg_core.params.fields import ROWS, SYNONYMS
 from cfg_core.params.guidance import TABLE
 from cfg_core.prefill_only.number_formats import NUMBERS
 from deployments.requests.encode.capabilities import PATHS, EncodeEndpoint
-from deployments.requests.encode.field_checks import INPUT_TYPES, SMALL
+from deployments.requests.encode.field_checks import SMALL
+from deployments.requests.encode.prompts import INPUT_TYPES
 
 
 def _field(description: str, **schema: Any) -> Schema:
@@ -70,6 +71,12 @@ _ACTIVATION: dict[str, Schema] = {
 _INSTRUCTION = {
     "instruction": _field("What makes a document relevant, for rerankers with a prompt.", **TEXT)
 }
+_COMPARED = {
+    "task": _field(
+        "Which vectors are compared, for models that make both kinds.",
+        enum=["embed", "token_embed"],
+    )
+}
 _FORMAT = {
     "encoding_format": _field("How vectors are sent.", enum=["float", "base64", *SMALL]),
     "embed_dtype": _field("The type of vectors' numbers.", enum=list(NUMBERS)),
@@ -104,6 +111,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
             "raw_scores": _field("Scores without the activation, in TEI's format.", **FLAG),
         },
         _INSTRUCTION,
+        _COMPARED,
         _ACTIVATION,
     ),
     "score": _body(
@@ -121,6 +129,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
             )
         },
         _INSTRUCTION,
+        _COMPARED,
         _ACTIVATION,
     ),
     "pooling": _body(

@@ -11,8 +11,9 @@ import pytest
 
 from cfg_core.prefill_only.types import Output, SparseVector
 from deployments.requests.answer_schemas import ENCODED
-from deployments.requests.encode import answer_formats
+from deployments.requests.encode import answer_formats, cohere
 from deployments.requests.encode.answer_formats import FLOATS, NumberFormat
+from deployments.requests.encode.scores import Compared
 
 OUTPUTS = [
     Output(
@@ -39,15 +40,15 @@ ANSWERS = [
     ("embed_sparse", answer_formats.bare("sparse")),
     ("embed", answer_formats.bare("embed")),
     ("embed_all", answer_formats.bare("token_embed")),
-    ("cohere_embed", answer_formats.cohere(("float", "base64", "uint8"), TEXTS, None)),
+    ("cohere_embed", cohere.answer(("float", "base64", "uint8"), TEXTS, None)),
     ("predict", answer_formats.predict(("no", "yes"), False)),
     ("predict", answer_formats.predict(("no", "yes"), True)),
     ("similarity", answer_formats.similarity()),
-    ("score", answer_formats.score("m", 1)),
-    ("rerank", answer_formats.rerank("m", 1, top_n=1)),
-    ("rerank", answer_formats.rerank("m", 1, documents=TEXTS)),
-    ("rerank", answer_formats.rerank_as_tei(1)),
-    ("rerank", answer_formats.rerank_as_tei(1, TEXTS)),
+    ("score", answer_formats.score("m", Compared(1))),
+    ("rerank", answer_formats.rerank("m", Compared(1), top_n=1)),
+    ("rerank", answer_formats.rerank("m", Compared(1), documents=TEXTS)),
+    ("rerank", answer_formats.rerank_as_tei(Compared(1))),
+    ("rerank", answer_formats.rerank_as_tei(Compared(1, "sum"), TEXTS)),
 ]
 
 

@@ -39,8 +39,14 @@ RERANKER = info_of("classify", labels=("LABEL_0",))
 ASKED = info_of("classify", labels=("yes",), takes_instruction=True)
 CLASSIFIER = info_of("classify", labels=("no", "yes"))
 SPARSE = info_of("sparse")
-BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4)
-MODELS = [EMBEDDER, RETRIEVER, RERANKER, ASKED, CLASSIFIER, SPARSE, BGE_M3]
+BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4, max_sim="mean")
+COLBERT = info_of(
+    "token_embed",
+    max_sim="sum",
+    prompts={"query": "[Q] ", "document": "[D] "},
+    default_prompt="[D] ",
+)
+MODELS = [EMBEDDER, RETRIEVER, RERANKER, ASKED, CLASSIFIER, SPARSE, BGE_M3, COLBERT]
 
 
 def job_of(endpoint, body, info=EMBEDDER):
@@ -75,6 +81,7 @@ COHERE_AND_TEI = ["/v2/embed", "/embed"]
         (RERANKER, ["/v1/rerank", "/score", "/pooling", "/classify", "/predict"]),
         (CLASSIFIER, ["/pooling", "/classify", "/predict"]),
         (SPARSE, ["/pooling", "/embed_sparse"]),
+        (COLBERT, ["/v1/rerank", "/score", "/pooling", "/embed_all"]),
         (
             BGE_M3,
             [*OF_VECTORS, "/embed_sparse", *COHERE_AND_TEI, "/embed_all", "/similarity"],
@@ -366,6 +373,46 @@ def test_rerank_with_an_embedding_model_is_the_cosine():
     assert [result["index"] for result in answer["results"]] == [1, 0]
     assert answer["results"][0]["relevance_score"] == pytest.approx(math.sqrt(0.5))
     assert "document" not in answer["results"][0]
+
+
+def test_rerank_with_late_interaction():
+    job = job_of("rerank", {"query": "q", "documents": ["a", "b", "c"]}, COLBERT)
+    assert [(c.options.role, c.options.prompt, c.options.tasks) for c in job.calls] == [
+        ("query", "[Q] ", ("token_embed",)),
+        ("document", "[D] ", ("token_embed",)),
+    ]
+    rows = [[[1, 0], [0, 1]], [[1, 0]], [[1, 0], [0, 0.5]], np.zeros((0, 2))]
+    outputs = outputs_of("token_embed", *(np.array(row, np.float32) for row in rows))
+    assert [(row["index"], row["relevance_score"]) for row in job.answer(outputs)["results"]] == [
+        (1, 1.5),
+        (0, 1.0),
+        (2, 0.0),
+    ]
+    assert job.answer.bytes_per_value > 0, "the vectors that are held are bounded"
+
+
+def test_either_kind_of_vectors_of_bge_m3():
+    body = {"text_1": ["q"], "text_2": ["a"]}
+    assert job_of("score", body, BGE_M3).calls[0].options.tasks == ("embed",)
+    job = job_of("score", body | {"task": "token_embed"}, BGE_M3)
+    assert {call.options.tasks for call in job.calls} == {("token_embed",)}
+    rows = ([[1, 0], [0, 1]], [[1, 0]])
+    outputs = outputs_of("token_embed", *(np.array(row, np.float32) for row in rows))
+    assert job.answer(outputs)["data"][0]["score"] == 0.5, "the mean over the query's vectors"
+    for info in (BGE_M3, EMBEDDER):
+        with pytest.raises(RequestError, match="task must be one of embed") as error:
+            job_of("score", body | {"task": "sparse"}, info)
+        assert error.value.param == "task"
+
+
+@pytest.mark.parametrize("endpoint", ["pooling", "embed_all"])
+def test_roles_of_late_interaction(endpoint):
+    body = {"input": ["x"], "inputs": ["x"]}
+    document = call_of(endpoint, body, COLBERT).options
+    assert (document.role, document.prompt) == ("document", "[D] ")
+    query = call_of(endpoint, body | {"input_type": "query"}, COLBERT).options
+    assert (query.role, query.prompt) == ("query", "[Q] ")
+    assert query.normalize is None
 
 
 def test_rerank_as_tei():

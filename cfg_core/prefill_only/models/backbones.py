@@ -59,6 +59,7 @@ class RunsOfBackbone(nn.Module):
             if token_type_ids is not None:
                 arguments["token_type_ids"] = token_type_ids[0, rows].view(shape)
             arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
+            arguments["attention_mask"][:, run.keys :] = 0
             output = self.backbone(**arguments, **options)
             states.append(output.last_hidden_state.flatten(0, 1))
         return SimpleNamespace(last_hidden_state=torch.cat(states)[None])
@@ -112,8 +113,11 @@ def _attend(
         query, key, value = (
             part[rows].view(run.num, run.length, heads, -1).transpose(1, 2) for part in parts
         )
-        corner = bias[:, :, : run.length, : run.length]
-        result = functional.scaled_dot_product_attention(query, key, value, attn_mask=corner)
+        keys = run.keys
+        corner = bias[:, :, : run.length, :keys]
+        result = functional.scaled_dot_product_attention(
+            query, key[:, :, :keys], value[:, :, :keys], attn_mask=corner
+        )
         attended[rows] = result.transpose(1, 2).reshape(run.num * run.length, -1)
     output: torch.Tensor = attention.o(attended)
     return output

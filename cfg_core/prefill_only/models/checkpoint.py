@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cfg_core.errors import ConfigError, RequestError
+from cfg_core.prefill_only.max_sim import MaxSim
+from cfg_core.prefill_only.models.late_interaction import LateInteraction, late_interaction
 from cfg_core.prefill_only.models.logit_score import (
     check_embeds,
     is_logit_score,
@@ -34,7 +36,7 @@ from cfg_core.prefill_only.models.settings import (
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Task
 
-Head = Literal["embedding", "classifier", "splade", "logit_score"]
+Head = Literal["embedding", "classifier", "splade", "logit_score", "late_interaction"]
 """logit_score: a causal language model; the logits of one or two tokens score a pair."""
 
 
@@ -53,6 +55,10 @@ class ModelInfo:
     """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    token_dimension: int | None = None
+    """Components of a token's vector; None if the model makes none."""
+    max_sim: MaxSim | None = None
+    """How token vectors are compared; None if the model was not trained for late interaction."""
     int8_range: float | None = None
     """As the option of this name."""
     takes_instruction: bool = False
@@ -148,6 +154,8 @@ class Checkpoint:
     """The activation for the logits of a classifier."""
     score_tokens: tuple[str | int, ...] = ()
     """Of the head logit_score: the tokens for no and yes, or the one for yes."""
+    late: LateInteraction | None = None
+    """Of the head late_interaction."""
     template: PairTemplate | None = None
     """The prompt that pairs are put into."""
     matryoshka: bool = False
@@ -159,6 +167,8 @@ class Checkpoint:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
+        if self.head == "late_interaction":
+            return ("token_embed",)
         if self.head in ("classifier", "logit_score"):
             return ("classify",)
         if self.head == "splade":
@@ -192,6 +202,8 @@ def read_checkpoint(path: Path, options: EngineOptions) -> Checkpoint:
         template = template_of(path, options)
         return Checkpoint(head="classifier", template=template, **common, **classifier(config))
     modules = module_list(path)
+    if options.pooling is None and (late := late_interaction(path, config, modules)):
+        return Checkpoint(**{**common, **late})
     if is_logit_score(path, config, modules, options):
         return Checkpoint(**{**common, **logit_score(path, config, modules, options)})
     check_embeds(path, config, modules, options)

@@ -92,6 +92,7 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
 
     auto = {
         "embedding": transformers.AutoModel,
+        "late_interaction": transformers.AutoModel,
         "classifier": transformers.AutoModelForSequenceClassification,
         "splade": transformers.AutoModelForMaskedLM,
         "logit_score": transformers.AutoModelForCausalLM,
@@ -106,7 +107,7 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
     missing = [
         key
         for key in loading["missing_keys"]
-        if checkpoint.head != "embedding" or "pooler" not in key
+        if checkpoint.head not in ("embedding", "late_interaction") or "pooler" not in key
     ]
     if missing:
         raise ConfigError(

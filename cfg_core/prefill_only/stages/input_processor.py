@@ -11,6 +11,7 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.models.late_interaction import LateInteraction
 from cfg_core.prefill_only.models.pair_template import PairTemplate
 from cfg_core.prefill_only.stages.pair_prompts import encode_pairs
 from cfg_core.prefill_only.stages.tokenizer import Tokenizer
@@ -27,11 +28,13 @@ class InputProcessor:
         *,
         skips_prompt: bool,
         template: PairTemplate | None = None,
+        late: LateInteraction | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._skips_prompt = skips_prompt
         self._template = template
+        self._late = late
 
     def check_options(self, options: RequestOptions) -> None:
         """Raise RequestError if the model cannot do what is asked, whatever the inputs are."""
@@ -108,10 +111,10 @@ class InputProcessor:
 
     def _part(self, text: str, options: RequestOptions, index: int) -> str:
         """The text, or of one that is far too long a part that holds all tokens that are kept."""
-        limit = options.truncate_to or self._info.max_input_tokens
+        limit = self._limit(options)
         part = self._tokenizer.excerpt(text, limit, options.truncation_side)
         if part is not None and options.truncate_to is None:
-            raise self._too_long(index, f"more than {limit}")
+            raise self._too_long(index, f"more than {limit}", limit)
         return text if part is None else part
 
     def _sequence(
@@ -128,10 +131,10 @@ class InputProcessor:
         else:
             ids, types = list(item), None
             mask = [int(token in self._tokenizer.special_ids) for token in ids]
-        limit = options.truncate_to or self._info.max_input_tokens
+        limit = self._limit(options)
         if len(ids) > limit:
             if options.truncate_to is None:
-                raise self._too_long(index, str(len(ids)))
+                raise self._too_long(index, str(len(ids)), limit)
             if self._template is not None and isinstance(item, tuple) and sum(mask) >= limit:
                 raise RequestError(
                     f"input {index} has {sum(mask)} tokens without its document, and {limit} are"
@@ -142,13 +145,31 @@ class InputProcessor:
             ids, types = [ids[i] for i in kept], types and [types[i] for i in kept]
         if not ids:
             raise RequestError(f"input {index} has no tokens: send text.", "input")
+        num_more = self._num_fillers(len(ids), options)
+        if num_more:
+            assert self._late is not None
+            ids = [*ids, *[self._late.expansion_id] * num_more]
+            types = types and [*types, *[0] * num_more]
         return SequenceState(
             token_ids=ids,
             token_type_ids=types if types and any(types) else None,
             options=options,
             index=index,
             prompt_length=prompt_length,
+            num_unseen=0 if self._late is None or self._late.attend else num_more,
         )
+
+    def _num_fillers(self, num_tokens: int, options: RequestOptions) -> int:
+        """How many tokens a query of late interaction is filled up with."""
+        if self._late is None or options.role != "query":
+            return 0
+        return max(0, self._late.expanded_length - num_tokens)
+
+    def _limit(self, options: RequestOptions) -> int:
+        """Tokens of the longest input, after truncation."""
+        limit = options.truncate_to or self._info.max_input_tokens
+        of_role = self._late.limit(options.role) if self._late is not None else None
+        return limit if of_role is None else min(limit, of_role)
 
     def _check_shape(self, item: Input, index: int) -> None:
         fault = _fault(item, self._info.vocab_size)
@@ -157,8 +178,7 @@ class InputProcessor:
         if fault is not None:
             raise RequestError(f"input {index} {fault}", "input")
 
-    def _too_long(self, index: int, length: str) -> RequestError:
-        limit = self._info.max_input_tokens
+    def _too_long(self, index: int, length: str, limit: int) -> RequestError:
         return RequestError(
             f"input {index} has {length} tokens and this model takes {limit}: shorten it, or ask"
             " for truncation (truncate_prompt_tokens: -1 over HTTP, truncate=True in Python).",

@@ -23,7 +23,7 @@ from cfg_core.prefill_only.models.loading import (
 )
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages import attention
-from cfg_core.prefill_only.stages.poolers import DensePooler, make_poolers
+from cfg_core.prefill_only.stages.poolers import DensePooler, TokenPooler, make_poolers
 from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
 from cfg_core.prefill_only.workflow import resolve
 
@@ -36,6 +36,7 @@ class Runner(Protocol):
     uses_token_types: bool
     max_positions: int | None
     dimension: int | None
+    token_dimension: int | None
     dtype: torch.dtype
     on_gpu: bool
 
@@ -76,6 +77,8 @@ class TransformersRunner:
         self.tasks: tuple[Task, ...] = tuple(self._poolers)
         dense = self._poolers.get("embed")
         self.dimension = dense.dimension if isinstance(dense, DensePooler) else None
+        tokens = self._poolers.get("token_embed")
+        self.token_dimension = tokens.dimension if isinstance(tokens, TokenPooler) else None
 
     def _attention(self, checkpoint: Checkpoint, name: str | None) -> str:
         if checkpoint.model_type in OWN_ATTENTION:

@@ -95,6 +95,33 @@ class Tokenizer:
         ].ids
         return ids
 
+    @property
+    def unknown_id(self) -> int | None:
+        token_id: int | None = self._tokenizer.unk_token_id
+        return token_id
+
+    @property
+    def filler_id(self) -> int | None:
+        """The mask token, or else the end of text: what late interaction fills queries up with."""
+        mask, end = self._tokenizer.mask_token_id, self._tokenizer.eos_token_id
+        token_id: int | None = end if mask is None else mask
+        return token_id
+
+    def keep_whole(self, mark: str) -> None:
+        """Make `mark`, or its first word, one token, if the vocabulary has it as one.
+
+        Checkpoints were trained with its id, and the tokenizer may split its text. Call this at
+        load only.
+        """
+        from tokenizers import AddedToken
+
+        for text in (mark, mark.split()[0] if mark.split() else mark):
+            if self._backend.token_to_id(text) is None:
+                continue
+            if self._backend.encode(text, add_special_tokens=False).tokens != [text]:
+                self._backend.add_special_tokens([AddedToken(text, normalized=False)])
+            return
+
     def id_of(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it; None if there is no such token."""
         token_id: int | None = self._backend.token_to_id(token)

@@ -11,13 +11,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cfg_core.prefill_only.number_formats import BITS, BYTES, Number, bytes_of, converted
 from cfg_core.prefill_only.types import Output, SparseVector, Task
+from deployments.requests.encode.scores import Compared, scores_of
 
 JSON_BYTES, BYTE_BYTES, SPARSE_BYTES = 22.0, 5.0, 45.0
 """Estimated bytes of one number in an answer.
@@ -127,39 +128,6 @@ def _write_bare(task: Task, outputs: Sequence[Output]) -> list[Any]:
     return [numbers(output.values[task]) for output in outputs]
 
 
-def cohere(types: Sequence[str], texts: Sequence[str], int8_range: float | None) -> AnswerFormat:
-    """The answer of Cohere's /v2/embed: a list of vectors for each type that was asked for.
-
-    texts: the texts, which are sent back.
-    """
-    forms = {name: _cohere_form(name, int8_range) for name in types}
-    size = sum(form.bytes_per_value for form in forms.values())
-    return AnswerFormat(_write_cohere, (forms, texts), size, sum(map(len, texts)))
-
-
-def _cohere_form(name: str, int8_range: float | None) -> NumberFormat:
-    if name in ("float", "base64"):
-        return NumberFormat(as_base64=name == "base64")
-    return NumberFormat(cast("Number", name), int8_range=int8_range)
-
-
-def _write_cohere(
-    forms: dict[str, NumberFormat], texts: Sequence[str], outputs: Sequence[Output]
-) -> dict[str, Any]:
-    vectors = {
-        name: [numbers(output.values["embed"], form) for output in outputs]
-        for name, form in forms.items()
-    }
-    num_tokens = sum(output.num_tokens for output in outputs)
-    return {
-        "id": _id("embd"),
-        "embeddings": vectors,
-        "texts": list(texts),
-        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
-        "response_type": "embeddings_by_type",
-    }
-
-
 def predict(labels: tuple[str, ...], is_batch: bool) -> AnswerFormat:
     """The answer of TEI's /predict: the labels of each input, that with the highest score first.
 
@@ -183,45 +151,34 @@ def _write_predictions(
 
 def similarity() -> AnswerFormat:
     """The answer of TEI's /similarity: the cosine of the first output with each other one."""
-    return AnswerFormat(scores_of, (1,))
+    return AnswerFormat(scores_of, (Compared(1),))
 
 
 # --- scores ---------------------------------------------------------------------------------------
 
 
-def scores_of(num_queries: int | None, outputs: Sequence[Output]) -> list[float]:
-    """A score for each document.
-
-    num_queries: None for a cross-encoder, which computes one number for each pair. Otherwise it is
-        the number of outputs that belong to queries, and come first: one for all documents, or one
-        for each. The score is the cosine of a document's vector with its query's.
-    """
-    if num_queries is None:
-        return [float(np.asarray(output.values["classify"])[0]) for output in outputs]
-    # [q + d, width]
-    vectors = np.stack([np.asarray(output.values["embed"], np.float64) for output in outputs])
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    queries, documents = vectors[:num_queries], vectors[num_queries:]
-    cosines: list[float] = (queries * documents).sum(-1).tolist()
-    return cosines
+def _held(compared: Compared | None) -> float:
+    return 0.0 if compared is None else compared.bytes_per_value
 
 
-def score(model: str, num_queries: int | None) -> AnswerFormat:
+def score(model: str, compared: Compared | None) -> AnswerFormat:
     """The answer of vLLM's /score: scores in the order of the pairs."""
-    return AnswerFormat(_write_scores, (model, num_queries))
+    return AnswerFormat(_write_scores, (model, compared), _held(compared))
 
 
-def _write_scores(model: str, num_queries: int | None, outputs: Sequence[Output]) -> dict[str, Any]:
+def _write_scores(
+    model: str, compared: Compared | None, outputs: Sequence[Output]
+) -> dict[str, Any]:
     rows = [
         {"index": i, "object": "score", "score": value}
-        for i, value in enumerate(scores_of(num_queries, outputs))
+        for i, value in enumerate(scores_of(compared, outputs))
     ]
     return _listed("score", model, rows, outputs)
 
 
 def rerank(
     model: str,
-    num_queries: int | None,
+    compared: Compared | None,
     top_n: int | None = None,
     documents: Sequence[str] | None = None,
 ) -> AnswerFormat:
@@ -230,39 +187,41 @@ def rerank(
     top_n: the number of documents in it; None for all.
     documents: the texts, if they are to be sent back with the scores.
     """
-    args = (model, num_queries, top_n, documents)
-    return AnswerFormat(_write_ranking, args, num_chars=sum(map(len, documents or ())))
+    args = (model, compared, top_n, documents)
+    num_chars = sum(map(len, documents or ()))
+    return AnswerFormat(_write_ranking, args, _held(compared), num_chars)
 
 
 def _write_ranking(
     model: str,
-    num_queries: int | None,
+    compared: Compared | None,
     top_n: int | None,
     documents: Sequence[str] | None,
     outputs: Sequence[Output],
 ) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
-    for i, value in ranking(scores_of(num_queries, outputs))[:top_n]:
+    for i, value in ranking(scores_of(compared, outputs))[:top_n]:
         shown = {} if documents is None else {"document": {"text": documents[i]}}
         results.append({"index": i, "relevance_score": value, **shown})
-    return {"id": _id("rerank"), "model": model, "results": results, "usage": _usage(outputs)}
+    return {"id": new_id("rerank"), "model": model, "results": results, "usage": _usage(outputs)}
 
 
-def rerank_as_tei(num_queries: int | None, texts: Sequence[str] | None = None) -> AnswerFormat:
+def rerank_as_tei(compared: Compared | None, texts: Sequence[str] | None = None) -> AnswerFormat:
     """The answer of /rerank as TEI has it: a bare list, the best text first.
 
     texts: the texts, if they are to be sent back with the scores.
     """
-    args = (num_queries, texts)
-    return AnswerFormat(_write_ranking_as_tei, args, num_chars=sum(map(len, texts or ())))
+    args = (compared, texts)
+    num_chars = sum(map(len, texts or ()))
+    return AnswerFormat(_write_ranking_as_tei, args, _held(compared), num_chars)
 
 
 def _write_ranking_as_tei(
-    num_queries: int | None, texts: Sequence[str] | None, outputs: Sequence[Output]
+    compared: Compared | None, texts: Sequence[str] | None, outputs: Sequence[Output]
 ) -> list[dict[str, Any]]:
     return [
         {"index": i, "score": value, **({} if texts is None else {"text": texts[i]})}
-        for i, value in ranking(scores_of(num_queries, outputs))
+        for i, value in ranking(scores_of(compared, outputs))
     ]
 
 
@@ -309,7 +268,7 @@ def _listed(
     kind: str, model: str, rows: list[dict[str, Any]], outputs: Sequence[Output]
 ) -> dict[str, Any]:
     return {
-        "id": _id(kind),
+        "id": new_id(kind),
         "object": "list",
         "created": int(time.time()),
         "model": model,
@@ -318,7 +277,7 @@ def _listed(
     }
 
 
-def _id(kind: str) -> str:
+def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 

@@ -45,7 +45,7 @@ PATHS: dict[EncodeEndpoint, str] = {
 def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
     """Whether this model can compute what the endpoint returns."""
     if endpoint in ("rerank", "score"):
-        return info.takes_pairs or "embed" in info.tasks
+        return info.takes_pairs or "embed" in info.tasks or info.max_sim is not None
     needed: dict[str, Task] = {
         "embeddings": "embed",
         "classify": "classify",

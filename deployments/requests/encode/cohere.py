@@ -1,24 +1,28 @@
-"""Read Cohere's /v2/embed, as its clients and vLLM send it. Imports neither ray nor torch."""
+"""Cohere's /v2/embed, as its clients and vLLM have it: reads bodies, and makes answers.
+
+Imports neither ray nor torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.types import RequestOptions
+from cfg_core.prefill_only.number_formats import Number
+from cfg_core.prefill_only.types import Output, RequestOptions
 from deployments.requests.body import json_type
-from deployments.requests.encode import answer_formats
+from deployments.requests.encode.answer_formats import AnswerFormat, NumberFormat, new_id, numbers
 from deployments.requests.encode.field_checks import (
     check_number,
     read_dimensions,
-    read_input_type,
     read_texts,
     read_truncation,
     read_whole_number,
 )
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob
+from deployments.requests.encode.prompts import read_input_type
 
 TYPES = ("float", "base64", "int8", "uint8", "binary", "ubinary")
 
@@ -35,7 +39,7 @@ def read_embed(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJo
     types = _types(body, options, info)
     return EncodeJob(
         calls=(EncodeCall(inputs=texts, options=options, field=field),),
-        answer=answer_formats.cohere(types, texts, info.int8_range),
+        answer=answer(types, texts, info.int8_range),
     )
 
 
@@ -90,3 +94,39 @@ def _truncation(body: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     if most is None or not asked:
         return asked
     return {**asked, "truncate_to": min(most, info.max_input_tokens)}
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def answer(types: Sequence[str], texts: Sequence[str], int8_range: float | None) -> AnswerFormat:
+    """The answer of Cohere's /v2/embed: a list of vectors for each type that was asked for.
+
+    texts: the texts, which are sent back.
+    """
+    forms = {name: _cohere_form(name, int8_range) for name in types}
+    size = sum(form.bytes_per_value for form in forms.values())
+    return AnswerFormat(_write_cohere, (forms, texts), size, sum(map(len, texts)))
+
+
+def _cohere_form(name: str, int8_range: float | None) -> NumberFormat:
+    if name in ("float", "base64"):
+        return NumberFormat(as_base64=name == "base64")
+    return NumberFormat(cast("Number", name), int8_range=int8_range)
+
+
+def _write_cohere(
+    forms: dict[str, NumberFormat], texts: Sequence[str], outputs: Sequence[Output]
+) -> dict[str, Any]:
+    vectors = {
+        name: [numbers(output.values["embed"], form) for output in outputs]
+        for name, form in forms.items()
+    }
+    num_tokens = sum(output.num_tokens for output in outputs)
+    return {
+        "id": new_id("embd"),
+        "embeddings": vectors,
+        "texts": list(texts),
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
+        "response_type": "embeddings_by_type",
+    }

@@ -17,26 +17,25 @@ from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.number_formats import BYTES
-from cfg_core.prefill_only.types import Input, RequestOptions, Task
+from cfg_core.prefill_only.types import Input, RequestOptions, Role, Task
 from deployments.requests.encode import answer_formats, cohere, tei
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
 from deployments.requests.encode.field_checks import (
     check_number,
-    prompt_for,
     read_activation,
     read_dimensions,
     read_document,
     read_flag,
     read_format,
     read_inputs,
-    read_instruction,
-    read_prompt,
     read_text,
     read_texts,
     read_truncation,
     read_whole_number,
 )
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob
+from deployments.requests.encode.prompts import prompt_for, read_instruction, read_prompt, read_role
+from deployments.requests.encode.scores import Compared
 from deployments.requests.guidance_fields import CARRIERS, carried, near_miss
 
 SCORE_FIELDS = (
@@ -118,21 +117,21 @@ def _cohere_rerank(body: Mapping[str, Any], query: str, model: str, info: ModelI
     documents = read_texts(body, "documents", read_document)
     top_n = read_whole_number(body, "top_n", lowest=0)
     kept = documents if read_flag(body, "return_documents") else None
-    calls, num_queries = _comparisons(
+    calls, compared = _comparisons(
         ([query], "query"), (documents, "documents"), body, info, read_activation(body) is False
     )
     return EncodeJob(
-        calls=calls, answer=answer_formats.rerank(model, num_queries, top_n or None, kept)
+        calls=calls, answer=answer_formats.rerank(model, compared, top_n or None, kept)
     )
 
 
 def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJob:
     texts = read_texts(body, "texts")
     kept = texts if read_flag(body, "return_text") else None
-    calls, num_queries = _comparisons(
+    calls, compared = _comparisons(
         ([query], "query"), (texts, "texts"), body, info, read_flag(body, "raw_scores")
     )
-    return EncodeJob(calls=calls, answer=answer_formats.rerank_as_tei(num_queries, kept))
+    return EncodeJob(calls=calls, answer=answer_formats.rerank_as_tei(compared, kept))
 
 
 def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -151,8 +150,8 @@ def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
             f"{names[0]} has {len(left)} texts and {names[1]} has {len(right)}: {hint}.", names[0]
         )
     raw = read_activation(body) is False
-    calls, num_queries = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
-    return EncodeJob(calls=calls, answer=answer_formats.score(model, num_queries))
+    calls, compared = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
+    return EncodeJob(calls=calls, answer=answer_formats.score(model, compared))
 
 
 def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -172,6 +171,7 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     options = RequestOptions(
         tasks=(task,),
         prompt=_prompt_or_instruction(body, info, inputs),
+        role=read_role(body),
         dimensions=read_dimensions(body, info) if task == "embed" else None,
         normalize=read_activation(body),
         raw_scores=read_activation(body) is False,
@@ -229,11 +229,11 @@ def _comparisons(
     body: Mapping[str, Any],
     info: ModelInfo,
     raw: bool,
-) -> tuple[tuple[EncodeCall, ...], int | None]:
-    """The calls that compare each text on the right with one on the left, and `num_queries`.
+) -> tuple[tuple[EncodeCall, ...], Compared | None]:
+    """The calls that compare each text on the right with one on the left, and how.
 
     A cross-encoder scores each pair. With an embedding model the score is the cosine of the two
-    vectors.
+    vectors, and with late interaction that of all vectors of tokens (MaxSim).
 
     left: queries and the name of their field; one query for all documents, or one for each.
     right: documents and the name of their field.
@@ -253,10 +253,28 @@ def _comparisons(
         )
         return (call,), None
     info.check_instruction(body.get("instruction"))
-    for_queries = RequestOptions(prompt=prompt_for(info, "query"), **truncation)
-    for_documents = RequestOptions(prompt=prompt_for(info, "document"), **truncation)
+    task = _compared_task(body, info)
+
+    def call_of(role: Role, texts: list[str], name: str) -> EncodeCall:
+        prompt = prompt_for(info, role)
+        options = RequestOptions(tasks=(task,), prompt=prompt, role=role, **truncation)
+        return EncodeCall(inputs=texts, options=options, field=name)
+
     calls = (
-        EncodeCall(inputs=queries, options=for_queries, field=query_field),
-        EncodeCall(inputs=documents, options=for_documents, field=document_field),
+        call_of("query", queries, query_field),
+        call_of("document", documents, document_field),
     )
-    return calls, len(queries)
+    how = info.max_sim if task == "token_embed" else None
+    return calls, Compared(len(queries), how)
+
+
+def _compared_task(body: Mapping[str, Any], info: ModelInfo) -> Task:
+    """The vectors that are compared: those of tokens if there are no others, or on demand."""
+    tasks: list[Task] = ["embed"] if "embed" in info.tasks else []
+    tasks += ["token_embed"] if info.max_sim is not None else []
+    task = body.get("task")
+    if task is None:
+        return tasks[0]
+    if task not in tasks:
+        raise RequestError(f"task must be one of {', '.join(tasks)}.", "task")
+    return tasks[tasks.index(task)]

@@ -14,13 +14,12 @@ from deployments.requests.encode.field_checks import (
     read_dimensions,
     read_flag,
     read_inputs,
-    read_instruction,
-    read_prompt,
     read_text,
     read_texts,
     read_truncation,
 )
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob
+from deployments.requests.encode.prompts import read_instruction, read_prompt, read_role
 
 
 def read_embed(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -36,7 +35,10 @@ def read_embed(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJo
 
 
 def read_embed_all(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
-    """The job of /embed_all: the vectors of all tokens, as the model computes them."""
+    """The job of /embed_all: the vectors of all tokens, as the model computes them.
+
+    Those of late interaction are projected and normalised.
+    """
     inputs = read_inputs(body.get("inputs"), "inputs")
     prompt = read_prompt(body, info, inputs)
     return _job(inputs, _options("token_embed", prompt, body, info), bare("token_embed"))
@@ -50,9 +52,14 @@ def read_embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> E
 
 
 def _options(task: Task, prompt: str, body: Mapping[str, Any], info: ModelInfo) -> RequestOptions:
-    normalize = False if task == "token_embed" else None
-    truncation = read_truncation(body, info)
-    return RequestOptions(tasks=(task,), prompt=prompt, normalize=normalize, **truncation)
+    raw = task == "token_embed" and info.max_sim is None
+    return RequestOptions(
+        tasks=(task,),
+        prompt=prompt,
+        role=read_role(body),
+        normalize=False if raw else None,
+        **read_truncation(body, info),
+    )
 
 
 def _job(inputs: Sequence[Input], options: RequestOptions, answer: AnswerFormat) -> EncodeJob:

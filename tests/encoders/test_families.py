@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.prefill_only import Engine
@@ -18,6 +19,7 @@ from cfg_core.prefill_only.models.families import (
     BY_RUNS,
     DECODERS,
     ENCODERS,
+    FLOAT32_ONLY,
     OWN_ATTENTION,
     REASONS,
 )
@@ -65,6 +67,32 @@ def test_the_naive_backend_agrees(case):
         Engine.load(path, dtype="float32", workflow={"attention": "naive"}) as oracle,
     ):
         np.testing.assert_allclose(fast.embed(TEXTS), oracle.embed(TEXTS), atol=LIMIT, rtol=0)
+
+
+def test_bfloat16(case):
+    name, path = case
+    kind = tiny.SETTINGS[name][0]
+    if kind in FLOAT32_ONLY:
+        with pytest.raises(CompatibilityError, match="in float32 only"):
+            Engine.load(path, dtype="bfloat16")
+        with Engine.load(path) as engine:
+            assert engine.info.dtype == "float32"
+        return
+    with (
+        Engine.load(path, dtype="float32") as whole,
+        Engine.load(path, dtype="bfloat16") as half,
+    ):
+        cosines = (whole.embed(TEXTS, normalize=True) * half.embed(TEXTS, normalize=True)).sum(1)
+    assert cosines.min() > 0.9998
+
+
+@pytest.mark.parametrize("name", ["gte", "nomic_bert"])
+def test_weights_are_as_their_authors_publish_them(name, tmp_path):
+    """transformers saves these types with the names and joined projections of their own code."""
+    path = tiny.save(tmp_path, transformers.AutoModel.from_config(tiny.config_of(name)))
+    names = " ".join(load_file(path / "model.safetensors"))
+    assert {"gte": "attention.qkv_proj", "nomic_bert": "attn.Wqkv"}[name] in names
+    assert "q_proj" not in names
 
 
 @pytest.mark.parametrize(

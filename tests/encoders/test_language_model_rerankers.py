@@ -143,6 +143,12 @@ def test_the_instruction_matters_and_can_be_configured(qwen3):
         assert np.abs(usual.rerank(QUERY, DOCUMENTS) - asked).max() > 1e-4
 
 
+def test_bfloat16(qwen3):
+    with Engine.load(qwen3, dtype="bfloat16") as half, Engine.load(qwen3, dtype="float32") as whole:
+        scores = half.rerank(QUERY, DOCUMENTS)
+        np.testing.assert_allclose(scores, whole.rerank(QUERY, DOCUMENTS), atol=0.02)
+
+
 def test_truncation_cuts_the_document_only(qwen3):
     text = "A longer document. " * 200
     with Engine.load(qwen3, dtype="float32", max_input_tokens=700) as engine:

@@ -197,6 +197,20 @@ def test_stanford(base, tmp_path, metadata):
     check(folder, MultiVectorEncoder(base, device="cpu"))
 
 
+@pytest.mark.parametrize("base", ["bert", "qwen3"], indirect=True)
+def test_bfloat16(base, tmp_path):
+    saved(tmp_path / "saved", base, query_expansion=EXPANSION)
+    with (
+        Engine.load(tmp_path / "saved", dtype="float32") as whole,
+        Engine.load(tmp_path / "saved", dtype="bfloat16") as half,
+    ):
+        for role in ("query", "document"):
+            texts = QUERIES if role == "query" else DOCUMENTS
+            pairs = (e.embed_tokens(texts, role=role, truncate=True) for e in (whole, half))
+            for ours, theirs in zip(*pairs, strict=True):
+                assert (ours * theirs).sum(1).min() > 0.998
+
+
 @pytest.mark.parametrize("base", ["bert"], indirect=True)
 def test_what_is_too_long_is_refused(base, tmp_path):
     saved(tmp_path / "saved", base, query_expansion=EXPANSION, document_length=30)

@@ -39,6 +39,9 @@ the model's own forward, see backbones.py."""
 OWN_ATTENTION = ("mpnet", *BY_RUNS)
 """Types for which the attention cannot be chosen."""
 
+FLOAT32_ONLY = ("deberta",)
+"""Types whose code in transformers mixes float32 with other types, and fails."""
+
 _ALIBI = "it biases attention by distance (ALiBi), which packed attention does not compute"
 _RELATIVE = (
     "it adds a relative position bias inside attention, which packed attention does not compute"
@@ -80,6 +83,10 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
         raise CompatibilityError(
             f"models of the type {kind} have an attention of their own: leave `attention` out of"
             " `workflow`."
+        )
+    if kind in FLOAT32_ONLY and options.dtype not in ("auto", "float32"):
+        raise CompatibilityError(
+            f"transformers computes the type {kind} in float32 only: set dtype float32."
         )
     if kind in BY_RUNS and options.is_causal is not None:
         raise CompatibilityError(

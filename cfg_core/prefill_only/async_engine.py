@@ -143,7 +143,7 @@ class AsyncEngine:
         width = {
             "embed": options.dimensions or self.info.dimension or 0,
             "classify": len(self.info.labels),
-            "token_embed": self._pipeline.token_width,
+            "token_embed": self.info.token_dimension or 0,
         }
         num_tokens = sum(map(len, sequences))
         values = sum(

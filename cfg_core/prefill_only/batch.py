@@ -20,11 +20,15 @@ from cfg_core.prefill_only.types import FloatArray, SequenceState, SparseVector,
 
 @dataclass(frozen=True, slots=True)
 class EqualLengthRun:
-    """`num` consecutive sequences of `length` tokens each; the first starts at row `start`."""
+    """`num` consecutive sequences of `length` tokens each; the first starts at row `start`.
+
+    keys: how many of a sequence's first tokens may be attended to.
+    """
 
     start: int
     num: int
     length: int
+    keys: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,11 @@ class AttentionPlan:
     cu_seq_lens: torch.Tensor
     """int32 [N + 1], on the device of the model."""
     max_length: int
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether some tokens may not be attended to by any."""
+        return any(run.keys < run.length for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,8 @@ def pack(
 
     pin_memory: put the tensors into page-locked memory, for asynchronous copies to a GPU.
     """
+    if any(sequence.num_unseen for sequence in sequences):
+        sequences = sorted(sequences, key=lambda s: (len(s), s.num_unseen))
     lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
     ends = lengths.cumsum()
     num_tokens = int(ends[-1])
@@ -134,7 +145,7 @@ def pack(
         position_ids=tensor(positions)[None],
         token_type_ids=types,
         plan=AttentionPlan(
-            runs=tuple(_runs(lengths.tolist())),
+            runs=tuple(_runs([(len(s), len(s) - s.num_unseen) for s in sequences])),
             cu_seq_lens=tensor(np.concatenate(([0], ends)).astype(np.int32)),
             max_length=int(lengths[-1]),
         ),
@@ -142,10 +153,10 @@ def pack(
     )
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[EqualLengthRun]:
-    """The runs of sequences of equal length, in order."""
+def _runs(sizes: Sequence[tuple[int, int]]) -> Iterator[EqualLengthRun]:
+    """The runs of sequences of equal length and with equally many keys, in order."""
     start = 0
-    for length, members in groupby(lengths):
+    for (length, keys), members in groupby(sizes):
         num = sum(1 for _ in members)
-        yield EqualLengthRun(start, num, length)
+        yield EqualLengthRun(start, num, length, keys)
         start += num * length

@@ -11,9 +11,17 @@ import numpy as np
 
 from cfg_core.errors import EngineError, RequestError
 from cfg_core.prefill_only.batch import Finished
+from cfg_core.prefill_only.max_sim import max_sim
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.pipeline import Pipeline
-from cfg_core.prefill_only.types import FloatArray, Input, Output, RequestOptions, SparseVector
+from cfg_core.prefill_only.types import (
+    FloatArray,
+    Input,
+    Output,
+    RequestOptions,
+    Role,
+    SparseVector,
+)
 
 _CHUNK = 256  # inputs that are tokenized in one call
 
@@ -97,13 +105,19 @@ class Engine:
         outputs = self.run(texts, self.options("sparse", truncate=truncate))
         return [output.sparse for output in outputs]
 
-    def embed_tokens(self, texts: Sequence[Input], *, truncate: bool = False) -> list[FloatArray]:
+    def embed_tokens(
+        self, texts: Sequence[Input], *, role: Role = "document", truncate: bool = False
+    ) -> list[FloatArray]:
         """A vector for each token of each text: float32 [tokens, width] per text.
 
         With bge-m3's head, these are ColBERT vectors.
+
+        role: what the texts are to a model with late interaction, which marks queries and documents
+        and fills queries up.
         """
-        outputs = self.run(texts, self.options("token_embed", truncate=truncate))
-        return [output.array("token_embed") for output in outputs]
+        prompt = self.info.prompts.get(role, "") if self.info.max_sim else None
+        options = self.options("token_embed", prompt=prompt, role=role, truncate=truncate)
+        return [output.array("token_embed") for output in self.run(texts, options)]
 
     def classify(
         self,
@@ -123,17 +137,32 @@ class Engine:
         query: str,
         documents: Sequence[str],
         *,
+        instruction: str | None = None,
         raw_scores: bool = False,
         truncate: bool = False,
     ) -> FloatArray:
-        """float32 [n]: a cross-encoder's score of how well each document answers the query."""
+        """float32 [n]: how well each document answers the query.
+
+        It is the score of a cross-encoder, or of late interaction (MaxSim).
+
+        instruction: what counts as an answer, for rerankers whose prompt has one.
+        """
+        if how := self.info.max_sim:
+            self.info.check_instruction(instruction)
+            (asked,) = self.embed_tokens([query], role="query", truncate=truncate)
+            found = self.embed_tokens(documents, role="document", truncate=truncate)
+            return np.array([max_sim(asked, vectors, how) for vectors in found], np.float32)
         if not self.info.takes_pairs:
             raise RequestError(
                 "this model cannot score pairs: load a reranker (a classifier with one label), or"
                 " compare embeddings."
             )
-        pairs = [(query, document) for document in documents]
-        return self.classify(pairs, raw_scores=raw_scores, truncate=truncate)[:, 0]
+        self.info.check_instruction(instruction)
+        options = self.options(
+            "classify", prompt=instruction, raw_scores=raw_scores, truncate=truncate
+        )
+        outputs = self.run([(query, document) for document in documents], options)
+        return np.concatenate([output.array("classify") for output in outputs])
 
     def options(
         self,

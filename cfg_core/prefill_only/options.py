@@ -5,7 +5,7 @@ Only the standard library is imported, so that a YAML file can be checked before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -105,6 +105,25 @@ class EngineOptions:
 
     None: as the checkpoint says.
     """
+    int8_range: float | None = None
+    """The largest component that int8 and uint8 vectors can show; larger ones are cut.
+
+    None: 6 / sqrt(dimensions), six times the root mean square of a normalised vector's components.
+    """
+    classifier_from_token: Sequence[str] = ()
+    """For a causal language model that is a reranker: its tokens, as `["no", "yes"]`.
+
+    The score of a pair is the probability of the second against the first. With one token, it is
+    the sigmoid of that token's logit. Empty: as the checkpoint says.
+    """
+    score_template: str | None = None
+    """The prompt of such a reranker, or of a sequence classifier that was trained with one.
+
+    It has the fields {query} and {document}, and may have {instruction}. None: as the checkpoint
+    says.
+    """
+    instruction: str | None = None
+    """The instruction of requests that send none, for rerankers whose prompt has one."""
     workflow: Mapping[str, str] = field(default_factory=dict)
     """Which `attention`, `runner` and `executor` compute: a name, or a path `package.module:Name`.
 
@@ -120,6 +139,15 @@ class EngineOptions:
             if str(option.type).startswith("int") and option.name != "max_skips" and not optional:
                 _at_least_one(option.name, value)
         _above_zero("hang_timeout_s", self.hang_timeout_s)
+        if self.int8_range is not None:
+            _above_zero("int8_range", self.int8_range)
+        tokens = self.classifier_from_token
+        texts = not isinstance(tokens, str) and all(isinstance(token, str) for token in tokens)
+        if not texts or len(tokens) > 2:
+            raise ConfigError(
+                f"classifier_from_token is {tokens!r}: give the tokens for no and yes, as"
+                ' ["no", "yes"]. Without quotes, YAML reads them as false and true.'
+            )
         if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype is {self.dtype!r}: use auto, float32, bfloat16 or float16.")
 

@@ -15,11 +15,14 @@ from typing import Any
 
 from cfg_core.errors import ConfigError, EngineError
 from cfg_core.prefill_only.batch import Finished, pack
+from cfg_core.prefill_only.max_sim import MaxSim
 from cfg_core.prefill_only.models.checkpoint import Checkpoint, ModelInfo, locate, read_checkpoint
 from cfg_core.prefill_only.models.loading import name_of
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages.input_processor import InputProcessor
+from cfg_core.prefill_only.stages.late_tokens import with_late_tokens
 from cfg_core.prefill_only.stages.outputs import outputs_of
+from cfg_core.prefill_only.stages.pair_prompts import completed
 from cfg_core.prefill_only.stages.scheduler import Scheduler
 from cfg_core.prefill_only.stages.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Output, SequenceState
@@ -44,13 +47,19 @@ class Pipeline:
         usual_runner = "vllm" if executor == "vllm" else "transformers"
         runner = options.workflow.get("runner", usual_runner)
         self.options = options
-        self.checkpoint = read_checkpoint(locate(model), options)
-        self.tokenizer = Tokenizer(self.checkpoint)
+        checkpoint = read_checkpoint(locate(model), options)
+        self.tokenizer = Tokenizer(checkpoint)
+        checkpoint = with_late_tokens(checkpoint, self.tokenizer)
+        self.checkpoint = completed(checkpoint, options, self.tokenizer)
         special_ids = self.tokenizer.special_ids
         self._runner = resolve("runner", runner)(self.checkpoint, options, special_ids)
         self.info = _info(self.checkpoint, options, self.tokenizer, self._runner)
         self.input_processor = InputProcessor(
-            self.tokenizer, self.info, skips_prompt=not self.checkpoint.include_prompt
+            self.tokenizer,
+            self.info,
+            skips_prompt=not self.checkpoint.include_prompt,
+            template=self.checkpoint.template,
+            late=self.checkpoint.late,
         )
         self.scheduler = Scheduler(options, self.info.max_batch_tokens)
         self._token_types = self._runner.uses_token_types and self.tokenizer.gives_token_types
@@ -63,11 +72,6 @@ class Pipeline:
 
         It may run ahead of the owner, who takes each batch off `num_in_flight` later.
         """
-        config = self.checkpoint.config
-        self.token_width = int(
-            config.get("hidden_size") or config.get("dim") or self.info.dimension or 0
-        )
-        """Width of the vectors of the task `token_embed`."""
 
     def pump(self) -> None:
         """Schedule and submit batches while the executor has room for them."""
@@ -120,11 +124,23 @@ def _info(
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
         dtype=name_of(runner.dtype),
         labels=checkpoint.labels,
+        token_dimension=runner.token_dimension,
+        max_sim=_max_sim(checkpoint),
+        int8_range=options.int8_range,
+        takes_instruction=bool(checkpoint.template and checkpoint.template.takes_instruction),
         prompts=checkpoint.prompts,
-        default_prompt=checkpoint.default_prompt,
+        default_prompt=checkpoint.prompts.get("document", "")
+        if checkpoint.late
+        else checkpoint.default_prompt,
         matryoshka=checkpoint.matryoshka,
         matryoshka_dimensions=checkpoint.matryoshka_dimensions,
     )
+
+
+def _max_sim(checkpoint: Checkpoint) -> MaxSim | None:
+    if checkpoint.late is not None:
+        return "mean" if checkpoint.late.mean else "sum"
+    return "mean" if checkpoint.has_bge_m3_heads else None
 
 
 def _max_input_tokens(

@@ -7,11 +7,21 @@ from cfg_core.patching import NO_WAY, PrivateUse
 USES = (
     PrivateUse(
         target="transformers:PreTrainedModel.base_model",
-        by="cfg_core.prefill_only.stages.poolers:HeadOnRows",
+        by="cfg_core.prefill_only.stages.heads:HeadOnRows",
         process="encoder replica, or the program of `Engine`",
         reason="The model's own forward runs the classification head on hidden states that are "
         "already computed: its backbone is replaced with one that returns them.",
         upstream="transformers 5.19 has no way to run a head alone",
+        test="tests/encoders/test_families.py",
+        needed_while=NO_WAY,
+    ),
+    PrivateUse(
+        target="transformers.models.mpnet.modeling_mpnet:MPNetEncoder.compute_position_bias",
+        by="cfg_core.prefill_only.models.backbones:PackedMPNet",
+        process="encoder replica, or the program of `Engine`",
+        reason="MPNet's layers are called one by one, with its relative position bias inside our "
+        "attention over packed sequences.",
+        upstream="MPNet of transformers 5.19 takes no attention function",
         test="tests/encoders/test_families.py",
         needed_while=NO_WAY,
     ),

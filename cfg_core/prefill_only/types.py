@@ -32,6 +32,9 @@ classify: one number for each label. A reranker is a classifier with one label.
 
 TASKS: tuple[Task, ...] = ("embed", "sparse", "token_embed", "classify")
 
+Role: TypeAlias = Literal["query", "document"]
+"""What a text is to a model with late interaction."""
+
 Input: TypeAlias = str | tuple[str, str] | Sequence[int]
 """A text, a pair of texts (query, document), or the token ids of a whole sequence.
 
@@ -48,7 +51,12 @@ class RequestOptions:
     tasks: tuple[Task, ...] = ("embed",)
     """All of them are computed from one forward."""
     prompt: str = ""
-    """Text to put in front of each text, as sentence-transformers does with its prompts."""
+    """Text to put in front of each text, as sentence-transformers does with its prompts.
+
+    For pairs of a reranker with a template, it is the instruction. Empty: the template's own.
+    """
+    role: Role = "document"
+    """What the texts are. Only models with late interaction tell queries from documents."""
     truncate_to: int | None = None
     """Keep at most this many tokens, special tokens included.
 
@@ -78,6 +86,8 @@ class SequenceState:
     """Index of the input in its request. Errors name it."""
     prompt_length: int = 0
     """Leading tokens that pooling leaves out, for checkpoints with `include_prompt: false`."""
+    num_unseen: int = 0
+    """Trailing tokens that no token attends to: those that fill up a query."""
     num_skips: int = 0
     """Number of batches that took a later sequence of the queue and not this one."""
     due: float = 0.0

@@ -63,6 +63,31 @@ class EncodeRoutes(Routes):
         """Compute weights of vocabulary tokens, in TEI's format."""
         return await self._compute("embed_sparse", request)
 
+    @app.post("/v2/embed")
+    async def cohere_embed(self, request: Request) -> Response:
+        """Compute embeddings of several types, in Cohere's format."""
+        return await self._compute("cohere_embed", request)
+
+    @app.post("/embed")
+    async def embed(self, request: Request) -> Response:
+        """Compute embeddings, in TEI's format."""
+        return await self._compute("embed", request)
+
+    @app.post("/embed_all")
+    async def embed_all(self, request: Request) -> Response:
+        """Compute a vector for each token, in TEI's format."""
+        return await self._compute("embed_all", request)
+
+    @app.post("/predict")
+    async def predict(self, request: Request) -> Response:
+        """Compute the scores of all labels, in TEI's format."""
+        return await self._compute("predict", request)
+
+    @app.post("/similarity")
+    async def similarity(self, request: Request) -> Response:
+        """Compare one sentence with several, in TEI's format."""
+        return await self._compute("similarity", request)
+
     async def _compute(self, endpoint: EncodeEndpoint, request: Request) -> Response:
         """Check the request, and send all of it to one replica of the encoder that it names."""
         body = await self._bodies.read(request)

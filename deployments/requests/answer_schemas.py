@@ -70,6 +70,8 @@ RERANKED = closed(
 )
 RERANKED_TEI = array(closed({"index": COUNT, "score": NUMBER, "text": TEXT}, optional=("text",)))
 
+PREDICTED = array(closed({"score": NUMBER, "label": TEXT}))
+
 ENCODED: dict[EncodeEndpoint, Schema] = {
     "embeddings": _listed(
         closed({"object": {"const": "embedding"}, "index": COUNT, "embedding": VECTOR})
@@ -89,6 +91,23 @@ ENCODED: dict[EncodeEndpoint, Schema] = {
         closed({"index": COUNT, "label": TEXT, "probs": NUMBERS, "num_classes": COUNT})
     ),
     "embed_sparse": array(SPARSE),
+    "cohere_embed": closed(
+        {
+            "id": TEXT,
+            "embeddings": {
+                "type": "object",
+                "description": "A list of vectors for each type that was asked for.",
+                "additionalProperties": array({"oneOf": [NUMBERS, TEXT]}),
+            },
+            "texts": array(TEXT),
+            "meta": {"type": "object"},
+            "response_type": {"const": "embeddings_by_type"},
+        }
+    ),
+    "embed": array(NUMBERS),
+    "embed_all": array(array(NUMBERS)),
+    "predict": {"anyOf": [PREDICTED, array(PREDICTED)]},
+    "similarity": NUMBERS,
 }
 """The answers of encoders."""
 

@@ -11,7 +11,10 @@ from typing import Any
 from cfg_core.params.field_table import COUNT, FLAG, IDS, TEXT, Schema
 from cfg_core.params.fields import ROWS, SYNONYMS
 from cfg_core.params.guidance import TABLE
+from cfg_core.prefill_only.number_formats import NUMBERS
 from deployments.requests.encode.capabilities import PATHS, EncodeEndpoint
+from deployments.requests.encode.field_checks import SMALL
+from deployments.requests.encode.prompts import INPUT_TYPES
 
 
 def _field(description: str, **schema: Any) -> Schema:
@@ -53,15 +56,32 @@ _COMMON: dict[str, Schema] = {
     "truncation_side": _field("From where to cut.", enum=["left", "right"]),
     "truncation_direction": _field("As truncation_side, in TEI's format.", **TEXT),
 }
+_INPUT_TYPE = _field(
+    f"What the texts are, which chooses the model's prompt: {', '.join(INPUT_TYPES)}.", **TEXT
+)
 _PROMPT: dict[str, Schema] = {
     "prompt": _field("Text put in front of each input.", **TEXT),
     "prompt_name": _field("The name of a prompt of the model.", **TEXT),
+    "input_type": _INPUT_TYPE,
 }
 _ACTIVATION: dict[str, Schema] = {
     "use_activation": _field("Whether to normalise or to apply the model's activation.", **FLAG),
     "normalize": _field("As use_activation.", **FLAG),
 }
-_FORMAT = {"encoding_format": _field("How vectors are sent.", enum=["float", "base64"])}
+_INSTRUCTION = {
+    "instruction": _field("What makes a document relevant, for rerankers with a prompt.", **TEXT)
+}
+_COMPARED = {
+    "task": _field(
+        "Which vectors are compared, for models that make both kinds.",
+        enum=["embed", "token_embed"],
+    )
+}
+_FORMAT = {
+    "encoding_format": _field("How vectors are sent.", enum=["float", "base64", *SMALL]),
+    "embed_dtype": _field("The type of vectors' numbers.", enum=list(NUMBERS)),
+    "output_dtype": _field("As embed_dtype.", enum=list(NUMBERS)),
+}
 _DIMENSIONS = {"dimensions": _field("Cut each vector to this length.", **COUNT)}
 
 
@@ -90,6 +110,8 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
             "return_text": _field("As return_documents, in TEI's format.", **FLAG),
             "raw_scores": _field("Scores without the activation, in TEI's format.", **FLAG),
         },
+        _INSTRUCTION,
+        _COMPARED,
         _ACTIVATION,
     ),
     "score": _body(
@@ -106,6 +128,8 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
                 ("data_2", "data_1"),
             )
         },
+        _INSTRUCTION,
+        _COMPARED,
         _ACTIVATION,
     ),
     "pooling": _body(
@@ -115,6 +139,7 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
             "task": _field("What to compute; default: the model's first task.", **TEXT),
         },
         _PROMPT,
+        _INSTRUCTION,
         _ACTIVATION,
         _FORMAT,
         _DIMENSIONS,
@@ -123,9 +148,60 @@ ENCODE: dict[EncodeEndpoint, Schema] = {
         ["input"],
         {"input": _field("Texts, token ids, or pairs of texts.", **INPUTS)},
         _PROMPT,
+        _INSTRUCTION,
         _ACTIVATION,
     ),
     "embed_sparse": _body(["inputs"], {"inputs": _field("Texts.", **TEXTS)}, _PROMPT),
+    "cohere_embed": _body(
+        [],
+        {
+            "texts": _field("Texts.", type="array", items=TEXT),
+            "inputs": _field("Objects whose `content` is a list of parts with text.", type="array"),
+            "images": _field("Refused: encoders read no images.", type="null"),
+            "input_type": _INPUT_TYPE,
+            "embedding_types": _field(
+                "Types of the answer's vectors; default: float.",
+                type="array",
+                items={"enum": ["float", "base64", *SMALL]},
+            ),
+            "output_dimension": _field("Cut each vector to this length.", **COUNT),
+            "max_tokens": _field("Cut inputs to so many tokens.", **COUNT),
+        },
+    ),
+    "embed": _body(
+        ["inputs"],
+        {
+            "inputs": _field("Texts or token ids.", **INPUTS),
+            "normalize": _field("Whether vectors are normalised; default: true.", **FLAG),
+        },
+        _PROMPT,
+        _DIMENSIONS,
+    ),
+    "embed_all": _body(["inputs"], {"inputs": _field("Texts or token ids.", **INPUTS)}, _PROMPT),
+    "predict": _body(
+        ["inputs"],
+        {
+            "inputs": _field(
+                "A text, a pair of texts as a list, or a list of lists of one text or two."
+            ),
+            "raw_scores": _field("Scores without the activation.", **FLAG),
+        },
+        _INSTRUCTION,
+    ),
+    "similarity": _body(
+        ["inputs"],
+        {
+            "inputs": {
+                "type": "object",
+                "description": "What is compared.",
+                "properties": {"source_sentence": TEXT, "sentences": TEXTS},
+                "required": ["source_sentence", "sentences"],
+            },
+            "parameters": _field(
+                "`truncate`, `truncation_direction`, `prompt_name`.", type="object"
+            ),
+        },
+    ),
 }
 """The bodies of encoders' requests."""
 
@@ -179,6 +255,20 @@ ENCODE_EXAMPLES: dict[EncodeEndpoint, Schema] = {
     "pooling": {"input": "The sea is salty."},
     "classify": {"input": "The sea is salty."},
     "embed_sparse": {"inputs": "The sea is salty."},
+    "cohere_embed": {
+        "texts": ["The sea is salty."],
+        "input_type": "search_document",
+        "embedding_types": ["float", "ubinary"],
+    },
+    "embed": {"inputs": "The sea is salty."},
+    "embed_all": {"inputs": "The sea is salty."},
+    "predict": {"inputs": "The sea is salty."},
+    "similarity": {
+        "inputs": {
+            "source_sentence": "Why is the sea salty?",
+            "sentences": ["Rivers carry salt into the sea.", "Bread is baked."],
+        }
+    },
 }
 
 ENCODE_PATHS: dict[str, EncodeEndpoint] = {

@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
+from cfg_core.errors import CompatibilityError
 from cfg_core.prefill_only import Engine
-from cfg_core.prefill_only.models.families import DECODERS, ENCODERS
+from cfg_core.prefill_only.models.families import (
+    BY_RUNS,
+    DECODERS,
+    ENCODERS,
+    FLOAT32_ONLY,
+    OWN_ATTENTION,
+    REASONS,
+)
 from tests.encoders import tiny_checkpoints as tiny
+from tests.encoders.tiny_checkpoints import padded_states
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # DeBERTa
 TEXTS = tiny.random_texts(24, seed=1)
 LIMIT = 2e-5
 """Largest allowed difference of a component, in float32. Hidden states have a length of about 8."""
@@ -33,30 +44,7 @@ def case(
 
 
 def test_every_family_on_the_list_has_a_case():
-    assert {kind for kind, _ in tiny.SETTINGS.values()} == {*ENCODERS, *DECODERS}
-
-
-def padded_states(
-    path: Path, texts: list[str], *, auto=transformers.AutoModel, causal: bool | None = None
-):
-    """The token states of each text, from one padded batch computed by transformers only."""
-    model = auto.from_pretrained(path, attn_implementation="eager").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    arguments = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    if causal is False:  # the mask that a bidirectional decoder needs, written out
-        hidden = (1.0 - batch["attention_mask"][:, None, None, :].float()) * torch.finfo(
-            torch.float32
-        ).min
-        arguments["attention_mask"] = hidden.expand(-1, 1, hidden.shape[-1], -1)
-    if "position_ids" in str(type(model).forward) or causal is False:
-        arguments["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None]
-    with torch.inference_mode():
-        states = model(**arguments).last_hidden_state
-    return [
-        row[: int(mask.sum())].numpy()
-        for row, mask in zip(states, batch["attention_mask"], strict=True)
-    ]
+    assert {kind for kind, _ in tiny.SETTINGS.values()} == {*ENCODERS, *DECODERS, *BY_RUNS}
 
 
 def test_token_states(case):
@@ -69,12 +57,42 @@ def test_token_states(case):
 
 
 def test_the_naive_backend_agrees(case):
-    _, path = case
+    name, path = case
+    if tiny.SETTINGS[name][0] in OWN_ATTENTION:
+        with pytest.raises(CompatibilityError, match="have an attention of their own"):
+            Engine.load(path, workflow={"attention": "naive"})
+        return
     with (
         Engine.load(path, dtype="float32") as fast,
         Engine.load(path, dtype="float32", workflow={"attention": "naive"}) as oracle,
     ):
         np.testing.assert_allclose(fast.embed(TEXTS), oracle.embed(TEXTS), atol=LIMIT, rtol=0)
+
+
+def test_bfloat16(case):
+    name, path = case
+    kind = tiny.SETTINGS[name][0]
+    if kind in FLOAT32_ONLY:
+        with pytest.raises(CompatibilityError, match="in float32 only"):
+            Engine.load(path, dtype="bfloat16")
+        with Engine.load(path) as engine:
+            assert engine.info.dtype == "float32"
+        return
+    with (
+        Engine.load(path, dtype="float32") as whole,
+        Engine.load(path, dtype="bfloat16") as half,
+    ):
+        cosines = (whole.embed(TEXTS, normalize=True) * half.embed(TEXTS, normalize=True)).sum(1)
+    assert cosines.min() > 0.9998
+
+
+@pytest.mark.parametrize("name", ["gte", "nomic_bert"])
+def test_weights_are_as_their_authors_publish_them(name, tmp_path):
+    """transformers saves these types with the names and joined projections of their own code."""
+    path = tiny.save(tmp_path, transformers.AutoModel.from_config(tiny.config_of(name)))
+    names = " ".join(load_file(path / "model.safetensors"))
+    assert {"gte": "attention.qkv_proj", "nomic_bert": "attn.Wqkv"}[name] in names
+    assert "q_proj" not in names
 
 
 @pytest.mark.parametrize(
@@ -101,7 +119,7 @@ def pooled(rows: np.ndarray, pooling: str) -> np.ndarray:
     }[pooling]()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["gemma", "llama", "ministral3", "mistral", "qwen2", "qwen3"])
 def test_bidirectional_decoders(name, tmp_path):
     torch.manual_seed(3)
     path = tiny.save(tmp_path, transformers.AutoModel.from_config(tiny.config_of(name)))
@@ -153,7 +171,19 @@ def test_classifiers_and_rerankers(name, num_labels, tmp_path):
 
 
 def takes_token_types(name: str) -> bool:
-    return name in ("bert", "electra", "nomic_bert")
+    return tiny.SETTINGS[name][1].get("type_vocab_size", 0) > 1
+
+
+def test_the_page_has_every_case():
+    page = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text()
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| `")]
+    shown = {f"`{kind}`" if case == kind else f"`{kind}` ({case})" for case, kind in cases()}
+    assert shown <= set(rows)
+    assert {f"`{kind}`" for kind in REASONS} <= set(rows)
+
+
+def cases() -> list[tuple[str, str]]:
+    return [(case, kind) for case, (kind, _) in tiny.SETTINGS.items()]
 
 
 @pytest.mark.parametrize("name", ["bert", "xlm-roberta", "distilbert", "modernbert"])

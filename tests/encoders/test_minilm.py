@@ -13,6 +13,7 @@ import pytest
 from benchmarks.oracle import oracle_packages
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
+from cfg_core.prefill_only.number_formats import converted
 
 with oracle_packages():
     from sentence_transformers import SentenceTransformer
@@ -103,6 +104,16 @@ def test_bfloat16_is_close(minilm_path, engine, texts):
         assert cosines(half.embed(texts[:64]), engine.embed(texts[:64])).min() > 0.999
         found = recall_at_1(half.embed(questions), half.embed(passages))
     assert found == recall_at_1(engine.embed(questions), engine.embed(passages))
+
+
+def test_vectors_of_bytes_find_the_same(engine, texts):
+    questions, passages = (engine.embed(list(side)) for side in zip(*PAIRS, strict=True))
+    vectors = engine.embed(texts[:64])
+    whole = converted(vectors, "int8").astype(np.float32)
+    assert cosines(whole / np.linalg.norm(whole, axis=1, keepdims=True), vectors).min() > 0.999
+    assert (np.abs(whole) == 127).mean() < 1e-4, "hardly any component is cut"
+    both = (converted(side, "int8").astype(np.float32) for side in (questions, passages))
+    assert recall_at_1(*both) == recall_at_1(questions, passages)
 
 
 def test_retrieval(engine, oracle):

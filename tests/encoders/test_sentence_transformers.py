@@ -79,6 +79,53 @@ def test_prompts(bert, tmp_path, include_prompt):
             engine.embed(TEXTS, prompt_name="passage")
 
 
+def test_all_mpnet(tmp_path):
+    """As all-mpnet-base-v2 is saved: mean pooling, normalised, fewer tokens than positions."""
+    torch.manual_seed(6)
+    base = tiny.save(tmp_path / "base", transformers.AutoModel.from_config(tiny.config_of("mpnet")))
+    modules = [Transformer(str(base), max_seq_length=40), Pooling(64, "mean"), Normalize()]
+    oracle = saved(tmp_path / "saved", modules)
+    with Engine.load(tmp_path / "saved", dtype="float32") as engine:
+        vectors = engine.embed(TEXTS, truncate=True)
+        backwards = engine.embed(TEXTS[::-1], truncate=True)[::-1]
+    expected = oracle.encode(TEXTS)
+    np.testing.assert_allclose(vectors, expected, atol=2e-5)
+    np.testing.assert_allclose(backwards, expected, atol=2e-5)
+    assert (vectors * expected).sum(1).min() > 0.99999
+
+
+def test_embedding_gemma(tmp_path):
+    """As embeddinggemma-300m is saved: bidirectional, two Dense layers, prompts."""
+    torch.manual_seed(6)
+    config = tiny.config_of("embeddinggemma")
+    base = tiny.save(tmp_path / "base", transformers.AutoModel.from_config(config))
+    identity = torch.nn.Identity()
+    layers = [
+        Dense(64, 96, bias=False, activation_function=identity),
+        Dense(96, 64, bias=False, activation_function=identity),
+    ]
+    modules = [Transformer(str(base)), Pooling(64, "mean"), *layers, Normalize()]
+    oracle = saved(tmp_path / "saved", modules, prompts=PROMPTS)
+    with Engine.load(tmp_path / "saved", dtype="float32") as engine:
+        for options in ({}, {"prompt_name": "query"}):
+            expected = oracle.encode(TEXTS, **options)
+            np.testing.assert_allclose(engine.embed(TEXTS, **options), expected, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_deberta_reranker(tmp_path):
+    torch.manual_seed(4)
+    config = tiny.config_of("deberta-v2", num_labels=1)
+    auto = transformers.AutoModelForSequenceClassification
+    path = str(tiny.save(tmp_path, auto.from_config(config)))
+    with Engine.load(path, dtype="float32") as engine:
+        scores = engine.rerank(TEXTS[0], TEXTS[1:])
+    pairs = [(TEXTS[0], text) for text in TEXTS[1:]]
+    expected = CrossEncoder(path, device="cpu").predict(pairs)
+    np.testing.assert_allclose(scores, expected, atol=2e-5)
+    assert (scores.argsort() == expected.argsort()).all()
+
+
 def test_max_seq_length(bert, tmp_path):
     oracle = saved(tmp_path, [Transformer(bert, max_seq_length=12), Pooling(64, "mean")])
     with Engine.load(tmp_path, dtype="float32") as engine:

@@ -26,6 +26,13 @@ _SIZES = {
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 _BERT_LIKE = {"type_vocab_size": 2}
+_DISENTANGLED = {
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+}
+_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", _BERT_LIKE),
@@ -38,6 +45,31 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert": ("nomic_bert", _BERT_LIKE),
     "gte": ("gte", {"type_vocab_size": 1}),
     "eurobert": ("eurobert", _GROUPED),
+    "albert": ("albert", {**_BERT_LIKE, "embedding_size": 32}),
+    "data2vec-text": ("data2vec-text", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "ernie": ("ernie", _BERT_LIKE),
+    "jina_embeddings_v3": ("jina_embeddings_v3", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "mpnet": ("mpnet", {"pad_token_id": 1}),
+    "roberta-prelayernorm": ("roberta-prelayernorm", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta-xl": ("xlm-roberta-xl", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "deberta": ("deberta", _DISENTANGLED),
+    "deberta-v2": ("deberta-v2", {**_DISENTANGLED, "position_buckets": 16, "share_att_key": True}),
+    "megatron-bert": ("megatron-bert", _BERT_LIKE),
+    "rembert": ("rembert", {**_BERT_LIKE, "input_embedding_size": 32}),
+    "roformer": ("roformer", _BERT_LIKE),
+    "gemma": ("gemma", _GROUPED),
+    "gemma2": ("gemma2", {**_GROUPED, "sliding_window": 10}),
+    "gemma3_text": ("gemma3_text", {**_GROUPED, "sliding_window": 10, "layer_types": _LAYERS}),
+    "embeddinggemma": (
+        "gemma3_text",
+        {
+            **_GROUPED,
+            "sliding_window": 10,
+            "layer_types": _LAYERS,
+            "use_bidirectional_attention": True,
+        },
+    ),
+    "ministral3": ("ministral3", _GROUPED),
     "llama": ("llama", _GROUPED),
     "mistral": ("mistral", {**_GROUPED, "sliding_window": None}),
     "mistral-window": ("mistral", {**_GROUPED, "sliding_window": 10}),
@@ -154,4 +186,27 @@ def random_texts(num: int, seed: int = 0, longest: int = 100) -> list[str]:
 
     return [
         " ".join(WORDS[number(len(WORDS))] for _ in range(1 + number(longest))) for _ in range(num)
+    ]
+
+
+def padded_states(
+    path: Path, texts: list[str], *, auto: Any = transformers.AutoModel, causal: bool | None = None
+) -> list[Any]:
+    """The token states of each text, from one padded batch computed by transformers only."""
+    model = auto.from_pretrained(path, attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    arguments = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    if causal is False:  # the mask that a bidirectional decoder needs, written out
+        hidden = (1.0 - batch["attention_mask"][:, None, None, :].float()) * torch.finfo(
+            torch.float32
+        ).min
+        arguments["attention_mask"] = hidden.expand(-1, 1, hidden.shape[-1], -1)
+    if "position_ids" in str(type(model).forward) or causal is False:
+        arguments["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None]
+    with torch.inference_mode():
+        states = model(**arguments).last_hidden_state
+    return [
+        row[: int(mask.sum())].numpy()
+        for row, mask in zip(states, batch["attention_mask"], strict=True)
     ]

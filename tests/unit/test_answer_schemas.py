@@ -11,7 +11,9 @@ import pytest
 
 from cfg_core.prefill_only.types import Output, SparseVector
 from deployments.requests.answer_schemas import ENCODED
-from deployments.requests.encode import answer_formats
+from deployments.requests.encode import answer_formats, cohere
+from deployments.requests.encode.answer_formats import FLOATS, NumberFormat
+from deployments.requests.encode.scores import Compared
 
 OUTPUTS = [
     Output(
@@ -27,19 +29,26 @@ OUTPUTS = [
 ]
 TEXTS = ("a", "b")
 ANSWERS = [
-    ("embeddings", answer_formats.embeddings("m", as_base64=False)),
-    ("embeddings", answer_formats.embeddings("m", as_base64=True)),
-    ("pooling", answer_formats.pooling("m", "embed", as_base64=False)),
-    ("pooling", answer_formats.pooling("m", "token_embed", as_base64=False)),
-    ("pooling", answer_formats.pooling("m", "sparse", as_base64=False)),
-    ("pooling", answer_formats.pooling("m", "classify", as_base64=True)),
+    ("embeddings", answer_formats.embeddings("m", FLOATS)),
+    ("embeddings", answer_formats.embeddings("m", NumberFormat("int8"))),
+    ("embeddings", answer_formats.embeddings("m", NumberFormat(as_base64=True))),
+    ("pooling", answer_formats.pooling("m", "embed", FLOATS)),
+    ("pooling", answer_formats.pooling("m", "token_embed", FLOATS)),
+    ("pooling", answer_formats.pooling("m", "sparse", FLOATS)),
+    ("pooling", answer_formats.pooling("m", "classify", NumberFormat(as_base64=True))),
     ("classify", answer_formats.classify("m", ("no", "yes"))),
-    ("embed_sparse", answer_formats.sparse()),
-    ("score", answer_formats.score("m", 1)),
-    ("rerank", answer_formats.rerank("m", 1, top_n=1)),
-    ("rerank", answer_formats.rerank("m", 1, documents=TEXTS)),
-    ("rerank", answer_formats.rerank_as_tei(1)),
-    ("rerank", answer_formats.rerank_as_tei(1, TEXTS)),
+    ("embed_sparse", answer_formats.bare("sparse")),
+    ("embed", answer_formats.bare("embed")),
+    ("embed_all", answer_formats.bare("token_embed")),
+    ("cohere_embed", cohere.answer(("float", "base64", "uint8"), TEXTS, None)),
+    ("predict", answer_formats.predict(("no", "yes"), False)),
+    ("predict", answer_formats.predict(("no", "yes"), True)),
+    ("similarity", answer_formats.similarity()),
+    ("score", answer_formats.score("m", Compared(1))),
+    ("rerank", answer_formats.rerank("m", Compared(1), top_n=1)),
+    ("rerank", answer_formats.rerank("m", Compared(1), documents=TEXTS)),
+    ("rerank", answer_formats.rerank_as_tei(Compared(1))),
+    ("rerank", answer_formats.rerank_as_tei(Compared(1, "sum"), TEXTS)),
 ]
 
 
@@ -55,7 +64,7 @@ def mistakes(schema: Any, value: Any) -> list[str]:
 def test_answers_have_the_form_of_their_schemas(endpoint: Any, answer: Any) -> None:
     value = pickle.loads(pickle.dumps(answer))(OUTPUTS)  # a replica gets it
     assert mistakes(ENCODED[endpoint], value) == []
-    changed = [*value, 1] if isinstance(value, list) else {**value, "more": 1}
+    changed = [*value, "more"] if isinstance(value, list) else {**value, "more": 1}
     assert mistakes(ENCODED[endpoint], changed)
 
 

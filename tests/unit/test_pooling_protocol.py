@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Output, RequestOptions, SparseVector
 from deployments.requests.encode.capabilities import PATHS, can_serve, paths_of
 from deployments.requests.encode.field_checks import MAX_ITEMS, read_inputs
-from deployments.requests.encode.jobs import in_terms_of
+from deployments.requests.encode.jobs import check_job, in_terms_of
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import read_detokenize, read_tokenize
 from tests.support.bad_bodies import ENCODING, INPUTS, RERANKS, SCORES
@@ -35,10 +36,17 @@ RETRIEVER = info_of(
     matryoshka=True,
 )
 RERANKER = info_of("classify", labels=("LABEL_0",))
+ASKED = info_of("classify", labels=("yes",), takes_instruction=True)
 CLASSIFIER = info_of("classify", labels=("no", "yes"))
 SPARSE = info_of("sparse")
-BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4)
-MODELS = [EMBEDDER, RETRIEVER, RERANKER, CLASSIFIER, SPARSE, BGE_M3]
+BGE_M3 = info_of("embed", "sparse", "token_embed", dimension=4, max_sim="mean")
+COLBERT = info_of(
+    "token_embed",
+    max_sim="sum",
+    prompts={"query": "[Q] ", "document": "[D] "},
+    default_prompt="[D] ",
+)
+MODELS = [EMBEDDER, RETRIEVER, RERANKER, ASKED, CLASSIFIER, SPARSE, BGE_M3, COLBERT]
 
 
 def job_of(endpoint, body, info=EMBEDDER):
@@ -58,17 +66,26 @@ def vector(*numbers):
     return np.array(numbers, dtype=np.float32)
 
 
+OF_VECTORS = ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
+COHERE_AND_TEI = ["/v2/embed", "/embed"]
+
+
 # --- what a model can do --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("info", "paths"),
     [
-        (EMBEDDER, ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]),
-        (RERANKER, ["/v1/rerank", "/score", "/pooling", "/classify"]),
-        (CLASSIFIER, ["/pooling", "/classify"]),
+        (EMBEDDER, [*OF_VECTORS, *COHERE_AND_TEI, "/embed_all", "/similarity"]),
+        (RETRIEVER, [*OF_VECTORS, *COHERE_AND_TEI, "/similarity"]),
+        (RERANKER, ["/v1/rerank", "/score", "/pooling", "/classify", "/predict"]),
+        (CLASSIFIER, ["/pooling", "/classify", "/predict"]),
         (SPARSE, ["/pooling", "/embed_sparse"]),
-        (BGE_M3, ["/v1/embeddings", "/v1/rerank", "/score", "/pooling", "/embed_sparse"]),
+        (COLBERT, ["/v1/rerank", "/score", "/pooling", "/embed_all"]),
+        (
+            BGE_M3,
+            [*OF_VECTORS, "/embed_sparse", *COHERE_AND_TEI, "/embed_all", "/similarity"],
+        ),
     ],
 )
 def test_endpoints_of_a_model(info, paths):
@@ -81,7 +98,8 @@ def test_endpoints_of_a_model(info, paths):
         (
             "rerank",
             CLASSIFIER,
-            "m computes 2 labels, so it cannot serve /v1/rerank: use /pooling, /classify.",
+            "m computes 2 labels, so it cannot serve /v1/rerank: use /pooling, /classify,"
+            " /predict.",
         ),
         (
             "score",
@@ -91,7 +109,7 @@ def test_endpoints_of_a_model(info, paths):
         (
             "embeddings",
             RERANKER,
-            "cannot serve /v1/embeddings: use /v1/rerank, /score, /pooling, /classify.",
+            "cannot serve /v1/embeddings: use /v1/rerank, /score, /pooling, /classify, /predict.",
         ),
         ("embed_sparse", EMBEDDER, "cannot serve /embed_sparse"),
     ],
@@ -315,6 +333,39 @@ def test_rerank_with_a_cross_encoder():
     assert answer["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("rerank", {"query": "q", "documents": ["a"]}),
+        ("score", {"text_1": "q", "text_2": "a"}),
+        ("classify", {"input": [["q", "a"]]}),
+        ("pooling", {"input": [["q", "a"]]}),
+    ],
+)
+def test_an_instruction(endpoint, body):
+    asked = body | {"instruction": "Find answers."}
+    assert call_of(endpoint, asked, ASKED).options.prompt == "Find answers."
+    assert call_of(endpoint, body, ASKED).options.prompt == ""
+    with pytest.raises(RequestError, match="instruction is a number"):
+        job_of(endpoint, body | {"instruction": 3}, ASKED)
+
+
+@pytest.mark.parametrize("info", [RERANKER, RETRIEVER])
+def test_an_instruction_that_would_be_ignored_is_refused(info):
+    body = {"query": "q", "documents": ["a"], "instruction": "Find answers."}
+    with pytest.raises(RequestError, match="leave instruction out") as error:
+        job_of("rerank", body, info)
+    assert error.value.param == "instruction"
+
+
+def test_an_instruction_counts_for_each_document():
+    body = {"query": "q", "documents": ["a"] * 10, "instruction": "x" * 1000}
+    job = job_of("rerank", body, ASKED)
+    assert job.num_tokens > 10 * 1000 / 4
+    with pytest.raises(RequestError, match="one request may have 9000"):
+        check_job(job, EngineOptions(max_request_chars=9000))
+
+
 def test_rerank_with_an_embedding_model_is_the_cosine():
     job = job_of("rerank", {"query": "q", "documents": ["a", "b"]}, RETRIEVER)
     assert [call.options.prompt for call in job.calls] == ["query: ", "passage: "]
@@ -322,6 +373,46 @@ def test_rerank_with_an_embedding_model_is_the_cosine():
     assert [result["index"] for result in answer["results"]] == [1, 0]
     assert answer["results"][0]["relevance_score"] == pytest.approx(math.sqrt(0.5))
     assert "document" not in answer["results"][0]
+
+
+def test_rerank_with_late_interaction():
+    job = job_of("rerank", {"query": "q", "documents": ["a", "b", "c"]}, COLBERT)
+    assert [(c.options.role, c.options.prompt, c.options.tasks) for c in job.calls] == [
+        ("query", "[Q] ", ("token_embed",)),
+        ("document", "[D] ", ("token_embed",)),
+    ]
+    rows = [[[1, 0], [0, 1]], [[1, 0]], [[1, 0], [0, 0.5]], np.zeros((0, 2))]
+    outputs = outputs_of("token_embed", *(np.array(row, np.float32) for row in rows))
+    assert [(row["index"], row["relevance_score"]) for row in job.answer(outputs)["results"]] == [
+        (1, 1.5),
+        (0, 1.0),
+        (2, 0.0),
+    ]
+    assert job.answer.bytes_per_value > 0, "the vectors that are held are bounded"
+
+
+def test_either_kind_of_vectors_of_bge_m3():
+    body = {"text_1": ["q"], "text_2": ["a"]}
+    assert job_of("score", body, BGE_M3).calls[0].options.tasks == ("embed",)
+    job = job_of("score", body | {"task": "token_embed"}, BGE_M3)
+    assert {call.options.tasks for call in job.calls} == {("token_embed",)}
+    rows = ([[1, 0], [0, 1]], [[1, 0]])
+    outputs = outputs_of("token_embed", *(np.array(row, np.float32) for row in rows))
+    assert job.answer(outputs)["data"][0]["score"] == 0.5, "the mean over the query's vectors"
+    for info in (BGE_M3, EMBEDDER):
+        with pytest.raises(RequestError, match="task must be one of embed") as error:
+            job_of("score", body | {"task": "sparse"}, info)
+        assert error.value.param == "task"
+
+
+@pytest.mark.parametrize("endpoint", ["pooling", "embed_all"])
+def test_roles_of_late_interaction(endpoint):
+    body = {"input": ["x"], "inputs": ["x"]}
+    document = call_of(endpoint, body, COLBERT).options
+    assert (document.role, document.prompt) == ("document", "[D] ")
+    query = call_of(endpoint, body | {"input_type": "query"}, COLBERT).options
+    assert (query.role, query.prompt) == ("query", "[Q] ")
+    assert query.normalize is None
 
 
 def test_rerank_as_tei():
@@ -419,7 +510,8 @@ JSON = st.recursive(
 )
 FIELDS = """input inputs query documents texts text_1 text_2 dimensions encoding_format task
 truncate truncate_prompt_tokens truncation_side prompt prompt_name normalize top_n return_documents
-raw_scores use_activation messages guidance_scale extra_body user"""
+raw_scores use_activation instruction embed_dtype input_type
+embedding_types messages guidance_scale extra_body user"""
 GOOD = {"input": "x", "inputs": "x", "query": "q", "documents": ["d"], "text_1": "a", "text_2": "b"}
 
 

@@ -10,6 +10,7 @@ import pytest
 from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint, locate, read_checkpoint
 from cfg_core.prefill_only.models.families import check_family, is_causal
+from cfg_core.prefill_only.models.pair_template import QWEN3_RERANKER
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages.input_processor import truncated
 from cfg_core.prefill_only.workflow import check_workflow, resolve
@@ -82,7 +83,6 @@ def test_poolings_in_both_formats(tmp_path, config, poolings):
     ("config", "poolings"),
     [
         (BERT, ("mean",)),
-        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, ("last",)),
         (
             {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "is_causal": False},
             ("mean",),
@@ -91,6 +91,55 @@ def test_poolings_in_both_formats(tmp_path, config, poolings):
 )
 def test_without_modules(tmp_path, config, poolings):
     assert read(tmp_path, {"config.json": config}).poolings == poolings
+
+
+CAUSAL_LM = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+
+
+def test_a_language_model_needs_to_be_told_what_it_computes(tmp_path):
+    files = {"config.json": CAUSAL_LM}
+    with pytest.raises(ConfigError, match=r"`pooling: last` .* `classifier_from_token"):
+        read(tmp_path, files)
+    assert read(tmp_path, files, EngineOptions(pooling="last")).poolings == ("last",)
+    options = EngineOptions(
+        classifier_from_token=["no", "yes"], score_template="{query} {document}"
+    )
+    checkpoint = read(tmp_path, files, options)
+    assert (checkpoint.head, checkpoint.score_tokens) == ("logit_score", ("no", "yes"))
+    assert checkpoint.tasks == ("classify",)
+    with pytest.raises(ConfigError, match="is no causal language model"):
+        read(tmp_path, {"config.json": BERT}, options)
+
+
+def test_qwen3_reranker_is_known_by_its_name(tmp_path):
+    folder = tmp_path / "Qwen3-Reranker-4B"
+    checkpoint = read(folder, {"config.json": CAUSAL_LM})
+    assert checkpoint.template == QWEN3_RERANKER
+    assert (checkpoint.score_tokens, checkpoint.max_seq_length) == (("no", "yes"), 8192)
+    configured = read(folder, {"config.json": CAUSAL_LM}, EngineOptions(instruction="Find."))
+    assert configured.template.instruction == "Find."
+    other = {**CAUSAL_LM, "architectures": ["Qwen3ForSequenceClassification"]}
+    assert read(folder, {"config.json": other}).head == "classifier"
+
+
+def test_logit_score_of_sentence_transformers(tmp_path):
+    files = {
+        "config.json": CAUSAL_LM,
+        "modules.json": modules("Transformer", "LogitScore"),
+        "1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 3},
+    }
+    assert read(tmp_path, files).score_tokens == (3, 7)
+    files["1_LogitScore/config.json"] = {"true_token_id": 7, "false_token_id": None}
+    assert read(tmp_path, files).score_tokens == (7,)
+    files["modules.json"] = modules("Transformer", "LogitScore", "Dense")
+    with pytest.raises(ConfigError, match="must be Transformer, LogitScore"):
+        read(tmp_path, files)
+
+
+@pytest.mark.parametrize("tokens", ["yes", ("a", "b", "c"), (False, True)])
+def test_wrong_tokens_of_a_reranker(tokens):
+    with pytest.raises(ConfigError, match="give the tokens for no and yes"):
+        EngineOptions(classifier_from_token=tokens)
 
 
 def test_splade(tmp_path):
@@ -196,9 +245,9 @@ def test_overrides(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "deberta-v2"}, "disentangled attention"),
         ({"model_type": "t5"}, "relative position bias"),
-        ({"model_type": "mpnet"}, "relative position bias"),
+        ({"model_type": "new"}, "transformers has this model as gte"),
+        ({"model_type": "nomic_bert", "num_experts": 8}, "it has experts"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "bert", "position_embedding_type": "alibi"}, "ALiBi"),
         (
@@ -206,13 +255,27 @@ def test_overrides(tmp_path):
             "relative position bias",
         ),
         ({"model_type": "new", "auto_map": {"AutoModel": "m.M"}}, "remote code is not run"),
-        ({"model_type": "gemma"}, "it has not been tested"),
+        ({"model_type": "xlnet"}, "it has not been tested"),
         ({"model_type": "qwen2", "auto_map": {"AutoModel": "m.M"}}, "set `is_causal: false`"),
     ],
 )
 def test_families_that_are_refused(tmp_path, config, words):
     with pytest.raises(CompatibilityError, match=words):
         check_family(read(tmp_path, {"config.json": config}), DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (EngineOptions(is_causal=False), "whether attention is causal cannot be chosen"),
+        (EngineOptions(workflow={"attention": "naive"}), "have an attention of their own"),
+    ],
+)
+def test_what_models_by_runs_do_not_take(tmp_path, options, words):
+    checkpoint = read(tmp_path, {"config.json": {"model_type": "deberta-v2"}})
+    check_family(checkpoint, DEFAULT)
+    with pytest.raises(CompatibilityError, match=words):
+        check_family(checkpoint, options)
 
 
 def test_own_code_is_accepted_if_is_causal_is_set(tmp_path):

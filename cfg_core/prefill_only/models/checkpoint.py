@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cfg_core.errors import ConfigError, RequestError
+from cfg_core.prefill_only.max_sim import MaxSim
+from cfg_core.prefill_only.models.late_interaction import LateInteraction, late_interaction
+from cfg_core.prefill_only.models.logit_score import (
+    check_embeds,
+    is_logit_score,
+    logit_score,
+    template_of,
+)
+from cfg_core.prefill_only.models.pair_template import PairTemplate
 from cfg_core.prefill_only.models.settings import (
     Activation,
     DenseLayer,
@@ -27,7 +36,8 @@ from cfg_core.prefill_only.models.settings import (
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import Task
 
-Head = Literal["embedding", "classifier", "splade"]
+Head = Literal["embedding", "classifier", "splade", "logit_score", "late_interaction"]
+"""logit_score: a causal language model; the logits of one or two tokens score a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +55,14 @@ class ModelInfo:
     """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    token_dimension: int | None = None
+    """Components of a token's vector; None if the model makes none."""
+    max_sim: MaxSim | None = None
+    """How token vectors are compared; None if the model was not trained for late interaction."""
+    int8_range: float | None = None
+    """As the option of this name."""
+    takes_instruction: bool = False
+    """Whether requests with pairs may have an `instruction`."""
     matryoshka: bool = False
     """Whether requests may set `dimensions`."""
     matryoshka_dimensions: tuple[int, ...] = ()
@@ -59,9 +77,11 @@ class ModelInfo:
         """Whether the model is a cross-encoder, which scores a query with a document."""
         return "classify" in self.tasks and len(self.labels) == 1
 
-    def check_dimensions(self, dimensions: int) -> None:
-        """Raise RequestError unless dense vectors may be cut to `dimensions` components."""
-        name = "dimensions"
+    def check_dimensions(self, dimensions: int, name: str = "dimensions") -> None:
+        """Raise RequestError unless dense vectors may be cut to `dimensions` components.
+
+        name: the field that asks for it.
+        """
         if dimensions == self.dimension:
             return
         if not self.matryoshka:
@@ -74,6 +94,14 @@ class ModelInfo:
             raise RequestError(f"{name} is {dimensions}: this model was trained for {known}.", name)
         if not 1 <= dimensions <= (self.dimension or 0):
             raise RequestError(f"{name} is {dimensions}: this model has {self.dimension}.", name)
+
+    def check_instruction(self, instruction: str | None) -> None:
+        """Raise RequestError if there is an instruction and the model takes none."""
+        if instruction is not None and not self.takes_instruction:
+            raise RequestError(
+                "this model was trained without instructions: leave instruction out.",
+                "instruction",
+            )
 
     def prompt_text(self, name: str | None, text: str | None) -> str:
         """The text to put in front of inputs.
@@ -124,6 +152,12 @@ class Checkpoint:
     labels: tuple[str, ...] = ()
     activation: Activation = "identity"
     """The activation for the logits of a classifier."""
+    score_tokens: tuple[str | int, ...] = ()
+    """Of the head logit_score: the tokens for no and yes, or the one for yes."""
+    late: LateInteraction | None = None
+    """Of the head late_interaction."""
+    template: PairTemplate | None = None
+    """The prompt that pairs are put into."""
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
 
@@ -133,7 +167,9 @@ class Checkpoint:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        if self.head == "classifier":
+        if self.head == "late_interaction":
+            return ("token_embed",)
+        if self.head in ("classifier", "logit_score"):
             return ("classify",)
         if self.head == "splade":
             return ("sparse",)
@@ -163,8 +199,14 @@ def read_checkpoint(path: Path, options: EngineOptions) -> Checkpoint:
     }
     architecture = str((config.get("architectures") or [""])[0])
     if architecture.endswith("ForSequenceClassification"):
-        return Checkpoint(head="classifier", **common, **classifier(config))
+        template = template_of(path, options)
+        return Checkpoint(head="classifier", template=template, **common, **classifier(config))
     modules = module_list(path)
+    if options.pooling is None and (late := late_interaction(path, config, modules)):
+        return Checkpoint(**{**common, **late})
+    if is_logit_score(path, config, modules, options):
+        return Checkpoint(**{**common, **logit_score(path, config, modules, options)})
+    check_embeds(path, config, modules, options)
     settings = with_modules(path, modules) if modules else without_modules(config, architecture)
     return Checkpoint(**{**common, **settings, **overrides(options), **bge_m3(path)})
 

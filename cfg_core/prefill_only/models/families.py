@@ -12,37 +12,58 @@ from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.options import EngineOptions
 
 ENCODERS = (
+    "albert",
     "bert",
     "camembert",
+    "data2vec-text",
     "distilbert",
     "electra",
+    "ernie",
     "eurobert",
     "gte",
+    "jina_embeddings_v3",
     "modernbert",
+    "mpnet",
     "nomic_bert",
     "roberta",
+    "roberta-prelayernorm",
     "xlm-roberta",
+    "xlm-roberta-xl",
 )
-DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+DECODERS = ("gemma", "gemma3_text", "llama", "ministral3", "mistral", "qwen2", "qwen3")
+
+BY_RUNS = ("deberta", "deberta-v2", "gemma2", "megatron-bert", "rembert", "roformer")
+"""Types that take no attention function of ours. Sequences of one length are computed at a time, by
+the model's own forward, see backbones.py."""
+
+OWN_ATTENTION = ("mpnet", *BY_RUNS)
+"""Types for which the attention cannot be chosen."""
+
+FLOAT32_ONLY = ("deberta",)
+"""Types whose code in transformers mixes float32 with other types, and fails."""
 
 _ALIBI = "it biases attention by distance (ALiBi), which packed attention does not compute"
 _RELATIVE = (
     "it adds a relative position bias inside attention, which packed attention does not compute"
 )
+_EXPERTS = "it has experts, which transformers does not compute for this type"
 REASONS = {
-    "deberta": "its disentangled attention mixes positions into the scores",
-    "deberta-v2": "its disentangled attention mixes positions into the scores",
     "t5": _RELATIVE,
     "mt5": _RELATIVE,
     "umt5": _RELATIVE,
-    "mpnet": _RELATIVE,
     "bloom": _ALIBI,
     "mpt": _ALIBI,
     "jina_bert": _ALIBI,
+    "new": "its code comes with the checkpoint, and remote code is not run; transformers has this"
+    " model as gte (gte-multilingual-base is published so, too)",
     "longformer": "it attends to global tokens besides a window",
     "big_bird": "it uses block-sparse attention",
+    "lfm2": "its convolutions mix neighbouring tokens, which packed sequences do not separate",
     "mamba": "it has recurrent state",
     "mamba2": "it has recurrent state",
+    "embedding_gemma2": "it takes images and sounds, too, and has not been tested",
+    "modernvbert": "it reads images",
+    "mobilebert": "its packed forward differs from its own",
 }
 
 
@@ -53,9 +74,25 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
         _refuse(kind, _ALIBI if "alibi" in str(config["position_embedding_type"]) else _RELATIVE)
     if kind in REASONS:
         _refuse(kind, REASONS[kind])
-    if kind not in (*ENCODERS, *DECODERS):
+    if kind == "nomic_bert" and config.get("num_experts"):
+        _refuse(kind, _EXPERTS)
+    if kind not in (*ENCODERS, *DECODERS, *BY_RUNS):
         own_code = "its code comes with the checkpoint, and remote code is not run"
         _refuse(kind, own_code if config.get("auto_map") else "it has not been tested")
+    if kind in OWN_ATTENTION and "attention" in options.workflow:
+        raise CompatibilityError(
+            f"models of the type {kind} have an attention of their own: leave `attention` out of"
+            " `workflow`."
+        )
+    if kind in FLOAT32_ONLY and options.dtype not in ("auto", "float32"):
+        raise CompatibilityError(
+            f"transformers computes the type {kind} in float32 only: set dtype float32."
+        )
+    if kind in BY_RUNS and options.is_causal is not None:
+        raise CompatibilityError(
+            f"whether attention is causal cannot be chosen for the type {kind}: leave is_causal"
+            " out."
+        )
     if config.get("auto_map") and kind in DECODERS and is_causal(checkpoint, options) is None:
         raise CompatibilityError(
             f"this {kind} checkpoint comes with its own code, which is not run and may use"
@@ -73,6 +110,6 @@ def is_causal(checkpoint: Checkpoint, options: EngineOptions) -> bool | None:
 def _refuse(kind: str, reason: str) -> None:
     raise CompatibilityError(
         f"models of the type {kind or 'unknown'} are not supported: {reason}. Supported types:"
-        f" {', '.join(ENCODERS + DECODERS)}. Try vLLM's `runner: pooling` or"
+        f" {', '.join(sorted(ENCODERS + DECODERS + BY_RUNS))}. Try vLLM's `runner: pooling` or"
         " sentence-transformers."
     )

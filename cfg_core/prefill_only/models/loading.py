@@ -16,6 +16,7 @@ from cfg_core.cpu_features import CPUINFO, has_bfloat16, read
 from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.models.cpu_linear import pack_linears, packs_bfloat16
+from cfg_core.prefill_only.models.families import BY_RUNS
 from cfg_core.prefill_only.options import EngineOptions
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,10 +75,14 @@ def load_model(
     CompatibilityError if the model takes no position_ids, which mark where sequences begin.
     """
     model = _from_files(checkpoint, attention, dtype).eval()
+    if checkpoint.head == "logit_score":
+        _keep_logits(model, [int(token) for token in checkpoint.score_tokens])
     if causal is not None:
         _set_causal(model, causal)
-    _check_forward(model)
-    if device.type == "cpu":
+    by_runs = checkpoint.model_type in BY_RUNS
+    if not by_runs:
+        _check_forward(model)
+    if device.type == "cpu" and not by_runs:  # for whose numbers of rows there is no end
         pack_linears(model)
     return model.to(device)
 
@@ -87,8 +92,10 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
 
     auto = {
         "embedding": transformers.AutoModel,
+        "late_interaction": transformers.AutoModel,
         "classifier": transformers.AutoModelForSequenceClassification,
         "splade": transformers.AutoModelForMaskedLM,
+        "logit_score": transformers.AutoModelForCausalLM,
     }[checkpoint.head]
     model, loading = auto.from_pretrained(
         checkpoint.path,
@@ -100,7 +107,7 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
     missing = [
         key
         for key in loading["missing_keys"]
-        if checkpoint.head != "embedding" or "pooler" not in key
+        if checkpoint.head not in ("embedding", "late_interaction") or "pooler" not in key
     ]
     if missing:
         raise ConfigError(
@@ -109,6 +116,20 @@ def _from_files(checkpoint: Checkpoint, attention: str, dtype: torch.dtype) -> A
             " checkpoint that was saved for this task."
         )
     return model
+
+
+def _keep_logits(model: Any, token_ids: list[int]) -> None:
+    """Reduce the head of a language model to the rows of `token_ids`, in float32.
+
+    The logits of two tokens are close to each other, so bfloat16 would round their difference.
+    """
+    head = model.get_output_embeddings()
+    rows = nn.Linear(head.in_features, len(token_ids), bias=head.bias is not None)
+    with torch.no_grad():
+        rows.weight.copy_(head.weight[token_ids])
+        if head.bias is not None:
+            rows.bias.copy_(head.bias[token_ids])
+    model.set_output_embeddings(rows.eval())
 
 
 def _set_causal(model: Any, causal: bool) -> None:

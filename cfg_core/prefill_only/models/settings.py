@@ -85,7 +85,7 @@ def with_modules(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
 
     SPLADE models have MLMTransformer, SpladePooling instead. Raises ConfigError for anything else.
     """
-    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    kinds = kinds_of(modules)
     configs = [read_json(path / module["path"] / "config.json") for module in modules]
     if kinds == ["MLMTransformer", "SpladePooling"]:
         return {"head": "splade", **_splade(configs[1])}
@@ -102,7 +102,7 @@ def with_modules(path: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
         "normalize": "Normalize" in kinds,
     }
     settings["dense"] = tuple(
-        _dense(path / module["path"], config)
+        dense_layer(path / module["path"], config)
         for module, kind, config in zip(modules, kinds, configs, strict=True)
         if kind == "Dense"
     )
@@ -133,12 +133,18 @@ def _splade(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _dense(path: Path, config: Mapping[str, Any]) -> DenseLayer:
+def dense_layer(path: Path, config: Mapping[str, Any], of_tokens: bool = False) -> DenseLayer:
+    """A Dense module, after the pooling, or on each token if `of_tokens`.
+
+    Raises ConfigError for one of another kind.
+    """
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    inner = config.get("module_input_name", "sentence_embedding")
+    expected = "token_embeddings" if of_tokens else "sentence_embedding"
+    inner = config.get("module_input_name", expected)
+    outer = config.get("module_output_name") or expected
     if (
         not activation.startswith("torch.nn.modules.")
-        or inner != "sentence_embedding"
+        or (inner, outer) != (expected, expected)
         or config.get("use_residual")
     ):
         raise ConfigError(
@@ -148,6 +154,11 @@ def _dense(path: Path, config: Mapping[str, Any]) -> DenseLayer:
     return DenseLayer(
         path=path, activation=activation.rsplit(".", 1)[-1], bias=bool(config.get("bias", True))
     )
+
+
+def kinds_of(modules: list[dict[str, Any]]) -> list[str]:
+    """The names of the modules' classes."""
+    return [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
 
 
 def without_modules(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:

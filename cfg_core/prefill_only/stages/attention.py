@@ -106,7 +106,8 @@ def naive(
     key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
     outputs = []
     bounds = plan.cu_seq_lens.tolist()
-    for start, end in pairwise(bounds):
+    num_keys = [run.keys for run in plan.runs for _ in range(run.num)]
+    for (start, end), keys in zip(pairwise(bounds), num_keys, strict=True):
         q, k, v = (
             query[:, start:end].float(),
             key[:, start:end].float(),
@@ -114,6 +115,7 @@ def naive(
         )
         scores = q @ k.transpose(1, 2) * scale
         visible = _visible(end - start, causal, window, query.device)
+        visible[:, keys:] = False
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         outputs.append((weights @ v).transpose(0, 1))
     rest = query.new_zeros(query.shape[1] - bounds[-1], query.shape[0], query.shape[2])
@@ -159,14 +161,25 @@ def sdpa_runs(
         rows = slice(run.start, run.start + run.num * run.length)
         parts = (_split(query, rows, run), _split(key, rows, run), _split(value, rows, run))
         if window is not None and run.length > window:
+            _check_keys(run, window)
             result = _windowed(*parts, causal, window, scale=scale, enable_gqa=grouped)
         else:
             is_causal = causal and run.length > 1
+            if run.keys < run.length:
+                parts = (parts[0], parts[1][:, :, : run.keys], parts[2][:, :, : run.keys])
             result = F.scaled_dot_product_attention(
                 *parts, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )
         out[rows].view(run.num, run.length, heads, width).copy_(result.transpose(1, 2))
     return out
+
+
+def _check_keys(run: EqualLengthRun, window: int) -> None:
+    """Raise CompatibilityError if tokens may see nothing, as those at the end are hidden."""
+    if run.keys < run.length:
+        raise CompatibilityError(
+            f"this model's queries have {run.length} tokens, and its window of {window} is shorter."
+        )
 
 
 @cache
@@ -236,6 +249,8 @@ def varlen(
     window: int | None,
 ) -> torch.Tensor:
     """Call torch's flash attention for packed sequences: bfloat16 or float16, on CUDA."""
+    if plan.hides_tokens:  # which this kernel has no argument for
+        return sdpa_runs(query, key, value, plan, causal, scale, window)
     from torch.nn.attention.varlen import varlen_attn
 
     left = -1 if window is None else window - 1

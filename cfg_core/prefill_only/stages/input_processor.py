@@ -11,6 +11,9 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
+from cfg_core.prefill_only.models.late_interaction import LateInteraction
+from cfg_core.prefill_only.models.pair_template import PairTemplate
+from cfg_core.prefill_only.stages.pair_prompts import encode_pairs
 from cfg_core.prefill_only.stages.tokenizer import Tokenizer
 from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 
@@ -18,10 +21,20 @@ from cfg_core.prefill_only.types import Input, RequestOptions, SequenceState
 class InputProcessor:
     """Checks and tokenizes inputs. Thread-safe: it holds no state of a request."""
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, *, skips_prompt: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        *,
+        skips_prompt: bool,
+        template: PairTemplate | None = None,
+        late: LateInteraction | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._skips_prompt = skips_prompt
+        self._template = template
+        self._late = late
 
     def check_options(self, options: RequestOptions) -> None:
         """Raise RequestError if the model cannot do what is asked, whatever the inputs are."""
@@ -59,17 +72,30 @@ class InputProcessor:
         """
         for index, item in enumerate(inputs, first_index):
             self._check_shape(item, index)
-        texts = [
-            self._text(item, options, index)
-            for index, item in enumerate(inputs, first_index)
-            if isinstance(item, str | tuple)
-        ]
-        encodings = iter(self._tokenizer.encode(texts) if texts else ())
+        encodings = iter(self._encoded(inputs, options, first_index))
         prompt_length = self._prompt_length(options.prompt)
         return [
             self._sequence(item, encodings, options, index, prompt_length)
             for index, item in enumerate(inputs, first_index)
         ]
+
+    def _encoded(
+        self, inputs: Sequence[Input], options: RequestOptions, first_index: int
+    ) -> Sequence[Any]:
+        """The encodings of the inputs that are texts or pairs."""
+        if self._template is not None:
+            pairs = [
+                (self._part(item[0], options, index), self._part(item[1], options, index))
+                for index, item in enumerate(inputs, first_index)
+                if isinstance(item, tuple)
+            ]
+            return encode_pairs(self._tokenizer, self._template, pairs, options.prompt)
+        texts = [
+            self._text(item, options, index)
+            for index, item in enumerate(inputs, first_index)
+            if isinstance(item, str | tuple)
+        ]
+        return self._tokenizer.encode(texts) if texts else ()
 
     def _text(
         self, item: str | tuple[str, str], options: RequestOptions, index: int
@@ -85,10 +111,10 @@ class InputProcessor:
 
     def _part(self, text: str, options: RequestOptions, index: int) -> str:
         """The text, or of one that is far too long a part that holds all tokens that are kept."""
-        limit = options.truncate_to or self._info.max_input_tokens
+        limit = self._limit(options)
         part = self._tokenizer.excerpt(text, limit, options.truncation_side)
         if part is not None and options.truncate_to is None:
-            raise self._too_long(index, f"more than {limit}")
+            raise self._too_long(index, f"more than {limit}", limit)
         return text if part is None else part
 
     def _sequence(
@@ -105,29 +131,54 @@ class InputProcessor:
         else:
             ids, types = list(item), None
             mask = [int(token in self._tokenizer.special_ids) for token in ids]
-        limit = options.truncate_to or self._info.max_input_tokens
+        limit = self._limit(options)
         if len(ids) > limit:
             if options.truncate_to is None:
-                raise self._too_long(index, str(len(ids)))
+                raise self._too_long(index, str(len(ids)), limit)
+            if self._template is not None and isinstance(item, tuple) and sum(mask) >= limit:
+                raise RequestError(
+                    f"input {index} has {sum(mask)} tokens without its document, and {limit} are"
+                    " to be kept: shorten the query or the instruction.",
+                    "input",
+                )
             kept = truncated(mask, limit, options.truncation_side)
             ids, types = [ids[i] for i in kept], types and [types[i] for i in kept]
         if not ids:
             raise RequestError(f"input {index} has no tokens: send text.", "input")
+        num_more = self._num_fillers(len(ids), options)
+        if num_more:
+            assert self._late is not None
+            ids = [*ids, *[self._late.expansion_id] * num_more]
+            types = types and [*types, *[0] * num_more]
         return SequenceState(
             token_ids=ids,
             token_type_ids=types if types and any(types) else None,
             options=options,
             index=index,
             prompt_length=prompt_length,
+            num_unseen=0 if self._late is None or self._late.attend else num_more,
         )
+
+    def _num_fillers(self, num_tokens: int, options: RequestOptions) -> int:
+        """How many tokens a query of late interaction is filled up with."""
+        if self._late is None or options.role != "query":
+            return 0
+        return max(0, self._late.expanded_length - num_tokens)
+
+    def _limit(self, options: RequestOptions) -> int:
+        """Tokens of the longest input, after truncation."""
+        limit = options.truncate_to or self._info.max_input_tokens
+        of_role = self._late.limit(options.role) if self._late is not None else None
+        return limit if of_role is None else min(limit, of_role)
 
     def _check_shape(self, item: Input, index: int) -> None:
         fault = _fault(item, self._info.vocab_size)
+        if fault is None and isinstance(item, str) and self._template is not None:
+            fault = "is a single text, and this reranker scores pairs: send a query and a document."
         if fault is not None:
             raise RequestError(f"input {index} {fault}", "input")
 
-    def _too_long(self, index: int, length: str) -> RequestError:
-        limit = self._info.max_input_tokens
+    def _too_long(self, index: int, length: str, limit: int) -> RequestError:
         return RequestError(
             f"input {index} has {length} tokens and this model takes {limit}: shorten it, or ask"
             " for truncation (truncate_prompt_tokens: -1 over HTTP, truncate=True in Python).",

@@ -62,7 +62,9 @@ def _value(
     if task == "classify":
         return value if options.raw_scores else activated(value, checkpoint.activation)
     if task == "token_embed":
-        return value if options.normalize is False else normalized(value)
+        as_saved = checkpoint.late is None or checkpoint.normalize
+        wanted = as_saved if options.normalize is None else options.normalize
+        return normalized(value) if wanted else value
     if options.dimensions is not None:
         value = value[: options.dimensions]
     wanted = checkpoint.normalize if options.normalize is None else options.normalize

@@ -6,7 +6,7 @@ V vocabulary, L labels. All results are float32 on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,18 +14,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from cfg_core.errors import CompatibilityError, ConfigError
+from cfg_core.errors import ConfigError
 from cfg_core.prefill_only.batch import PackedBatch
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
+from cfg_core.prefill_only.models.late_interaction import LateInteraction
 from cfg_core.prefill_only.models.loading import backbone_of
 from cfg_core.prefill_only.models.settings import DenseLayer
-from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
-
-Pooler = Callable[[torch.Tensor, PackedBatch, Sequence[int]], Sequence[FloatArray | SparseVector]]
-"""(states [T, D], batch, wanted) -> one result for each index in `wanted`.
-
-wanted: the indices of the sequences that ask for the task.
-"""
+from cfg_core.prefill_only.stages.heads import HeadOnRows, classify_pooler, logit_score_pooler
+from cfg_core.prefill_only.stages.pooling import Pooler, host, pool
+from cfg_core.prefill_only.types import FloatArray, SequenceState, SparseVector, Task
 
 
 def make_poolers(
@@ -34,28 +31,23 @@ def make_poolers(
     """The pooler of each task of a checkpoint."""
     if checkpoint.head == "classifier":
         return {"classify": classify_pooler(model)}
+    if checkpoint.head == "logit_score":
+        return {"classify": logit_score_pooler(model)}
     if checkpoint.head == "splade":
         return {"sparse": splade_pooler(checkpoint, model)}
+    if checkpoint.head == "late_interaction":
+        return {"token_embed": late_pooler(checkpoint, model)}
     poolers: dict[Task, Pooler] = {
         "embed": DensePooler(checkpoint, model),
-        "token_embed": token_pooler(),
+        "token_embed": TokenPooler(_width(model)),
     }
     if checkpoint.has_bge_m3_heads:
         like = next(model.parameters())
         sparse = _linear_file(checkpoint, "sparse_linear.pt", like)
         poolers["sparse"] = lexical_pooler(sparse, special_ids)
-        poolers["token_embed"] = token_pooler(_linear_file(checkpoint, "colbert_linear.pt", like))
+        colbert = _linear_file(checkpoint, "colbert_linear.pt", like)
+        poolers["token_embed"] = TokenPooler(colbert.out_features, [colbert], first=1)
     return poolers
-
-
-def _host(tensor: torch.Tensor) -> FloatArray:
-    array: FloatArray = tensor.float().cpu().numpy()
-    return array
-
-
-def _segments(batch: PackedBatch) -> torch.Tensor:
-    """int64 [T]: the index of the sequence that a row belongs to."""
-    return torch.repeat_interleave(batch.lengths, output_size=batch.num_tokens)
 
 
 # ---- dense ---------------------------------------------------------------------------------------
@@ -69,9 +61,10 @@ class DensePooler:
         self._skips_prompt = not checkpoint.include_prompt
         like = next(model.parameters())
         self._layers = [_dense_layer(layer).to(like.device) for layer in checkpoint.dense]
-        width = int(backbone_of(model).config.hidden_size)
         self.dimension = (
-            self._layers[-1][0].out_features if self._layers else width * len(self._poolings)
+            self._layers[-1][0].out_features
+            if self._layers
+            else _width(model) * len(self._poolings)
         )
 
     def __call__(
@@ -81,54 +74,12 @@ class DensePooler:
         vectors = torch.cat([pool(name, states, batch, skipped) for name in self._poolings], -1)
         for layer in self._layers:
             vectors = layer(vectors)
-        return list(_host(vectors[list(wanted)]))
+        return list(host(vectors[list(wanted)]))
 
 
 def _prompt_lengths(batch: PackedBatch, device: torch.device) -> torch.Tensor:
     """int64 [N]: how many leading rows are not pooled. At least one row of a sequence is left."""
     return torch.tensor([min(s.prompt_length, len(s) - 1) for s in batch.sequences], device=device)
-
-
-def pool(
-    name: str, states: torch.Tensor, batch: PackedBatch, skipped: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Pool states [T, D] to float32 [N, D], by the pooling `name`.
-
-    skipped: int64 [N], how many leading rows of each sequence are left out.
-    """
-    starts, ends = batch.plan.cu_seq_lens[:-1].long(), batch.plan.cu_seq_lens[1:].long()
-    if name == "last":
-        return states[ends - 1].float()
-    if name == "cls":
-        return states[starts if skipped is None else starts + skipped].float()
-    positions = torch.arange(len(states), device=states.device) - starts.repeat_interleave(
-        batch.lengths
-    )
-    kept = torch.ones_like(positions, dtype=torch.bool)
-    if skipped is not None:
-        kept = positions >= skipped.repeat_interleave(batch.lengths)
-    if name == "max":
-        return _maximum(states.float().masked_fill(~kept[:, None], float("-inf")), batch)
-    weights = kept * (positions + 1.0) if name == "weightedmean" else kept.float()
-    return _weighted(states, weights, batch, root=name == "mean_sqrt_len_tokens")
-
-
-def _maximum(rows: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    empty = torch.full((len(batch.lengths), rows.shape[1]), float("-inf"), device=rows.device)
-    return empty.scatter_reduce(0, _segments(batch)[:, None].expand_as(rows), rows, "amax")
-
-
-def _weighted(
-    states: torch.Tensor, weights: torch.Tensor, batch: PackedBatch, *, root: bool
-) -> torch.Tensor:
-    """The sum of weighted rows, divided by the sum of weights, or by its square root if `root`."""
-    segments = _segments(batch)
-    sums = torch.zeros(len(batch.lengths), states.shape[1], device=states.device)
-    sums.index_add_(0, segments, states.float() * weights[:, None])
-    totals = torch.zeros(len(batch.lengths), device=states.device).index_add_(0, segments, weights)[
-        :, None
-    ]
-    return sums / (totals.sqrt() if root else totals)
 
 
 def _dense_layer(layer: DenseLayer) -> nn.Sequential:
@@ -142,7 +93,11 @@ def _dense_layer(layer: DenseLayer) -> nn.Sequential:
     weight = weights["linear.weight"]
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=layer.bias)
     linear.load_state_dict(
-        {name.removeprefix("linear."): value.float() for name, value in weights.items()}
+        {
+            name.removeprefix("linear."): value.float()
+            for name, value in weights.items()
+            if name.startswith("linear.")
+        }
     )
     return nn.Sequential(linear, getattr(nn, layer.activation)()).eval()
 
@@ -150,20 +105,57 @@ def _dense_layer(layer: DenseLayer) -> nn.Sequential:
 # ---- tokens and sparse weights -------------------------------------------------------------------
 
 
-def token_pooler(head: nn.Linear | None = None) -> Pooler:
-    """One vector for each token.
+class TokenPooler:
+    """A vector for each token: its state, after layers that project it.
 
-    With bge-m3's head, the first token has no vector, as in its authors' code.
+    first: the first token that has one. With bge-m3's head, the first has none, as in its authors'
+    code.
+    late: which tokens of documents or queries have none.
     """
-    first = 0 if head is None else 1
 
-    def pool_tokens(
-        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> list[FloatArray | SparseVector]:
-        vectors, rows = _host(states if head is None else head(states)), batch.rows()
-        return [vectors[rows[i]][first:] for i in wanted]
+    def __init__(
+        self,
+        dimension: int,
+        layers: Sequence[nn.Module] = (),
+        *,
+        first: int = 0,
+        late: LateInteraction | None = None,
+    ) -> None:
+        self.dimension = dimension
+        self._layers, self._first, self._late = layers, first, late
 
-    return pool_tokens
+    def __call__(
+        self, states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
+    ) -> Sequence[FloatArray | SparseVector]:
+        for layer in self._layers:
+            states = layer(states)
+        vectors, rows = host(states), batch.rows()
+        return [self._kept(vectors[rows[i]], batch.sequences[i]) for i in wanted]
+
+    def _kept(self, vectors: FloatArray, sequence: SequenceState) -> FloatArray:
+        late = self._late
+        if late is None or sequence.options.role not in late.skipped_in or not late.skipped_ids:
+            return vectors[self._first :]
+        return vectors[[token not in late.skipped_ids for token in sequence.token_ids]]
+
+
+def late_pooler(checkpoint: Checkpoint, model: Any) -> TokenPooler:
+    """The projected vectors of tokens, computed in float32."""
+    like = next(model.parameters())
+    layers = [_dense_layer(layer).to(like.device) for layer in checkpoint.dense]
+    last = layers[-1][0] if layers else None
+    dimension = last.out_features if isinstance(last, nn.Linear) else _width(model)
+    return TokenPooler(dimension, [_Float32(), *layers], late=checkpoint.late)
+
+
+class _Float32(nn.Module):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states.float()
+
+
+def _width(model: Any) -> int:
+    """Components of a token's state."""
+    return int(backbone_of(model).config.hidden_size)
 
 
 def lexical_pooler(head: nn.Linear, special_ids: frozenset[int]) -> Pooler:
@@ -188,7 +180,7 @@ def lexical_pooler(head: nn.Linear, special_ids: frozenset[int]) -> Pooler:
     def pool_weights(
         states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
     ) -> list[FloatArray | SparseVector]:
-        weights, rows = _host(torch.relu(head(states))[:, 0]), batch.rows()
+        weights, rows = host(torch.relu(head(states))[:, 0]), batch.rows()
         return [sparse(batch.sequences[i].token_ids, weights[rows[i]]) for i in wanted]
 
     return pool_weights
@@ -207,7 +199,7 @@ def splade_pooler(checkpoint: Checkpoint, model: Any) -> Pooler:
             weights = weights.log1p()
         vector = weights.sum(0) if checkpoint.splade_sum else weights.amax(0)
         tokens = vector.nonzero()[:, 0]
-        return SparseVector(tokens.cpu().numpy(), _host(vector[tokens]))
+        return SparseVector(tokens.cpu().numpy(), host(vector[tokens]))
 
     def pool_weights(
         states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
@@ -225,89 +217,3 @@ def _linear_file(checkpoint: Checkpoint, name: str, like: torch.Tensor) -> nn.Li
     linear = nn.Linear(weights["weight"].shape[1], weights["weight"].shape[0])
     linear.load_state_dict(weights)
     return linear.eval().to(device=like.device, dtype=like.dtype)
-
-
-# ---- heads of transformers -----------------------------------------------------------------------
-
-
-class HeadOnRows:
-    """Runs the head of a transformers model on states that are already computed.
-
-    The backbone is replaced by a stub that returns those states, and the model's own forward is
-    called. So the code that each head was trained with computes it, whatever its layers are.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._stub = _GivenStates(backbone_of(model))
-        setattr(model, model.base_model_prefix, self._stub)
-        pad = getattr(model.config, "pad_token_id", None)
-        # Decoder classifiers look for the last token that is not padding.
-        self._dummy_id = 0 if pad != 0 else 1
-
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """The logits of the states [n, t, D] of n sequences of t tokens.
-
-        A classifier gives [n, L], a language model [n, t, V].
-        """
-        self._stub.states = states
-        ids = torch.full(states.shape[:2], self._dummy_id, dtype=torch.long, device=states.device)
-        logits: torch.Tensor = self._model(input_ids=ids).logits
-        return logits
-
-
-class _GivenStates(nn.Module):
-    """Stands in for a backbone: it returns `states` for any arguments.
-
-    If the backbone has a pooler, it also returns that pooler's output for `states`.
-    """
-
-    def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.pooler = getattr(backbone, "pooler", None)
-        self.config = backbone.config
-        self.states = torch.empty(0)
-
-    def forward(self, *args: object, **kwargs: object) -> object:
-        from transformers.modeling_outputs import (
-            BaseModelOutputWithPoolingAndCrossAttentions as BackboneOutput,
-        )
-
-        pooled = None if self.pooler is None else self.pooler(self.states)
-        return BackboneOutput(last_hidden_state=self.states, pooler_output=pooled)
-
-
-def classify_pooler(model: Any) -> Pooler:
-    """Logits [L] of sequence classifiers and rerankers.
-
-    The head is run on the one state that it reads, or, for the pooling `late`, on each state.
-    """
-    pooling, head = _classifier_pooling(model), HeadOnRows(model)
-
-    def pool_logits(
-        states: torch.Tensor, batch: PackedBatch, wanted: Sequence[int]
-    ) -> list[FloatArray | SparseVector]:
-        if pooling == "late":  # the mean of each token's logits
-            logits = pool("mean", head(states[:, None]), batch)
-        else:
-            logits = head(pool(pooling, states, batch).to(states.dtype)[:, None])
-        return list(_host(logits[list(wanted)]))
-
-    return pool_logits
-
-
-def _classifier_pooling(model: Any) -> str:
-    """cls, mean, last or late: the pooling that the classifier uses.
-
-    With `late` the head is run on each token, and the logits are averaged.
-    """
-    if hasattr(model, "score"):
-        return "last"
-    named = getattr(model.config, "classifier_pooling", None)
-    if named in (None, "cls", "bos"):
-        return "cls"
-    if named in ("mean", "late"):
-        return str(named)
-    raise CompatibilityError(
-        f"classifier_pooling {named!r} is not supported: use cls, bos, mean or late."
-    )

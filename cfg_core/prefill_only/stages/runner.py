@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as functional
 
 from cfg_core.prefill_only.batch import PackedBatch, Values
+from cfg_core.prefill_only.models.backbones import packed
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.models.cpu_linear import ROW_MULTIPLE
-from cfg_core.prefill_only.models.families import check_family, is_causal
+from cfg_core.prefill_only.models.families import (
+    FLOAT32_ONLY,
+    OWN_ATTENTION,
+    check_family,
+    is_causal,
+)
 from cfg_core.prefill_only.models.loading import (
     backbone_of,
     choose_device,
@@ -22,7 +28,7 @@ from cfg_core.prefill_only.models.loading import (
 )
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.stages import attention
-from cfg_core.prefill_only.stages.poolers import DensePooler, make_poolers
+from cfg_core.prefill_only.stages.poolers import DensePooler, TokenPooler, make_poolers
 from cfg_core.prefill_only.types import FloatArray, SparseVector, Task
 from cfg_core.prefill_only.workflow import resolve
 
@@ -35,6 +41,7 @@ class Runner(Protocol):
     uses_token_types: bool
     max_positions: int | None
     dimension: int | None
+    token_dimension: int | None
     dtype: torch.dtype
     on_gpu: bool
 
@@ -59,14 +66,16 @@ class TransformersRunner:
         self.on_gpu = self._device.type == "cuda"
         self._num_threads = options.num_threads
         self.dtype = choose_dtype(options, self._device)
+        if checkpoint.model_type in FLOAT32_ONLY:
+            self.dtype = torch.float32
         model = load_model(
             checkpoint,
-            attention=self._attention(options.workflow.get("attention")),
+            attention=self._attention(checkpoint, options.workflow.get("attention")),
             device=self._device,
             dtype=self.dtype,
             causal=is_causal(checkpoint, options),
         )
-        self._backbone = backbone_of(model)
+        self._backbone = packed(backbone_of(model), checkpoint.model_type)
         self._extra = {"use_cache": False} if hasattr(self._backbone.config, "use_cache") else {}
         self.first_position = first_position(model)
         self.max_positions = max_positions(self._backbone.config, self.first_position)
@@ -75,8 +84,12 @@ class TransformersRunner:
         self.tasks: tuple[Task, ...] = tuple(self._poolers)
         dense = self._poolers.get("embed")
         self.dimension = dense.dimension if isinstance(dense, DensePooler) else None
+        tokens = self._poolers.get("token_embed")
+        self.token_dimension = tokens.dimension if isinstance(tokens, TokenPooler) else None
 
-    def _attention(self, name: str | None) -> str:
+    def _attention(self, checkpoint: Checkpoint, name: str | None) -> str:
+        if checkpoint.model_type in OWN_ATTENTION:
+            return "eager"
         flash = self.on_gpu and self.dtype != torch.float32  # which flash attention does not take
         name = name or ("varlen" if flash else "sdpa_runs")
         return attention.install(name.replace(":", "."), resolve("attention", name))

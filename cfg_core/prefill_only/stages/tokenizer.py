@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfg_core.errors import ConfigError
@@ -51,10 +51,14 @@ class Tokenizer:
         self._splits_words = _splits_words(self._backend)
         self.gives_token_types = "token_type_ids" in tokenizer.model_input_names
 
-    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, special_tokens: bool = True
+    ) -> list[Any]:
         """An encoding of each text or pair, special tokens included.
 
-        An encoding has `ids`, `type_ids` and `special_tokens_mask`.
+        An encoding has `ids`, `type_ids`, `offsets` and `special_tokens_mask`.
+
+        special_tokens: whether the tokenizer adds those that the model expects.
         """
         if self._lower_case:
             texts = [
@@ -62,8 +66,10 @@ class Tokenizer:
                 for text in texts
             ]
         if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= _SHORT_TEXT:
-            return [self._backend.encode(texts[0])]
-        encodings: list[Any] = self._backend.encode_batch(list(texts))
+            return [self._backend.encode(texts[0], add_special_tokens=special_tokens)]
+        encodings: list[Any] = self._backend.encode_batch(
+            list(texts), add_special_tokens=special_tokens
+        )
         return encodings
 
     def excerpt(self, text: str, num_tokens: int, side: str) -> str | None:
@@ -88,6 +94,43 @@ class Tokenizer:
             0
         ].ids
         return ids
+
+    @property
+    def unknown_id(self) -> int | None:
+        token_id: int | None = self._tokenizer.unk_token_id
+        return token_id
+
+    @property
+    def filler_id(self) -> int | None:
+        """The mask token, or else the end of text: what late interaction fills queries up with."""
+        mask, end = self._tokenizer.mask_token_id, self._tokenizer.eos_token_id
+        token_id: int | None = end if mask is None else mask
+        return token_id
+
+    def keep_whole(self, mark: str) -> None:
+        """Make `mark`, or its first word, one token, if the vocabulary has it as one.
+
+        Checkpoints were trained with its id, and the tokenizer may split its text. Call this at
+        load only.
+        """
+        from tokenizers import AddedToken
+
+        for text in (mark, mark.split()[0] if mark.split() else mark):
+            if self._backend.token_to_id(text) is None:
+                continue
+            if self._backend.encode(text, add_special_tokens=False).tokens != [text]:
+                self._backend.add_special_tokens([AddedToken(text, normalized=False)])
+            return
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it; None if there is no such token."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that the tokenizer's chat template makes. Raises if it has none."""
+        prompt: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+        return prompt
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)

@@ -41,6 +41,7 @@ class VllmRunner:
         self.max_positions = config.max_model_len
         self.dtype: torch.dtype = config.dtype
         self.tasks: tuple[Task, ...] = checkpoint.tasks[:1]  # a vLLM engine has one pooling task
+        self.token_dimension = None
         self.dimension = None if checkpoint.head == "classifier" else config.get_hidden_size()
 
     def compute(self, batch: PackedBatch) -> Values:
@@ -64,6 +65,8 @@ def _check(checkpoint: Checkpoint) -> None:
     lacks = {
         "sparse vectors": checkpoint.head == "splade" or checkpoint.has_bge_m3_heads,
         "Dense layers": bool(checkpoint.dense),
+        "late interaction": checkpoint.head == "late_interaction",
+        "scores of language models": checkpoint.head == "logit_score",
         "token types of pairs": (
             checkpoint.head == "classifier" and checkpoint.config.get("type_vocab_size", 0) > 1
         ),

@@ -16,13 +16,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cfg_core.prefill_only.number_formats import BITS, BYTES, Number, bytes_of, converted
 from cfg_core.prefill_only.types import Output, SparseVector, Task
+from deployments.requests.encode.scores import Compared, scores_of
 
-JSON_BYTES, BASE64_BYTES, SPARSE_BYTES = 22.0, 16 / 3, 45.0
+JSON_BYTES, BYTE_BYTES, SPARSE_BYTES = 22.0, 5.0, 45.0
 """Estimated bytes of one number in an answer.
 
-The number is decimal text of a float32, four bytes in base64, or an object with index and value.
+The number is decimal text of a float, that of a byte, or an object with index and value.
 """
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of vectors are sent: their type, and as base64 text or as JSON numbers."""
+
+    number: Number = "float32"
+    as_base64: bool = False
+    int8_range: float | None = None
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Estimated bytes in the answer for each component."""
+        if self.as_base64:
+            return bytes_of(self.number) * 4 / 3
+        if self.number in BITS:
+            return BYTE_BYTES / 8
+        return BYTE_BYTES if self.number in BYTES else JSON_BYTES
+
+
+FLOATS = NumberFormat()
 
 
 @dataclass(frozen=True)
@@ -44,33 +67,34 @@ class AnswerFormat:
         return self.write(*self.args, outputs)
 
 
-def embeddings(model: str, *, as_base64: bool) -> AnswerFormat:
+def embeddings(model: str, form: NumberFormat) -> AnswerFormat:
     """The answer of /v1/embeddings: OpenAI's list of embeddings."""
-    return _vectors(("embd", "embedding", "embedding"), model, "embed", as_base64)
+    return _vectors(("embd", "embedding", "embedding"), model, "embed", form)
 
 
-def pooling(model: str, task: Task, *, as_base64: bool) -> AnswerFormat:
+def pooling(model: str, task: Task, form: NumberFormat) -> AnswerFormat:
     """The answer of vLLM's /pooling: whatever the task computes."""
-    return _vectors(("pool", "pooling", "data"), model, task, as_base64)
+    return _vectors(("pool", "pooling", "data"), model, task, form)
 
 
-def _vectors(names: tuple[str, str, str], model: str, task: Task, as_base64: bool) -> AnswerFormat:
+def _vectors(
+    names: tuple[str, str, str], model: str, task: Task, form: NumberFormat
+) -> AnswerFormat:
     """names: how the answer's id begins, what its rows are, and the key of their numbers."""
-    of_dense = BASE64_BYTES if as_base64 else JSON_BYTES
-    size = SPARSE_BYTES if task == "sparse" else of_dense
-    return AnswerFormat(_write_vectors, (names, model, task, as_base64), size)
+    size = SPARSE_BYTES if task == "sparse" else form.bytes_per_value
+    return AnswerFormat(_write_vectors, (names, model, task, form), size)
 
 
 def _write_vectors(
     names: tuple[str, str, str],
     model: str,
     task: Task,
-    as_base64: bool,
+    form: NumberFormat,
     outputs: Sequence[Output],
 ) -> dict[str, Any]:
     kind, name, key = names
     rows = [
-        {"object": name, "index": i, key: numbers(output.values[task], as_base64)}
+        {"object": name, "index": i, key: numbers(output.values[task], form)}
         for i, output in enumerate(outputs)
     ]
     return _listed(kind, model, rows, outputs)
@@ -95,51 +119,66 @@ def _write_labels(model: str, labels: tuple[str, ...], outputs: Sequence[Output]
     return _listed("classify", model, rows, outputs)
 
 
-def sparse() -> AnswerFormat:
-    """The answer of TEI's /embed_sparse: a list of sparse vectors."""
-    return AnswerFormat(_write_sparse, (), SPARSE_BYTES)
+def bare(task: Task) -> AnswerFormat:
+    """The answer of TEI's /embed, /embed_all and /embed_sparse: a list of values."""
+    return AnswerFormat(_write_bare, (task,), SPARSE_BYTES if task == "sparse" else JSON_BYTES)
 
 
-def _write_sparse(outputs: Sequence[Output]) -> list[Any]:
-    return [numbers(output.values["sparse"]) for output in outputs]
+def _write_bare(task: Task, outputs: Sequence[Output]) -> list[Any]:
+    return [numbers(output.values[task]) for output in outputs]
+
+
+def predict(labels: tuple[str, ...], is_batch: bool) -> AnswerFormat:
+    """The answer of TEI's /predict: the labels of each input, that with the highest score first.
+
+    is_batch: whether the request had a list of inputs.
+    """
+    return AnswerFormat(_write_predictions, (labels, is_batch), JSON_BYTES)
+
+
+def _write_predictions(
+    labels: tuple[str, ...], is_batch: bool, outputs: Sequence[Output]
+) -> list[Any]:
+    rows = [
+        [
+            {"score": score, "label": labels[place]}
+            for place, score in ranking(output.array("classify").tolist())
+        ]
+        for output in outputs
+    ]
+    return rows if is_batch else rows[0]
+
+
+def similarity() -> AnswerFormat:
+    """The answer of TEI's /similarity: the cosine of the first output with each other one."""
+    return AnswerFormat(scores_of, (Compared(1),))
 
 
 # --- scores ---------------------------------------------------------------------------------------
 
 
-def scores_of(num_queries: int | None, outputs: Sequence[Output]) -> list[float]:
-    """A score for each document.
-
-    num_queries: None for a cross-encoder, which computes one number for each pair. Otherwise it is
-        the number of outputs that belong to queries, and come first: one for all documents, or one
-        for each. The score is the cosine of a document's vector with its query's.
-    """
-    if num_queries is None:
-        return [float(np.asarray(output.values["classify"])[0]) for output in outputs]
-    # [q + d, width]
-    vectors = np.stack([np.asarray(output.values["embed"], np.float64) for output in outputs])
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    queries, documents = vectors[:num_queries], vectors[num_queries:]
-    cosines: list[float] = (queries * documents).sum(-1).tolist()
-    return cosines
+def _held(compared: Compared | None) -> float:
+    return 0.0 if compared is None else compared.bytes_per_value
 
 
-def score(model: str, num_queries: int | None) -> AnswerFormat:
+def score(model: str, compared: Compared | None) -> AnswerFormat:
     """The answer of vLLM's /score: scores in the order of the pairs."""
-    return AnswerFormat(_write_scores, (model, num_queries))
+    return AnswerFormat(_write_scores, (model, compared), _held(compared))
 
 
-def _write_scores(model: str, num_queries: int | None, outputs: Sequence[Output]) -> dict[str, Any]:
+def _write_scores(
+    model: str, compared: Compared | None, outputs: Sequence[Output]
+) -> dict[str, Any]:
     rows = [
         {"index": i, "object": "score", "score": value}
-        for i, value in enumerate(scores_of(num_queries, outputs))
+        for i, value in enumerate(scores_of(compared, outputs))
     ]
     return _listed("score", model, rows, outputs)
 
 
 def rerank(
     model: str,
-    num_queries: int | None,
+    compared: Compared | None,
     top_n: int | None = None,
     documents: Sequence[str] | None = None,
 ) -> AnswerFormat:
@@ -148,39 +187,41 @@ def rerank(
     top_n: the number of documents in it; None for all.
     documents: the texts, if they are to be sent back with the scores.
     """
-    args = (model, num_queries, top_n, documents)
-    return AnswerFormat(_write_ranking, args, num_chars=sum(map(len, documents or ())))
+    args = (model, compared, top_n, documents)
+    num_chars = sum(map(len, documents or ()))
+    return AnswerFormat(_write_ranking, args, _held(compared), num_chars)
 
 
 def _write_ranking(
     model: str,
-    num_queries: int | None,
+    compared: Compared | None,
     top_n: int | None,
     documents: Sequence[str] | None,
     outputs: Sequence[Output],
 ) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
-    for i, value in ranking(scores_of(num_queries, outputs))[:top_n]:
+    for i, value in ranking(scores_of(compared, outputs))[:top_n]:
         shown = {} if documents is None else {"document": {"text": documents[i]}}
         results.append({"index": i, "relevance_score": value, **shown})
-    return {"id": _id("rerank"), "model": model, "results": results, "usage": _usage(outputs)}
+    return {"id": new_id("rerank"), "model": model, "results": results, "usage": _usage(outputs)}
 
 
-def rerank_as_tei(num_queries: int | None, texts: Sequence[str] | None = None) -> AnswerFormat:
+def rerank_as_tei(compared: Compared | None, texts: Sequence[str] | None = None) -> AnswerFormat:
     """The answer of /rerank as TEI has it: a bare list, the best text first.
 
     texts: the texts, if they are to be sent back with the scores.
     """
-    args = (num_queries, texts)
-    return AnswerFormat(_write_ranking_as_tei, args, num_chars=sum(map(len, texts or ())))
+    args = (compared, texts)
+    num_chars = sum(map(len, texts or ()))
+    return AnswerFormat(_write_ranking_as_tei, args, _held(compared), num_chars)
 
 
 def _write_ranking_as_tei(
-    num_queries: int | None, texts: Sequence[str] | None, outputs: Sequence[Output]
+    compared: Compared | None, texts: Sequence[str] | None, outputs: Sequence[Output]
 ) -> list[dict[str, Any]]:
     return [
         {"index": i, "score": value, **({} if texts is None else {"text": texts[i]})}
-        for i, value in ranking(scores_of(num_queries, outputs))
+        for i, value in ranking(scores_of(compared, outputs))
     ]
 
 
@@ -207,27 +248,27 @@ def tokenize_answer(
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def numbers(value: npt.NDArray[np.float32] | SparseVector, as_base64: bool = False) -> Any:
+def numbers(value: npt.NDArray[np.float32] | SparseVector, form: NumberFormat = FLOATS) -> Any:
     """The numbers of one output as a JSON value.
 
     A sparse vector becomes a list of objects with index and value. Other values become lists, or
-    base64 text of little-endian float32.
+    base64 text of little-endian numbers.
 
     value: float32 [dimensions], or [tokens, width] with a row for each token; or a SparseVector.
     """
     if isinstance(value, SparseVector):
         pairs = zip(value.token_ids.tolist(), value.weights.tolist(), strict=True)
         return [{"index": index, "value": weight} for index, weight in pairs]
-    if as_base64:
-        return base64.b64encode(np.ascontiguousarray(value, dtype="<f4").tobytes()).decode("ascii")
-    return value.tolist()
+    if form != FLOATS:
+        value = converted(value, form.number, form.int8_range)
+    return base64.b64encode(value.tobytes()).decode("ascii") if form.as_base64 else value.tolist()
 
 
 def _listed(
     kind: str, model: str, rows: list[dict[str, Any]], outputs: Sequence[Output]
 ) -> dict[str, Any]:
     return {
-        "id": _id(kind),
+        "id": new_id(kind),
         "object": "list",
         "created": int(time.time()),
         "model": model,
@@ -236,7 +277,7 @@ def _listed(
     }
 
 
-def _id(kind: str) -> str:
+def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 

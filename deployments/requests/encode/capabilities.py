@@ -12,7 +12,19 @@ from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Task
 
-EncodeEndpoint = Literal["embeddings", "rerank", "score", "pooling", "classify", "embed_sparse"]
+EncodeEndpoint = Literal[
+    "embeddings",
+    "rerank",
+    "score",
+    "pooling",
+    "classify",
+    "embed_sparse",
+    "cohere_embed",
+    "embed",
+    "embed_all",
+    "predict",
+    "similarity",
+]
 
 PATHS: dict[EncodeEndpoint, str] = {
     "embeddings": "/v1/embeddings",
@@ -21,6 +33,11 @@ PATHS: dict[EncodeEndpoint, str] = {
     "pooling": "/pooling",
     "classify": "/classify",
     "embed_sparse": "/embed_sparse",
+    "cohere_embed": "/v2/embed",
+    "embed": "/embed",
+    "embed_all": "/embed_all",
+    "predict": "/predict",
+    "similarity": "/similarity",
 }
 """The path of each endpoint, as error messages and /v1/models show it."""
 
@@ -28,11 +45,16 @@ PATHS: dict[EncodeEndpoint, str] = {
 def can_serve(info: ModelInfo, endpoint: EncodeEndpoint) -> bool:
     """Whether this model can compute what the endpoint returns."""
     if endpoint in ("rerank", "score"):
-        return info.takes_pairs or "embed" in info.tasks
+        return info.takes_pairs or "embed" in info.tasks or info.max_sim is not None
     needed: dict[str, Task] = {
         "embeddings": "embed",
         "classify": "classify",
         "embed_sparse": "sparse",
+        "cohere_embed": "embed",
+        "embed": "embed",
+        "embed_all": "token_embed",
+        "predict": "classify",
+        "similarity": "embed",
     }
     return endpoint == "pooling" or needed[endpoint] in info.tasks
 

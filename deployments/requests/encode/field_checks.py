@@ -11,9 +11,12 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.types import Input
+from cfg_core.prefill_only.number_formats import BITS, BYTES, NUMBERS, Number, check_bits
+from cfg_core.prefill_only.types import Input, RequestOptions
 from deployments.requests.body import json_type
+from deployments.requests.encode.answer_formats import NumberFormat
 
+SMALL: tuple[Number, ...] = (*BYTES, *BITS)
 MAX_ITEMS = 2048
 """Maximum number of inputs, documents or texts in one request."""
 
@@ -183,24 +186,13 @@ def _side(body: Mapping[str, Any]) -> str:
     return "right"
 
 
-def read_prompt(body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input]) -> str:
-    """The text to put in front of each input text; inputs of token ids stay as they are."""
-    given = {name: body[name] for name in ("prompt_name", "prompt") if body.get(name) is not None}
-    for name, value in given.items():
-        if not isinstance(value, str):
-            raise RequestError(f"{name} is {json_type(value)}: send a text.", name)
-        if not isinstance(inputs[0], str):
-            raise RequestError(
-                f"{name} applies to single texts only: send texts, or leave it out.", name
-            )
-    return info.prompt_text(given.get("prompt_name"), given.get("prompt"))
-
-
-def read_dimensions(body: Mapping[str, Any], info: ModelInfo) -> int | None:
-    wanted = read_whole_number(body, "dimensions", lowest=1)
+def read_dimensions(
+    body: Mapping[str, Any], info: ModelInfo, name: str = "dimensions"
+) -> int | None:
+    wanted = read_whole_number(body, name, lowest=1)
     if wanted is None or wanted == info.dimension:
         return None
-    info.check_dimensions(wanted)
+    info.check_dimensions(wanted, name)
     return wanted
 
 
@@ -219,12 +211,36 @@ def read_activation(body: Mapping[str, Any]) -> bool | None:
     return values[0] if values else None
 
 
-def wants_base64(body: Mapping[str, Any]) -> bool:
+def read_format(body: Mapping[str, Any], info: ModelInfo) -> NumberFormat:
+    """How numbers are sent, by `encoding_format` and `embed_dtype` (or `output_dtype`).
+
+    `encoding_format` may also be the type of the numbers, as in `int8`.
+    """
     name = "encoding_format"
-    value = body.get(name)
-    if value not in (None, "float", "base64"):
-        raise RequestError(f"{name} must be float or base64.", name)
-    return bool(value == "base64")
+    encoding = body.get(name) or "float"
+    if encoding not in ("float", "base64", *SMALL):
+        raise RequestError(f"{name} must be float or base64, or one of {', '.join(SMALL)}.", name)
+    asked: set[Number] = {number for number in SMALL if number == encoding}
+    for other in ("embed_dtype", "output_dtype"):
+        if (value := body.get(other)) is not None:
+            if value not in ("float", *NUMBERS):
+                raise RequestError(f"{other} must be one of {', '.join(NUMBERS)}.", other)
+            asked.add("float32" if value == "float" else value)
+    if len(asked) > 1:
+        raise RequestError(
+            f"{name} and embed_dtype ask for {' and '.join(sorted(asked))}: send only one.", name
+        )
+    return NumberFormat(next(iter(asked), "float32"), encoding == "base64", info.int8_range)
+
+
+def check_number(number: Number, options: RequestOptions, info: ModelInfo, name: str) -> None:
+    """Raise RequestError for a format that the dense vectors of a request cannot have."""
+    if number in BITS:
+        check_bits(options.dimensions or info.dimension or 0, name)
+    if number in BYTES and options.normalize is False:
+        raise RequestError(
+            "int8 and uint8 have a scale for normalised vectors: leave normalize out.", name
+        )
 
 
 def read_flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:

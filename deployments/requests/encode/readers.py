@@ -10,32 +10,33 @@ guidance. Imports neither ray nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.types import RequestOptions, Task
-from deployments.requests.encode import answer_formats
+from cfg_core.prefill_only.number_formats import BYTES
+from cfg_core.prefill_only.types import Input, RequestOptions, Role, Task
+from deployments.requests.encode import answer_formats, cohere, tei
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
 from deployments.requests.encode.field_checks import (
+    check_number,
     read_activation,
     read_dimensions,
     read_document,
     read_flag,
+    read_format,
     read_inputs,
-    read_prompt,
     read_text,
     read_texts,
     read_truncation,
     read_whole_number,
-    wants_base64,
 )
 from deployments.requests.encode.jobs import EncodeCall, EncodeJob
+from deployments.requests.encode.prompts import prompt_for, read_instruction, read_prompt, read_role
+from deployments.requests.encode.scores import Compared
 from deployments.requests.guidance_fields import CARRIERS, carried, near_miss
-
-QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("passage", "document")
-"""Names of the prompts that retrieval models put in front of queries and of documents."""
 
 SCORE_FIELDS = (
     ("text_1", "text_2"),
@@ -86,8 +87,18 @@ def _embeddings(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJ
         normalize=read_activation(body),
         **read_truncation(body, info),
     )
-    answer = answer_formats.embeddings(model, as_base64=wants_base64(body))
+    form = read_format(body, info)
+    options = _for_format(form, options, info)
+    answer = answer_formats.embeddings(model, form)
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
+
+
+def _for_format(
+    form: answer_formats.NumberFormat, options: RequestOptions, info: ModelInfo
+) -> RequestOptions:
+    """The options of dense vectors in a format: those in bytes are normalised."""
+    check_number(form.number, options, info, "embed_dtype")
+    return replace(options, normalize=True) if form.number in BYTES else options
 
 
 def _rerank(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -106,21 +117,21 @@ def _cohere_rerank(body: Mapping[str, Any], query: str, model: str, info: ModelI
     documents = read_texts(body, "documents", read_document)
     top_n = read_whole_number(body, "top_n", lowest=0)
     kept = documents if read_flag(body, "return_documents") else None
-    calls, num_queries = _comparisons(
+    calls, compared = _comparisons(
         ([query], "query"), (documents, "documents"), body, info, read_activation(body) is False
     )
     return EncodeJob(
-        calls=calls, answer=answer_formats.rerank(model, num_queries, top_n or None, kept)
+        calls=calls, answer=answer_formats.rerank(model, compared, top_n or None, kept)
     )
 
 
 def _tei_rerank(body: Mapping[str, Any], query: str, info: ModelInfo) -> EncodeJob:
     texts = read_texts(body, "texts")
     kept = texts if read_flag(body, "return_text") else None
-    calls, num_queries = _comparisons(
+    calls, compared = _comparisons(
         ([query], "query"), (texts, "texts"), body, info, read_flag(body, "raw_scores")
     )
-    return EncodeJob(calls=calls, answer=answer_formats.rerank_as_tei(num_queries, kept))
+    return EncodeJob(calls=calls, answer=answer_formats.rerank_as_tei(compared, kept))
 
 
 def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -139,8 +150,8 @@ def _score(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
             f"{names[0]} has {len(left)} texts and {names[1]} has {len(right)}: {hint}.", names[0]
         )
     raw = read_activation(body) is False
-    calls, num_queries = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
-    return EncodeJob(calls=calls, answer=answer_formats.score(model, num_queries))
+    calls, compared = _comparisons((left, names[0]), (right, names[1]), body, info, raw)
+    return EncodeJob(calls=calls, answer=answer_formats.score(model, compared))
 
 
 def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
@@ -149,47 +160,49 @@ def _pooling(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
         raise RequestError(
             f"this model has no task {task!r:.60}: use {', '.join(info.tasks)}.", "task"
         )
-    base64 = wants_base64(body)
-    if base64 and task == "sparse":
+    form = read_format(body, info)
+    if form.as_base64 and task == "sparse":
         raise RequestError(
             "sparse vectors have no base64 form: set encoding_format to float.", "encoding_format"
         )
+    if form.number != "float32" and task in ("sparse", "classify"):
+        raise RequestError(f"{task} has no {form.number} form: leave it out.", "embed_dtype")
     inputs = read_inputs(body.get("input"), pairs=task == "classify")
     options = RequestOptions(
         tasks=(task,),
-        prompt=read_prompt(body, info, inputs),
+        prompt=_prompt_or_instruction(body, info, inputs),
+        role=read_role(body),
         dimensions=read_dimensions(body, info) if task == "embed" else None,
         normalize=read_activation(body),
         raw_scores=read_activation(body) is False,
         **read_truncation(body, info),
     )
+    if task == "embed":
+        options = _for_format(form, options, info)
     return EncodeJob(
         calls=(EncodeCall(inputs=inputs, options=options),),
-        answer=answer_formats.pooling(model, task, as_base64=base64),
+        answer=answer_formats.pooling(model, task, form),
     )
+
+
+def _prompt_or_instruction(
+    body: Mapping[str, Any], info: ModelInfo, inputs: Sequence[Input]
+) -> str:
+    if info.takes_instruction:
+        return read_instruction(body, info)
+    return read_prompt(body, info, inputs)
 
 
 def _classify(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
     inputs = read_inputs(body.get("input"), pairs=True)
     options = RequestOptions(
         tasks=("classify",),
-        prompt=read_prompt(body, info, inputs),
+        prompt=_prompt_or_instruction(body, info, inputs),
         raw_scores=read_activation(body) is False,
         **read_truncation(body, info),
     )
     answer = answer_formats.classify(model, info.labels)
     return EncodeJob(calls=(EncodeCall(inputs=inputs, options=options),), answer=answer)
-
-
-def _embed_sparse(body: Mapping[str, Any], model: str, info: ModelInfo) -> EncodeJob:
-    texts = read_texts(body, "inputs")
-    options = RequestOptions(
-        tasks=("sparse",), prompt=read_prompt(body, info, texts), **read_truncation(body, info)
-    )
-    return EncodeJob(
-        calls=(EncodeCall(inputs=texts, options=options, field="inputs"),),
-        answer=answer_formats.sparse(),
-    )
 
 
 READERS: dict[EncodeEndpoint, Callable[[Mapping[str, Any], str, ModelInfo], EncodeJob]] = {
@@ -198,7 +211,12 @@ READERS: dict[EncodeEndpoint, Callable[[Mapping[str, Any], str, ModelInfo], Enco
     "score": _score,
     "pooling": _pooling,
     "classify": _classify,
-    "embed_sparse": _embed_sparse,
+    "embed_sparse": tei.read_embed_sparse,
+    "cohere_embed": cohere.read_embed,
+    "embed": tei.read_embed,
+    "embed_all": tei.read_embed_all,
+    "predict": tei.read_predict,
+    "similarity": tei.read_similarity,
 }
 
 
@@ -211,11 +229,11 @@ def _comparisons(
     body: Mapping[str, Any],
     info: ModelInfo,
     raw: bool,
-) -> tuple[tuple[EncodeCall, ...], int | None]:
-    """The calls that compare each text on the right with one on the left, and `num_queries`.
+) -> tuple[tuple[EncodeCall, ...], Compared | None]:
+    """The calls that compare each text on the right with one on the left, and how.
 
     A cross-encoder scores each pair. With an embedding model the score is the cosine of the two
-    vectors.
+    vectors, and with late interaction that of all vectors of tokens (MaxSim).
 
     left: queries and the name of their field; one query for all documents, or one for each.
     right: documents and the name of their field.
@@ -226,19 +244,37 @@ def _comparisons(
     if info.takes_pairs:
         partners = queries * len(documents) if len(queries) == 1 else queries
         pairs = list(zip(partners, documents, strict=True))
-        options = RequestOptions(tasks=("classify",), raw_scores=raw, **truncation)
+        instruction = read_instruction(body, info)
+        options = RequestOptions(
+            tasks=("classify",), prompt=instruction, raw_scores=raw, **truncation
+        )
         call = EncodeCall(
             inputs=pairs, options=options, field=document_field, query_field=query_field
         )
         return (call,), None
-    for_queries = RequestOptions(prompt=_role_prompt(info, QUERY_PROMPTS), **truncation)
-    for_documents = RequestOptions(prompt=_role_prompt(info, DOCUMENT_PROMPTS), **truncation)
+    info.check_instruction(body.get("instruction"))
+    task = _compared_task(body, info)
+
+    def call_of(role: Role, texts: list[str], name: str) -> EncodeCall:
+        prompt = prompt_for(info, role)
+        options = RequestOptions(tasks=(task,), prompt=prompt, role=role, **truncation)
+        return EncodeCall(inputs=texts, options=options, field=name)
+
     calls = (
-        EncodeCall(inputs=queries, options=for_queries, field=query_field),
-        EncodeCall(inputs=documents, options=for_documents, field=document_field),
+        call_of("query", queries, query_field),
+        call_of("document", documents, document_field),
     )
-    return calls, len(queries)
+    how = info.max_sim if task == "token_embed" else None
+    return calls, Compared(len(queries), how)
 
 
-def _role_prompt(info: ModelInfo, names: Sequence[str]) -> str:
-    return next((info.prompts[name] for name in names if name in info.prompts), info.default_prompt)
+def _compared_task(body: Mapping[str, Any], info: ModelInfo) -> Task:
+    """The vectors that are compared: those of tokens if there are no others, or on demand."""
+    tasks: list[Task] = ["embed"] if "embed" in info.tasks else []
+    tasks += ["token_embed"] if info.max_sim is not None else []
+    task = body.get("task")
+    if task is None:
+        return tasks[0]
+    if task not in tasks:
+        raise RequestError(f"task must be one of {', '.join(tasks)}.", "task")
+    return tasks[tasks.index(task)]

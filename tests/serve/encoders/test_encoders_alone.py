@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from cfg_core.prefill_only import Engine, RequestOptions
+from cfg_core.prefill_only.number_formats import converted
 from cfg_core.prefill_only.types import FloatArray, Input
 from deployments.config.model_paths import resolve_model
 from tests.serve.minilm import CLOSE, MINILM, NAME, PASSAGES, QUERY, TEXTS, post
@@ -129,6 +130,32 @@ def test_classify(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
             ["sad", "glad", "mad"][i] for i in expected.argmax(1)
         ]
         assert {row["num_classes"] for row in rows} == {3}
+
+
+def test_cohere_and_tei(alone: httpx.Client, checkpoints: dict[str, str]) -> None:
+    with Engine.load(resolve_model(MINILM), dtype="float32") as engine:
+        vectors = engine.embed(TEXTS)
+        tokens = engine.run(TEXTS, engine.options("token_embed", normalize=False))
+    types = ["float", "ubinary", "int8"]
+    cohere = post(
+        *(alone, "/v2/embed"), texts=TEXTS, input_type="search_query", embedding_types=types
+    )["embeddings"]
+    np.testing.assert_allclose(cohere["float"], vectors, **CLOSE)
+    assert np.mean(np.packbits(vectors > 0, -1) == cohere["ubinary"]) > 0.999
+    assert np.abs(converted(vectors, "int8") - np.array(cohere["int8"])).max() <= 1
+    np.testing.assert_allclose(post(alone, "/embed", inputs=TEXTS), vectors, **CLOSE)
+    for found, output in zip(post(alone, "/embed_all", inputs=TEXTS), tokens, strict=True):
+        np.testing.assert_allclose(found, output.array("token_embed"), rtol=0, atol=2e-4)
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    cosines = post(alone, "/similarity", inputs=inputs)
+    np.testing.assert_allclose(cosines, vectors[1:] @ vectors[0], **CLOSE)
+    with Engine.load(checkpoints["classifier"], dtype="float32") as engine:
+        expected = classify(engine, TEXTS)
+    batch = post(alone, "/predict", model="classifier", inputs=[[text] for text in TEXTS])
+    np.testing.assert_allclose(
+        [[row["score"] for row in rows] for rows in batch], np.sort(expected)[:, ::-1], **CLOSE
+    )
+    assert post(alone, "/predict", model="classifier", inputs=TEXTS[0]) == batch[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.serve.browser import chromium
 from tools.serving.process import Json
 
-NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
+NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse", "/predict")
 
 
 @pytest.fixture(scope="module")

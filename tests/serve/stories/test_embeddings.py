@@ -130,7 +130,10 @@ def test_models_and_ready(http: httpx.Client, model: str) -> None:
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
     assert list(cards) == [model, NAME]
     assert cards[NAME]["dtype"] == "float32"
-    assert cards[NAME]["endpoints"] == ["/v1/embeddings", "/v1/rerank", "/score", "/pooling"]
+    assert cards[NAME]["endpoints"] == [
+        *("/v1/embeddings", "/v1/rerank", "/score", "/pooling"),
+        *("/v2/embed", "/embed", "/embed_all", "/similarity"),
+    ]
     ready = http.get("/ready").json()
     assert ready["engine"]["total_blocks"] > 0
     assert ready["encoders"][NAME].keys() >= {

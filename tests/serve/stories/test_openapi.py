@@ -12,7 +12,7 @@ import pytest
 from deployments.requests.answer_schemas import OF_STREAMS
 from tools.serving.process import Json
 
-NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse")
+NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse", "/predict")
 """Routes of tasks that MiniLM does not have. Their answers: tests/unit/test_answer_schemas.py."""
 
 NOT_ALLOWED = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")

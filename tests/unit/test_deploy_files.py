@@ -114,7 +114,9 @@ def test_pods_of_a_gated_model_do_not_start_without_its_token(gated):
 def test_the_rendered_model_is_said_to_be_gated():
     model = yaml.safe_load(RENDERED.read_text())["applications"][0]["args"]["model"]
     assert f"model: {model}   # gated: HF_TOKEN" in RENDERED.read_text()
-    assert " --gated " in (DEPLOY / "kuberay" / "rayservice.yaml").read_text().split("apiVersion")[0]
+    assert (
+        " --gated " in (DEPLOY / "kuberay" / "rayservice.yaml").read_text().split("apiVersion")[0]
+    )
 
 
 def test_only_gpu_pods_tolerate_gpu_nodes(cluster):

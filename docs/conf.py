@@ -25,8 +25,10 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
     "Start": (
         "docs/get-started",
         "docs/playground",
+        "docs/own-model",
         "docs/concepts",
         "docs/ray-llm",
+        "docs/words",
         "docs/moving",
     ),
     "Recipes": (
@@ -55,7 +57,15 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/patches",
     ),
     "Tune": ("docs/tune", "docs/instructions", "docs/speed", "docs/speculation"),
-    "Deploy and operate": ("deploy/README", "docs/operations", "docs/versions", "docs/gpu"),
+    "Deploy and operate": (
+        "deploy/README",
+        "docs/operations",
+        "docs/watch",
+        "docs/operations-measured",
+        "docs/ray-llm",
+        "docs/versions",
+        "docs/gpu",
+    ),
     "Project": (
         "README",
         "ARCHITECTURE",
@@ -110,6 +120,8 @@ html_theme = "furo"
 html_title = f"cfg-serve {__version__}"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 templates_path: list[str] = []
 
 
@@ -137,7 +149,22 @@ def folders_as_text(app: Any, page: Any) -> None:
             link.replace_self(link.children)
 
 
+def dark_twins(app: Any, page: Any) -> None:
+    """Beside each picture with a twin NAME-dark, add the twin; furo shows one of them."""
+    for picture in list(page.findall(lambda node: node.tagname == "image")):
+        light = Path(picture["uri"])
+        dark = str(light.with_stem(f"{light.stem}-dark"))
+        _, path = app.env.relfn2path(dark, app.env.current_document.docname)
+        if Path(path).is_file():
+            twin = picture.deepcopy()
+            twin["uri"] = dark
+            twin["classes"].append("only-dark")
+            picture["classes"].append("only-light")
+            picture.parent.insert(picture.parent.index(picture) + 1, twin)
+
+
 def setup(app: Any) -> None:
     """Sphinx calls this."""
+    app.connect("doctree-read", dark_twins, priority=400)  # before Sphinx collects pictures
     app.connect("source-read", add_sidebar)
     app.connect("doctree-read", folders_as_text)

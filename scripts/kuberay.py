@@ -1,6 +1,6 @@
 """Render the KubeRay manifest of a Serve configuration.
 
-    python scripts/kuberay.py configs/llama-8b-tp2.yaml --image cfg-serve:VERSION >
+    python scripts/kuberay.py configs/llama-8b-tp2.yaml --image cfg-serve:VERSION --gated >
     deploy/kuberay/rayservice.yaml
 
 The configuration goes into the manifest word for word. The GPUs of a pod, the number of pods and
@@ -43,10 +43,12 @@ class RenderError(Exception):
     """The configuration cannot run on Kubernetes as it is. The message says what to do."""
 
 
-def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
+def render(path: Path, image: str, gpus_per_pod: int | None = None, gated: bool = False) -> str:
     """The manifest as text. Raises RenderError.
 
     gpus_per_pod: None takes the GPUs of the largest replica.
+    gated: no pod starts without the Secret that has the model's token. Else an engine would find
+    out after minutes.
     """
     text = path.read_text(encoding="utf-8")
     config: dict[str, Any] = yaml.safe_load(text)
@@ -63,6 +65,9 @@ def render(path: Path, image: str, gpus_per_pod: int | None = None) -> str:
             path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path.name
         ),
         "image": image,
+        "gated": " --gated" if gated else "",
+        "token_note": "pods do not start without it" if gated else "gated models only",
+        "token_optional": "false" if gated else "true",
         "serve_env": serve_env(),
         "serve_config": textwrap.indent(text.rstrip(), "    "),
         "ray_version": pinned_ray(),
@@ -155,9 +160,12 @@ def main() -> int:
     parser.add_argument(
         "--gpus-per-pod", type=int, help="GPUs of each GPU pod (default: those of one replica)"
     )
+    parser.add_argument(
+        "--gated", action="store_true", help="no pod starts without the token of the model's hub"
+    )
     args = parser.parse_args()
     try:
-        sys.stdout.write(render(args.config, args.image, args.gpus_per_pod))
+        sys.stdout.write(render(args.config, args.image, args.gpus_per_pod, args.gated))
     except RenderError as error:
         print(f"kuberay: {args.config}: {error}", file=sys.stderr)
         return 1

@@ -1,10 +1,11 @@
-"""Draw docs/playground.png and docs/playground.gif: the real playground of a running server.
+"""Draw the pictures of docs/playground.md: the real playground of a running server.
 
     make serve                                   in another terminal
     python scripts/playground_pictures.py [URL]
 
-The recording chooses an example, generates, and walks over tokens with the arrow keys. It shows the
-page as it is; only the waiting time between pictures is even.
+They are docs/playground.png, its dark twin and playground.gif. The recording chooses an example,
+generates, and walks over tokens with the arrow keys. It shows the page as it is; only the waiting
+time between pictures is even.
 """
 
 from __future__ import annotations
@@ -82,10 +83,17 @@ def record(page: Page) -> None:
     for _ in range(2):
         page.keyboard.press("ArrowLeft")
         recorder.shoot(500)
-    page.screenshot(path=DOCS / "playground.png")
-    shrink(DOCS / "playground.png")
+    shoot_both(page)
     recorder.shoot(LAST_MS)
     recorder.write(DOCS / "playground.gif")
+
+
+def shoot_both(page: Page) -> None:
+    """The still picture, for light pages and for dark ones."""
+    for scheme, name in (("dark", "playground-dark.png"), ("light", "playground.png")):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.screenshot(path=DOCS / name)
+        shrink(DOCS / name)
 
 
 def shrink(path: Path) -> None:
@@ -101,7 +109,7 @@ def main() -> None:
         page.goto(f"{url}/playground")
         page.locator("#send:enabled").wait_for()
         record(page)
-    for name in ("playground.png", "playground.gif"):
+    for name in ("playground.png", "playground-dark.png", "playground.gif"):
         print(f"docs/{name}: {(DOCS / name).stat().st_size // 1024} kB")
 
 

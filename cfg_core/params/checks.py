@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from cfg_core.errors import GuidanceError
 from cfg_core.params.field_table import COUNT, FLAG, IDS, NUMBER, OBJECTS, TEXT, Kind
 from cfg_core.params.token_ids import MOST, TokenIds
+from cfg_core.params.words import kind_of
 
 LATEST = 2**31
 """Token positions and counts are below this number. No context is as long."""
@@ -35,7 +36,7 @@ def check_number(value: object, param: str, off: str = "") -> float:
     off: what the error says about the value that changes nothing.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise GuidanceError(f"{param} must be a number, not {type(value).__name__}.", param)
+        raise GuidanceError(f"{param} must be a number, not {kind_of(value)}.", param)
     try:
         scale = float(value)
     except OverflowError:
@@ -48,7 +49,7 @@ def check_number(value: object, param: str, off: str = "") -> float:
 def check_count(value: object, param: str, least: int) -> int:
     """Return `value` if it is an integer of at least `least`."""
     if type(value) is not int:
-        raise GuidanceError(f"{param} must be an integer, not {type(value).__name__}.", param)
+        raise GuidanceError(f"{param} must be an integer, not {kind_of(value)}.", param)
     if not least <= value < LATEST:
         raise GuidanceError(f"{param} is {value}: it must be {least} or more.", param)
     return value
@@ -80,7 +81,7 @@ def check_schedule(value: object, param: str) -> tuple[tuple[int, float], ...]:
     shape = f"{param} must be a list of [from_token, scale], such as [[0, 1.5], [64, 1.2]]"
     value = from_json(value)
     if not is_list(value):
-        raise GuidanceError(f"{shape}, not {type(value).__name__}.", param)
+        raise GuidanceError(f"{shape}, not {kind_of(value)}.", param)
     if not 0 < len(value) <= MOST_CHANGES:
         raise GuidanceError(f"{shape}, with 1 to {MOST_CHANGES} entries.", param)
     entries: list[tuple[int, float]] = []
@@ -116,16 +117,14 @@ def from_json(value: object) -> object:
 def check_text(value: object, param: str) -> str:
     """Return `value` if it is text."""
     if not isinstance(value, str):
-        raise GuidanceError(f"{param} must be a string, not {type(value).__name__}.", param)
+        raise GuidanceError(f"{param} must be a string, not {kind_of(value)}.", param)
     return value
 
 
 def check_messages(value: object, param: str) -> tuple[Any, ...]:
     """Return the conversation of a follower."""
     if not is_list(value):
-        raise GuidanceError(
-            f"{param} must be a list of messages, not {type(value).__name__}.", param
-        )
+        raise GuidanceError(f"{param} must be a list of messages, not {kind_of(value)}.", param)
     if not value:
         raise GuidanceError(
             f"{param} is empty: leave it out to begin with the conditional conversation.", param
@@ -146,9 +145,7 @@ def check_token_ids(
     if_empty: what the error for an empty list says to do instead.
     """
     if not is_list(value):
-        raise GuidanceError(
-            f"{param} must be a list of token ids, not {type(value).__name__}.", param
-        )
+        raise GuidanceError(f"{param} must be a list of token ids, not {kind_of(value)}.", param)
     if not value:
         raise GuidanceError(f"{param} is empty: {if_empty}.", param)
     ids = value if isinstance(value, TokenIds) else TokenIds.checked(value)
@@ -162,7 +159,7 @@ def _bad_token(ids: Sequence[object], vocab_size: int | None, param: str) -> Gui
     limit = MOST if vocab_size is None else min(vocab_size, MOST)
     for i, token in enumerate(ids):
         if type(token) is not int:
-            reason = f"must be an integer, not {type(token).__name__}"
+            reason = f"must be an integer, not {kind_of(token)}"
         elif token < 0 or token >= limit:
             bound = f"in [0, {limit})" if token >= 0 or vocab_size is not None else "at least 0"
             reason = f"is {token}: token ids of this model are {bound}"
@@ -183,7 +180,7 @@ def check_media(value: object, param: str) -> object:
         return value
     if not isinstance(value, Mapping) or not value:
         raise GuidanceError(
-            f"{param} must be an object such as {{'image': [image]}}, not {type(value).__name__}.",
+            f"{param} must be an object such as {{'image': [image]}}, not {kind_of(value)}.",
             param,
         )
     for modality, items in value.items():

@@ -26,6 +26,7 @@ from cfg_core.params.field_table import (
     FieldTable,
     Kind,
 )
+from cfg_core.params.words import kind_of
 
 USUAL_MAX_FOLLOWERS = 8
 """Followers that one request may have, unless the engine's `max_followers` says otherwise."""
@@ -111,7 +112,7 @@ class FollowerParams:
             return entry
         if not isinstance(entry, Mapping):
             raise GuidanceError(
-                f"{where} must be an object with weight and a prompt, not {type(entry).__name__}.",
+                f"{where} must be an object with weight and a prompt, not {kind_of(entry)}.",
                 where,
             )
         for key in entry:
@@ -139,9 +140,7 @@ def check_followers(value: object, param: str) -> tuple[FollowerParams, ...]:
     """Return the entries of `guidance_streams`, or raise GuidanceError."""
     value = from_json(value)
     if not is_list(value):
-        raise GuidanceError(
-            f"{param} must be a list of objects, not {type(value).__name__}.", param
-        )
+        raise GuidanceError(f"{param} must be a list of objects, not {kind_of(value)}.", param)
     if not value:
         raise GuidanceError(f"{param} is empty: leave it out for a plain request.", param)
     return tuple(FollowerParams.of(entry, f"{param}[{i}]") for i, entry in enumerate(value))

@@ -190,6 +190,7 @@ def _tell(plan: Plan) -> None:
         say(f"serving {names}")
     say(f"ready on {plan.url}; Ctrl-C stops it.")
     line = examples.example(plan.url, plan.config)
+    say(f"for the commands of the pages: export CFG_SERVE_URL={plan.url}")
     say(f"playground: {plan.url}/playground. Or try:\n\n{line}\n")
 
 

@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from cfg_core.params.field_table import Schema
+from deployments.ingress.openapi_tags import DESCRIBED, tags_of
 from deployments.requests.answer_schemas import (
     ENCODED,
     EVENT,
@@ -126,8 +127,12 @@ def document(
     made = get_openapi(
         title="cfg-serve",
         version="1",
-        description="OpenAI-compatible API with classifier-free guidance.",
+        description=(
+            "OpenAI-compatible API with classifier-free guidance. Try a route with its example:"
+            " Try it out, then Execute."
+        ),
         routes=routes,
+        tags=DESCRIBED,
     )
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {"GuidanceReport": REPORT, "Error": ERROR}
@@ -139,6 +144,7 @@ def document(
                 schema, example, kind = bodies[path]
                 _add_body(operation, schema, {"model": models.get(kind, ""), **example})
             _add_answers(operation, answers.get(path, {}))
+            operation["tags"] = tags_of(path)
     return made
 
 

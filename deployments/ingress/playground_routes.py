@@ -15,10 +15,15 @@ from cfg_core.errors import NotFoundError
 from deployments.ingress.app import app
 
 FOLDER = Path(__file__).parent / "playground"
-PAGES = {"": "index.html", "encoders": "encoders.html"}
+PAGES = {"": "index.html", "chat": "chat.html", "encoders": "encoders.html"}
 """The file of each page, by the end of its path after /playground/."""
 
-TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
+TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".json": "application/json",
+}
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, Page
 
+from tests.serve.browser import chromium, page_of
 from tools.serving.process import ServeProcess, shipped_config
 
 
@@ -23,3 +25,16 @@ def url(request: pytest.FixtureRequest) -> str:
     given = os.environ.get("CFG_SERVE_URL")
     url: str = given or request.getfixturevalue("chat_server").url
     return url
+
+
+@pytest.fixture(scope="package")
+def browser(chat_server: ServeProcess) -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, chat_server: ServeProcess) -> Iterator[Page]:
+    """The playground's page for text, as `/` leads to it."""
+    with page_of(browser, chat_server.url) as page:
+        yield page

@@ -7,32 +7,18 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Response, expect
 
-from tests.serve.browser import chromium, findings, page_of
+from tests.serve.browser import findings, page_of
 from tools.serving.process import Json, ServeProcess
 
 PIRATE = "A pirate makes tea"
 SCALES = ("without guidance", "scale 1.5", "scale 2")
-NARROW = (390, 844)
-
-
-@pytest.fixture(scope="module")
-def browser(chat_server: ServeProcess) -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser, chat_server: ServeProcess) -> Iterator[Page]:
-    """The page for text, as `/` leads to it."""
-    with page_of(browser, chat_server.url) as page:
-        yield page
+NARROW = (360, 740)
 
 
 def choose(page: Page, preset: str, **fields: str) -> None:
@@ -133,6 +119,10 @@ def test_a_token_is_read_by_keyboard(page: Page) -> None:
     label = page.locator(f"#{active}").get_attribute("aria-label") or ""
     assert label == panel.locator("p").inner_text()
     assert f"KL {said['guidance_kl']:.2f} nats" in label
+    bars = panel.locator("tr.sampled td").evaluate_all(
+        "all => all.map(cell => Number(cell.style.getPropertyValue('--share')))"
+    )
+    assert bars == pytest.approx([math.exp(logprob) for logprob in values], abs=1e-3)
 
 
 def test_pointing_shows_tokens_and_the_curve(page: Page) -> None:
@@ -143,9 +133,9 @@ def test_pointing_shows_tokens_and_the_curve(page: Page) -> None:
     expect(page.locator("#token h2")).to_have_text("Token 1, scale 2")
     curve = article.get_by_role("img")
     expect(curve).to_have_attribute(
-        "aria-label", re.compile("KL of each token: mean .*, highest .* nats at token")
+        "aria-label", re.compile("KL of each token in nats: mean .*, highest .* at token")
     )
-    assert len(re.findall("[ML]", curve.locator("path").get_attribute("d") or "")) == 10
+    assert len(re.findall("[ML]", curve.locator("path.kl").get_attribute("d") or "")) == 10
     page.keyboard.press("Escape")
     expect(page.locator("#token")).to_be_hidden()
     box = curve.bounding_box()
@@ -173,6 +163,16 @@ def test_every_example_shows_an_effect(page: Page) -> None:
         texts = list(answers(page).values())
         assert len(set(texts)) == len(texts) >= 2, name
         assert "failed" not in page.locator("#status").inner_text()
+
+
+@pytest.mark.slow
+def test_the_passage_is_trusted_with_guidance_alone(page: Page) -> None:
+    choose(page, "Trust the passage")
+    generate(page)
+    plain, *guided = answers(page).values()
+    assert "nine days" not in plain
+    assert len(guided) == 2
+    assert all("a week has nine days" in text for text in guided), guided
 
 
 # --- the form -------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_streams_are_added_and_weighed(page: Page) -> None:
 def test_text_stop_window_and_cuts_are_sent(page: Page) -> None:
     sent = bodies(page)
     choose(page, "A horror story", max_tokens="12", scales="2", start="2", end="8")
-    page.get_by_text("Stop, top p, cuts").click()
+    page.get_by_text("Stop, top p, cuts, trust region").click()
     for name, text in (("stop", "x!\ny!"), ("cut_top_k", "40"), ("temperature", "0.7")):
         page.locator(f"#{name}").fill(text)
     generate(page)
@@ -216,6 +216,49 @@ def test_text_stop_window_and_cuts_are_sent(page: Page) -> None:
     expect(page.locator("article .facts").last).to_contain_text("6 guided")
     page.get_by_role("listbox").focus()
     expect(page.locator("#token p")).to_contain_text("not guided")
+
+
+@pytest.mark.parametrize(
+    ("text", "scales"),
+    [
+        ("1,5", [1.5]),
+        ("1, 1,5, 2", [1, 1.5, 2]),
+        ("1;1,5", [1, 1.5]),
+        ("1.5,2", [1.5, 2]),
+        ("0,2,3", [0, 2, 3]),
+    ],
+)
+def test_a_decimal_comma_is_understood(page: Page, text: str, scales: list[float]) -> None:
+    """The page says how it reads the numbers."""
+    sent = bodies(page)
+    choose(page, PIRATE, max_tokens="2", scales=text, temperature="0,5")
+    expect(page.locator("#scales-hint")).to_have_text(
+        f"1 is off. Now: {' and '.join(map(str, scales))}."
+    )
+    generate(page)
+    assert [body.get("guidance_scale", 1) for body in sent] == scales
+    assert {body["temperature"] for body in sent} == {0.5}
+
+
+def test_a_trust_region_is_sent_and_its_strength_drawn(page: Page) -> None:
+    sent = bodies(page)
+    choose(page, PIRATE, max_tokens="12", scales="2")
+    page.get_by_text("Stop, top p, cuts, trust region").click()
+    generate(page)
+    strength = page.locator(".curve path.strength")
+    assert strength.get_attribute("d") == ""
+    page.locator("#max_kl").fill("0,05")
+    page.locator("#min_entropy").fill("0.1")
+    generate(page)
+    assert (sent[1]["guidance_max_kl"], sent[1]["guidance_min_entropy"]) == (0.05, 0.1)
+    assert strength.get_attribute("d")
+    expect(page.get_by_role("img")).to_have_attribute("aria-label", re.compile("strength"))
+    page.get_by_role("listbox").focus()
+    said = [page.locator("#token p").inner_text()]
+    for _ in range(11):
+        page.keyboard.press("ArrowRight")
+        said.append(page.locator("#token p").inner_text())
+    assert any(re.search(r"Guidance had \d+ % strength", text) for text in said), said
 
 
 @pytest.mark.parametrize(
@@ -415,6 +458,11 @@ def test_nothing_stands_in_anyones_way(
         page.get_by_role("listbox").last.focus()
         assert findings(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        choose(page, PIRATE, max_tokens="20", scales="2")
+        generate(page)
+        page.get_by_role("listbox").focus()
+        fits = "one => one.scrollWidth <= one.clientWidth"
+        assert page.locator("#token .scroll").evaluate(fits)  # with its three distributions
     with page_of(browser, f"{chat_server.url}/playground/encoders", size=size, dark=dark) as page:
         page.get_by_role("button", name="Rank").click()
         page.get_by_role("table").wait_for()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import openai
@@ -17,6 +18,9 @@ import pytest
 from tests.docs.snippets import ROOT, Snippet, of_kind
 
 ON_THE_PAGE = "http://127.0.0.1:8000"
+"""What the first shell snippet of a page puts into ADDRESS, for its others."""
+
+ADDRESS = "CFG_SERVE_URL"
 STORIES = ROOT / "models" / "stories"
 SHORTENED: dict[str, dict[str, Any]] = {
     "chat": {
@@ -43,7 +47,12 @@ def answers_of_shell(snippet: Snippet, url: str, folder: Path) -> list[Any]:
     script = snippet.text.replace(ON_THE_PAGE, url)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        env={**os.environ, "CURL_HOME": str(folder), "PATH": path_with_python()},
+        env={
+            **os.environ,
+            ADDRESS: url,
+            "CURL_HOME": str(folder),
+            "PATH": path_with_python(),
+        },
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -107,7 +116,8 @@ def run_with_client(snippet: Snippet, url: str) -> list[int]:
         http_client=httpx.Client(event_hooks=watch),  # type: ignore[arg-type] # openai's own copy
     ) as client:
         code = compile(ast.fix_missing_locations(tree), str(snippet), "exec")
-        exec(code, {"client": client, "__name__": "snippet"})
+        with patch.dict(os.environ, {ADDRESS: url}):
+            exec(code, {"client": client, "__name__": "snippet"})
         return statuses
 
 

@@ -98,3 +98,17 @@ def test_the_scripts_draw_what_is_committed(command: str, tmp_path: Path) -> Non
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
     for name in names:
         assert (tmp_path / Path(name).name).read_bytes() == (DOCS / name).read_bytes(), name
+
+
+def test_a_picture_has_a_dark_twin_on_dark_pages(site: Path) -> None:
+    page = (site / "docs/playground.html").read_text(encoding="utf-8")
+    shown = {
+        name: classes
+        for tag in re.findall(r"<img [^>]*playground[^>]*>", page)
+        for name in re.findall(r'src="[^"]*/(playground[\w-]*\.png)"', tag)
+        for classes in re.findall(r'class="([^"]*)"', tag)
+    }
+    assert shown == {"playground.png": "only-light", "playground-dark.png": "only-dark"}
+    style = next(site.rglob("site.css")).read_text(encoding="utf-8")
+    assert 'data-theme="dark"' in style
+    assert "prefers-color-scheme: dark" in style

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ast
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 from ray.serve.schema import LoggingConfig
 
+from cfg_serve.check.file import problems
 from deployments.config.args import AppArgs
 from tests.docs.commands import check, commands_of
-from tests.docs.running import each
+from tests.docs.running import ADDRESS, ON_THE_PAGE, each
 from tests.docs.snippets import EXCEPTED, KINDS, SHELL, SNIPPETS, Snippet, counts
 
 
@@ -37,13 +39,25 @@ def test_commands_name_what_exists(snippet: Snippet) -> None:
         check(words)
 
 
+def test_each_page_says_once_where_the_server_is() -> None:
+    """A reader with another port changes one line of a page, the first that needs it."""
+    pages = {x.page for x in SNIPPETS if x.language in SHELL and f"${ADDRESS}" in x.text}
+    assert len(pages) > 10
+    for page in pages:
+        texts = [x.text for x in SNIPPETS if x.page == page and x.language in SHELL]
+        lines = [line for text in texts for line in text.splitlines()]
+        first = next(line for line in lines if ADDRESS in line)
+        assert first.startswith(f"export {ADDRESS}={ON_THE_PAGE} "), page
+        assert [line for line in lines if ON_THE_PAGE in line] == [first], page
+
+
 @each("json")
 def test_json_parses(snippet: Snippet) -> None:
     json.loads(snippet.text)
 
 
 @each("yaml")
-def test_yaml_passes_the_checker(snippet: Snippet) -> None:
+def test_yaml_passes_the_checker(snippet: Snippet, tmp_path: Path) -> None:
     """A snippet is a whole file, Serve's logging, keys of `args`, or options of vLLM's engine."""
     given = yaml.safe_load(snippet.text)
     if set(given) == {"logging_config"}:
@@ -51,6 +65,9 @@ def test_yaml_passes_the_checker(snippet: Snippet) -> None:
         return
     given = given.get("args", given)
     if "applications" in given:
+        file = tmp_path / "own.yaml"
+        file.write_text(snippet.text)
+        assert problems(file) == []
         args = given["applications"][0]["args"]
     elif set(given) <= set(AppArgs.model_fields):
         args = given if "models" in given else {"model": "models/stories", **given}

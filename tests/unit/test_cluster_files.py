@@ -17,7 +17,7 @@ from deployments.config.args import AppArgs
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs").glob("*.yaml"))}
-ON_CLUSTERS = ("mixed", "one-node-gpus", "tp4-across-nodes")
+ON_CLUSTERS = ("llama-8b-tp2", "mixed", "one-node-gpus", "tp4-across-nodes")
 
 
 class Config:
@@ -92,6 +92,33 @@ def test_one_gpu_in_one_bundle_for_each_worker(generating):
     assert [bundle["GPU"] for bundle in bundles] == [1] * generating.args.num_workers
     assert generating.generator["ray_actor_options"]["num_cpus"] <= bundles[0]["CPU"]
     assert "num_gpus" not in generating.generator["ray_actor_options"]
+
+
+def test_the_head_comment_guards_ray_before_it_starts_it(on_cluster):
+    """In every shell: with the mode before `ray start` alone, later commands are refused."""
+    head = [line.lstrip("# ") for line in on_cluster.text.splitlines() if line.startswith("#")]
+    (exported,) = [i for i, line in enumerate(head) if "export RAY_AUTH_MODE=token" in line]
+    starts = [i for i, line in enumerate(head) if "ray start" in line]
+    made = next(i for i, line in enumerate(head) if "ray get-auth-token --generate" in line)
+    assert made < exported < min(starts)
+    assert not any("RAY_AUTH_MODE=token ray" in line for line in head)
+    assert any("configs/serve.env" in line for line in head)
+
+
+def test_who_may_call_is_asked_where_others_can(on_cluster):
+    asked = "# access: {keys: [{name: team-a, env: CFG_SERVE_KEY_TEAM_A}]}"
+    assert on_cluster.text.count(asked) == 1
+    if on_cluster.whole["http_options"]["host"] != "127.0.0.1":
+        head = [line.lstrip("# ") for line in on_cluster.text.splitlines() if line.startswith("#")]
+        assert "all nodes belong on a private network" in " ".join(head).lower()
+
+
+def test_the_claim_about_cpus_names_the_tests_that_make_it():
+    """Stock vLLM refuses Ray on CPUs; a platform of the tests does not."""
+    text = CONFIGS["tp4-across-nodes"].read_text()
+    for path in ("tests/serve/tensor_parallel", "tests/support/ray_cpu"):
+        assert path in text
+        assert (REPOSITORY / path).is_dir()
 
 
 def test_the_spanning_group_may_span():

@@ -49,11 +49,11 @@ def containers(pods):
 
 def test_the_manifest_is_as_rendered():
     command = (
-        f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} >"
+        f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} --gated >"
         " deploy/kuberay/rayservice.yaml"
     )
     written = (DEPLOY / "kuberay" / "rayservice.yaml").read_text()
-    assert written == kuberay.render(RENDERED, IMAGE), f"run: {command}"
+    assert written == kuberay.render(RENDERED, IMAGE, gated=True), f"run: {command}"
     assert command in written
 
 
@@ -80,6 +80,65 @@ def test_every_ray_process_has_the_token(cluster, containers):
         assert variables["RAY_AUTH_MODE"]["value"] == "token"
         reference = variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
         assert reference == {"name": cluster["authOptions"]["secretName"], "key": "auth_token"}
+
+
+def test_three_lines_are_marked_for_the_reader(manifest):
+    """The head says how many, and which."""
+    text = (DEPLOY / "kuberay" / "rayservice.yaml").read_text()
+    head, body = re.split(r"^apiVersion", text, maxsplit=1, flags=re.MULTILINE)
+    assert "Three lines are yours, each marked EDIT" in head
+    marked = [line.strip() for line in body.splitlines() if "# EDIT: " in line]
+    assert [line.removeprefix("# ").partition(":")[0] for line in marked] == [
+        "access",
+        "image",
+        "storageClassName",
+    ]
+    assert body.count(IMAGE) == 1  # all containers refer to that line
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_pods_of_a_gated_model_do_not_start_without_its_token(gated):
+    text = kuberay.render(RENDERED, IMAGE, gated=gated)
+    cluster = next(yaml.safe_load_all(text))["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        (token,) = [entry for entry in container["env"] if entry["name"] == "HF_TOKEN"]
+        assert token["valueFrom"]["secretKeyRef"] == {
+            "name": "cfg-serve-hf-token",
+            "key": "token",
+            "optional": not gated,
+        }
+    assert ("pods do not start without it" in text) == gated
+
+
+def test_the_rendered_model_is_said_to_be_gated():
+    model = yaml.safe_load(RENDERED.read_text())["applications"][0]["args"]["model"]
+    assert f"model: {model}   # gated: HF_TOKEN" in RENDERED.read_text()
+    assert (
+        " --gated " in (DEPLOY / "kuberay" / "rayservice.yaml").read_text().split("apiVersion")[0]
+    )
+
+
+def test_only_gpu_pods_tolerate_gpu_nodes(cluster):
+    gpu, cpu = cluster["workerGroupSpecs"]
+    (toleration,) = gpu["template"]["spec"]["tolerations"]
+    assert toleration == {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert cpu["template"]["spec"]["tolerations"] == []
+    assert "tolerations" not in cluster["headGroupSpec"]["template"]["spec"]
+
+
+def test_downloaded_models_outlive_their_pods(manifest, pods):
+    """Of two mounts one below the other, the upper would belong to root."""
+    (claim,) = [document for document in manifest if document["kind"] == "PersistentVolumeClaim"]
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        volume = volumes[mounts[variables["HF_HOME"]]]
+        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        for path in mounts:
+            assert not any(other.startswith(f"{path}/") for other in mounts), path
 
 
 def test_containers_run_without_privileges(cluster, pods, containers):
@@ -134,7 +193,7 @@ def test_probes_use_declared_ports(cluster):
 
 
 def test_only_the_http_port_is_open_to_others(manifest, pods):
-    policy = manifest[1]["spec"]
+    policy = next(document for document in manifest if document["kind"] == "NetworkPolicy")["spec"]
     assert all(
         policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         for pod in pods

@@ -2,12 +2,18 @@
 
 import { Curve } from "./curve.js";
 import { sentence, showToken } from "./details.js";
-import { make, offer } from "./dom.js";
+import { make, offer, tip } from "./dom.js";
 import { asCurl, asPython } from "./request.js";
 import { change } from "./tokens.js";
 
 const FULL_COLOUR = 4; // nats, at which a token has the strongest colour
 const CLEAR = 0.7; // nats, twice or half as likely: what is marked where colours are not shown
+const FINISHES = {
+  length: "The limit of tokens was reached. Raise it for a longer answer.",
+  stop: "The model ended its answer, or one of the stop texts came.",
+};
+const NATS = "A nat is a unit of information, 1.44 bits. KL is 0 where guidance changed nothing. At"
+  + " 1, the distribution is plainly another one.";
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 };
 
 let answersMade = 0;
@@ -23,6 +29,7 @@ export class Answer {
     this.id = `answer-${++answersMade}`;
     this.title = title;
     this.tokens = [];
+    this.text = "";
     this.chosen = -1;
     this.state = make("small", { text: "waits" });
     this.list = make("div", {
@@ -36,8 +43,9 @@ export class Answer {
     );
     this.curve = scale && new Curve(scale, (index) => this.choose(index));
     if (this.curve) {
-      this.curveLabel = make("p", { class: "facts" });
-      this.element.append(this.curveLabel, this.curve.svg);
+      this.curveLabel = make("span");
+      const label = make("p", { class: "facts" }, "KL in ", tip("nats", NATS), ": ", this.curveLabel);
+      this.element.append(label, this.curve.svg);
     }
     this.element.append(this.facts, this.tools(request, hasKey));
     this.list.addEventListener("keydown", (event) => this.step(event));
@@ -63,16 +71,18 @@ export class Answer {
   }
 
   says(text) {
-    this.state.textContent = text;
+    this.state.replaceChildren(text);
   }
 
-  add(tokens) {
+  /** Show more tokens. `text` is what they add to the answer, as a client would read it. */
+  add(tokens, text = "") {
+    this.text += text;
     for (const token of tokens) {
       const index = this.tokens.push(token) - 1;
       this.list.append(option(token, index, this.id));
     }
     if (this.curve && tokens.length) {
-      this.curve.add(tokens.map((token) => token.kl));
+      this.curve.add(tokens);
       this.curveLabel.textContent = this.curve.summary();
     }
   }
@@ -91,7 +101,9 @@ export class Answer {
 
   /** Show what the last event of the stream reported. */
   finish(finishReason, report, seconds) {
-    this.says(`finish: ${finishReason}`);
+    const about = FINISHES[finishReason];
+    const said = `finish: ${finishReason}`;
+    this.says(about ? tip(said, about) : said);
     const facts = [`${count(this.tokens.length, "token")} in ${seconds.toFixed(1)} s`];
     if (report) {
       facts.push(`${report.guided_tokens} guided`, count(report.streams, "stream"));

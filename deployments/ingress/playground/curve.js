@@ -1,4 +1,4 @@
-// The curve of KL(guided || conditional) over an answer's tokens.
+// The curve of KL(guided || conditional) over an answer's tokens, and that of the strength.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,14 +19,16 @@ export class Curve {
   constructor(scale, chosen) {
     this.scale = scale;
     this.values = [];
-    this.line = shape("path", { d: "" });
+    this.strengths = [];
+    this.strength = shape("path", { class: "strength", d: "" });
+    this.line = shape("path", { class: "kl", d: "" });
     this.here = shape("line", { class: "here", y1: 0, y2: 100, visibility: "hidden" });
     this.svg = shape("svg", {
       class: "curve", preserveAspectRatio: "none", viewBox: "0 0 1 100", role: "img",
       "aria-label": "No token was guided yet.",
     });
     this.base = shape("line", { x1: 0, x2: 1, y1: 99, y2: 99 });
-    this.svg.append(this.base, this.line, this.here);
+    this.svg.append(this.base, this.strength, this.line, this.here);
     this.svg.addEventListener("pointermove", (event) => {
       const box = this.svg.getBoundingClientRect();
       const at = Math.floor(((event.clientX - box.left) / box.width) * this.values.length);
@@ -35,9 +37,11 @@ export class Curve {
     scale.curves.push(this);
   }
 
-  /** Add the divergences of tokens, in nats; null for one that was not guided. */
-  add(values) {
+  /** Add what is known of tokens: `kl` in nats and `strength`, null for one that was not guided. */
+  add(tokens) {
+    const values = tokens.map((token) => token.kl);
     this.values.push(...values);
+    this.strengths.push(...tokens.map((token) => token.strength));
     const highest = Math.max(this.scale.highest, ...values.filter((value) => value !== null));
     if (highest > this.scale.highest) {
       this.scale.highest = highest;
@@ -49,14 +53,14 @@ export class Curve {
     const length = Math.max(1, this.values.length);
     this.svg.setAttribute("viewBox", `0 0 ${length} 100`);
     this.base.setAttribute("x2", length);
-    const steps = this.values.map((value, i) => {
-      if (value === null) return "";
-      const begins = i === 0 || this.values[i - 1] === null;
-      const height = (94 * value) / this.scale.highest;
-      return `${begins ? "M" : "L"}${i + 0.5},${99 - height}`;
-    });
-    this.line.setAttribute("d", steps.join(""));
-    this.svg.setAttribute("aria-label", this.summary());
+    this.line.setAttribute("d", path(this.values, this.scale.highest));
+    this.strength.setAttribute("d", this.isLimited() ? path(this.strengths, 1) : "");
+    this.svg.setAttribute("aria-label", `KL of each token in nats: ${this.summary()}`);
+  }
+
+  /** Whether a trust region or a gate held back some of the blend's push. */
+  isLimited() {
+    return this.strengths.some((strength) => strength !== null && strength < 1);
   }
 
   summary() {
@@ -65,12 +69,22 @@ export class Curve {
     const sum = guided.reduce((all, value) => all + value, 0);
     const mean = Math.max(0, sum / guided.length); // rounding can make it -0.00
     const highest = Math.max(...guided);
-    return `KL of each token: mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)} nats`
-      + ` at token ${this.values.indexOf(highest)}`;
+    const strengths = this.isLimited() ? ", with the strength of guidance dashed" : "";
+    return `mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)}`
+      + ` at token ${this.values.indexOf(highest)}${strengths}`;
   }
 
   mark(index) {
     this.here.setAttribute("visibility", index === null ? "hidden" : "visible");
     for (const end of ["x1", "x2"]) this.here.setAttribute(end, (index ?? 0) + 0.5);
   }
+}
+
+/** A line through values, with gaps where there are none. */
+function path(values, highest) {
+  return values.map((value, i) => {
+    if (value === null) return "";
+    const begins = i === 0 || values[i - 1] === null;
+    return `${begins ? "M" : "L"}${i + 0.5},${99 - (94 * value) / highest}`;
+  }).join("");
 }

@@ -14,7 +14,11 @@ export function sentence(token, position) {
   const factor = times >= 1000 ? times.toExponential(1) : times.toFixed(times < 10 ? 2 : 0);
   return `${begin} in the blend, ${percent(token.streams[0].logprob)} in the conditional stream:`
     + ` ${factor} times as likely${by < 0 ? " without" : " with"} guidance.`
-    + ` KL ${token.kl.toFixed(2)} nats.`;
+    + ` KL ${token.kl.toFixed(2)} nats.${strength(token)}`;
+}
+
+function strength({ strength: part }) {
+  return part === null || part >= 1 ? "" : ` Guidance had ${(100 * part).toFixed(0)} % strength.`;
 }
 
 /** Show a token in the panel. `title` names its answer. */
@@ -55,13 +59,15 @@ function table(token) {
   const body = make("tbody");
   for (const text of chosen(token, columns.map(([, { known }]) => known))) {
     const row = make("tr", { class: text === token.text ? "sampled" : null });
-    const mark = text === token.text ? " (sampled)" : "";
-    row.append(make("th", { scope: "row", class: "text", text: visible(text) + mark }));
-    for (const [, column] of columns) row.append(make("td", { text: shown(column, text) }));
+    const mark = text === token.text ? [make("span", { class: "mark", text: " (sampled)" })] : [];
+    row.append(make("th", { scope: "row", class: "text" }, visible(text), ...mark));
+    for (const [, column] of columns) row.append(cell(column, text));
     body.append(row);
   }
   const caption = make("caption", { class: "hidden", text: "Probabilities" });
-  return make("table", {}, caption, make("thead", {}, head), body);
+  const made = make("table", { class: "shares" }, caption, make("thead", {}, head), body);
+  made.style.setProperty("--columns", columns.length);
+  return made;
 }
 
 /**
@@ -75,6 +81,13 @@ function distribution(token, { logprob, top }) {
   known.delete(token.text);
   const bound = known.size ? Math.min(...known.values()) : null;
   return { known: known.set(token.text, logprob), bound };
+}
+
+/** A probability as a number and, by playground.css, as a bar. */
+function cell(column, text) {
+  const made = make("td", { text: shown(column, text) });
+  made.style.setProperty("--share", Math.exp(column.known.get(text) ?? -Infinity).toFixed(4));
+  return made;
 }
 
 /** A token's probability, or what it is below. A part of a character has no text of its own. */

@@ -15,6 +15,13 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** A word with an explanation, which shows under the pointer, and when it is focused or touched. */
+export function tip(text, about) {
+  return make("button", {
+    type: "button", class: "tip", text, "data-tip": about, "aria-label": `${text}: ${about}`,
+  });
+}
+
 /** A part that scrolls sideways by itself, also by keyboard. */
 export function scrolling(label, content) {
   const about = { class: "scroll", tabindex: "0", role: "group", "aria-label": label };

@@ -1,15 +1,16 @@
 // The page: it sends one request at several scales, and shows the answers as they arrive.
 
-import { ApiError, apiKey, call, events } from "./api.js";
+import { apiKey } from "./api.js";
 import { Answer } from "./answer.js";
 import { Scale } from "./curve.js";
 import { byId, later, make } from "./dom.js";
 import { chooseModel, offerModels, setUp } from "./page.js";
 import { PRESETS } from "./presets.js";
 import * as problems from "./problems.js";
-import { fieldOf, isPlain, requestOf, scalesOf, watched } from "./request.js";
+import { showRecorded } from "./recorded.js";
+import { fieldOf, isPlain, requestOf, scalesOf } from "./request.js";
+import { follow, summary } from "./run.js";
 import * as states from "./state.js";
-import { tokensOf } from "./tokens.js";
 
 const form = byId("request");
 const NARROW = matchMedia("(max-width: 52rem)"); // as in playground.css: answers are below the form
@@ -33,7 +34,7 @@ async function generate() {
     const request = requestOf(state, scale);
     const curve = isPlain(state, scale) ? null : divergences;
     const answer = new Answer(titleOf(state, scale), request, curve, apiKey.get() !== "");
-    return { scale, request, answer };
+    return { request, answer };
   });
   byId("answers").replaceChildren(...runs.map(({ answer }) => answer.element));
   byId("token").hidden = true;
@@ -41,55 +42,12 @@ async function generate() {
   byId("stop-all").disabled = false;
   byId("status").textContent = "Generating.";
   if (NARROW.matches) byId("output").scrollIntoView();
-  const ends = await Promise.all(runs.map((run) => follow(run, state, abort.signal)));
+  const failed = (error) => problems.show(error, fieldOf(form, state, error.param));
+  const ends = await Promise.all(runs.map((run) => follow(run, abort.signal, failed)));
   if (running !== abort) return;
   running = null;
   byId("stop-all").disabled = true;
   byId("status").textContent = summary(ends);
-}
-
-function summary(ends) {
-  const failed = ends.filter((end) => end === "failed").length;
-  if (failed) return `${failed} of ${ends.length} answers failed.`;
-  return ends.includes("stopped") ? "Stopped." : "All answers are complete.";
-}
-
-/** Show one answer as it arrives. Returns how it ended: "complete", "stopped" or "failed". */
-async function follow({ scale, request, answer }, state, signal) {
-  let finishReason = null;
-  let report = null;
-  try {
-    const response = await ask(state, scale, request, signal);
-    const began = performance.now(); // not earlier: a browser holds back the seventh request
-    answer.says("running");
-    for await (const event of events(response)) {
-      const choice = event.choices?.[0];
-      if (choice) answer.add(tokensOf(choice));
-      finishReason = choice?.finish_reason ?? finishReason;
-      report = event.guidance ?? report;
-    }
-    answer.finish(finishReason, report, (performance.now() - began) / 1000);
-    return "complete";
-  } catch (error) {
-    if (error.name === "AbortError") {
-      answer.stop();
-      return "stopped";
-    }
-    if (!(error instanceof ApiError)) throw error;
-    answer.fail(error.message);
-    problems.show(error, fieldOf(form, state, error.param));
-    return "failed";
-  }
-}
-
-/** Send a request; without alternatives of tokens, if the server allows fewer of them. */
-async function ask(state, scale, { path, body }, signal) {
-  try {
-    return await call(path, watched(state, scale, body), signal);
-  } catch (error) {
-    if (!["logprobs", "top_logprobs"].includes(error.param)) throw error;
-    return call(path, watched(state, scale, body, 0), signal);
-  }
 }
 
 // --- the form and the address --------------------------------------------------------------------
@@ -110,7 +68,7 @@ function seal() {
 
 function choosePreset() {
   const preset = PRESETS[byId("preset").value];
-  byId("preset-note").textContent = preset?.note ?? "";
+  namePreset(byId("preset").value);
   if (!preset) return;
   seal();
   states.write(form, preset.state);
@@ -118,9 +76,10 @@ function choosePreset() {
   keep();
 }
 
-function forgetPreset() {
-  byId("preset").value = "";
-  byId("preset-note").textContent = "";
+/** Name the example that is filled in; "" if it is none. */
+function namePreset(index) {
+  byId("preset").value = index;
+  byId("preset-note").textContent = PRESETS[index]?.note ?? "";
 }
 
 function showModels({ generators }) {
@@ -133,9 +92,10 @@ function showModels({ generators }) {
 function restore() {
   const state = states.fromHash(location.hash);
   if (!state && location.hash) return; // a link to a part of this page
-  forgetPreset();
+  namePreset(state ? "" : 0);
   states.write(form, state ?? PRESETS[0].state);
   if (state?.model) chooseModel(state.model);
+  if (!state) showRecorded();
 }
 
 function addStream() {
@@ -153,7 +113,7 @@ byId("stop-all").addEventListener("click", () => running?.abort());
 const keepSoon = later(keep, 300);
 form.addEventListener("input", ({ target }) => {
   if (target.id === "preset" || target.id === "key") return;
-  forgetPreset();
+  namePreset("");
   if (target.value === "streams" && !form.querySelector("#streams li")) addStream();
   states.refresh(form);
   keepSoon();

@@ -29,10 +29,11 @@ export const PRESETS = [
   },
   {
     name: "Trust the passage",
-    note: "Context-aware guidance: the negative reads the question without the passage.",
+    note: "Context-aware guidance: the negative reads the question without the passage. Unguided, the"
+      + " small model answers from memory, and wrongly.",
     state: {
-      user: "The moon is green. What colour is the moon?",
-      away_user: "What colour is the moon?", scales: "1, 1.5, 2", max_tokens: "30",
+      user: "Passage: In this country, a week has nine days.\n\nHow many days does a week have?",
+      away_user: "How many days does a week have?", scales: "1, 1.5, 2", max_tokens: "30",
     },
   },
   {

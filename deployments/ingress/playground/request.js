@@ -7,6 +7,7 @@ import { ROOT } from "./api.js";
 /** How many likely tokens of each distribution the API is asked for: vLLM's default maximum. */
 export const ALTERNATIVES = 20;
 
+const COMMA = /^[+-]?\d+,\d+(e[+-]?\d+)?$/i; // the decimal comma of many languages
 const DECIMAL = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 
 /** A number if the text is one that JavaScript can keep, else the text. */
@@ -17,10 +18,24 @@ function number(text) {
   return DECIMAL.test(trimmed) && isKept ? value : trimmed;
 }
 
-/** The numbers that are compared. */
+/** As `number`, where 1,5 is understood as 1.5. A count with a comma stays for the API to refuse. */
+function decimal(text) {
+  const trimmed = text.trim();
+  return number(COMMA.test(trimmed) ? trimmed.replace(",", ".") : trimmed);
+}
+
+/**
+ * The numbers that are compared.
+ *
+ * A comma with digits on both sides is a decimal comma, unless a point stands somewhere: so 1,5 is
+ * one number, and 1,1.5 are two.
+ */
 export function scalesOf(state) {
-  const texts = state.scales.split(/[,;\s]+/).filter((text) => text !== "");
-  return texts.length ? texts.map(number) : [""];
+  const parts = state.scales.split(/[;\s]+/).map((part) => part.replace(/^,+|,+$/g, ""));
+  const pointed = state.scales.includes(".");
+  const texts = parts.flatMap((part) => (COMMA.test(part) && !pointed ? part : part.split(",")));
+  const given = texts.filter((text) => text !== "");
+  return given.length ? given.map(decimal) : [""];
 }
 
 /** Whether a request with this scale has only one stream. */
@@ -34,10 +49,8 @@ export function requestOf(state, scale) {
   const body = {
     model: state.model,
     ...(chat ? { messages: messages(state.system, state.user) } : { prompt: state.prompt }),
-    ...given({
-      max_tokens: state.max_tokens, temperature: state.temperature, seed: state.seed,
-      top_p: state.top_p,
-    }),
+    ...given({ max_tokens: state.max_tokens, seed: state.seed }),
+    ...given({ temperature: state.temperature, top_p: state.top_p }, decimal),
   };
   const stop = state.stop.split("\n").filter((line) => line !== "");
   if (stop.length) body.stop = stop;
@@ -46,10 +59,11 @@ export function requestOf(state, scale) {
 }
 
 /** What the page itself adds: the answer as a stream, with log-probabilities. */
-export function watched(state, scale, body, alternatives = ALTERNATIVES) {
-  const logprobs = state.mode === "chat"
+export function watched(body, alternatives = ALTERNATIVES) {
+  const logprobs = "messages" in body
     ? { logprobs: true, top_logprobs: alternatives } : { logprobs: alternatives };
-  const streams = isPlain(state, scale) ? {} : { guidance_logprobs: true };
+  const guided = "guidance_scale" in body || "guidance_streams" in body;
+  const streams = guided ? { guidance_logprobs: true } : {};
   return { ...body, ...logprobs, ...streams, stream: true };
 }
 
@@ -59,9 +73,9 @@ function messages(system, user) {
 }
 
 /** The fields that are filled in, with numbers in place of texts. */
-function given(fields) {
+function given(fields, read = number) {
   const filled = Object.entries(fields).filter(([, text]) => text.trim() !== "");
-  return Object.fromEntries(filled.map(([name, text]) => [name, number(text)]));
+  return Object.fromEntries(filled.map(([name, text]) => [name, read(text)]));
 }
 
 function guidance(state, scale) {
@@ -72,8 +86,12 @@ function guidance(state, scale) {
     ...blend,
     ...given({
       guidance_start: state.start, guidance_end: state.end,
-      guidance_top_k: state.cut_top_k, guidance_min_p: state.cut_min_p,
+      guidance_top_k: state.cut_top_k,
     }),
+    ...given({
+      guidance_min_p: state.cut_min_p,
+      guidance_max_kl: state.max_kl, guidance_min_entropy: state.min_entropy,
+    }, decimal),
   };
 }
 
@@ -85,7 +103,7 @@ function negative(state) {
 }
 
 function follower(state, stream, scale) {
-  const weight = number(stream.weight);
+  const weight = decimal(stream.weight);
   const scaled = typeof weight === "number" && typeof scale === "number"
     ? Number((weight * scale).toPrecision(12)) : weight;
   const own = state.mode === "chat" && stream.user !== ""
@@ -105,6 +123,8 @@ export function fieldOf(form, state, param) {
     guidance_end: "end",
     guidance_top_k: "cut_top_k",
     guidance_min_p: "cut_min_p",
+    guidance_max_kl: "max_kl",
+    guidance_min_entropy: "min_entropy",
     messages: "user",
     max_completion_tokens: "max_tokens",
   }[name] ?? name;
@@ -126,10 +146,13 @@ function fieldOfStream(form, param) {
 
 /** The request as a command for a POSIX shell. */
 export function asCurl({ path, body }, hasKey) {
-  const json = JSON.stringify(body, null, 1).replace(/\n\s*/g, " ");
-  const key = hasKey ? ` -H "Authorization: Bearer $API_KEY"` : "";
-  const quoted = json.replaceAll("'", `'\\''`);
-  return `curl -s ${new URL(path, ROOT)} -H 'Content-Type: application/json'${key} -d '${quoted}'`;
+  const quoted = JSON.stringify(body, null, 2).replaceAll("'", `'\\''`);
+  return [
+    `curl -s ${new URL(path, ROOT)}`,
+    "-H 'Content-Type: application/json'",
+    ...(hasKey ? ['-H "Authorization: Bearer $API_KEY"'] : []),
+    `-d '${quoted}'`,
+  ].join(" \\\n  ");
 }
 
 const OPENAI = new Set([

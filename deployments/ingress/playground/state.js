@@ -1,13 +1,14 @@
 // What the form says. It lives in the address, after the #, which browsers send to no server.
 
 import { make } from "./dom.js";
+import { scalesOf } from "./request.js";
 
 const DEFAULTS = {
   model: "", mode: "chat", system: "", user: "", prompt: "",
   negative: "own", away_system: "", away_user: "", away_prompt: "",
   scales: "1, 1.5, 2", start: "", end: "",
   temperature: "0", seed: "1", max_tokens: "60",
-  stop: "", top_p: "", cut_top_k: "", cut_min_p: "",
+  stop: "", top_p: "", cut_top_k: "", cut_min_p: "", max_kl: "", min_entropy: "",
 };
 const STREAM = { weight: "-0.5", system: "", user: "" };
 
@@ -16,6 +17,12 @@ export function read(form) {
   const state = { streams: [...form.querySelectorAll("#streams li")].map(readStream) };
   for (const name of Object.keys(DEFAULTS)) state[name] = form.elements[name]?.value ?? "";
   return state;
+}
+
+/** A state with these fields. What they leave out is empty, and there are no streams. */
+export function toState(fields) {
+  const empty = Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, ""]));
+  return { ...empty, streams: [], ...fields };
 }
 
 /** Fill the form. What `state` leaves out gets its default. */
@@ -47,8 +54,8 @@ export function refresh(form) {
   const weighed = form.elements.negative.value === "streams";
   form.querySelector("#scales-label").textContent = weighed
     ? "Weights times, side by side" : "Scales, side by side";
-  form.querySelector("#scales-hint").textContent = weighed
-    ? "0 is off. Numbers with commas between them." : "1 is off. Numbers with commas between them.";
+  const scales = scalesOf({ scales: form.elements.scales.value }).join(" and ");
+  form.querySelector("#scales-hint").textContent = `${weighed ? 0 : 1} is off. Now: ${scales}.`;
 }
 
 /** The state as the part of an address after the #. What it leaves out is empty by default. */

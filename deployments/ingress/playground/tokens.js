@@ -1,8 +1,9 @@
 // Tokens of an answer, from the two shapes that the API has for them.
 //
-// A token: {text, logprob, top, streams, kl}. `top` has the blend's most likely tokens, as
+// A token: {text, logprob, top, streams, kl, strength}. `top` has the blend's most likely tokens, as
 // [text, logprob]. `streams` has {logprob, top} for each stream, the conditional one's first. It is
-// null if the token was not guided.
+// null if the token was not guided. `strength` is the part of the blend's push that a trust region
+// or a gate let pass.
 
 /** The tokens of one event of a stream. */
 export function tokensOf(choice) {
@@ -21,6 +22,7 @@ function ofChat(token) {
     logprob: token.logprob,
     top: pairs(token.top_logprobs),
     kl: token.guidance_kl ?? null,
+    strength: token.guidance_strength ?? null,
     streams: guided ? [
       { logprob: token.conditional_logprob, top: pairs(token.conditional_top_logprobs) },
       ...token.negative_logprobs.map((logprob, i) => (
@@ -38,6 +40,7 @@ function ofCompletion(logprobs) {
       logprob: logprobs.token_logprobs[i],
       top: ranked(logprobs.top_logprobs?.[i]),
       kl: logprobs.guidance_kl?.[i] ?? null,
+      strength: logprobs.guidance_strength?.[i] ?? null,
       streams: conditional === null ? null : [
         { logprob: conditional, top: ranked(logprobs.conditional_top_logprobs?.[i]) },
         ...logprobs.negative_logprobs[i].map((logprob, j) => (

@@ -52,6 +52,16 @@ def test_every_body_has_a_schema_and_an_example(document: Json) -> None:
         assert content["example"], path
 
 
+def test_every_route_is_in_one_described_group(document: Json) -> None:
+    described = {tag["name"]: tag["description"] for tag in document["tags"]}
+    assert all(len(text) > 40 for text in described.values())
+    used = [operation["tags"] for ways in document["paths"].values() for operation in ways.values()]
+    assert all(len(tags) == 1 for tags in used)
+    assert {tag for tags in used for tag in tags} == set(described)
+    assert document["paths"]["/v1/messages/count_tokens"]["post"]["tags"] == ["Tokens and prompts"]
+    assert document["paths"]["/v1/messages"]["post"]["tags"] == ["Generate"]
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
 )

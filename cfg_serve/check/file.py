@@ -23,8 +23,11 @@ from deployments.config.checks import check_message_sizes
 IMPORT_PATHS = ("deployments.app:build", "cfg_serve:build")
 ROUTER, GENERATOR = "CfgRouter", "ModelReplica"
 _PORTS = range(1, 65536)
-_NO_MAPPING = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
-"""Errors of pydantic for a value where keys should be. Its own words name classes of Python."""
+_SHAPES = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dataclass_type", "dict_type"), "keys"),
+    **dict.fromkeys(("tuple_type", "list_type"), "entries, a list"),
+}
+"""What should be there, for errors of pydantic whose words name classes of Python."""
 
 
 def problems(path: Path) -> list[Problem]:
@@ -108,8 +111,8 @@ def _args(args: Mapping[str, Any], at: Place) -> list[Problem]:
 def _sentence(item: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     where = ".".join(map(str, item["loc"]))
     message = str(item["msg"]).removeprefix("Value error, ")
-    if item["type"] in _NO_MAPPING:
-        message = "this must have keys"
+    if item["type"] in _SHAPES:
+        message = f"this must have {_SHAPES[item['type']]}"
     if item["type"] != "value_error":
         return f"`{where}` in `args`: {message}."
     match item["loc"]:

@@ -120,6 +120,11 @@ BROKEN = [
         ARGS + "    kv_split: odd\n",
         ["6: `kv_split` in `args`: Input should be 'elastic' or 'even'."],
     ),
+    (ARGS + "    encoders: 1\n", ["6: `encoders` in `args`: this must have entries, a list."]),
+    (
+        HEAD + "  args:\n    models:\n    - model: org/a\n      engin: {}\n",
+        ["7: `models[0]` (org/a): unknown key `engin` in `models`: did you mean `engine`?"],
+    ),
     (ARGS + "    encoders:\n    - 1\n", ["7: `encoders.0` in `args`: this must have keys."]),
     (
         ARGS + "    engine: 1\n    limits: 2\n    access: 3\n",

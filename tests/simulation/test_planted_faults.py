@@ -16,7 +16,7 @@ from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedSche
 from cfg_core.vllm_plugin.core.snapshot import SteadyStep
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
-from tests.simulation.sim import PATHS, model_token, simulate
+from tests.simulation.sim import PATHS, simulate
 
 plan, make_followers, attach = lockstep.plan, group_scheduler.make_followers, wire.attach
 guides, weights_at, advance = Timeline.guides, Timeline.weights_at, Timelines.advance
@@ -123,11 +123,12 @@ def _restart_late(self, output):
 
 
 def _read_samples_taken_back(self, request, num_drafts):
+    """The conditional stream alone may sample another token than the group, such as a marker."""
     take_back(self, request, num_drafts)
     markers = self._timelines._markers.get(request.request_id)
     if markers is not None:
-        dropped = model_token(request.request_id, request.num_output_tokens)
-        read_markers(markers, [*request.output_token_ids, dropped])
+        ends = markers._between.start_token_id, markers._between.end_token_id
+        read_markers(markers, [*request.output_token_ids, ends[markers.is_inside]])
 
 
 def _free_blocks_only(self, group_plan):

@@ -49,6 +49,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/routes",
         "docs/sampling",
         "docs/embeddings",
+        "docs/encoders",
         "docs/command",
         "docs/configuration",
         "docs/engine-options",

@@ -317,6 +317,7 @@ def test_a_chat_tells_what_each_stream_said(client: openai.OpenAI, model: str) -
         "conditional_logprob",
         "negative_logprobs",
         "guidance_kl",
+        "guidance_strength",
     }
     assert all(len(token.model_extra["negative_logprobs"]) == 1 for token in tokens)
     assert not any(token.model_extra for token in plain)

@@ -7,6 +7,7 @@ and `</think>`, and a template that opens the reasoning. It was not trained to c
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -78,6 +79,7 @@ def idle(server: Server) -> Iterator[Server]:
     server.assert_idle()
 
 
+@functools.lru_cache(maxsize=4)
 def expected_ids(folder: Path, part: str | None = None) -> list[int]:
     """The guided greedy tokens, with `</think>` forced where the budget is spent.
 

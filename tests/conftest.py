@@ -83,6 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _refuse_addresses(items)
     _leave_out(config, items)
     longest_first = "PYTEST_XDIST_WORKER" in os.environ
     items.sort(key=lambda item: _order(_rank(item.path), longest_first))
@@ -90,6 +91,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if on_gpu and not _has_gpu():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _refuse_addresses(items: list[pytest.Item]) -> None:
+    """With several workers, all must collect the same names, so no name may hold an address."""
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: give its parameters `ids` without addresses.")
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

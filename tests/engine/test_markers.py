@@ -211,7 +211,9 @@ REFUSED: Sequence[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "options", "words"), REFUSED, ids=str)
+@pytest.mark.parametrize(
+    ("fields", "options", "words"), REFUSED, ids=[words for _, _, words in REFUSED]
+)
 def test_what_the_model_does_not_have_is_refused(
     fields: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:

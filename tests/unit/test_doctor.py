@@ -138,7 +138,7 @@ def test_a_healthy_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"ok    {subject}: " in text for subject in ("ray", "torch", "memory", "hooks"))
 
 
-@pytest.mark.parametrize(("break_it", "words", "advice"), BROKEN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("break_it", "words", "advice"), BROKEN)
 def test_a_broken_installation(
     break_it: Callable[[pytest.MonkeyPatch, Path], None],
     words: str,

@@ -33,7 +33,7 @@ Which architectures the engine for [embeddings](embeddings.md) computes. An enco
 bias or a mask gives vectors that look right but are wrong. So an architecture is on the list only
 if it is equal to its own code in transformers {version}, and all others are refused with a reason.
 
-Each row is a tiny model with random weights, large enough that any error changes the vectors. {num}
+Each row is a tiny model. Its random weights are so large that an error changes the vectors. {num}
 texts of 1 to 100 tokens are computed in float32, in one packed run, and by transformers with
 padding and eager attention. "Cosine" is the least between two vectors of tokens, "difference" the
 largest between two components (vectors have a length of about 8), "alone" the largest difference

@@ -83,7 +83,8 @@ def serve(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What clients send as `model`. Default: its last part.")
+        str | None,
+        typer.Option(help="What clients send as `model`. Default: the last part of MODEL."),
     ] = None,
     max_model_len: Annotated[
         int | None,

@@ -58,7 +58,12 @@ def parser(prog: str = "python -m cfg_core.prefill_only") -> argparse.ArgumentPa
         help="for a text that cannot be computed: stop, or write NaN",
     )
     embed.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    embed.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1...")
+    embed.add_argument(
+        "--device",
+        default="auto",
+        help="device to compute on: cpu, cuda, or one GPU such as cuda:1; auto takes the first GPU"
+        " if there is one",
+    )
     embed.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads on the CPU"
     )
@@ -66,7 +71,8 @@ def parser(prog: str = "python -m cfg_core.prefill_only") -> argparse.ArgumentPa
         "--lines-per-part",
         type=int,
         default=4096,
-        help="lines that are lost at most if the process is killed (default: 4096)",
+        help="lines of the input in one part of the output; a killed process loses at most one"
+        " part (default: 4096)",
     )
     embed.add_argument(
         "--restart", action="store_true", help="delete earlier output and start from the first line"

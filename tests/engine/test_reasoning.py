@@ -135,7 +135,7 @@ def test_one_part_is_guided(idle: Server, reasoner: Path, part: str, guided: int
     assert answer["choices"][0]["token_ids"] == expected_ids(reasoner, part)
     assert answer["guidance"]["guided_tokens"] == guided
     assert answer["guidance"]["gate_closed_tokens"] == NEW_TOKENS - guided
-    assert expected_ids(reasoner, part) != expected_ids(reasoner)
+    assert expected_ids(reasoner, "thinking") != expected_ids(reasoner, "answer")
 
 
 def test_a_stream_tells_reasoning_from_content(idle: Server) -> None:

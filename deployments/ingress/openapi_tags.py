@@ -40,7 +40,12 @@ TAGS = (
             "/pooling",
             "/v1/classify",
             "/classify",
+            "/v2/embed",
+            "/embed",
+            "/embed_all",
             "/embed_sparse",
+            "/predict",
+            "/similarity",
         ),
     ),
     Tag(

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 from cfg_core.params import Cuts, Rule, Strength
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.wire import JointRow
-from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, scoring, staging
+from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, logit_blends, scoring, staging
 from cfg_core.vllm_plugin.worker import rows as rows_module
 from cfg_core.vllm_plugin.worker.head import merge
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
@@ -342,7 +342,7 @@ def computed(logits: torch.Tensor) -> list[torch.Tensor]:
 def test_rows_in_pieces_are_those_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(5, VOCABULARY)
     at_once = computed(logits)
-    monkeypatch.setattr(rows_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(logit_blends, "PIECE_BYTES", 1)
     for got, want in zip(computed(logits), at_once, strict=True):
         assert torch.equal(got, want)
 
@@ -360,8 +360,9 @@ def test_no_piece_is_so_large_that_its_memory_is_mapped_anew(
 
         return call
 
-    for name in ("blend", "cut", "divergence", "weaken"):
-        monkeypatch.setattr(rows_module, name, recording(getattr(rows_module, name)))
+    monkeypatch.setattr(rows_module, "divergence", recording(rows_module.divergence))
+    for name in ("blend", "cut", "weaken"):
+        monkeypatch.setattr(logit_blends, name, recording(getattr(logit_blends, name)))
     names = [f"{i}{sign}" for i in range(20) for sign in "+-"]
     row = IN_PIECES[0]
     joint = tuple(

@@ -109,6 +109,7 @@ def test_a_request_can_be_tried_on_the_page(http: httpx.Client) -> None:
     errors: list[str] = []
     with chromium() as browser:
         page = browser.new_page()
+        page.set_default_timeout(120_000)  # drawing all schemas takes long on a busy machine
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.goto(str(http.base_url.join("/docs")))

@@ -18,13 +18,12 @@ file, name `deployments.ray_llm:build_openai_app` as its `import_path`: every mo
 
 from __future__ import annotations
 
-from cfg_core.errors import CompatibilityError
-
 try:
     from deployments.ray_llm.config import build_openai_app, guided
 except ModuleNotFoundError as error:
-    raise CompatibilityError(
-        f"Ray Serve LLM does not run with this vLLM ({error}): use 0.32, by `make setup VLLM=0.32`."
+    raise ModuleNotFoundError(
+        f"Ray Serve LLM does not run with this vLLM ({error}): use 0.32 (`make setup VLLM=0.32`)",
+        name=error.name,
     ) from error
 
 __all__ = ["build_openai_app", "guided"]

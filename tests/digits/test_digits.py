@@ -179,9 +179,9 @@ def test_the_page_has_the_table_of_the_result() -> None:
 
 
 def test_the_configuration_is_valid() -> None:
-    command = [sys.executable, "-m", "deployments.config", "examples/digits/digits.yaml"]
+    command = [sys.executable, "-m", "cfg_serve", "check", "examples/digits/digits.yaml"]
     done = subprocess.run(command, cwd=PAGE.parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_model_is_small_and_has_the_vocabulary() -> None:

@@ -36,6 +36,10 @@ SHELL, KINDS = (
 
 EXCEPTED = {
     ("docs/guidance.md", 'recipes.dexperts("polite"'): "needs two adapters of a model",
+    (
+        "docs/embeddings.md",
+        "GTE-ModernColBERT",
+    ): "needs its weights; tests/encoders/test_late_interaction.py runs the like",
     ("docs/ray-llm.md", "ray.data.llm"): "needs pandas; tests/serve/ray_llm runs the like",
     (
         "docs/digits.md",

@@ -6,7 +6,7 @@ The expected values are those of `cfg_core.reference.weighted_scores` in float32
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ CHANGES = ("scales", "start", "end")
 NAMES = [name for name, spec in FORMULAS.items() if not set(CHANGES) & spec.keys()]
 LENGTHS = (1, 2, 5, 31, 32, 33, 48)
 """Scored tokens. A block has 32."""
+
+REGION = 1e-3
+"""By how much of a trust region two correct engines may differ, from rounding."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,28 @@ class Scored:
         extra = {**self.request.extra_args, "guidance_score_tokens": len(self.continuation)}
         return plain(extra_args=extra, prompt_logprobs=top, **{"max_tokens": 2, **options})
 
-    def want(self, oracle: Oracle) -> list[torch.Tensor]:
+    def want(self, oracle: Oracle, limit: float = 1.0) -> list[torch.Tensor]:
+        """The reference's rows. `limit` multiplies the trust region."""
         one = self.request
-        return weighted_scores(
-            oracle.model, one.prompt, one.followers, self.continuation, one.formula
-        )
+        formula = one.formula
+        if formula.max_kl is not None:
+            formula = replace(formula, max_kl=formula.max_kl * limit)
+        return weighted_scores(oracle.model, one.prompt, one.followers, self.continuation, formula)
+
+    def allowed(self, oracle: Oracle) -> list[torch.Tensor]:
+        """How far each log-probability may be from `want`: rows of [vocabulary].
+
+        A trust region adds what a slightly wider or narrower one changes. It may be much where the
+        strength hardly changes the divergence.
+        """
+        least = max(1e-4, 2 * error(self.request.formula))
+        if self.request.formula.max_kl is None:
+            return [torch.full_like(row, least) for row in self.want(oracle)]
+        wider, narrower = (self.want(oracle, 1 + s * REGION) for s in (1, -1))
+        return [
+            least + (one - other).abs().nan_to_num(0)
+            for one, other in zip(wider, narrower, strict=True)
+        ]
 
 
 def scored(name: str, seed: int) -> Scored:
@@ -57,9 +77,8 @@ def values(one: Scored, prompt_logprobs: list[Any]) -> list[float]:
 
 def is_right(one: Scored, oracle: Oracle, found: list[float]) -> bool:
     """Whether these are the reference's values. A token that is cut is far below, not infinite."""
-    allowed = max(1e-4, 2 * error(one.request.formula))
-    want = [float(row[t]) for t, row in zip(one.continuation, one.want(oracle), strict=True)]
+    rows = zip(one.continuation, one.want(oracle), one.allowed(oracle), found, strict=True)
     return all(
-        value < -100 if exact == -torch.inf else abs(value - exact) < allowed
-        for value, exact in zip(found, want, strict=True)
+        value < -100 if row[token] == -torch.inf else abs(value - row[token]) < allowed[token]
+        for token, row, allowed, value in rows
     )

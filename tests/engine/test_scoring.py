@@ -18,7 +18,7 @@ import torch
 
 from cfg_core.reference import Formula
 from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tight_for_groups, tokens
-from tests.engine.formulas import FORMULAS, MAX_MODEL_LEN, Request, error, request
+from tests.engine.formulas import FORMULAS, MAX_MODEL_LEN, Request, request
 from tests.engine.oracle import CASES, PROMPTS, Oracle, random_ids
 from tests.engine.scored_texts import NAMES, Scored, scored
 
@@ -41,20 +41,19 @@ def check(oracle: Oracle, one: Scored, said: list[Any], top: int = 0) -> None:
     before = len(one.request.prompt)
     assert said[:before] == [None] * before
     is_cut = bool(set(CUTS) & FORMULAS[one.request.name].keys())
-    allowed = max(1e-4, 2 * error(one.request.formula))
-    rows = one.want(oracle)
-    for token, entries, row in zip(one.continuation, said[before:], rows, strict=True):
+    rows = zip(one.continuation, said[before:], one.want(oracle), one.allowed(oracle), strict=True)
+    for token, entries, row, allowed in rows:
         assert token in entries
         likeliest = row.topk(max(top, 1)).indices.tolist()
         assert len(entries) in (max(top, 1), top + 1)
-        assert not top or int(likeliest[0]) in entries or abs(row.max() - row[token]) < allowed
+        assert not top or int(likeliest[0]) in entries or row.max() - row[token] < allowed[token]
         if not is_cut:  # a cut token is far below, and not at minus infinity
-            assert entries[token].rank == int((row >= row[token]).sum()) or allowed > 1e-4
+            assert entries[token].rank == int((row >= row[token]).sum()) or allowed[token] > 1e-4
         for other, entry in entries.items():
             if row[other] == -torch.inf:
                 assert entry.logprob < -100
             else:
-                assert entry.logprob == pytest.approx(float(row[other]), abs=allowed)
+                assert entry.logprob == pytest.approx(float(row[other]), abs=float(allowed[other]))
 
 
 @pytest.mark.v2

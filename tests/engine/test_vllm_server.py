@@ -325,7 +325,11 @@ def test_cancelling_ends_what_runs_and_what_waits(server: Server, stream: bool) 
 
 
 def test_long_texts_do_not_delay_others(server: Server) -> None:
-    """Six texts of two megabytes run at once. Other requests and the event loop are not blocked."""
+    """Six texts of two megabytes run at once. Other requests and the event loop are not blocked.
+
+    A text that blocked either would take a sixth of the time or more. Bounds are shares of it,
+    because other tests run at the same time.
+    """
     long = "the little dog " * 130_000
     waits: list[float] = []
     late: list[float] = []
@@ -349,10 +353,12 @@ def test_long_texts_do_not_delay_others(server: Server) -> None:
         assert len(set(counts)) == 1
         assert counts[0] > 300_000
 
+    begun = time.monotonic()
     server.run(play())
-    assert len(waits) > 3
-    assert max(waits) < 1.0, waits
-    assert max(late) < 0.5, sorted(late)[-5:]
+    took = time.monotonic() - begun
+    assert len(waits) > 6
+    assert max(waits) < took / 4, (took, sorted(waits)[-5:])
+    assert max(late) < took / 10, (took, sorted(late)[-5:])
 
 
 def test_texts_beyond_the_bound_are_refused(server: Server) -> None:

@@ -52,6 +52,17 @@ def test_the_trust_region_is_that_of_bisection_in_float64(
         assert divergence(out[row], leader[row]) <= limit * 1.002 + 1e-5
 
 
+@pytest.mark.parametrize("limit", LIMITS)
+def test_plateaus(limit: float) -> None:
+    """Few tokens with logits far apart: the divergence is nearly flat over much of the strength."""
+    logits = streams(60.0, rows=64)[:, :, :260].contiguous()
+    whole = guided(logits, 4.0)
+    out, found = weaken(logits[0], whole, rows_of([Strength(max_kl=limit)] * len(whole)))
+    leader = torch.log_softmax(logits[0].double(), -1)
+    for row in torch.nonzero(found < 1)[:, 0].tolist():
+        assert divergence(out[row], leader[row]) == pytest.approx(limit, rel=2e-3)
+
+
 def test_one_formula_with_the_reference() -> None:
     """Different limits at once, with tokens that one of the streams forbids."""
     logits = streams(2.0, rows=5)[:, :, :64].contiguous()

@@ -33,6 +33,15 @@ Json: TypeAlias = dict[str, Any]
 
 START_LIMIT_S = 300
 MARK = "CFG_SERVE_TEST"
+STOCK = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    "RAY_worker_niceness": "0",
+}
+"""Serve's own settings, but for those without which no start ends on a busy machine: serve.env says
+why. Other tests run beside this server.
+"""
+
 _UNSET = ("RAY_ADDRESS", "VLLM_CPU_KVCACHE_SPACE", "PYTEST_CURRENT_TEST")
 
 
@@ -44,7 +53,7 @@ class ServeProcess:
     of a `with` block they are killed.
 
     address: of a running Ray. By default, `serve run` starts a Ray of its own.
-    stock: run with Serve's own settings and without a token, as plain `serve run` does.
+    stock: run with Serve's own settings and without a token, as plain `serve run` does (STOCK).
     """
 
     def __init__(
@@ -69,7 +78,7 @@ class ServeProcess:
             "TMPDIR": str(self._dir),
             "HF_HUB_OFFLINE": "1",
             "FORWARDED_ALLOW_IPS": "127.0.0.1",  # clients of hostile.py have addresses
-            **({"RAY_AUTH_MODE": "disabled"} if stock else serve_settings() | token()),
+            **(STOCK if stock else serve_settings() | token()),
         }
         env |= extra_env or {}
         self.started = time.monotonic()

@@ -10,16 +10,22 @@ import sys
 import pytest
 
 from benchmarks.oracle import FOLDER
-from tools.serving.process import REPOSITORY
+from tools.serving.process import REPOSITORY, STOCK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("flags", [[], ["--by-hand"]], ids=["guided_engine_args", "by-hand"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], id="guided_engine_args"),
+        pytest.param(["--by-hand"], id="by-hand", marks=pytest.mark.survey),
+    ],
+)
 def test_200_rows_are_those_of_an_offline_engine(flags: list[str]) -> None:
     # Ray Data needs pandas, which is only with the packages that tests compare with.
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")]), FOLDER]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    env = {**os.environ, **STOCK, "PYTHONPATH": os.pathsep.join(paths)}
     program = [sys.executable, "-m", "tests.serve.ray_llm.data_program", *flags]
     done = subprocess.run(
         program, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=800

@@ -26,7 +26,13 @@ STORIES = REPOSITORY / "models" / "stories"
 BY_HAND: Json = {"scheduler_cls": SCHEDULER, "worker_cls": WORKER}
 
 
-@pytest.fixture(scope="module", params=[IMPORT_PATH, "ray.serve.llm:build_openai_app"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        IMPORT_PATH,
+        pytest.param("ray.serve.llm:build_openai_app", marks=pytest.mark.survey),
+    ],
+)
 def server(request: pytest.FixtureRequest) -> Iterator[RayLlmProcess]:
     """Ours, and Ray's own builder with engine arguments that were written by hand."""
     is_ours = request.param == IMPORT_PATH

@@ -28,6 +28,9 @@ from cfg_serve.home import serve_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "deploy" / "kuberay" / "rayservice.template.yaml"
+FILE = TEMPLATE.with_name("rayservice.yaml")
+SHOWN, IMAGE = ROOT / "configs" / "llama-8b-tp2.yaml", "cfg-serve:VERSION"
+"""What FILE has; `make pages` writes it."""
 
 CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
 """Resources of a GPU pod for each of its GPUs. Enough for 8B models; a first guess for others."""
@@ -41,6 +44,11 @@ RAY_MARGIN_S = 30
 
 class RenderError(Exception):
     """The configuration cannot run on Kubernetes as it is. The message says what to do."""
+
+
+def shown() -> str:
+    """The manifest that the repository has."""
+    return render(SHOWN, IMAGE, gated=True)
 
 
 def render(path: Path, image: str, gpus_per_pod: int | None = None, gated: bool = False) -> str:

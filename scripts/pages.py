@@ -1,4 +1,4 @@
-"""Write every page, or part of one, that comes from the code, and the Grafana dashboard.
+"""Write every page, or part of one, that comes from the code, and the files of deploy/.
 
 make pages          or: python scripts/pages.py
 """
@@ -13,6 +13,7 @@ import command_page
 import config_page
 import fields_page
 import grafana_dashboard
+import kuberay
 import metrics_page
 import models_page
 import patches
@@ -25,6 +26,7 @@ WRITTEN: dict[Path, Callable[[str], str]] = {
     models_page.PAGE: lambda _: models_page.page(),
     patches.PAGE: lambda _: patches.page(),
     grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
+    kuberay.FILE: lambda _: kuberay.shown(),
 }
 """What is written, with what makes its text of the present one."""
 

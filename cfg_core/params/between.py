@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class Between:
     start_token_id: int | str
     end_token_id: int | str | None
     restart_negative: bool = False
+
+    def is_open_after(self, token_ids: Sequence[int]) -> bool:
+        """Whether a token after these is between the markers. It looks at each, from the last."""
+        ends = (self.start_token_id, self.end_token_id)
+        last = next((token for token in reversed(token_ids) if token in ends), None)
+        return last is not None and last == self.start_token_id
 
     def to_entry(self) -> dict[str, Any]:
         """As requests send it."""

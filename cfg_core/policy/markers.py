@@ -8,19 +8,18 @@ from cfg_core.params.between import Between
 
 
 class Markers:
-    """The markers of one request. They are read in its prompt, and in its output.
+    """The markers of one request, which are read in its output.
 
-    is_inside: whether the token after those that were read is guided.
+    is_inside: whether the token after those that were read is guided. At first, that is the one
+        after the prompt.
     since: the number of output tokens at which the followers last began anew; 0 if they never do,
         or have not yet.
     """
 
-    def __init__(self, between: Between, prompt: Sequence[int]) -> None:
+    def __init__(self, between: Between, is_inside: bool) -> None:
         self._between = between
         self.since = self._read = 0
-        ends = (between.start_token_id, between.end_token_id)
-        last = next((token for token in reversed(prompt) if token in ends), None)
-        self.is_inside = last is not None and last == between.start_token_id
+        self.is_inside = is_inside
 
     def read(self, output: Sequence[int]) -> None:
         """Read the tokens of the output that were not read yet. Tokens in flight are not in it."""

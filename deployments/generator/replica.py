@@ -22,6 +22,7 @@ from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
 from deployments.generator.heartbeats import with_heartbeats
+from deployments.generator.ray_cluster import name_cluster
 from deployments.health.beacon import Beacon
 from deployments.health.engine_watch import PULSE_S, Pulse, exit_with_engine
 from deployments.messages import LOST, Failed, GenerateCall, Item
@@ -55,12 +56,8 @@ vLLM's own default is 4. SillyTavern sends 6 with the names and marks of a chat.
 
 
 def _workers_placement() -> PlacementGroup | None:
-    """Where the engine puts its workers: the bundles of this replica, in this cluster.
-
-    The engine runs in a process of its own. Without the address in RAY_ADDRESS, that process would
-    start another Ray cluster.
-    """
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    """Where the engine puts its workers: the bundles of this replica, in this cluster."""
+    name_cluster()
     return get_current_placement_group()
 
 

@@ -23,6 +23,7 @@ from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from deployments.config.admission import AdmissionArgs
 from deployments.generator.engine import GeneratorEngine
 from deployments.generator.grammar_gate import GrammarGate
+from deployments.generator.ray_cluster import name_cluster
 from deployments.generator.vllm_server import VllmServer
 from deployments.messages import Chunk, GenerateCall, Whole
 from deployments.ray_llm.answers import ray_answers, ray_error
@@ -68,6 +69,7 @@ class GuidedVLLMEngine(VLLMEngine):
     @override
     async def start(self) -> None:
         """Start the engine, and return when it can answer. This takes minutes with a big model."""
+        name_cluster()
         await super().start()
         engine = self._engine_client
         assert engine is not None, "Ray's class has started it"

@@ -234,7 +234,8 @@ def test_a_decimal_comma_is_understood(page: Page, text: str, scales: list[float
     sent = bodies(page)
     choose(page, PIRATE, max_tokens="2", scales=text, temperature="0,5")
     expect(page.locator("#scales-hint")).to_have_text(
-        f"1 is off. Now: {' and '.join(map(str, scales))}."
+        "1 is off. A rule may stand there, too: adacad or arr."
+        f" Now: {' and '.join(map(str, scales))}."
     )
     generate(page)
     assert [body.get("guidance_scale", 1) for body in sent] == scales

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray.llm
@@ -20,9 +22,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
+from cfg_core.errors import EngineError
 from cfg_core.vllm_plugin import SCHEDULER, guided_engine_args
 from cfg_core.vllm_plugin.processes import TravellingOptions
 from deployments.ray_llm import ray_names
+from deployments.ray_llm.engine import GuidedVLLMEngine
+from deployments.ray_llm.ray_names import VLLMEngine
 from tests.contract.syntax import calls
 from tests.support.warm_process import WarmProcess
 
@@ -127,3 +132,20 @@ def test_options_stay_a_mapping_on_the_way() -> None:
     assert type(again["additional_config"]["cfg_serve"]) is TravellingOptions
     config = EngineArgs(model="models/stories", **args).create_engine_config()
     assert type(config.additional_config["cfg_serve"]) is TravellingOptions
+
+
+async def test_the_engines_process_is_told_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another cluster of the machine, it would take either of them."""
+    named: list[str] = []
+
+    async def start(self: VLLMEngine) -> None:
+        named.append(os.environ["RAY_ADDRESS"])
+        raise EngineError("far enough")
+
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(VLLMEngine, "start", start)
+    with pytest.raises(EngineError, match="far enough"):
+        await GuidedVLLMEngine.__new__(GuidedVLLMEngine).start()
+    assert named == [context.gcs_address]

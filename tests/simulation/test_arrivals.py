@@ -12,6 +12,7 @@ from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from cfg_core.params import ResolvedGuidance
+from cfg_core.params.between import Between
 from cfg_core.params.resolved import RESOLVED
 from cfg_core.vllm_plugin.core import arrivals, followers
 from cfg_core.vllm_plugin.core.followers import make_followers, make_ready, plan_group
@@ -93,12 +94,15 @@ def test_followers_that_begin_late_hash_only_the_output(hasher):
 
 def test_the_scheduler_does_not_touch_a_prompt_again(hasher, monkeypatch):
     """Beyond lists that are copied as vLLM copies a plain request's."""
-    leader = leader_of(hasher)
+    between = {"start_token_id": 5, "end_token_id": 6}
+    leader = leader_of(hasher, {**FIELDS, "guidance_between": between})
     make_ready(leader)
     hasher.hashed.clear()
     monkeypatch.setattr(ResolvedGuidance, "from_extra_args", None)  # not called again
+    monkeypatch.setattr(Between, "is_open_after", None)
     followers_of(leader)
     assert not hasher.hashed
+    assert plan_group(leader, 1024, lambda *lengths: True).is_open
 
 
 def test_the_workers_get_no_guidance_with_a_leader(hasher):

@@ -11,13 +11,12 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
-RENDERED = REPOSITORY / "configs" / "llama-8b-tp2.yaml"
-IMAGE = "cfg-serve:VERSION"
 SECRETIVE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
 
 spec = importlib.util.spec_from_file_location("kuberay", REPOSITORY / "scripts" / "kuberay.py")
 kuberay = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kuberay)
+RENDERED, IMAGE = kuberay.SHOWN, kuberay.IMAGE
 
 
 def config_path(name):
@@ -52,8 +51,8 @@ def test_the_manifest_is_as_rendered():
         f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} --gated >"
         " deploy/kuberay/rayservice.yaml"
     )
-    written = (DEPLOY / "kuberay" / "rayservice.yaml").read_text()
-    assert written == kuberay.render(RENDERED, IMAGE, gated=True), f"run: {command}"
+    written = kuberay.FILE.read_text()
+    assert written == kuberay.shown(), "run: make pages"
     assert command in written
 
 

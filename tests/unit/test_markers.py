@@ -45,10 +45,11 @@ def test_markers_are_read_as_the_specification_reads_them(restart: bool) -> None
     """All texts of a few tokens, read a few at a time."""
     rng = random.Random(1)
     formula = Formula(weights=(-1.0,), between=(START, END), restart=restart)
+    between = Between(START, END, restart)
     for _ in range(400):
         prompt = [rng.randrange(4) for _ in range(rng.randrange(4))]
         output = [rng.randrange(5) for _ in range(rng.randrange(12))]
-        markers = Markers(Between(START, END, restart), prompt)
+        markers = Markers(between, between.is_open_after(prompt))
         for known in sorted({rng.randint(0, len(output)) for _ in range(3)} | {len(output)}):
             markers.read(output[:known])
             assert markers.is_inside == formula.guides_after(prompt, output[:known])
@@ -57,13 +58,14 @@ def test_markers_are_read_as_the_specification_reads_them(restart: bool) -> None
 
 
 def test_an_end_that_never_comes() -> None:
-    markers = Markers(Between(START, None), [START, 9])
+    between = Between(START, None)
+    markers = Markers(between, between.is_open_after([START, 9]))
     markers.read([4, 5, 6])
     assert markers.is_inside
 
 
 def test_drafts_before_a_marker() -> None:
-    markers = Markers(Between(START, END), [])
+    markers = Markers(Between(START, END), is_inside=False)
     assert [markers.unmarked(d) for d in ([7, 8], [7, START, 8], [END], [7, -1], [])] == [
         2,
         1,

@@ -50,10 +50,14 @@ class FollowerPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ReadyRequest:
-    """The guidance of a request that has arrived, and its followers' prompts."""
+    """The guidance of a request that has arrived, and its followers' prompts.
+
+    is_open: whether the last marker of the leader's prompt is a start (`guidance_between`).
+    """
 
     guidance: ResolvedGuidance
     prompts: tuple[FollowerPrompt, ...]
+    is_open: bool
 
 
 def make_ready(leader: Request) -> ReadyRequest | None:
@@ -73,9 +77,14 @@ def make_ready(leader: Request) -> ReadyRequest | None:
     leader.sampling_params = sampling = copy.copy(sampling)
     rest = {name: value for name, value in sampling.extra_args.items() if name != RESOLVED}
     sampling.extra_args = rest or None
-    ready = ReadyRequest(guidance, tuple(_prompts(leader, guidance)))
+    ready = ReadyRequest(guidance, tuple(_prompts(leader, guidance)), _is_open(leader, guidance))
     setattr(leader, _READY, ready)
     return ready
+
+
+def _is_open(leader: Request, guidance: ResolvedGuidance) -> bool:
+    between = None if guidance.timeline is None else guidance.timeline.between
+    return between is not None and between.is_open_after(leader.prompt_token_ids or ())
 
 
 def _prompts(leader: Request, guidance: ResolvedGuidance) -> list[FollowerPrompt]:
@@ -126,11 +135,13 @@ class GroupPlan:
     """A group, and what its followers begin with.
 
     timeline: None if all tokens are guided, with the same weights.
+    is_open: whether the prompt ends between the timeline's markers.
     """
 
     group: Group
     prompts: tuple[FollowerPrompt, ...]
     timeline: Timeline | None
+    is_open: bool
 
 
 Fits = Callable[[int, Sequence[int]], bool]
@@ -164,7 +175,8 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
             " fit this engine's KV memory: ask for fewer tokens or streams, shorten the prompts, or"
             " give the engine more KV memory."
         )
-    return GroupPlan(group_of(leader, guidance), ready.prompts, guidance.timeline)
+    group = group_of(leader, guidance)
+    return GroupPlan(group, ready.prompts, guidance.timeline, ready.is_open)
 
 
 def group_of(leader: Request, guidance: ResolvedGuidance) -> Group:

@@ -84,8 +84,7 @@ class Timelines:
         leader, timeline = plan.group.leader, plan.timeline
         self._plans[leader] = plan
         if timeline is not None and timeline.between is not None:
-            prompt = self._requests[leader].prompt_token_ids or ()
-            self._markers[leader] = Markers(timeline.between, prompt)
+            self._markers[leader] = Markers(timeline.between, plan.is_open)
 
     def guides_first(self, plan: GroupPlan) -> bool:
         """Whether the first token of a request that was added is guided."""

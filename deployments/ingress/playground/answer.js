@@ -41,7 +41,8 @@ export class Answer {
       "article", { "aria-label": title },
       make("h2", { text: title }, this.state), this.list,
     );
-    this.curve = scale && new Curve(scale, (index) => this.choose(index));
+    this.isRule = "guidance_rule" in request.body;
+    this.curve = scale && new Curve(scale, (index) => this.choose(index), this.isRule);
     if (this.curve) {
       this.curveLabel = make("span");
       const label = make("p", { class: "facts" }, "KL in ", tip("nats", NATS), ": ", this.curveLabel);
@@ -130,10 +131,10 @@ export class Answer {
     this.chosen = index;
     const chosen = this.list.children[index];
     chosen.setAttribute("aria-selected", "true");
-    chosen.setAttribute("aria-label", sentence(this.tokens[index], index));
+    chosen.setAttribute("aria-label", sentence(this.tokens[index], index, this.isRule));
     this.list.setAttribute("aria-activedescendant", chosen.id);
     this.curve?.mark(index);
-    showToken(this.title, this.tokens[index], index);
+    showToken(this.title, this.tokens[index], index, this.isRule);
   }
 }
 

@@ -6,7 +6,7 @@ import { Scale } from "./curve.js";
 import { byId, later, make } from "./dom.js";
 import { chooseModel, offerModels, setUp } from "./page.js";
 import * as problems from "./problems.js";
-import { isPlain, requestOf, scalesOf } from "./request.js";
+import { isPlain, requestOf, scalesOf, titleOf } from "./request.js";
 import { follow, summary } from "./run.js";
 import { toState } from "./state.js";
 
@@ -46,7 +46,7 @@ async function send() {
     const [scale] = scalesOf({ scales: fields[side] });
     const request = requestOfSide(state, scale, side);
     const plain = isPlain(state, scale);
-    const title = plain ? "without guidance" : `scale ${scale}`;
+    const title = titleOf(state, scale);
     const answer = new Answer(title, request, plain ? null : divergences, apiKey.get() !== "");
     return { side, request, answer };
   });
@@ -88,7 +88,7 @@ function startAnew() {
 
 /** The field that a field of the API comes from; null if there is none. */
 function fieldOf(param, side) {
-  const name = { guidance_scale: side, negative_prompt: "away_system", messages: "user" }[param];
+  const name = { guidance_scale: side, guidance_rule: side, negative_prompt: "away_system", messages: "user" }[param];
   return byId(name ?? param ?? "") ?? null;
 }
 

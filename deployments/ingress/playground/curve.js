@@ -1,4 +1,5 @@
-// The curve of KL(guided || conditional) over an answer's tokens, and that of the strength.
+// The curve of KL(guided || conditional) over an answer's tokens, and that of the strength or of the
+// scales of a rule.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -15,9 +16,13 @@ export class Scale {
 }
 
 export class Curve {
-  /** `chosen(index)` is called with the token under the pointer. */
-  constructor(scale, chosen) {
+  /**
+   * `chosen(index)` is called with the token under the pointer. `isRule`: whether the strengths of
+   * tokens are the scales that a rule gave them.
+   */
+  constructor(scale, chosen, isRule = false) {
     this.scale = scale;
+    this.isRule = isRule;
     this.values = [];
     this.strengths = [];
     this.strength = shape("path", { class: "strength", d: "" });
@@ -54,7 +59,9 @@ export class Curve {
     this.svg.setAttribute("viewBox", `0 0 ${length} 100`);
     this.base.setAttribute("x2", length);
     this.line.setAttribute("d", path(this.values, this.scale.highest));
-    this.strength.setAttribute("d", this.isLimited() ? path(this.strengths, 1) : "");
+    const most = this.isRule ? Math.max(1, ...this.scales()) : 1;
+    const shows = this.isRule || this.isLimited();
+    this.strength.setAttribute("d", shows ? path(this.strengths, most) : "");
     this.svg.setAttribute("aria-label", `KL of each token in nats: ${this.summary()}`);
   }
 
@@ -63,15 +70,26 @@ export class Curve {
     return this.strengths.some((strength) => strength !== null && strength < 1);
   }
 
+  /** The scales that a rule gave. */
+  scales() {
+    return this.strengths.filter((strength) => strength !== null);
+  }
+
+  /** What the dashed curve shows, as the end of a sentence. */
+  dashed() {
+    if (!this.isRule) return this.isLimited() ? ", with the strength of guidance dashed" : "";
+    const [least, most] = [Math.min, Math.max].map((of) => of(...this.scales()).toFixed(2));
+    return `, with the rule's scales dashed, from ${least} to ${most}`;
+  }
+
   summary() {
     const guided = this.values.filter((value) => value !== null);
     if (!guided.length) return "No token was guided.";
     const sum = guided.reduce((all, value) => all + value, 0);
     const mean = Math.max(0, sum / guided.length); // rounding can make it -0.00
     const highest = Math.max(...guided);
-    const strengths = this.isLimited() ? ", with the strength of guidance dashed" : "";
     return `mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)}`
-      + ` at token ${this.values.indexOf(highest)}${strengths}`;
+      + ` at token ${this.values.indexOf(highest)}${this.dashed()}`;
   }
 
   mark(index) {

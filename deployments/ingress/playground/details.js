@@ -5,8 +5,8 @@ import { change, percent, quoted, visible } from "./tokens.js";
 
 const ROWS = 12; // of the table, about
 
-/** One sentence about a token. */
-export function sentence(token, position) {
+/** One sentence about a token. `isRule`: whether its strength is the scale that a rule gave it. */
+export function sentence(token, position, isRule) {
   const begin = `Token ${position}, ${quoted(token.text)}: ${percent(token.logprob)}`;
   const by = change(token);
   if (by === null) return `${begin}, not guided.`;
@@ -14,22 +14,23 @@ export function sentence(token, position) {
   const factor = times >= 1000 ? times.toExponential(1) : times.toFixed(times < 10 ? 2 : 0);
   return `${begin} in the blend, ${percent(token.streams[0].logprob)} in the conditional stream:`
     + ` ${factor} times as likely${by < 0 ? " without" : " with"} guidance.`
-    + ` KL ${token.kl.toFixed(2)} nats.${strength(token)}`;
+    + ` KL ${token.kl.toFixed(2)} nats.${strength(token, isRule)}`;
 }
 
-function strength({ strength: part }) {
+function strength({ strength: part }, isRule) {
+  if (isRule && part !== null) return ` The rule's scale was ${part.toFixed(2)}.`;
   return part === null || part >= 1 ? "" : ` Guidance had ${(100 * part).toFixed(0)} % strength.`;
 }
 
-/** Show a token in the panel. `title` names its answer. */
-export function showToken(title, token, position) {
+/** Show a token in the panel. `title` names its answer. `isRule`: see `sentence`. */
+export function showToken(title, token, position, isRule) {
   const panel = byId("token");
   const close = make("button", { type: "button", text: "Close" });
   close.addEventListener("click", hide);
   panel.hidden = false;
   panel.replaceChildren(
     make("div", { class: "top" }, make("h2", { text: `Token ${position}, ${title}` }), close),
-    make("p", { text: sentence(token, position) }),
+    make("p", { text: sentence(token, position, isRule) }),
     scrolling("Alternatives", table(token)),
   );
   // What is scrolled into view must not be under the panel, which stands at the window's end.

@@ -8,7 +8,7 @@ import { chooseModel, offerModels, setUp } from "./page.js";
 import { PRESETS } from "./presets.js";
 import * as problems from "./problems.js";
 import { showRecorded } from "./recorded.js";
-import { fieldOf, isPlain, requestOf, scalesOf } from "./request.js";
+import { fieldOf, isPlain, requestOf, scalesOf, titleOf } from "./request.js";
 import { follow, summary } from "./run.js";
 import * as states from "./state.js";
 
@@ -17,11 +17,6 @@ const NARROW = matchMedia("(max-width: 52rem)"); // as in playground.css: answer
 let running = null; // the AbortController of the answers that are being made
 
 // --- generating ----------------------------------------------------------------------------------
-
-function titleOf(state, scale) {
-  if (isPlain(state, scale)) return "without guidance";
-  return state.negative === "streams" ? `weights × ${scale}` : `scale ${scale}`;
-}
 
 async function generate() {
   running?.abort();

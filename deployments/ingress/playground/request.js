@@ -38,6 +38,18 @@ export function scalesOf(state) {
   return given.length ? given.map(decimal) : [""];
 }
 
+/** Whether what stands for a scale names a rule, which computes a scale for each token. */
+export function isRule(scale) {
+  return typeof scale === "string" && /^[a-z_]\w*$/i.test(scale);
+}
+
+/** What the answer at one of the scales is called. */
+export function titleOf(state, scale) {
+  if (isPlain(state, scale)) return "without guidance";
+  if (state.negative === "streams") return `weights × ${scale}`;
+  return isRule(scale) ? `rule ${scale}` : `scale ${scale}`;
+}
+
 /** Whether a request with this scale has only one stream. */
 export function isPlain(state, scale) {
   return state.negative === "streams" ? scale === 0 || !state.streams.length : scale === 1;
@@ -62,7 +74,7 @@ export function requestOf(state, scale) {
 export function watched(body, alternatives = ALTERNATIVES) {
   const logprobs = "messages" in body
     ? { logprobs: true, top_logprobs: alternatives } : { logprobs: alternatives };
-  const guided = "guidance_scale" in body || "guidance_streams" in body;
+  const guided = ["guidance_scale", "guidance_rule", "guidance_streams"].some((n) => n in body);
   const streams = guided ? { guidance_logprobs: true } : {};
   return { ...body, ...logprobs, ...streams, stream: true };
 }
@@ -81,7 +93,8 @@ function given(fields, read = number) {
 function guidance(state, scale) {
   const blend = state.negative === "streams"
     ? { guidance_streams: state.streams.map((stream) => follower(state, stream, scale)) }
-    : { guidance_scale: scale, ...negative(state) };
+    : { ...(isRule(scale) ? { guidance_rule: { name: scale } } : { guidance_scale: scale }),
+        ...negative(state) };
   return {
     ...blend,
     ...given({
@@ -117,6 +130,7 @@ export function fieldOf(form, state, param) {
   const name = (param ?? "").replace(/[.[].*/, "");
   const id = {
     guidance_scale: "scales",
+    guidance_rule: "scales",
     negative_prompt: chat ? "away_system" : "away_prompt",
     negative_messages: "away_user",
     guidance_start: "start",

@@ -55,7 +55,8 @@ export function refresh(form) {
   form.querySelector("#scales-label").textContent = weighed
     ? "Weights times, side by side" : "Scales, side by side";
   const scales = scalesOf({ scales: form.elements.scales.value }).join(" and ");
-  form.querySelector("#scales-hint").textContent = `${weighed ? 0 : 1} is off. Now: ${scales}.`;
+  const off = weighed ? "0 is off." : "1 is off. A rule may stand there, too: adacad or arr.";
+  form.querySelector("#scales-hint").textContent = `${off} Now: ${scales}.`;
 }
 
 /** The state as the part of an address after the #. What it leaves out is empty by default. */

@@ -24,11 +24,14 @@ def check_keys(given: Collection[str], known: Collection[str], where: str) -> No
             raise ConfigError(f"unknown key `{key}` in `{where}`: {nearest(key, known)}")
 
 
-def nearest(name: object, known: Collection[str]) -> str:
-    """Return the hint for an unknown name: the nearest known one, or else a list of known ones."""
+def nearest(name: object, known: Collection[str], kind: str = "keys") -> str:
+    """Return the hint for an unknown name: the nearest known one, or else a list of known ones.
+
+    kind: what the names are, in the plural.
+    """
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return (
         f"did you mean `{near[0]}`?"
         if near
-        else f"known keys: {', '.join(sorted(known)[:_MAX_LISTED])}."
+        else f"known {kind}: {', '.join(sorted(known)[:_MAX_LISTED])}."
     )

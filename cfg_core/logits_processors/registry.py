@@ -89,7 +89,8 @@ class Registry:
             unknown = f"{where}: there is no logits processor"
             if len(name) > _MAX_NAME:
                 raise _refused(f"{unknown} with a name of {len(name)} characters.")
-            raise _refused(f"{unknown} {name!r}: {nearest(name, self._factories)}")
+            hint = nearest(name, self._factories, "logits processors")
+            raise _refused(f"{unknown} {name!r}: {hint}")
         if not _is_plain(arguments, _MAX_DEPTH):
             raise _refused(
                 f"{where}: arguments must be text, finite numbers within 64 bits, true, false,"

@@ -124,10 +124,9 @@ def check_rule(value: object, param: str) -> Rule:
     name = value["name"]
     kind = kinds().get(name)
     if kind is None:
-        raise GuidanceError(
-            f"{param}: there is no rule {name[:_MAX_NAME]!r}: {nearest(name[:_MAX_NAME], kinds())}",
-            param,
-        )
+        shown = name[:_MAX_NAME]
+        hint = nearest(shown, kinds(), "rules")
+        raise GuidanceError(f"{param}: there is no rule {shown!r}: {hint}", param)
     for key in value:
         if key != "name" and key not in kind.parameters:
             known = ", ".join(kind.parameters) or "none"

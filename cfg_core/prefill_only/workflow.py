@@ -43,7 +43,7 @@ def check_workflow(workflow: Mapping[str, str]) -> None:
     check_keys(workflow, ROLES, "workflow")
     for role, name in workflow.items():
         if ":" not in name and name not in ROLES[role]:
-            hint = nearest(name, ROLES[role])
+            hint = nearest(name, ROLES[role], "names")
             raise ConfigError(
                 f"unknown {role} `{name}` in `workflow`: {hint} Or give a dotted path,"
                 " package.module:Name."

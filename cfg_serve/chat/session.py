@@ -84,7 +84,8 @@ def step(session: Session, line: str) -> Step:
     name, _, rest = line[1:].partition(" ")
     if name not in _COMMANDS:
         known = [f"/{command}" for command in _COMMANDS]
-        raise CommandError(f"there is no command /{name}: {nearest('/' + name, known)}")
+        hint = nearest(f"/{name}", known, "commands")
+        raise CommandError(f"there is no command /{name}: {hint}")
     return _COMMANDS[name](session, rest.strip())
 
 

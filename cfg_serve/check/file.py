@@ -170,7 +170,8 @@ def _name(name: object, number: int, args: Mapping[str, Any], seen: list[object]
     if name == GENERATOR and name not in names and not generators_of(args):
         return f"`{name}` in `deployments` belongs to `model` in `args`, which is missing."
     if name not in names:
-        return f"`deployments` has no part `{name}` to set options of: {nearest(name, names)}"
+        hint = nearest(name, names, "parts")
+        return f"`deployments` has no part `{name}` to set options of: {hint}"
     if name in seen:
         return f"`{name}` stands twice in `deployments`: put its options into one entry."
     return None

@@ -218,7 +218,7 @@ GUIDANCE: Sequence[Bad] = [
     bad("guidance_in", "both given", guidance_in="answer", guidance_between=MARKED, **GUIDED),
     bad("guidance_min_entropy", "nats, 0 or more", guidance_min_entropy=-1, **GUIDED),
     bad("guidance_rule", "must be an object", guidance_rule=3),
-    bad("guidance_rule", "there is no rule 'x'", guidance_rule={"name": "x"}),
+    bad("guidance_rule", "there is no rule 'x': known rules: adacad", guidance_rule={"name": "x"}),
     bad("guidance_rule", "has no parameter 'n'", guidance_rule={"name": "arr", "n": 1}),
     bad("guidance_rule.negative_margin", "nwcad needs", guidance_rule=NWCAD),
     bad("guidance_rule.max_divergence", "from 0 to", guidance_rule={**NWCAD, **BELOW_0}),

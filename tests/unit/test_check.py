@@ -167,7 +167,7 @@ BROKEN = [
     ),
     (
         PARTS + "  - name: Embedder\n",
-        ["7: `deployments` has no part `Embedder` to set options of: known keys: CfgRouter, Mod"],
+        ["7: `deployments` has no part `Embedder` to set options of: known parts: CfgRouter, Mod"],
     ),
     (
         HEAD + "  args: {encoders: [{model: org/e}]}\n  deployments:\n  - name: ModelReplica\n",

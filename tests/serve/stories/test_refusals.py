@@ -94,7 +94,7 @@ REFUSED = [
         COMPLETION,
         {"logits_processors": [{"name": "no_such"}]},
         "logits_processors",
-        "known keys: no_repeat_ngram",
+        "known logits processors: no_repeat_ngram",
     ),
     (CHAT, {"logits_processors": [{"name": "no_repeat_ngram"}]}, "logits_processors", "'n'"),
     (

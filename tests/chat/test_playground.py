@@ -167,6 +167,22 @@ def test_every_example_shows_an_effect(page: Page) -> None:
 
 
 @pytest.mark.slow
+def test_the_scales_of_a_rule_are_drawn(page: Page) -> None:
+    choose(page, "A rule in place of a scale", max_tokens="12")
+    generate(page)
+    curve = page.get_by_role("article", name="rule adacad").locator("svg.curve")
+    label = curve.get_attribute("aria-label") or ""
+    scales = re.search(r"with the rule's scales dashed, from (1\.\d\d) to (1\.\d\d)$", label)
+    assert scales is not None, label
+    assert 1 <= float(scales[1]) < float(scales[2]) < 1.7  # at most 1 + log 2
+    assert curve.locator(".strength").get_attribute("d")
+    curve.hover(position={"x": 5, "y": 5})
+    expect(page.locator("#token")).to_contain_text("The rule's scale was 1.")
+    chosen = page.get_by_role("article", name="scale 1.5").locator("svg.curve")
+    assert "rule" not in (chosen.get_attribute("aria-label") or "")
+
+
+@pytest.mark.slow
 def test_the_passage_is_trusted_with_guidance_alone(page: Page) -> None:
     choose(page, "Trust the passage")
     generate(page)

@@ -49,6 +49,24 @@ export const PRESETS = [
     },
   },
   {
+    name: "Strong, with a trust region",
+    note: "At scale 4 this text falls apart. A trust region of half a nat holds each token back: the"
+      + " dashed curve shows how much of its push is left.",
+    state: {
+      system: "You are a pirate.", user: "How do I make tea?",
+      away_system: HELPFUL, scales: "1, 4", max_kl: "0.5",
+    },
+  },
+  {
+    name: "A rule in place of a scale",
+    note: "adacad computes the scale of each token: 1 plus the divergence of its two distributions."
+      + " The dashed curve shows the scales.",
+    state: {
+      system: "You are a pirate.", user: "How do I make tea?",
+      away_system: HELPFUL, scales: "1, 1.5, adacad",
+    },
+  },
+  {
     name: "Only the beginning",
     note: "Guided tokens 0 to 15 set the tone. The rest costs what a plain request costs.",
     state: {

@@ -50,8 +50,8 @@ export const PRESETS = [
   },
   {
     name: "Strong, with a trust region",
-    note: "At scale 4 this text falls apart. A trust region of half a nat holds each token back: the"
-      + " dashed curve shows how much of its push is left.",
+    note: "Scale 4 is too strong for a small model. A trust region of half a nat holds each token"
+      + " back: the dashed curve shows how much of its push is left.",
     state: {
       system: "You are a pirate.", user: "How do I make tea?",
       away_system: HELPFUL, scales: "1, 4", max_kl: "0.5",

@@ -227,8 +227,14 @@ def on_frontier(points: Sequence[Point]) -> list[Point]:
 
 def name_of(setting: Fields) -> str:
     """A setting in the words of a request, without the prefix of its fields."""
-    short = (f"{name.removeprefix('guidance_')} {value}" for name, value in setting.items())
-    return ", ".join(short) or "no guidance"
+    words = []
+    for field, value in setting.items():
+        if isinstance(value, dict):  # a rule
+            numbers = [f"{name} {number:g}" for name, number in value.items() if name != "name"]
+            words.append(" ".join([value["name"], *numbers]))
+        else:
+            words.append(f"{field.removeprefix('guidance_')} {value:g}")
+    return ", ".join(words) or "no guidance"
 
 
 def table(points: Sequence[Point]) -> str:

@@ -138,7 +138,7 @@ def main() -> None:
             for one in found.values()
         )
         report.row(name_of(setting), *cells)
-    report.end(points=points)
+    report.end(model=args.model.name, points=points)
 
 
 def arguments() -> argparse.Namespace:

@@ -51,3 +51,10 @@ def guided_llm(
 def guidance(scale: float, negative: Sequence[int]) -> dict[str, Any]:
     """The guidance fields of a request."""
     return {"guidance_scale": scale, "negative_prompt_token_ids": list(negative)}
+
+
+def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """A conversation as a chat model reads it, up to the answer."""
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids

@@ -39,7 +39,7 @@ from typing import Any
 from cfg_core.params.rules import check_rule
 
 from ..card import card
-from ..llm import CHAT, guidance, guided_llm
+from ..llm import CHAT, chat_ids, guidance, guided_llm
 from ..report import parser
 from . import context, prompts
 from .answers import NEGATIVE_ALONE, PLAIN, Answer, AnswerFile, Request
@@ -160,8 +160,8 @@ class Bench:
                 mode=mode,
                 scale=scale,
                 sample=sample,
-                conditional=self._ids(task.conditional()),
-                negative=self._ids(task.negative()),
+                conditional=chat_ids(self._tokenizer, task.conditional()),
+                negative=chat_ids(self._tokenizer, task.negative()),
                 temperature=TEMPERATURE if mode == "sampled" else 0.0,
                 max_tokens=limit,
                 seed=1000 * sample + i,
@@ -170,12 +170,6 @@ class Bench:
             for i, task in enumerate(self._tables[table])
             for sample in range(samples)
         ]
-
-    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        return list(ids)
 
     def _key(self, request: Request) -> str:
         return request.key(f"{self._args.model.name} {self._dtype}")

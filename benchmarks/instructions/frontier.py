@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..card import card
-from ..llm import CHAT, guided_llm
+from ..llm import CHAT, chat_ids, guided_llm
 from ..report import parser
 from . import prompts
 from .__main__ import model_dtype
@@ -131,8 +131,8 @@ class Frontier:
         if self._engine is None:
             self._engine = guided_llm(self._args.model, dtype=self._dtype, max_model_len=1024)
         self._scorer = self._scorer or Scorer(str(self._args.model), self._dtype)
-        asked = [self._ids(prompt.conditional()) for prompt in self._prompts]
-        neutral = [self._ids(prompt.negative()) for prompt in self._prompts]
+        asked = [chat_ids(self._tokenizer, prompt.conditional()) for prompt in self._prompts]
+        neutral = [chat_ids(self._tokenizer, prompt.negative()) for prompt in self._prompts]
         params = [
             SamplingParams(
                 temperature=0.0,
@@ -163,12 +163,6 @@ class Frontier:
                 texts, ended, tokens, losses, neutral_losses, strict=True
             )
         ]
-
-    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        return list(ids)
 
 
 def _read(path: Path | None) -> dict[str, list[dict[str, Any]]]:

@@ -6,8 +6,8 @@ The questions of `benchmarks.instructions.context`, greedy. A setting is the gui
 request; the negative has the question alone. Four shares, each with its 95% interval:
 
 contradicted   the passage contradicts memory: answered from the passage
+from memory    the same questions: answered from memory all the same
 invented       memory knows nothing: answered from the passage
-from memory    the passage contradicts memory: answered from memory all the same
 irrelevant     the passage is that of another question: answered from memory, which is right. Where
                unguided answers are wrong already, guidance can hardly help.
 """
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..llm import CHAT, guided_llm
+from ..llm import CHAT, chat_ids, guided_llm
 from ..report import Report, parser
 from . import context
 from .__main__ import model_dtype
@@ -50,15 +50,14 @@ SETTINGS: tuple[Fields, ...] = (
 
 
 @dataclass(frozen=True)
-class Column:
-    """A share: of which questions, and what counts."""
+class Questions:
+    """Questions that are asked once, and the shares of the answers that count, by name."""
 
-    name: str
     items: Sequence[Item]
-    counts: Callable[[Item, str], bool]
+    counted: Mapping[str, Callable[[Item, str], bool]]
 
 
-def columns(items: Sequence[Item]) -> list[Column]:
+def questions_of(items: Sequence[Item]) -> list[Questions]:
     contradicted = [item for item in items if item.family == "counterfactual"]
     invented = [item for item in items if item.family == "invented"]
     others = [*contradicted[1:], contradicted[0]]
@@ -66,11 +65,11 @@ def columns(items: Sequence[Item]) -> list[Column]:
         replace(item, passage=other.passage)
         for item, other in zip(contradicted, others, strict=True)
     ]
+    both = {"contradicted": Item.from_passage, "from memory": Item.from_memory}
     return [
-        Column("contradicted", contradicted, Item.from_passage),
-        Column("invented", invented, Item.from_passage),
-        Column("from memory", contradicted, Item.from_memory),
-        Column("irrelevant", irrelevant, Item.from_memory),
+        Questions(contradicted, both),
+        Questions(invented, {"invented": Item.from_passage}),
+        Questions(irrelevant, {"irrelevant": Item.from_memory}),
     ]
 
 
@@ -85,48 +84,33 @@ class Passages:
     def answers(self, setting: Fields, items: Sequence[Item]) -> list[str]:
         from vllm import SamplingParams
 
-        params = [
-            SamplingParams(
-                temperature=0.0,
-                max_tokens=context.MAX_TOKENS,
-                extra_args={**setting, "negative_prompt_token_ids": self._ids(item.negative())}
-                if setting
-                else None,
-            )
-            for item in items
-        ]
-        inputs = [{"prompt_token_ids": self._ids(item.conditional())} for item in items]
-        outputs = self._engine.generate(inputs, params, use_tqdm=False)
+        def params(item: Item) -> SamplingParams:
+            negative = chat_ids(self._tokenizer, item.negative())
+            fields = {**setting, "negative_prompt_token_ids": negative} if setting else None
+            return SamplingParams(temperature=0.0, max_tokens=context.MAX_TOKENS, extra_args=fields)
+
+        asked = [chat_ids(self._tokenizer, item.conditional()) for item in items]
+        inputs = [{"prompt_token_ids": ids} for ids in asked]
+        outputs = self._engine.generate(inputs, list(map(params, items)), use_tqdm=False)
         return [output.outputs[0].text for output in outputs]
 
-    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        return list(ids)
 
-
-def shares(bench: Passages, setting: Fields, asked: Sequence[Column]) -> dict[str, Any]:
-    """The share of each column, with its interval."""
+def shares(bench: Passages, setting: Fields, asked: Sequence[Questions]) -> dict[str, Any]:
+    """Each share by its name, with its interval."""
     found: dict[str, Any] = {}
-    told: dict[int, list[str]] = {}  # two columns ask the same
-    for column in asked:
-        key = id(column.items)
-        if key not in told:
-            told[key] = bench.answers(setting, column.items)
-        hits = [
-            float(column.counts(item, text))
-            for item, text in zip(column.items, told[key], strict=True)
-        ]
-        found[column.name] = {"share": sum(hits) / len(hits), "interval": bootstrap(hits)}
+    for questions in asked:
+        answers = list(zip(questions.items, bench.answers(setting, questions.items), strict=True))
+        for name, counts in questions.counted.items():
+            hits = [float(counts(item, text)) for item, text in answers]
+            found[name] = {"share": sum(hits) / len(hits), "interval": bootstrap(hits)}
     return found
 
 
 def main() -> None:
     args = arguments()
     settings = json.loads(args.settings) if args.settings else SETTINGS
-    bench, asked = Passages(args.model), columns(context.items())
-    questions = {column.name: len(column.items) for column in asked}
+    bench, asked = Passages(args.model), questions_of(context.items())
+    questions = {name: len(one.items) for one in asked for name in one.counted}
     report = Report("passages", args, model=args.model.name, dtype=bench.dtype, questions=questions)
     report.head("setting", *questions)
     points = []

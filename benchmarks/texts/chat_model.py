@@ -36,7 +36,7 @@ from typing import Any
 from .. import ROOT
 from ..instructions.context import Item, items
 from ..instructions.prompts import NEGATIVE, Prompt, conversation, prompts
-from ..llm import CHAT, guidance, guided_llm
+from ..llm import CHAT, chat_ids, guidance, guided_llm
 from ..peer import guided_generate
 from ..report import Report, parser
 from ..turns import take_turns
@@ -90,12 +90,6 @@ def generate(
     prompts = [{"prompt_token_ids": request.prompt} for request in requests]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
 
 
 # --- equality

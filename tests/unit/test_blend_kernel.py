@@ -136,7 +136,7 @@ def test_the_kernels_compile_for_gpus(capability, dtype, tmp_path, monkeypatch):
         types = {**own, "STREAMS": "constexpr", "BLOCK": "constexpr"}
         merge = ASTSource(blend_kernel.merge_kernel, types, {"STREAMS": streams, "BLOCK": BLOCK})
         compiled.append(triton.compile(merge, target=target))
-    constants = {"BLOCK": strength_kernel.BLOCK, "ROUNDS": 8}
+    constants = {"BLOCK": strength_kernel.BLOCK, "ROUNDS": strength_kernel.ROUNDS}
     constants |= {"CLOSE": 1e-5, "LEAST": -1e30, "SMALLEST": 1e-30}
     types = {"leaders": POINTERS[dtype], "places": "*i64", "vocabulary": "i32", "stride": "i32"}
     types |= dict.fromkeys(("outs", "max_kls", "min_entropies", "strengths"), "*fp32")

@@ -18,6 +18,10 @@ BEGUN = "cfg_serve_begun"
 """The extra argument that admission makes of it: a list for each choice. A caller cannot send it,
 because the name looks like guidance, and is no field."""
 
+TOLD = "cfg_serve_begun_told"
+"""The extra argument that says that the frontend has read these tokens, as if the engine had sent
+them. The engine then sends only new ones."""
+
 
 def read_begun(value: object, choices: int, vocab_size: int) -> list[list[int]]:
     """The tokens that each choice has begun with. Raises RequestError if `value` does not say.

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from cfg_core.params.begun import BEGUN, FIELD, begun_of, is_unread
+from cfg_core.params.begun import BEGUN, FIELD, TOLD, begun_of, is_unread
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _BEGUN = "cfg_serve_begun"
+_TOLD = "cfg_serve_begun_told"
 
 IGNORED = (
     f"its {FIELD} were not read by the frontend of a guided engine: call guided_engine_args() in"
@@ -46,9 +47,11 @@ def make_begun(request: Request) -> None:
     if not tokens:
         return
     request.sampling_params = sampling = copy.copy(sampling)
-    rest = {name: value for name, value in sampling.extra_args.items() if name != BEGUN}
+    extra: dict[str, Any] = sampling.extra_args
+    rest = {name: value for name, value in extra.items() if name not in (BEGUN, TOLD)}
     sampling.extra_args = rest or None
     setattr(request, _BEGUN, tokens)
+    setattr(request, _TOLD, bool(extra.get(TOLD)))
     request.append_output_token_ids(tokens)
     # vLLM asserts that a first prefill finds no more than the prompt in the prefix cache.
     request.prefill_stats = None
@@ -71,6 +74,7 @@ class BegunRequests:
 
     def __init__(self) -> None:
         self._silent: dict[str, list[int]] = {}
+        self._untold: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._silent)
@@ -79,10 +83,13 @@ class BegunRequests:
         """Note a request that the scheduler has got, if it has begun."""
         if tokens := tokens_of(request):
             self._silent[request.request_id] = tokens
+            if not getattr(request, _TOLD):
+                self._untold.add(request.request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids if self._silent else ():
             self._silent.pop(request_id, None)
+            self._untold.discard(request_id)
 
     def complete(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> None:
         """Tell the workers the output of requests that they do not know yet.
@@ -100,11 +107,15 @@ class BegunRequests:
     def tell(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Put the begun tokens of each request in front of the new ones of its first output.
 
-        Nobody knows their log-probabilities any more, so these are NaN.
+        Not if the frontend has read them. Nobody knows their log-probabilities any more, so these
+        are NaN.
         """
         for output in outputs if self._silent else ():
             if output.new_token_ids and output.request_id in self._silent:
                 begun = self._silent.pop(output.request_id)
+                if output.request_id not in self._untold:
+                    continue
+                self._untold.discard(output.request_id)
                 output.new_token_ids = [*begun, *output.new_token_ids]
                 if output.new_logprobs is not None:
                     output.new_logprobs = _after_unknown(begun, output.new_logprobs)

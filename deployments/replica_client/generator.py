@@ -35,6 +35,7 @@ from deployments.requests.demand import Demand
 from deployments.requests.progress import Begun
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
+from deployments.routing.call_placer import placer_of
 from deployments.routing.counts import generator_metrics, name_of
 from deployments.routing.dispatches import Dispatch, expected
 from deployments.routing.fleets import generator_fleet
@@ -200,9 +201,15 @@ class GeneratorClient:
     def _stream(
         self, request: _AdmittedRequest, first: Chunk, deadline: float | None
     ) -> MovingStream:
-        """The stream of a request, which goes on elsewhere if its replica is lost."""
+        """The stream of a request, which goes on elsewhere if its replica is lost.
+
+        It does not wait for a replica that has yet to start.
+        """
 
         async def move(begun: Begun, lost: EngineDeadError) -> Chunk | str:
+            placer = placer_of(self._handle.deployment_name)
+            if placer is None or not placer.can_place():
+                raise lost
             self._num_moved += 1
             request.end_call(lost)
             request.begun = begun

@@ -56,8 +56,8 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-def call_of(body: dict[str, Any]) -> GenerateCall:
-    endpoint: Any = "chat" if "messages" in body else "completion"
+def call_of(body: dict[str, Any], endpoint: Any = None) -> GenerateCall:
+    endpoint = endpoint or ("chat" if "messages" in body else "completion")
     guidance = read_guidance(body, endpoint)
     return GenerateCall(
         endpoint=endpoint,
@@ -117,6 +117,30 @@ def test_the_stream_is_the_undisturbed_one(server: Server, name: str) -> None:
         second = server.run(read(server, replace(call, begun=begun)))
         texts = [*(item.text for item in first), *(unseen.of(item.text) for item in second)]
         assert told(texts) == whole, most
+    server.assert_idle()
+
+
+def of_messages(texts: list[str]) -> list[Any]:
+    """The events of Anthropic's API, with pieces of a text joined."""
+    lines = "".join(texts).split("\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    pieces = [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"]
+    return ["".join(pieces), [e for e in events if e["type"] != "content_block_delta"]]
+
+
+def test_a_message_is_the_undisturbed_one(server: Server) -> None:
+    guided = {"guidance_scale": 1.5, "negative_prompt": "Be dull."}
+    call = call_of({"model": "stories", "messages": [USER], **guided}, "messages")
+    whole = of_messages([item.text for item in server.run(read(server, call))])
+    for most in (1, 3, 6):
+        first = server.run(read(server, call, most))
+        has = Told()
+        for item in first:
+            has.note(item.text, item.progress)
+        unseen = has.unseen()
+        second = server.run(read(server, replace(call, begun=has.begun())))
+        texts = [*(item.text for item in first), *(unseen.of(item.text) for item in second)]
+        assert of_messages(texts) == whole, most
     server.assert_idle()
 
 

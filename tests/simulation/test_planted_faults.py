@@ -315,11 +315,6 @@ FAULTS = {
         "catch_up",
         lambda *args: True,
     ),
-    "a window opens at the first token of a request that has begun": (
-        Timelines,
-        "guides_first",
-        lambda self, plan: self._guides(plan, 0),
-    ),
     "freed blocks are still written": (GuidedScheduler, "_end_window", _free_blocks_only),
     "followers stay behind the window": (
         GuidedScheduler,

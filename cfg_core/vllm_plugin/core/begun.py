@@ -60,10 +60,14 @@ def tokens_of(request: Request) -> list[int]:
     return begun
 
 
-def is_ignored(request: Request) -> bool:
-    """Whether a request has begun, and nobody has checked how."""
+def refusal(request: Request) -> str | None:
+    """Why a request cannot go on, if admission has not noticed; None if it can."""
     sampling = request.sampling_params
-    return sampling is not None and is_unread(sampling.extra_args)
+    if sampling is not None and is_unread(sampling.extra_args):
+        return IGNORED
+    if tokens_of(request) and request.num_output_tokens >= request.max_tokens:
+        return f"its {FIELD} are as many as its max_tokens: the text is complete."
+    return None
 
 
 class BegunRequests:

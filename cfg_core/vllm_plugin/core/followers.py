@@ -223,7 +223,7 @@ def _request(leader: Request, name: str, prompt: FollowerPrompt, output: list[in
             temperature=0.0,
             ignore_eos=True,
             detokenize=False,
-            max_tokens=leader.max_tokens - leader.num_output_tokens,
+            max_tokens=max(1, leader.max_tokens - leader.num_output_tokens),
         ),
         pooling_params=None,
         mm_features=list(prompt.media),

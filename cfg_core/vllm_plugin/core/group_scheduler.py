@@ -98,8 +98,8 @@ class GroupScheduler(Scheduler):
         Never raises for a bad request: that would end the engine core.
         """
         begun.make_begun(request)
-        if begun.is_ignored(request):
-            self._fail(request, f"{REQUEST_FAULT}{begun.IGNORED}")
+        if (refused := begun.refusal(request)) is not None:
+            self._fail(request, f"{REQUEST_FAULT}{refused}")
             return
         if not asks_for_guidance(request) or request.request_id in self.requests:
             super().add_request(request)

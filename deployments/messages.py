@@ -22,6 +22,7 @@ from cfg_core.errors import CfgServeError
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import GroupRequest
 from deployments.requests.guidance_fields import Guidance
+from deployments.requests.progress import Begun, Progress
 from deployments.requests.usage import Usage
 
 
@@ -37,6 +38,7 @@ class GenerateCall:
     tenant: the tenant whose KV cache no other tenant may reuse; None if prefixes are shared.
     call_id: by this the ingress learns which replica has the call (routing/dispatches.py). Each try
     has a new one.
+    begun: what another replica has done, which was lost; None at first.
     """
 
     endpoint: Endpoint
@@ -47,6 +49,7 @@ class GenerateCall:
     client: str = ""
     tenant: str | None = None
     call_id: str = ""
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,12 @@ class Chunk:
 
     usage: the tokens that the engine has processed for the call so far; None if it is not told. The
         first Chunk of a stream has it, and the one that ends it.
+    progress: what another replica needs to go on behind it; None if none can.
     """
 
     text: str
     usage: Usage | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,13 +347,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Failures and retries",
-            "Replicas that fell silent or were found dead, and requests sent to another one,"
-            " within five minutes. Each ingress counts what it saw.",
+            "Replicas that fell silent or were found dead, and requests and streams sent to another"
+            " one, within five minutes. Each ingress counts what it saw.",
             {
                 "{{kind}}": (
                     f"sum by (kind) (increase(cfg_serve_replica_failures_total{{{INGRESS}}}[5m]))"
                 ),
                 "retries": f"sum (increase(cfg_serve_retried_requests_total{{{INGRESS}}}[5m]))",
+                "moved streams": f"sum (increase(cfg_serve_moved_streams_total{{{INGRESS}}}[5m]))",
             },
         ),
         Panel(

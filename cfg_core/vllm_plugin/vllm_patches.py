@@ -70,6 +70,13 @@ PATCHES: tuple[Patch, ...] = (
         needed_while="vllm.v1.engine.output_processor:RequestState.from_new_request "
         "calls LogprobsProcessor",
     ),
+    _frontend(
+        target="vllm.v1.engine.parallel_sampling:ParentRequest.get_child_info",
+        by=f"{_FRONTEND}.begun:get_child_info",
+        reason="`begun_token_ids`: each choice of `n` gets its own tokens.",
+        test="tests/engine/test_begun.py",
+        needed_while="vllm.v1.engine.async_llm:AsyncLLM.add_request calls ParentRequest",
+    ),
     *(
         _frontend(
             target=f"vllm.entrypoints.openai.{kind}:{request}.to_beam_search_params",
@@ -204,6 +211,14 @@ USES: tuple[PrivateUse, ...] = (
         "in the middle of another method.",
         test="tests/engine/test_requests.py",
         needed_while="vllm.v1.worker.cpu_worker:CPUWorker.init_device calls CPUModelRunner",
+    ),
+    _in_worker(
+        target="vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
+        by=f"{_WORKER}.begun_v1:adding",
+        reason="`begun_token_ids`: a new request has output already (V1; V2 can begin so).",
+        upstream="V1 adds new requests without output",
+        test="tests/engine/test_begun.py",
+        needed_while=f"{_RUNNER_V1}._update_states calls CachedRequestState",
     ),
     _in_worker(
         target="vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.__class__",

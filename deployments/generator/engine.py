@@ -24,9 +24,10 @@ from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 from cfg_core.errors import REQUEST_FAULT
 from cfg_core.vllm_plugin.pace import Progress
 from deployments.generator.chunks import Chunks
-from deployments.generator.engine_calls import EngineCalls, current_request
+from deployments.generator.engine_calls import EngineCalls
 from deployments.generator.engine_errors import client_error
 from deployments.generator.grammar_gate import GrammarGate
+from deployments.generator.running_request import current_request
 
 
 class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
@@ -77,11 +78,21 @@ class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
         wakes = set() if run is None else run.wakes
         wakes.add(wake)
         outputs = super().generate(*args, **kwargs)
+        recorder = None if run is None else run.recorder
+        if recorder is not None:
+            recorder.begin(kwargs.get("sampling_params", args[1] if len(args) > 1 else None))
         async with aclosing(outputs), aclosing(self._chunks.spaced(outputs, wake)) as spaced:
             try:
+                if run is not None and run.replay is not None:
+                    replayed = self.calls.replayed(run, run.replay, outputs)
+                    async with aclosing(replayed):
+                        async for output in replayed:
+                            yield output
                 async for output in spaced:
                     for sample in output.outputs:
                         check_finished(sample)
+                    if recorder is not None:
+                        recorder.note(output)
                     yield output
             except Exception as error:
                 if run is not None:

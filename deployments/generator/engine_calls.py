@@ -11,25 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cfg_core.errors import CfgServeError
-from cfg_core.params import ResolvedGuidance
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import Progress
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens, token_strengths
-from deployments.generator.engine_errors import own_error
-from deployments.generator.stream_spans import ChoiceSpans, TracedRequest
-from deployments.requests.usage import Meter
+from deployments.generator.replays import Replay
+from deployments.generator.running_request import Choice, RunningRequest, current_request
+from deployments.generator.stream_spans import ChoiceSpans
 
 MEDIA_LOST = (
     "The engine does not have an image, audio or video of the request any more: send the request"
@@ -41,95 +36,6 @@ After this, vLLM sends it whole.
 """
 
 
-class RunningRequest:
-    """One HTTP request while it runs.
-
-    share: streams that it may have in the engine at once.
-    traced: None if its streams get no spans.
-    """
-
-    def __init__(self, meter: Meter, share: int, traced: TracedRequest | None = None) -> None:
-        self.meter = meter
-        self.share = share
-        self.traced = traced
-        self.streams = 0
-        self.waiting: deque[_Entry] = deque()
-        self.prompts: set[str] = set()
-        # One for each prompt: set when a choice ends, so that its last tokens are sent at once.
-        self.wakes: set[asyncio.Event] = set()
-        self.searches_beams = False
-        self.failure: Exception | None = None  # what its outputs ended with, if they failed
-
-    def begin(self) -> None:
-        """Assign what this task, and tasks that it starts, ask of the engine to this run."""
-        _run.set(self)
-
-    async def within(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
-        """Yield a stream of vLLM's, and assign what it does at each step to this run.
-
-        Some streams call the engine only when they are read, and each step of theirs may be read by
-        another task.
-        """
-        while True:
-            self.begin()
-            try:
-                chunk = await anext(stream)
-            except StopAsyncIteration:
-                return
-            yield chunk
-
-    def has_begun(self, prompts: int = 1) -> bool:
-        """Whether so many of the request's prompts have been in the engine."""
-        return len(self.prompts) >= prompts or self.searches_beams
-
-    def own_failure(self) -> CfgServeError | None:
-        """The failure as an error of cfg_core.errors; None if nothing failed."""
-        return None if self.failure is None else own_error(self.failure)
-
-    def has_room(self, streams: int) -> bool:
-        """Whether a choice with this many streams may enter the engine now.
-
-        A choice with more streams than the share still runs, alone.
-        """
-        return not self.streams or self.streams + streams <= self.share
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """One choice: a request of the engine process, which has `streams` streams there."""
-
-    request: EngineCoreRequest
-    run: RunningRequest
-    guidance: ResolvedGuidance | None = field(init=False)
-    streams: int = field(init=False)
-    negative_tokens: int = field(init=False)
-    is_sent: bool = False
-    tokens: int = 0
-    spans: ChoiceSpans | None = None
-
-    def __post_init__(self) -> None:
-        params = self.request.sampling_params
-        self.guidance = ResolvedGuidance.from_extra_args(params and params.extra_args)
-        followers = self.guidance.followers if self.guidance is not None else ()
-        self.streams = 1 + len(followers)
-        self.negative_tokens = sum(one.num_tokens for one in followers)
-
-    def same_prompts(self) -> frozenset[int]:
-        """The followers that read the leader's own prompt; none if it has images or the like."""
-        if self.guidance is None or self.request.mm_features:
-            return frozenset()
-        has_adapter = self.request.lora_request is not None
-        return self.guidance.same_prompts(self.request.prompt_token_ids, has_adapter)
-
-
-_run: ContextVar[RunningRequest | None] = ContextVar("cfg_serve_run", default=None)
-
-
-def current_request() -> RunningRequest | None:
-    """The HTTP request for which this task works."""
-    return _run.get()
-
-
 def watch_beams(serving: Any) -> None:
     """Make a serving class report when it begins a beam search.
 
@@ -139,7 +45,7 @@ def watch_beams(serving: Any) -> None:
     search = serving.beam_search
 
     def beam_search(prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        run = _run.get()
+        run = current_request()
         if run is not None:
             run.searches_beams = True
             run.meter.prompt_tokens += serving._extract_prompt_len(prompt) or 0
@@ -154,7 +60,7 @@ class EngineCalls:
     def __init__(self, engine: AsyncLLM, progress: Progress) -> None:
         self._progress = progress
         self._states = engine.output_processor.request_states
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Choice] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._input_processor = engine.input_processor
         self._add = engine.engine_core.add_request_async
@@ -168,11 +74,19 @@ class EngineCalls:
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine process, or keep it until its run has room."""
-        run = _run.get()
+        run = current_request()
         if run is None:
             await self._add(request)
             return
-        entry = self._entries[request.request_id] = _Entry(request, run)
+        entry = self._entries[request.request_id] = Choice(request, run)
+        if run.replay is None:
+            await self._admit(entry)
+        else:
+            run.replay.add(request, self._states[request.request_id])
+
+    async def _admit(self, entry: Choice) -> None:
+        """Hand a choice to the engine process, or keep it until its run has room."""
+        run, request = entry.run, entry.request
         if run.waiting or not run.has_room(entry.streams):
             if self._prompt_of(request.request_id) not in run.prompts:
                 # Until it is sent, the engine has no images of it, and other requests send them.
@@ -185,11 +99,11 @@ class EngineCalls:
             self._leave(entry)
             raise
 
-    async def _send(self, entry: _Entry) -> None:
+    async def _send(self, entry: Choice) -> None:
         self._enter(entry)
         await self._add(entry.request)
 
-    def _enter(self, entry: _Entry) -> None:
+    def _enter(self, entry: Choice) -> None:
         run, entry.is_sent = entry.run, True
         run.streams += entry.streams
         if run.traced is not None and not run.searches_beams:
@@ -202,6 +116,30 @@ class EngineCalls:
                 entry.request.prompt_token_ids, entry.request.prompt_embeds
             )
             run.meter.add_prompt(length, entry.same_prompts(), entry.negative_tokens)
+
+    async def replayed(
+        self, run: RunningRequest, replay: Replay, outputs: AsyncGenerator[Any]
+    ) -> AsyncGenerator[Any]:
+        """Yield what vLLM makes of the outputs that another replica's engine has sent.
+
+        Then the engine gets what is not complete, and the rest of `outputs` is its own.
+        """
+        first = asyncio.ensure_future(anext(outputs))  # adds the request
+        try:
+            if not await replay.has_all(first):
+                await first
+            run.meter.go_on(replay.counts)
+            for told in replay.outputs():
+                self._process(told, time.monotonic())
+                yield await (anext(outputs) if first.done() else first)
+        finally:
+            first.cancel()
+        for entry in [entry for entry in self._entries.values() if entry.run is run]:
+            entry.tokens = replay.length(entry.request)
+            if entry.request.request_id in self._states:
+                await self._admit(entry)
+            else:
+                self._leave(entry)
 
     def _prompt_of(self, request_id: str) -> str:
         """An id that is the same for all choices of a prompt."""
@@ -259,7 +197,7 @@ class EngineCalls:
 
     # --- places in the engine ---------------------------------------------------------------------
 
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: Choice) -> None:
         """Remove a choice that has finished, failed or been aborted.
 
         The next choices of its run may then enter.
@@ -281,15 +219,15 @@ class EngineCalls:
                 self._enter(following)
                 self._later(following)
 
-    def _is_gone(self, entry: _Entry) -> bool:
+    def _is_gone(self, entry: Choice) -> bool:
         return self._entries.get(entry.request.request_id) is not entry
 
-    def _later(self, entry: _Entry) -> None:
+    def _later(self, entry: Choice) -> None:
         task = asyncio.get_running_loop().create_task(self._send_late(entry))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send_late(self, entry: _Entry) -> None:
+    async def _send_late(self, entry: Choice) -> None:
         """Send a choice that waited.
 
         Its arrival time is now, so that it queues behind all requests that came while it waited.

@@ -42,14 +42,17 @@ from deployments.generator import endpoints, media_connector, sse
 from deployments.generator.answer_logprobs import show_stream_logprobs
 from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.engine import GeneratorEngine
-from deployments.generator.engine_calls import RunningRequest, watch_beams
+from deployments.generator.engine_calls import watch_beams
 from deployments.generator.engine_errors import checked, naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests
 from deployments.generator.incomplete_answers import align_with_streams
 from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.media_turns import take_turns
+from deployments.generator.progress import Recorder
 from deployments.generator.renderer_lanes import use_lanes
+from deployments.generator.replays import Replay
+from deployments.generator.running_request import RunningRequest
 from deployments.generator.stream_spans import TracedRequest
 from deployments.generator.validation import parse, parsed
 from deployments.messages import Chunk, GenerateCall, Whole
@@ -178,7 +181,10 @@ class VllmServer:
         meter: must be new; holds at any moment what the engine has done for this request.
         span: the request's span in this process, if it is traced.
         """
-        run = RunningRequest(meter, self._share, traced_of(call, span))
+        recorder = Recorder(meter, call.endpoint)
+        traced = traced_of(call, span)
+        replay = None if call.begun is None else Replay(call.begun)
+        run = RunningRequest(meter, self._share, traced, recorder, replay)
         call = replace(call, headers=self._headers(call.headers, span))
         renderer = self._engine.renderer
         readable = reading_media(renderer, call.endpoint, call.body, run.has_begun, call.client)
@@ -218,7 +224,7 @@ class VllmServer:
                 async with aclosing(output):
                     stream = run.within(output)
                     async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
-                        yield Chunk(chunk)
+                        yield Chunk(chunk, progress=recorder.take())
 
     def _headers(self, given: Mapping[str, str], span: Span | None) -> dict[str, str]:
         """Headers for vLLM, which warns of a trace's if it does not trace by itself."""

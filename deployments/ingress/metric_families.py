@@ -128,6 +128,12 @@ READ = (
         "request may have several.",
     ),
     Family(
+        "moved_streams",
+        "counter",
+        "Streams whose replica was lost after the first byte, and that were sent to another one. "
+        "One may be moved several times.",
+    ),
+    Family(
         "replica_failures",
         "counter",
         "Times that a replica of the generator failed, as this ingress saw it: `silent` (no sign "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Protocol
 
 from fastapi.responses import StreamingResponse
 from ray.exceptions import TaskCancelledError
@@ -11,8 +12,17 @@ from starlette.types import Receive, Scope, Send
 
 from cfg_core.errors import CfgServeError, EngineDeadError
 from deployments.http.text_answers import error_event, is_last
-from deployments.messages import LOST, Chunk
-from deployments.replica_client.answers import Answer
+from deployments.messages import LOST, Chunk, Whole
+
+
+class Chunks(Protocol):
+    """The chunks of a stream: an Answer, or a MovingStream."""
+
+    is_complete: bool
+    failure: CfgServeError | None
+
+    async def next(self) -> Chunk | Whole:
+        """The next chunk. Raises CfgServeError, and StopAsyncIteration at the end."""
 
 
 class EventStream(StreamingResponse):
@@ -49,7 +59,7 @@ class EventStream(StreamingResponse):
             await super().listen_for_disconnect(receive)
 
 
-async def events(answer: Answer, first: Chunk) -> AsyncIterator[str]:
+async def events(answer: Chunks, first: Chunk) -> AsyncIterator[str]:
     """Yield the events of a stream, up to and including its last one, such as `[DONE]`.
 
     A failure before that ends the stream with an error event. A replica that is lost after the last

@@ -29,10 +29,13 @@ from deployments.observability.spans import CLIENT, Span
 from deployments.replica_client.answers import Answer, Items, deadline_in, in_time
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.replica_client.events import EventStream, events
+from deployments.replica_client.moves import MovingStream
 from deployments.replica_client.serve_calls import ServeItems, value_of
 from deployments.requests.demand import Demand
+from deployments.requests.progress import Begun
 from deployments.requests.terms import Terms
 from deployments.requests.usage import Usage
+from deployments.routing.call_placer import placer_of
 from deployments.routing.counts import generator_metrics, name_of
 from deployments.routing.dispatches import Dispatch, expected
 from deployments.routing.fleets import generator_fleet
@@ -97,7 +100,7 @@ class GeneratorClient:
         self._admitted: set[_AdmittedRequest] = set()
         self._looking: asyncio.Task[None] | None = None
         self._waited = waited
-        self._num_retried = self._num_by_serve = 0
+        self._num_retried = self._num_by_serve = self._num_moved = 0
         self._has_asked = False
 
     async def ask(self, method: str, *args: Any) -> str:
@@ -169,6 +172,7 @@ class GeneratorClient:
             "admission_capacity_streams": self.capacity(),
             "calls": {"direct": self._direct.num_taken, "serve": self._num_by_serve},
             "retried_requests": self._num_retried,
+            "moved_streams": self._num_moved,
             **replicas,
             **generator_metrics(counts.now(), counts.totals()),
         }
@@ -184,14 +188,35 @@ class GeneratorClient:
         deadline = deadline_in(job.terms.timeout_s)
         request = await self._enter(job, deadline)
         try:
-            answer, first = await self._open(request, deadline)
+            first = await self._open(request, deadline)
         except BaseException as error:
             request.end(free=isinstance(error, EngineError))
             raise
         if isinstance(first, Chunk):
-            return EventStream(events(answer, first), on_end=request.end)
+            stream = self._stream(request, first, deadline)
+            return EventStream(events(stream, first), on_end=request.end)
         request.end()
         return json_answer(first)
+
+    def _stream(
+        self, request: _AdmittedRequest, first: Chunk, deadline: float | None
+    ) -> MovingStream:
+        """The stream of a request, which goes on elsewhere if its replica is lost.
+
+        It does not wait for a replica that has yet to start.
+        """
+
+        async def move(begun: Begun, lost: EngineDeadError) -> Chunk | str:
+            placer = placer_of(self._handle.deployment_name)
+            if placer is None or not placer.can_place():
+                raise lost
+            self._num_moved += 1
+            request.end_call(lost)
+            request.begun = begun
+            return await self._open(request, deadline)
+
+        body = request.call.body
+        return MovingStream(request, first, move, checks_texts=not body.get("logprobs"))
 
     async def _enter(self, job: GenerateJob, deadline: float | None) -> _AdmittedRequest:
         """Wait for a place with the engines.
@@ -229,13 +254,11 @@ class GeneratorClient:
                 if request.answer is not None:
                     request.answer.give_up_if_silent(self.args.silence_timeout_s)
 
-    async def _open(
-        self, request: _AdmittedRequest, deadline: float | None
-    ) -> tuple[Answer, Chunk | str]:
-        """Return a replica's answer, with its first event or all of its text.
+    async def _open(self, request: _AdmittedRequest, deadline: float | None) -> Chunk | str:
+        """Return the first event of a replica's answer, or all of its text.
 
         If the engine is lost, the call is sent again to another replica, because the client has
-        seen nothing yet. Any other error is raised.
+        seen nothing of this answer yet. Any other error is raised. The request has the answer.
         """
         for retries_left in reversed(range(self.args.num_retries + 1)):
             try:
@@ -247,9 +270,7 @@ class GeneratorClient:
                 self._num_retried += 1
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _call(
-        self, request: _AdmittedRequest, deadline: float | None
-    ) -> tuple[Answer, Chunk | str]:
+    async def _call(self, request: _AdmittedRequest, deadline: float | None) -> Chunk | str:
         call = request.begin_call()
         with expected(call.call_id) as dispatch:
             try:
@@ -267,7 +288,7 @@ class GeneratorClient:
         call: GenerateCall,
         deadline: float | None,
         dispatch: Dispatch,
-    ) -> tuple[Answer, Chunk | str]:
+    ) -> Chunk | str:
         async with in_time(deadline):
             items = await self._direct.begin(call)
         if items is not None:
@@ -281,11 +302,11 @@ class GeneratorClient:
 
     async def _first(
         self, request: _AdmittedRequest, items: Items, deadline: float | None, dispatch: Dispatch
-    ) -> tuple[Answer, Chunk | str]:
+    ) -> Chunk | str:
         request.answer = answer = Answer(items, deadline, dispatch, request.place.begun)
         try:
             first = await answer.next()
-            return answer, await answer.rest(first) if isinstance(first, Whole) else first
+            return await answer.rest(first) if isinstance(first, Whole) else first
         except StopAsyncIteration:
             raise EngineDeadError(
                 "The engine ended without an answer: send the request again."
@@ -305,12 +326,18 @@ class _AdmittedRequest:
         self.answer: Answer | None = None
         self._job, self._on_end = job, on_end
         self._ended = False
+        self.begun: Begun | None = None  # what lost replicas have done
         self._num_calls = 0
         self._span: Span | None = None  # of the present call, if the request is traced
 
+    @property
+    def call(self) -> GenerateCall:
+        """The call as the ingress has read it."""
+        return self._job.call
+
     def begin_call(self) -> GenerateCall:
         """The call for the next try, with an id of its own, and its span if it is traced."""
-        call = replace(self._job.call, call_id=uuid.uuid4().hex)
+        call = replace(self._job.call, call_id=uuid.uuid4().hex, begun=self.begun)
         if self._job.span is None:
             return call
         self._num_calls += 1

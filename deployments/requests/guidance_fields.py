@@ -16,6 +16,7 @@ from typing import Any
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.params import GuidanceParams, looks_like_guidance
+from cfg_core.params.begun import FIELD as BEGUN_TOKEN_IDS
 from cfg_core.params.fields import (
     CHAT_FIELDS,
     FIELDS,
@@ -116,6 +117,7 @@ def read_guidance(body: Mapping[str, Any], endpoint: Endpoint) -> Guidance | Non
     the length of the negative, and whether the group fits the KV pool.
     """
     known = HTTP_FIELDS if endpoint == "completion" else CHAT_FIELDS
+    _refuse_begun(body)
     _refuse_hidden_fields(body)
     _refuse_unread_processors(endpoint, body)
     for name in body:
@@ -206,6 +208,17 @@ def _check_scores(params: GuidanceParams, endpoint: Endpoint, body: Mapping[str,
         )
     echoed = bool(body.get("echo")) and body.get("logprobs") is not None
     params.check_scores(has_logprobs=echoed or body.get("prompt_logprobs") is not None)
+
+
+def _refuse_begun(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for output that a client says its request has already."""
+    for fields in (body, *(carried(body, carrier) for carrier in CARRIERS)):
+        if BEGUN_TOKEN_IDS in fields:
+            raise RequestError(
+                f"{BEGUN_TOKEN_IDS} is for Python: over HTTP, leave it out, and send the text as"
+                " the end of the prompt, or as the last message with continue_final_message.",
+                BEGUN_TOKEN_IDS,
+            )
 
 
 def _refuse_hidden_fields(body: Mapping[str, Any]) -> None:

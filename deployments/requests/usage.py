@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,19 @@ class EncodedAnswer:
 
     text: str
     num_tokens: int
+
+
+class Counts(NamedTuple):
+    """What a Meter has counted of the output, for another replica that goes on with a request.
+
+    strengths: `tokens`, `none`, `full` and `total` of its StrengthCounts.
+    """
+
+    output_tokens: int
+    guided_tokens: int
+    plain_tokens: int
+    longest: int
+    strengths: tuple[int, int, int, float]
 
 
 class StrengthCounts:
@@ -94,6 +108,23 @@ class Meter:
         self.prompt_tokens += tokens + negative_tokens
         self.negative_tokens = negative_tokens
         self.same = same if self.same is None else self.same & same
+
+    @property
+    def counts(self) -> Counts:
+        """What has been counted of the output so far."""
+        of = self.strengths
+        return Counts(
+            self.output_tokens,
+            self.guided_tokens,
+            self.plain_tokens,
+            self.longest,
+            (of.tokens, of.none, of.full, of.total),
+        )
+
+    def go_on(self, counts: Counts) -> None:
+        """Begin with what another replica has counted."""
+        self.output_tokens, self.guided_tokens, self.plain_tokens, self.longest, of = counts
+        self.strengths.tokens, self.strengths.none, self.strengths.full, self.strengths.total = of
 
     @property
     def usage(self) -> Usage:

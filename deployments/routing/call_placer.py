@@ -53,6 +53,12 @@ class CallPlacer:
         with self._lock:
             return self._placer.least_loaded(health().usable(among), time.monotonic())
 
+    def can_place(self) -> bool:
+        """Whether a replica is known that has not failed."""
+        with self._lock:
+            replicas = list(self._addresses)
+        return any(health().why(replica) is None for replica in replicas)
+
     def direct(self, call: GenerateCall) -> tuple[Hashable, Address] | None:
         """The best replica for a direct call, and its address; the call is planned there.
 

@@ -110,7 +110,7 @@ def num_applied(process: WarmProcess, first: str = "", then: str = "") -> int:
 def test_a_process_is_patched_by_the_engine_arguments_that_it_makes(
     warm_process: WarmProcess, then: str, touched: bool
 ) -> None:
-    assert num_applied(warm_process, then=then) == (7 if touched else 0)
+    assert num_applied(warm_process, then=then) == (8 if touched else 0)
 
 
 def test_a_process_is_patched_by_the_engine_arguments_that_it_gets(
@@ -118,7 +118,7 @@ def test_a_process_is_patched_by_the_engine_arguments_that_it_gets(
 ) -> None:
     """However they were made: as a mapping, or by hand as EngineArgs."""
     sent = pickle.dumps(guided_engine_args()).hex()
-    assert num_applied(warm_process, first=RECEIVES.format(sent=sent)) == 7
+    assert num_applied(warm_process, first=RECEIVES.format(sent=sent)) == 8
     made = EngineArgs(model="models/stories", scheduler_cls=SCHEDULER)
     plain = pickle.dumps(EngineArgs(model="models/stories")).hex()
     assert num_applied(warm_process, first=RECEIVES.format(sent=plain)) == 0

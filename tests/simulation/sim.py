@@ -51,9 +51,11 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.params import GuidanceParams, ResolvedFollower, ResolvedGuidance, TokenIds
+from cfg_core.params.begun import BEGUN
 from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.policy.pool import EVEN
 from cfg_core.vllm_plugin import config, guided_engine_args
+from cfg_core.vllm_plugin.core import grammar_manager
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
 from cfg_core.vllm_plugin.worker.scoring import Scorer
 
@@ -325,7 +327,7 @@ class FakeRunner:
         return found
 
     def _add(self, new: NewRequestData) -> None:
-        tokens = list((new.prefill_token_ids if self.path.v2 else None) or new.prompt_token_ids)
+        tokens = list(new.prefill_token_ids or new.prompt_token_ids)
         blocks, *states = new.block_ids
         self.sequences[new.req_id] = Sequence(
             tokens,
@@ -534,6 +536,23 @@ class FakeRunner:
             )
 
 
+class FakeGrammar:
+    """A compiled grammar that must be shown each token of its request once, in order."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        self.tokens += tokens
+        return True
+
+    def accept_output(self, request: Request, tokens: list[int]) -> bool:
+        """Called when these tokens have become the end of the request's output."""
+        self.accept_tokens(request.request_id, tokens)
+        assert self.tokens == list(request.output_token_ids), f"{request.request_id}: its grammar"
+        return True
+
+
 def admitted(fields: dict[str, Any] | None) -> dict[str, Any] | None:
     """The extra arguments of a request as admission leaves them; all prompts must be token ids."""
     params = GuidanceParams.from_fields(fields)
@@ -544,6 +563,11 @@ def admitted(fields: dict[str, Any] | None) -> dict[str, Any] | None:
         prompts = [stream.token_ids for stream in params.streams]
     followers = tuple(ResolvedFollower(token_ids=TokenIds.of(ids or ())) for ids in prompts)
     return ResolvedGuidance.of(params, followers).to_extra_args()
+
+
+def begun_with(tokens: list[int], extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The extra arguments of a request that has output already, as admission leaves them."""
+    return {**(extra or {}), BEGUN: [tokens]} if tokens else extra
 
 
 class Simulation:
@@ -587,9 +611,12 @@ class Simulation:
         assert self.scheduler.use_v2_model_runner == path.v2
         self.runner = FakeRunner(self.block_size, path)
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput, list[Rejection]]] = deque()
-        self.grammars: list[SimpleNamespace] = []
+        self.grammars: list[Request] = []
         manager = self.scheduler.structured_output_manager
-        manager.accept_tokens = lambda request, tokens: True
+        manager.accept_tokens = lambda request, tokens: (
+            not request.use_structured_output
+            or request.structured_output_request.grammar.accept_output(request, tokens)
+        )
         manager.validate_tokens = lambda request, tokens: (
             tokens[:1] if request.use_structured_output else tokens
         )
@@ -602,6 +629,7 @@ class Simulation:
         self.guided: dict[str, int] = {}
         self.scores: dict[str, list[int]] = {}
         self.stops: dict[str, set[int]] = {}
+        self.begun: dict[str, int] = {}
         self.steps = self.idle = 0
 
     def add(
@@ -619,6 +647,7 @@ class Simulation:
         window: tuple[int, int | None] = (0, None),
         score: int = 0,
         between: tuple[int, int, bool] | None = None,
+        begun: int = 0,
     ) -> None:
         """Add a request.
 
@@ -627,6 +656,7 @@ class Simulation:
         window: the first guided token, and the first behind it.
         score: tokens at the end of `prompt` that are scored. The followers' prompts have them, too.
         between: a start token, an end token, and whether the negative begins anew.
+        begun: how many of its tokens it has already.
         """
         scored = prompt[len(prompt) - score :]
         streams = [(weight, [*ids, *scored]) for weight, ids in streams]
@@ -650,7 +680,7 @@ class Simulation:
         params = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
-            extra_args=admitted(extra),
+            extra_args=begun_with([model_token(rid, i) for i in range(begun)], admitted(extra)),
             stop_token_ids=list(stop),
             prompt_logprobs=0 if score else None,
         )
@@ -665,9 +695,12 @@ class Simulation:
         )
         if grammar:
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            request.structured_output_request = SimpleNamespace(grammar=None, _grammar=None)
-            self.grammars.append(request.structured_output_request)
+            request.structured_output_request = SimpleNamespace(
+                grammar=None, _grammar=None, reasoning_ended=None
+            )
+            self.grammars.append(request)
         self.outputs[rid] = []
+        self.begun[rid] = begun
         self.stops[rid] = set(stop)
         if streams or (scale is not None and scale != 1):
             prompts = [ids for _, ids in streams] or [negative]
@@ -689,8 +722,11 @@ class Simulation:
 
     def compile_grammars(self) -> None:
         """Do what a thread of vLLM does some time after the request arrived."""
+        manager = self.scheduler.structured_output_manager
         while self.grammars:
-            self.grammars.pop().grammar = object()
+            request, grammar = self.grammars.pop(), FakeGrammar()
+            assert grammar_manager.catch_up(manager, request, grammar)
+            request.structured_output_request.grammar = grammar
 
     def abort(self, rid: str) -> None:
         for request in self.scheduler.finish_requests(rid, RequestStatus.FINISHED_ABORTED):
@@ -795,12 +831,14 @@ class Simulation:
         assert not self.scheduler.requests
         for rid, tokens in self.outputs.items():
             rules = self.runner.rules.get(rid)
-            guided = sum(map(rules.guides, range(len(tokens)))) if rules is not None else 0
+            new = range(self.begun[rid], len(tokens))
+            guided = sum(map(rules.guides, new)) if rules is not None else 0
             assert self.guided.get(rid, 0) == guided, f"{rid}: wrong count of guided tokens"
             scored = [rules.scored] if rules is not None and rules.scored and tokens else []
             assert self.scores.get(rid, []) == scored, f"{rid}: wrong scores"
             assert rid in self.finished, rid
             assert tokens == [model_token(rid, i) for i in range(len(tokens))], rid
+            assert not tokens or len(tokens) > self.begun[rid], rid
             assert self.stops[rid].isdisjoint(tokens[:-1]), f"{rid} continued after its stop token"
         assert not self.in_flight
 
@@ -906,21 +944,30 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     elif guided and not schedule and window == (0, None):
         score = dice.randint(0, min(len(own) - 1, longest // 2)) if dice.random() < 0.4 else 0
     room_for = max(1, longest - score)
+    max_tokens = rng.randint(1, 30)
     sim.add(
         rid,
         own,
-        max_tokens=rng.randint(1, 30),
+        max_tokens=max_tokens,
         scale=rng.choice((-1.0, 0.0, 1.5, 3.0)) if guided else None,
         negative=prompt(longest)[:room_for] if guided and rng.random() < 0.8 else None,
         priority=rng.randint(0, 2),
-        stop=rng.sample(range(4, VOCAB), 8) if rng.random() < 0.4 else (),
+        stop=(stop := rng.sample(range(4, VOCAB), 8) if rng.random() < 0.4 else ()),
         grammar=rng.random() < 0.1,
         streams=[(weight, ids[:room_for]) for weight, ids in streams],
         schedule=schedule,
         window=window,
         score=score,
         between=between,
+        begun=0 if score else random_begun(dice, rid, max_tokens, stop),
     )
+
+
+def random_begun(rng: random.Random, rid: str, max_tokens: int, stop: Collection[int]) -> int:
+    """How many tokens a request has already: often none, and never so many that it is complete."""
+    ends = (i for i in range(max_tokens) if model_token(rid, i) in stop)
+    most = min(max_tokens - 1, next(ends, max_tokens))
+    return rng.randint(0, most) if rng.random() < 0.5 else 0
 
 
 def random_markers(rng: random.Random, rid: str, prompt: list[int]) -> tuple[int, int, bool]:

@@ -10,7 +10,14 @@ from cfg_core.policy import lockstep
 from cfg_core.policy.groups import GroupTable
 from cfg_core.policy.markers import Markers
 from cfg_core.vllm_plugin import wire
-from cfg_core.vllm_plugin.core import group_scheduler, scheduler, scoring
+from cfg_core.vllm_plugin.core import (
+    begun,
+    grammar_manager,
+    group_scheduler,
+    scheduler,
+    scoring,
+)
+from cfg_core.vllm_plugin.core.begun import make_begun, tokens_of
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.snapshot import SteadyStep
@@ -106,6 +113,23 @@ def _without_output(leader, group_plan, *args):
         del follower.prompt_token_ids[len(prompt.token_ids) :]
         follower.num_prompt_tokens = len(prompt.token_ids)
     return made
+
+
+def _last_without_begun(leader, group_plan, *args):
+    made = make_followers(leader, group_plan, *args)
+    follower, prompt = made[-1], group_plan.prompts[-1]
+    if tokens_of(leader):
+        del follower._all_token_ids[len(prompt.token_ids) :]
+        del follower.prompt_token_ids[len(prompt.token_ids) :]
+        follower.num_prompt_tokens = len(prompt.token_ids)
+    return made
+
+
+def _last_begun_twice(request):
+    before = request.num_output_tokens
+    make_begun(request)
+    if request.num_output_tokens > before:
+        request.append_output_token_ids(request.output_token_ids[-1])
 
 
 def _without_others(changes):
@@ -273,6 +297,23 @@ FAULTS = {
         group_scheduler,
         "make_followers",
         _without_output,
+    ),
+    "one follower lacks the begun tokens": (
+        group_scheduler,
+        "make_followers",
+        _last_without_begun,
+    ),
+    "a begun token is counted twice": (begun, "make_begun", _last_begun_twice),
+    "begun tokens are not sent": (begun.BegunRequests, "tell", lambda self, outputs: None),
+    "the workers do not get the begun tokens": (
+        begun.BegunRequests,
+        "complete",
+        lambda self, *args: None,
+    ),
+    "a grammar is not advanced over the begun tokens": (
+        grammar_manager,
+        "catch_up",
+        lambda *args: True,
     ),
     "freed blocks are still written": (GuidedScheduler, "_end_window", _free_blocks_only),
     "followers stay behind the window": (

@@ -8,7 +8,8 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from cfg_core.vllm_plugin import wire
 from deployments.config.tracing import TracingArgs
-from deployments.generator.engine_calls import EngineCalls, RunningRequest, _Entry
+from deployments.generator.engine_calls import EngineCalls
+from deployments.generator.running_request import Choice, RunningRequest
 from deployments.generator.stream_spans import ChoiceSpans, TracedRequest
 from deployments.generator.vllm_server import VllmServer
 from deployments.observability import spans
@@ -49,7 +50,7 @@ def made_by(exporter, outputs, *, followers=1, ends_at=None, aborted=False, keep
     calls = EngineCalls(engine, SimpleNamespace(processed=lambda _: None))
     request = SimpleNamespace(request_id="r", sampling_params=None)
     with tracing.begin("replica") as parent:
-        entry = _Entry(request, RunningRequest(Meter(), 8))
+        entry = Choice(request, RunningRequest(Meter(), 8))
         entry.spans = ChoiceSpans(TracedRequest(parent), None, followers)
         calls._entries["r"] = entry
         for at, output in enumerate(outputs, 1):

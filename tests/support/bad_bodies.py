@@ -295,6 +295,9 @@ GUIDANCE: Sequence[Bad] = [
     bad("parameters", MOVE, "chat", parameters={"guidance_scale": 2}),
     bad("options", MOVE, "chat", options={"negative_prompt": "a"}),
     bad("chat_template_kwargs", MOVE, "chat", chat_template_kwargs={"cfg_scale": 2}),
+    bad("begun_token_ids", "is for Python", begun_token_ids=[5]),
+    bad("begun_token_ids", "is for Python", "chat", vllm_xargs={"begun_token_ids": [5]}),
+    bad("begun_token_ids", "is for Python", "chat", sampling_params={"begun_token_ids": [5]}),
     # what cannot be guided
     bad("use_beam_search", "Beam search cannot be guided", **GUIDED, use_beam_search=True),
     bad(

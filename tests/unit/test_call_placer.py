@@ -157,3 +157,13 @@ def test_threads_may_place_calls_at_once():
     assert not failed
     assert not made._placer._ongoing
     made._placer.check_integrity()
+
+
+def test_a_stream_is_not_sent_to_a_replica_that_has_failed():
+    made = placer()
+    assert made.can_place()
+    made.died("a")
+    assert made.can_place()
+    replica_health.health().failed("b", Failure.SILENT)
+    assert not made.can_place()
+    assert not CallPlacer().can_place(), "no replica is known"

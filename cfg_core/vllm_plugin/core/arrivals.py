@@ -1,4 +1,4 @@
-"""What becomes of a guided request before the scheduler sees it.
+"""What becomes of a request before the scheduler sees it, if it is guided or has begun elsewhere.
 
 vLLM makes a Request in the thread that reads the frontend's messages, beside the steps of the
 engine: it makes lists of token ids and hashes blocks there. The same is done here for followers.
@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cfg_core.vllm_plugin.core import followers, media
+from cfg_core.vllm_plugin.core import begun, followers, media
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -27,6 +27,7 @@ def preprocess_add_request(stock: Callable[..., Any]) -> Callable[..., Any]:
         of_followers = media.take(request)
         made = stock(self, request, *args, **kwargs)
         media.give(made[0], of_followers)
+        begun.make_begun(made[0])
         followers.make_ready(made[0])
         return made
 

@@ -168,12 +168,12 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
     followers = tuple(follower.num_tokens for follower in guidance.followers)
     end = None if guidance.timeline is None else guidance.timeline.end
     lengths = Lengths(leader.num_prompt_tokens, followers, end)
-    leader.max_tokens = lengths.room(leader.max_tokens, max_model_len)
-    if leader.max_tokens < 1 or not fits(*lengths.totals(leader.max_tokens)):
+    leader.max_tokens = most = lengths.room(leader.max_tokens, max_model_len)
+    if most <= leader.num_output_tokens or not fits(*lengths.totals(most)):
         raise GuidanceError(
-            f"its {1 + len(followers)} streams with {leader.max_tokens} more tokens each can never"
-            " fit this engine's KV memory: ask for fewer tokens or streams, shorten the prompts, or"
-            " give the engine more KV memory."
+            f"its {1 + len(followers)} streams with {most - leader.num_output_tokens} more tokens"
+            " each can never fit this engine's KV memory: ask for fewer tokens or streams, shorten"
+            " the prompts, or give the engine more KV memory."
         )
     group = group_of(leader, guidance)
     return GroupPlan(group, ready.prompts, guidance.timeline, ready.is_open)
@@ -235,7 +235,7 @@ def _request(leader: Request, name: str, prompt: FollowerPrompt, output: list[in
             temperature=0.0,
             ignore_eos=True,
             detokenize=False,
-            max_tokens=leader.max_tokens - leader.num_output_tokens,
+            max_tokens=max(1, leader.max_tokens - leader.num_output_tokens),
         ),
         pooling_params=None,
         mm_features=list(prompt.media),

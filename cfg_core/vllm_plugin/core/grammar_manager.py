@@ -24,7 +24,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from cfg_core.errors import REQUEST_FAULT
 from cfg_core.grammars.trials import GrammarLimits
+from cfg_core.params.begun import FIELD
 from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.core import begun
 from cfg_core.vllm_plugin.grammar_backends import GUIDANCE, XGRAMMAR, Backends, error_of
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class GrammarManager(StructuredOutputManager):
         wanted = request.structured_output_request
         if wanted is None:
             return
+        begun.make_begun(request)
         if self._use_async_grammar_compilation:
             wanted.grammar = self.executor.submit(self._create_grammar, request)
             return
@@ -78,7 +81,7 @@ class GrammarManager(StructuredOutputManager):
         try:
             backend = self._backends.get(wanted.params._backend)
             self.backend = self.backend or backend
-            return backend.compile_grammar(kind, spec, stop_token_ids=stops)
+            grammar = backend.compile_grammar(kind, spec, stop_token_ids=stops)
         except Exception as error:
             logger.warning(
                 "request %s: its grammar failed to compile (%s)",
@@ -89,6 +92,12 @@ class GrammarManager(StructuredOutputManager):
                 f"{REQUEST_FAULT}{wanted.params._backend} could not compile its grammar "
                 f"({type(error).__name__}). Simplify it."
             ) from None
+        if not catch_up(self, request, grammar) or error_of(grammar):
+            raise CompilationError(
+                f"{REQUEST_FAULT}{FIELD} do not follow its grammar. Send the tokens that this"
+                " request has generated, or none."
+            )
+        return grammar
 
     @override
     def _fill_bitmasks(self, batch: Iterable[tuple[Any, ...]]) -> None:
@@ -169,6 +178,25 @@ class GrammarManager(StructuredOutputManager):
         self.backend = None  # destroyed below, with the others
         super().clear_backend()
         self._backends.destroy()
+
+
+def catch_up(manager: StructuredOutputManager, request: Request, grammar: Any) -> bool:
+    """Advance a new grammar over the tokens that its request has begun with.
+
+    As vLLM's `accept_tokens`, which reads the grammar where only a compiled one can be. With a
+    reasoning parser, the grammar begins behind the reasoning, which these tokens may end.
+
+    Returns False if the grammar does not accept them.
+    """
+    tokens = begun.tokens_of(request)
+    if not tokens:
+        return True
+    start, _ = manager._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
+    if start > len(tokens):
+        return True
+    request.structured_output_request.reasoning_ended = True
+    accepted: bool = grammar.accept_tokens(request.request_id, tokens[start:])
+    return accepted
 
 
 class CompilationError(Exception):

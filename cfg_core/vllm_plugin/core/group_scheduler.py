@@ -22,7 +22,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from cfg_core.errors import REQUEST_FAULT, GuidanceError
 from cfg_core.policy.groups import Group, GroupTable, output_of_followers
 from cfg_core.vllm_plugin import config, versions, vllm_patches, wire
-from cfg_core.vllm_plugin.core import grammar_manager, outcome, scoring, stats
+from cfg_core.vllm_plugin.core import begun, grammar_manager, outcome, scoring, stats
 from cfg_core.vllm_plugin.core.followers import (
     GroupPlan,
     asks_for_guidance,
@@ -54,6 +54,7 @@ class GroupScheduler(Scheduler):
         grammar_manager.adopt(self.structured_output_manager, config.grammar_limits_of(ours))
         self._groups = GroupTable()
         self._refused: dict[str, str] = {}  # why, until the next step tells it
+        self._begun = begun.BegunRequests()
         manager, limit = self.kv_cache_manager, self.max_model_len
         self._roles = KVRoles(manager, self.requests, limit, self.num_lookahead_tokens)
         self._split = split_pool(
@@ -96,8 +97,13 @@ class GroupScheduler(Scheduler):
 
         Never raises for a bad request: that would end the engine core.
         """
+        begun.make_begun(request)
+        if (refused := begun.refusal(request)) is not None:
+            self._fail(request, f"{REQUEST_FAULT}{refused}")
+            return
         if not asks_for_guidance(request) or request.request_id in self.requests:
             super().add_request(request)
+            self._begun.add(request)
             return
         try:
             plan = self._plan(request)
@@ -107,6 +113,7 @@ class GroupScheduler(Scheduler):
         if plan.group.scored is not None:
             scoring.hide_from_vllm(request)
         super().add_request(request)
+        self._begun.add(request)
         self._counts["groups_admitted"] += 1
         if plan.timeline is not None:
             self._timelines.add(plan)
@@ -179,6 +186,7 @@ class GroupScheduler(Scheduler):
             request_ids = given.union(*(group.streams for group in groups if group is not None))
         finished = super().finish_requests(request_ids, finished_status)
         grammar_manager.cancel_compilations(finished)
+        self._begun.forget(request.request_id for request in finished)
         followers = {r.request_id for r in finished if self._groups.is_follower(r.request_id)}
         for request in finished:
             self._forget(request.request_id)
@@ -209,6 +217,7 @@ class GroupScheduler(Scheduler):
         unmatched = grammar_manager.take_failures(self.structured_output_manager)
         outcome.tell_reasons({**uncompiled, **unmatched, **failures, **self._refused}, outputs)
         self._refused.clear()
+        self._begun.tell(outcome.each(outputs))
         self._pace.sent(outputs)
         return outputs
 
@@ -302,7 +311,8 @@ class GroupScheduler(Scheduler):
             leader, *followers = (self.requests[stream] for stream in group.streams)
             output = list(leader.output_token_ids)
             since = self._timelines.since(group.leader)
-            opened_at = self._timelines.opened_at.get(group.leader, 0)
+            begun_at = len(begun.tokens_of(leader))
+            opened_at = self._timelines.opened_at.get(group.leader, begun_at)
             before = output_of_followers(output[:opened_at], since)
             for follower in followers:
                 prompt = list(follower.prompt_token_ids or ())

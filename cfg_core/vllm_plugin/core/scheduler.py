@@ -270,6 +270,7 @@ class GuidedScheduler(GroupScheduler):
         """Tell the workers which rows are joint, and take solo samples back."""
         if self.num_spec_tokens and self._groups:
             self._plan_drafts(scheduler_output)
+        self._begun.complete(scheduler_output, self.requests)
         super()._update_after_schedule(scheduler_output)
         self._sampling = frozenset()
         if not self._groups:

@@ -87,8 +87,14 @@ class Timelines:
             self._markers[leader] = Markers(timeline.between, plan.is_open)
 
     def guides_first(self, plan: GroupPlan) -> bool:
-        """Whether the first token of a request that was added is guided."""
-        return self._guides(plan, 0)
+        """Whether the next token of a request that was added is guided.
+
+        It is the first one, unless the request has begun elsewhere (begun.py).
+        """
+        request = self._requests[plan.group.leader]
+        if (markers := self._markers.get(plan.group.leader)) is not None:
+            markers.read(request.output_token_ids)
+        return self._guides(plan, request.num_output_tokens)
 
     def _guides(self, plan: GroupPlan, token: int) -> bool:
         """Whether the next token, of this number, is guided."""

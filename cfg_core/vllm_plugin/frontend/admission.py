@@ -22,11 +22,13 @@ from cfg_core.grammars.bounds import check_outputs
 from cfg_core.logits_processors.config import FIELD as LOGITS_PROCESSORS
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.params import GuidanceParams, looks_like_guidance
+from cfg_core.params.begun import FIELD as BEGUN_FIELD
 from cfg_core.params.fields import SCALE, STREAM_LOGPROBS
 from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.policy.pool import Lengths
 from cfg_core.vllm_plugin.config import cannot_guide, refusal
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
+from cfg_core.vllm_plugin.frontend.begun import admit_begun
 from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDANCE
 from cfg_core.vllm_plugin.frontend.follower_prompts import resolve
 from cfg_core.vllm_plugin.frontend.grammar_sandbox import fields_of, is_tried
@@ -91,11 +93,15 @@ def check_grammar_size(config: VllmConfig, params: Any) -> None:
 def without_guidance(params: Any) -> tuple[Any, dict[str, Any]]:
     """Parameters without the guidance fields of their extra arguments, and these fields.
 
-    vLLM's own code copies extra arguments and walks through them, each token id of a negative.
-    `params` are the caller's, and do not change.
+    `begun_token_ids` is among them. vLLM's own code copies extra arguments and walks through them,
+    each token id of a negative. `params` are the caller's, and do not change.
     """
     extra = getattr(params, "extra_args", None) or {}
-    fields = {name: value for name, value in extra.items() if looks_like_guidance(name)}
+    fields = {
+        name: value
+        for name, value in extra.items()
+        if name == BEGUN_FIELD or looks_like_guidance(name)
+    }
     if not fields:
         return params, fields
     rest = copy.copy(params)
@@ -126,8 +132,12 @@ def admit(
     asked = (sampling.extra_args or {}).get(LOGITS_PROCESSORS)
     if asked is not None and _is_guided(processor.vllm_config):
         _admit_processors(processor, request, asked)
-    if fields:
-        _guide(processor, request, fields, prompt)
+    if not fields:
+        return
+    _guide(processor, request, fields, prompt)
+    if fields.get(BEGUN_FIELD) is not None:
+        _check_engine(processor.vllm_config, BEGUN_FIELD)
+        admit_begun(processor.vllm_config, request, fields[BEGUN_FIELD])
 
 
 def _admit_processors(processor: InputProcessor, request: EngineCoreRequest, asked: object) -> None:

@@ -7,6 +7,7 @@ but the followers', and copies the tokens to them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from cfg_core.blend import kernel, rules
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.begun_v1 import adding, begun_of
 from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
 from cfg_core.vllm_plugin.worker.head import Head, merge
@@ -81,6 +83,19 @@ class GuidedRunnerV1(GPUModelRunner):
             return super().execute_model(scheduler_output, *args, **kwargs)
         finally:
             self._awaits_logits = None
+
+    @override
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Callable[..., Any] | None:
+        """Call vLLM's method, with the output of requests that have begun elsewhere."""
+        stock: Callable[..., Any] | None
+        begun = begun_of(scheduler_output)
+        if not begun:
+            stock = super()._update_states(scheduler_output)
+            return stock
+        sampler = self.sampler.topk_topp_sampler
+        with adding(self.input_batch, begun, sampler, self.num_spec_tokens):
+            stock = super()._update_states(scheduler_output)
+            return stock
 
     def _compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[rows, hidden size] -> [rows, vocabulary], or without the followers' rows.

@@ -1,0 +1,175 @@
+"""How far a stream is: what another replica needs to go on with it.
+
+vLLM's serving classes word a stream as a function of the outputs that they read: which tokens came,
+of which choices, and in which parts. So a replica that lets its serving class read the same outputs
+again words the same events again, and its parsers and counters are where they were. The ingress
+keeps these outputs for each stream (`Told`), and sends them to another replica if the first one is
+lost (`Begun`). Clients never see them. Imports neither vllm nor ray.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from deployments.requests.usage import Counts
+
+MOST_TOKENS = 2**17
+"""Output tokens of all choices of a stream that are kept. A longer one is not moved."""
+
+_END_OF_EVENT = "\n\n"
+_CREATED = re.compile(r'"created":(\d+)')
+_OF_ONE_REPLICA = re.compile(r'"created":\d+|"id":"chatcmpl-tool-\w+"')
+"""What differs between two replicas that word the same event. Quotes in a model's text are escaped,
+so this cannot be a part of it."""
+
+
+class Part(NamedTuple):
+    """What one output has of one choice: some of its tokens, in the order of the text.
+
+    token_ids: as `pack` makes them.
+    finish_reason, stop_reason: vLLM's; None while the choice goes on.
+    """
+
+    choice: int
+    token_ids: bytes
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+Output: TypeAlias = tuple[Part, ...]
+
+
+def pack(token_ids: list[int]) -> bytes:
+    return array("I", token_ids).tobytes()
+
+
+def unpack(packed: bytes) -> list[int]:
+    tokens = array("I")
+    tokens.frombytes(packed)
+    return tokens.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a replica tells with a chunk.
+
+    outputs: those that vLLM's serving class has read since the chunk before.
+    counts: of the engine's work at that time.
+    """
+
+    outputs: tuple[Output, ...]
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A stream that another replica has begun, for one that goes on with it."""
+
+    outputs: tuple[Output, ...]
+    counts: Counts
+
+    def tokens_of(self, choice: int) -> list[int]:
+        """The tokens of a choice, in order."""
+        own = (part for output in self.outputs for part in output if part.choice == choice)
+        return [token for part in own for token in unpack(part.token_ids)]
+
+    @property
+    def complete(self) -> frozenset[int]:
+        """The choices that have ended."""
+        parts = (part for output in self.outputs for part in output)
+        return frozenset(part.choice for part in parts if part.finish_reason is not None)
+
+
+class Told:
+    """What the client of one stream has, and what the engine did for it.
+
+    checks_texts: whether a replica that words the same events must use the same characters. Events
+        with logprobs differ, because those of earlier tokens are not known any more.
+    """
+
+    def __init__(self, checks_texts: bool = True) -> None:
+        self.events = 0
+        self.tokens = 0
+        self._checks_texts = checks_texts
+        self._outputs: list[Output] = []
+        self._counts: Counts | None = None
+        self._sum = 0
+        self._created: str | None = None
+        self._can_move = True
+
+    def note(self, text: str, progress: Progress | None) -> None:
+        """Note events that the client gets now, and the outputs behind them.
+
+        progress: None if the replica cannot tell (any more).
+        """
+        self.events += text.count(_END_OF_EVENT)
+        self._sum = checksum(text, self._sum)
+        if self._created is None and (found := _CREATED.search(text)) is not None:
+            self._created = found[1]
+        if progress is None:
+            self._forget()
+        elif self._can_move:
+            self._outputs += progress.outputs
+            self._counts = progress.counts
+            self.tokens += sum(len(p.token_ids) for o in progress.outputs for p in o) // 4
+            if self.tokens > MOST_TOKENS:
+                self._forget()
+
+    def _forget(self) -> None:
+        self._can_move, self._outputs = False, []
+
+    def begun(self) -> Begun | None:
+        """What another replica must know. None if the stream cannot be moved."""
+        if not self._can_move or self._counts is None or not self._outputs:
+            return None
+        return Begun(tuple(self._outputs), self._counts)
+
+    def unseen(self) -> Unseen:
+        """Takes from another replica's events those that the client has."""
+        return Unseen(self.events, self._sum if self._checks_texts else None, self._created)
+
+
+class Unseen:
+    """The events of a replica that went on with a stream, without those that the client has.
+
+    events: how many it has.
+    total: their checksum; None: they are only counted.
+    created: when the stream was created, as its first events say.
+    """
+
+    def __init__(self, events: int, total: int | None, created: str | None) -> None:
+        self._left, self._total, self._created = events, total, created
+        self._sum = 0
+        self._theirs: str | None = None
+
+    def of(self, text: str) -> str:
+        """The part of `text` that the client does not have.
+
+        Raises ValueError if it has other events than this replica words.
+        """
+        if self._theirs is None and (found := _CREATED.search(text)) is not None:
+            self._theirs = found[1]
+        if self._left:
+            text = self._after_known(text)
+        if self._theirs is not None and self._created is not None:
+            text = text.replace(f'"created":{self._theirs}', f'"created":{self._created}')
+        return text
+
+    def _after_known(self, text: str) -> str:
+        end = 0
+        while self._left and (found := text.find(_END_OF_EVENT, end)) >= 0:
+            end = found + len(_END_OF_EVENT)
+            self._left -= 1
+        self._sum = checksum(text[:end], self._sum)
+        if not self._left and self._total not in (None, self._sum):
+            raise ValueError("another replica words the stream in another way")
+        return text[end:]
+
+
+def checksum(text: str, before: int) -> int:
+    """A number for all events so far, whichever replica worded them."""
+    return zlib.crc32(_OF_ONE_REPLICA.sub("", text).encode(), before)

@@ -37,7 +37,7 @@ class Family:
     hidden_first: the head reads the hidden state before the embedding.
     final_norm: the hidden states that it reads are after the target's last norm.
     feeds_norm: what the next draft reads of the head is after the head's norm.
-    blocks: of vLLM for 32 tokens. Its CPU build reads latent attention in blocks of 16.
+    latent: attention is latent. vLLM's CPU build has blocks of 16 tokens for it, and no chunks.
     seed: of weights with which rounding decides no token.
     """
 
@@ -49,7 +49,7 @@ class Family:
     hidden_first: bool = False
     final_norm: bool = True
     feeds_norm: bool = True
-    blocks: int = 1
+    latent: bool = False
     seed: int = 0
 
 
@@ -75,7 +75,9 @@ FAMILIES = {
         hidden_first=True,
         final_norm=False,
     ),
-    "deepseek_v3": Family("DeepSeekMTPModel", "DeepseekV3ForCausalLM", DEEPSEEK, blocks=2),
+    "deepseek_v3": Family(
+        "DeepSeekMTPModel", "DeepseekV3ForCausalLM", DEEPSEEK, latent=True, seed=1
+    ),
     "glm4_moe": Family("Glm4MoeMTPModel", "Glm4MoeForCausalLM", DEEPSEEK, feeds_norm=False),
 }
 

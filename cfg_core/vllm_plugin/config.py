@@ -18,6 +18,7 @@ from cfg_core.logits_processors import config as processor_config
 from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
 from cfg_core.policy.draft_length import DRAFT_COST
 from cfg_core.policy.pool import KV_SPLITS
+from cfg_core.vllm_plugin import drafters
 from cfg_core.vllm_plugin.versions.tested import TESTED, check_version
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ ALLOW_UNTESTED = "allow_untested_vllm"
 
 PREFIX_LM = frozenset({"HrmTextForCausalLM"})
 """The architectures whose attention is vLLM's PrefillPrefixLMAttention."""
-
-METHODS = ("draft_model", "ngram", "ngram_gpu", "eagle", "eagle3")
-"""The methods of speculation that are supported."""
 
 
 def kv_split_of(config: VllmConfig) -> str:
@@ -188,23 +186,7 @@ def cannot_guide(config: VllmConfig) -> str | None:
     serves plain requests with vLLM's own runners.
     """
     model, parallel = config.model_config, config.parallel_config
-    speculative = config.speculative_config
-    method = None if speculative is None else speculative.method
     causes = {
-        f"speculation by {method} (use {', '.join(METHODS)})": method not in (None, *METHODS),
-        "ngram_gpu on vLLM's V1 model runner (use ngram, or VLLM_USE_V2_MODEL_RUNNER=1)": (
-            # V1 trims such drafts in a copy of the step that has no guidance.
-            method == "ngram_gpu" and not config.use_v2_model_runner
-        ),
-        "adaptive verification (set enable_adaptive_verification=False)": bool(
-            speculative and speculative.enable_adaptive_verification
-        ),
-        "speculation with pipeline parallelism (use tensor_parallel_size)": bool(
-            speculative and parallel.pipeline_parallel_size > 1
-        ),
-        "speculation of a model with recurrent state (remove speculative_config)": bool(
-            speculative and is_recurrent(config)
-        ),
         "batch-sharded sampling (set enable_batch_sharded_sampling=False)": (
             parallel.enable_batch_sharded_sampling
         ),
@@ -218,7 +200,10 @@ def cannot_guide(config: VllmConfig) -> str | None:
         "diffusion models": model.is_diffusion,
         "watermarking (remove watermark_config)": config.watermark_config is not None,
     }
-    found = [cause for cause, applies in causes.items() if applies]
+    found = [
+        *drafters.why_not_guided(config, recurrent=is_recurrent(config)),
+        *(cause for cause, applies in causes.items() if applies),
+    ]
     return "; ".join(found) or None
 
 

@@ -325,14 +325,18 @@ def forget_settings() -> None:
 
 
 def inspect_in_process(folder: Path) -> None:
-    """Import the model class in this process.
+    """Import the class of the model in `folder` in this process."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    import_model(config["architectures"][0])
+
+
+def import_model(architecture: str) -> None:
+    """Import a model's class in this process.
 
     vLLM would start a process for that, which takes half a minute for each architecture.
     """
     from vllm import ModelRegistry
 
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    architecture = config["architectures"][0]
     lazy = ModelRegistry.models[architecture]
     ModelRegistry.register_model(architecture, lazy.load_model_cls())
 

@@ -254,7 +254,7 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
         ),
         ("parallel_config", "decode_context_parallel_size", 2, "context parallelism"),
         ("model_config", "is_encoder_decoder", True, "encoder-decoder models"),
-        ("speculative_config", "method", "medusa", "speculation by medusa .use draft_model, ngram"),
+        ("speculative_config", "method", "medusa", "speculation by medusa, because its heads"),
         ("speculative_config", "method", "ngram_gpu", "ngram_gpu on vLLM's V1 model runner"),
         (
             "speculative_config",

@@ -5,6 +5,9 @@ streams of a group are in vLLM's one batched draft pass. Before a draft token is
 leader's row becomes its group's blend. Then the followers get the leader's token, and read it in
 the next pass. So the drafter's KV cache also holds the same output for all streams.
 
+A head for multi-token prediction (MTP) is such a drafter, too: each stream's head reads the hidden
+states of its own stream, and has its own cache.
+
 A drafter without a distribution (n-gram lookup) reads the leader's text, and the runner (v1.py)
 copies its drafts to the followers. Drafts only decide about speed: accepted tokens have the guided
 distribution whatever was proposed.
@@ -57,6 +60,24 @@ class GuidedProposer(SpecDecodeBaseProposer):
         return next_tokens.new_empty(next_tokens.shape[0], 0)
 
     @override
+    def prepare_inputs_padded(
+        self,
+        common_attn_metadata: Any,
+        spec_decode_metadata: Any,
+        valid_sampled_tokens_count: torch.Tensor,
+    ) -> Any:
+        """Call vLLM's method, so that each stream has at least its first token of the step left.
+
+        A solo stream has no valid sample. Then vLLM would write the token that comes next into the
+        place before the stream's first one, which is another stream's.
+        """
+        if self.guidance.solo:
+            valid_sampled_tokens_count = valid_sampled_tokens_count.clamp(min=1)
+        return super().prepare_inputs_padded(
+            common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
+        )
+
+    @override
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -88,7 +109,7 @@ class GuidedDraftModelProposer(GuidedProposer, DraftModelProposer):
 
 
 class GuidedEagleProposer(GuidedProposer, EagleProposer):
-    """The drafter of the methods `eagle` and `eagle3`."""
+    """The drafter of the methods `eagle` and `eagle3`, and of `mtp`, but for two families."""
 
 
 GUIDED: dict[type, type[GuidedProposer]] = {

@@ -13,6 +13,7 @@ import torch
 from typing_extensions import override
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
@@ -54,6 +55,12 @@ class GuidedSpeculator(DraftModelSpeculator):
     def propose(
         self,
         input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         *args: Any,
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
@@ -71,11 +78,22 @@ class GuidedSpeculator(DraftModelSpeculator):
         if rows is not None or self._guides:
             self._point_at(rows)
         self._guides = rows is not None
+        if self.guidance.solo and not dummy:
+            num_rejected = keep_first(num_rejected, input_batch)
         if num_speculative_tokens is not None:
             self.num_speculative_steps = max(1, num_speculative_tokens)
         try:
             drafts: torch.Tensor = super().propose(
-                input_batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs
+                input_batch,
+                attn_metadata,
+                slot_mappings,
+                last_hidden_states,
+                aux_hidden_states,
+                num_sampled,
+                num_rejected,
+                *args,
+                num_speculative_tokens=num_speculative_tokens,
+                **kwargs,
             )
         finally:
             self.num_speculative_steps = steps
@@ -121,6 +139,16 @@ class GuidedSpeculator(DraftModelSpeculator):
         return self._guides or (_is_capturing() and not self.use_local_argmax_reduction)
 
 
+def keep_first(num_rejected: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+    """`num_rejected` [batch], so that each stream has at least its first token of the step left.
+
+    A solo stream has taken back all. Then vLLM would write the token that comes next into the place
+    before the stream's first one, which is another stream's, or before the buffer.
+    """
+    ends = batch.query_start_loc[: len(num_rejected) + 1]
+    return num_rejected.minimum(ends.diff().to(num_rejected.dtype) - 1)
+
+
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
@@ -133,9 +161,14 @@ class GuidedEagleSpeculator(GuidedSpeculator, EagleSpeculator):
     """The drafter of the methods `eagle` and `eagle3`."""
 
 
+class GuidedMTPSpeculator(GuidedSpeculator, MTPSpeculator):
+    """The drafter of the method `mtp`, but for Gemma 4 and for several heads."""
+
+
 GUIDED: dict[type, type[GuidedSpeculator]] = {
     StandaloneARSpeculator: GuidedStandaloneARSpeculator,
     EagleSpeculator: GuidedEagleSpeculator,
+    MTPSpeculator: GuidedMTPSpeculator,
 }
 """Our class for each of vLLM's classes."""
 

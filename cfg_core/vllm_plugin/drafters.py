@@ -1,0 +1,75 @@
+"""Which drafters of vLLM may run under guidance, and why the others may not.
+
+A drafter never decides what a text says, only how fast it comes: vLLM's rejection sampler verifies
+each draft against the target's blended rows. What a drafter must have is a way to draft the same
+tokens for all streams of a group. There are two. One that is a model has its rows blended
+(worker/drafter_v1.py, drafter_v2.py). One that looks tokens up in a text reads the leader's, and
+the followers get its drafts (the runners' `propose`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import SpeculativeConfig, VllmConfig
+
+MODELS = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods whose drafter is a model."""
+
+LOOKUPS = ("ngram", "ngram_gpu", "suffix", "custom_class")
+"""Methods whose drafter reads tokens alone."""
+
+METHODS = (*MODELS, *LOOKUPS)
+"""The methods of speculation that are supported."""
+
+UNGUIDED = {
+    "medusa": "its heads draft in a pass of their own, without the blend",
+    "mlp_speculator": "vLLM has no drafter for it",
+    "dflash": "its drafter is a class of vLLM that is not replaced",
+    "dspark": "its drafter is a class of vLLM that is not replaced",
+    "extract_hidden_states": "it drafts nothing",
+}
+"""Why the drafts of a method cannot be those of a group."""
+
+
+def why_not_guided(config: VllmConfig, *, recurrent: bool) -> Iterator[str]:
+    """The causes for which the speculation of an engine cannot be guided. None if it can.
+
+    recurrent: whether the model has layers with a state.
+    """
+    speculative = config.speculative_config
+    if speculative is None:
+        return
+    method = speculative.method
+    if method not in METHODS:
+        why = UNGUIDED.get(method, "it is unknown")
+        yield f"speculation by {method}, because {why} (use {', '.join(METHODS)})"
+    if method in MODELS and speculative.disable_padded_drafter_batch:
+        # The next token of a stream whose sample is dropped would be -1.
+        yield "drafting without padding (set disable_padded_drafter_batch=False)"
+    if method == "mtp":
+        yield from _heads(speculative, v2=config.use_v2_model_runner)
+    if method == "ngram_gpu" and not config.use_v2_model_runner:
+        # V1 trims such drafts in a copy of the step that has no guidance.
+        yield "ngram_gpu on vLLM's V1 model runner (use ngram, or VLLM_USE_V2_MODEL_RUNNER=1)"
+    if speculative.enable_adaptive_verification:
+        yield "adaptive verification (set enable_adaptive_verification=False)"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        yield "speculation with pipeline parallelism (use tensor_parallel_size)"
+    if recurrent:
+        yield "speculation of a model with recurrent state (remove speculative_config)"
+
+
+def _heads(speculative: SpeculativeConfig, *, v2: bool) -> Iterator[str]:
+    """Heads for multi-token prediction that vLLM runs by classes which are not replaced."""
+    if speculative.use_gemma4_mtp():
+        yield "Gemma 4's assistant, whose keys are the target's (use draft_model)"
+    elif v2 and speculative.use_multi_module_mtp():
+        yield (
+            "several MTP heads on vLLM's Model Runner V2 (set num_speculative_tokens=1, or"
+            " VLLM_USE_V2_MODEL_RUNNER=0)"
+        )
+    elif not v2 and speculative.use_step3p5_mtp():
+        yield "Step 3.5's MTP heads on vLLM's V1 model runner (remove speculative_config)"

@@ -1,0 +1,129 @@
+"""Which drafters may run, and what they are given of a stream that has taken its samples back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from cfg_core.vllm_plugin import drafters
+from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedEagleProposer
+from cfg_core.vllm_plugin.worker.drafter_v2 import keep_first
+from tests.engine import prophet
+from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
+from tests.engine.oracle import CASES, PROMPTS, Oracle
+
+STARTS = torch.tensor([0, 3, 6], dtype=torch.int32)
+"""Two streams with two drafts each. The first one is solo."""
+
+
+def engine_config(method: str, *, v2: bool = False, stages: int = 1, **fields: Any) -> Any:
+    """What `why_not_guided` reads of vLLM's configuration."""
+    kinds = ("use_gemma4_mtp", "use_multi_module_mtp", "use_step3p5_mtp")
+    plain_head: dict[str, Any] = {kind: lambda: False for kind in kinds}
+    off = {"enable_adaptive_verification": False, "disable_padded_drafter_batch": False}
+    speculative = SimpleNamespace(**{**plain_head, **off, **fields}, method=method)
+    return SimpleNamespace(
+        speculative_config=speculative,
+        use_v2_model_runner=v2,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+    )
+
+
+def causes(config: Any, *, recurrent: bool = False) -> list[str]:
+    return list(drafters.why_not_guided(config, recurrent=recurrent))
+
+
+@pytest.mark.parametrize("method", drafters.METHODS)
+def test_supported_methods_have_no_cause(method: str) -> None:
+    assert causes(engine_config(method, v2=method == "ngram_gpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        *((engine_config(method), why) for method, why in drafters.UNGUIDED.items()),
+        (engine_config("ngram_gpu"), "V1 model runner"),
+        (engine_config("mtp", use_gemma4_mtp=lambda: True), "Gemma 4's assistant"),
+        (engine_config("mtp", v2=True, use_multi_module_mtp=lambda: True), "several MTP heads"),
+        (engine_config("mtp", use_step3p5_mtp=lambda: True), "Step 3.5"),
+        (engine_config("mtp", stages=2), "pipeline"),
+        (engine_config("eagle", disable_padded_drafter_batch=True), "without padding"),
+        (engine_config("dspark", enable_adaptive_verification=True), "adaptive verification"),
+    ],
+)
+def test_others_say_why(config: Any, words: str) -> None:
+    assert any(words in cause for cause in causes(config))
+
+
+def test_several_heads_are_one_on_the_v1_runner() -> None:
+    """V1 drafts all tokens with the first head."""
+    assert causes(engine_config("mtp", use_multi_module_mtp=lambda: True)) == []
+
+
+def test_recurrent_models_cannot_draft() -> None:
+    (cause,) = causes(engine_config("mtp"), recurrent=True)
+    assert "recurrent state" in cause
+
+
+def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:
+    """Without that, its next token would be written to another stream's place, here the last."""
+    drafter: Any = object.__new__(GuidedEagleProposer)
+    drafter.guidance = SimpleNamespace(solo=("a",))
+    metadata = CommonAttentionMetadata(
+        query_start_loc=STARTS,
+        query_start_loc_cpu=STARTS,
+        seq_lens=torch.tensor([9, 9]),
+        num_reqs=2,
+        num_actual_tokens=6,
+        max_query_len=3,
+        max_seq_len=9,
+        block_table_tensor=torch.zeros(2, 1),
+        slot_mapping=torch.arange(6),
+    )
+    drafts = SimpleNamespace(cu_num_draft_tokens=torch.tensor([2, 4], dtype=torch.int32))
+    counts = torch.tensor([0, 2], dtype=torch.int32)
+    _, places, rejected = drafter.prepare_inputs_padded(metadata, drafts, counts)
+    assert places.tolist() == [0, 4]
+    assert rejected.tolist() == [2, 1]
+    drafter.guidance.solo = ()
+    _, places, _ = drafter.prepare_inputs_padded(metadata, drafts, counts)
+    assert places[0] < 0, "vLLM has mended this: remove the override"
+
+
+def test_a_solo_stream_keeps_its_first_token_on_v2() -> None:
+    batch: Any = SimpleNamespace(query_start_loc=torch.tensor([0, 3, 6, 6], dtype=torch.int32))
+    rejected = torch.tensor([3, 1], dtype=torch.int32)
+    assert keep_first(rejected, batch).tolist() == [2, 1]
+
+
+@pytest.mark.slow
+def test_a_users_own_drafter_reads_the_leaders_text(
+    model_folder: Callable[[str], Path], llama: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Followers get their leaders' drafts. Without them, no draft could be kept."""
+    cases, texts = CASES[::6], llama.guided[::6]
+    whole = [[*c.prompt, *text] for c, text in zip(cases, texts, strict=True)]
+    whole += [[*prompt, *text] for prompt, text in zip(PROMPTS, llama.plain, strict=True)]
+    monkeypatch.setattr(prophet, "KNOWN", whole)
+    speculation = {
+        "method": "custom_class",
+        "model": "tests.engine.prophet.Prophet",
+        "num_speculative_tokens": 3,
+    }
+    folder = model_folder("llama")
+    engine = Engine(folder, speculative_config=speculation, draft_cost=0, **ROOMY)
+    try:
+        params = [*map(guided, cases), *(plain() for _ in PROMPTS)]
+        got = tokens(engine.generate([*(c.prompt for c in cases), *PROMPTS], params))
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert differences(got, texts + llama.plain) == []
+    assert stats["guided_drafts_accepted"] == stats["guided_drafts"] > 0
+    assert stats["plain_drafts_accepted"] > 0  # fewer: a plain text may begin as a guided one

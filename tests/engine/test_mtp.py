@@ -1,0 +1,179 @@
+"""Heads for multi-token prediction (MTP) under guidance: texts and drafts are the reference's.
+
+The heads of tiny_mtp.py say often, but not always, what their targets say. So drafts are accepted,
+rejected, and accepted in part.
+
+CI plays them on the V1 runner. On Model Runner V2 (tests/engine/paths.py has its environment), the
+interpreter takes minutes, and scheduling must be sync: with async, the scheduler sees no drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cfg_core.reference import guided_generate, plain_generate
+from tests.engine import tiny_mtp
+from tests.engine.chosen import chosen
+from tests.engine.engines import (
+    ROOMY,
+    TIGHT,
+    Engine,
+    differences,
+    guided,
+    import_model,
+    plain,
+    tokens,
+)
+from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, rounding
+from tests.engine.tiny_mtp import FAMILIES, Mtp
+
+pytestmark = pytest.mark.slow
+
+DRAFTS = 4
+SOME = CASES[::7]
+"""Eleven pairs of prompts, and all scales."""
+IN_CI = {"mimo", "deepseek_v3"}
+"""Attention with keys of its own, and latent attention with experts."""
+
+
+class Bench(NamedTuple):
+    name: str
+    folder: Path
+    mtp: Mtp
+    guided: list[list[int]]
+    plain: list[list[int]]
+
+    def start(self, drafts: int, **options: Any) -> Engine:
+        """An engine in which drafting never backs off."""
+        import_model(FAMILIES[self.name].drafter)
+        speculation = {"method": "mtp", "num_speculative_tokens": drafts}
+        return Engine(self.folder, speculative_config=speculation, draft_cost=0, **options)
+
+
+@pytest.fixture(scope="module", params=chosen(list(FAMILIES), IN_CI))
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp(request.param)
+    mtp = tiny_mtp.build(request.param, folder)
+    length = {"max_new_tokens": NEW_TOKENS}
+    texts = [
+        guided_generate(mtp.target, c.prompt, c.negative, scale=c.scale, **length) for c in SOME
+    ]
+    plain_texts = [plain_generate(mtp.target, case.prompt, **length) for case in SOME]
+    margins = [t.min_gap / rounding(c.scale) for t, c in zip(texts, SOME, strict=True)]
+    margins += [text.min_gap / rounding(1.0) for text in plain_texts]
+    assert min(margins) > MIN_MARGIN
+    assert sum(a.token_ids != b.token_ids for a, b in zip(texts, plain_texts, strict=True)) >= 9
+    return Bench(
+        request.param,
+        folder,
+        mtp,
+        [text.token_ids for text in texts],
+        [text.token_ids for text in plain_texts],
+    )
+
+
+@pytest.fixture(scope="module")
+def roomy(bench: Bench) -> Iterator[Engine]:
+    engine = bench.start(DRAFTS, **ROOMY)
+    yield engine
+    engine.close()
+
+
+@contextmanager
+def drafted(engine: Engine) -> Iterator[list[tuple[tuple[int, ...], bool, list[int], list[int]]]]:
+    """While open, collects what leaders and plain requests draft.
+
+    That is the prompt, whether it is guided, the output so far, and the drafts.
+    """
+    scheduler, found = engine.scheduler, []
+    original = scheduler.update_draft_token_ids
+
+    def update(drafts: Any) -> None:
+        of = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=True))
+        for stream, ids in of.items():
+            request, group = scheduler.requests.get(stream), scheduler._groups.of(stream)
+            if request is None:
+                continue
+            if group is not None and group.leader != stream:
+                assert list(ids) == list(of[group.leader]), "followers get their leader's drafts"
+                continue
+            output = list(request.output_token_ids)
+            if output:
+                known = of_worker(engine, stream) if -1 in ids else list(ids)
+                found.append((tuple(request.prompt_token_ids), bool(group), output, known))
+        original(drafts)
+
+    scheduler.update_draft_token_ids = update
+    try:
+        yield found
+    finally:
+        del scheduler.update_draft_token_ids
+
+
+def of_worker(engine: Engine, stream: str) -> list[int]:
+    """The drafts of a stream on Model Runner V2, whose scheduler does not see them."""
+    states = engine.core.model_executor.driver_worker.worker.model_runner.req_states
+    drafts: list[int] = states.draft_tokens[states.req_id_to_index[stream]].tolist()
+    return drafts
+
+
+def test_texts_and_drafts_are_the_references(roomy: Engine, bench: Bench) -> None:
+    """Guided and plain requests in one batch. Four drafts are verified in each step.
+
+    The reference drafts with each stream's own hidden states and keys, and blends the rows.
+    """
+    before = roomy.stats()
+    with drafted(roomy) as found:
+        params = [*map(guided, SOME), *(plain() for _ in SOME)]
+        got = tokens(roomy.generate([case.prompt for case in SOME] * 2, params))
+    assert differences(got, bench.guided + bench.plain) == []
+    grown = {name: value - before[name] for name, value in roomy.stats().items()}
+    for kind in ("guided", "plain"):
+        kept = [grown[f"{kind}_drafts_accepted_at_{i}"] for i in range(DRAFTS)]
+        assert grown[f"{kind}_draft_steps"] > kept[0] > kept[1] > 0, "all, a part, and none"
+    case_of = {case.prompt: case for case in SOME}
+    wrong, close = [], 0
+    for prompt, is_guided, output, drafts in (chosen_ones := found[::9]):
+        case = case_of[prompt]
+        streams, weights = [[*prompt, *output]], [1.0]
+        if is_guided:
+            streams.append([*case.negative, *output])
+            weights = [case.scale, 1 - case.scale]
+        want, gap = bench.mtp.drafts(streams, weights, DRAFTS)
+        if gap < MIN_MARGIN * rounding(case.scale if is_guided else 1.0):
+            close += 1
+        elif drafts != want:
+            wrong.append((case.scale if is_guided else None, len(output), drafts, want))
+    assert wrong == []
+    assert close < 0.1 * len(chosen_ones)
+
+
+def test_again_and_alone(roomy: Engine, bench: Bench) -> None:
+    """Prompts are in the prefix cache, where the model has one, with the head's keys."""
+    prompts = [case.prompt for case in SOME]
+    got = tokens(roomy.generate(prompts, [*map(guided, SOME)]))
+    assert differences(got, bench.guided) == []
+    some = range(0, len(SOME), 4)
+    alone = [tokens(roomy.generate([prompts[i]], [guided(SOME[i])]))[0] for i in some]
+    assert differences(alone, [bench.guided[i] for i in some]) == []
+
+
+@pytest.mark.parametrize("drafts", chosen([1, 2, 3], {"1"}))
+def test_chunked_preempted_and_mixed(bench: Bench, drafts: int) -> None:
+    """A pool that is too small. The budget is, too, where vLLM's CPU build can chunk prompts."""
+    whole = {"num_gpu_blocks_override": 1 + 30, "max_num_batched_tokens": 256}
+    engine = bench.start(drafts, **TIGHT | (whole if FAMILIES[bench.name].latent else {}))
+    try:
+        params = [*map(guided, SOME), *(plain() for _ in SOME)]
+        got = tokens(engine.generate([case.prompt for case in SOME] * 2, params))
+        assert differences(got, bench.guided + bench.plain) == []
+        stats = engine.stats()
+        assert stats["group_preemptions"] > 0
+        assert stats["guided_drafts_accepted"] > 0
+    finally:
+        engine.close()

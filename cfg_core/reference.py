@@ -9,7 +9,8 @@ does not import `cfg_core.blend`.
     guided              g = log p(. | n) + scale * (log p(. | c) - log p(. | n))
 
 `guided_generate` does this. `weighted_generate` is the general case: any number of streams with
-weights that sum to 1, guidance in a window of the output only, scales that change, and cuts.
+weights that sum to 1, guidance in a window of the output only, scales that change, cuts, and a
+negative that is the conditional stream with a suffix.
 `weighted_scores` gives the log-probabilities of a text that is known.
 
 Source: Sanchez et al., "Stay on topic with Classifier-Free Guidance", arXiv 2306.17806, equation 7.
@@ -147,6 +148,7 @@ class Formula:
     between: a start and an end token. Of the window, only the tokens after a start token of the
         prompt or the output are guided, up to the end token, which is guided itself.
     restart: whether each follower has only the output after the last start token in it.
+    suffix: instead of followers, one negative: all tokens of the leader, and these.
 
     Tokens that are as likely as the k-th count among the k.
     """
@@ -163,6 +165,7 @@ class Formula:
     rule: Mapping[str, Any] | None = None
     between: tuple[int, int] | None = None
     restart: bool = False
+    suffix: tuple[int, ...] = ()
 
     def guides(self, token: int) -> bool:
         """Whether the output token of this number, from 0, is guided."""
@@ -179,6 +182,16 @@ class Formula:
         if self.between is None or not self.restart or self.between[0] not in output:
             return list(output)
         return list(output[len(output) - list(reversed(output)).index(self.between[0]) :])
+
+    def negatives(self, starts: Sequence[list[int]], output: list[int]) -> list[list[int]]:
+        """The tokens of each negative before the next token.
+
+        starts: what each stream begins with, the leader first.
+        """
+        if self.suffix:
+            return [[*starts[0], *output, *self.suffix]]
+        shared = self.output_of_followers(output)
+        return [[*start, *shared] for start in starts[1:]]
 
     def weights_at(self, token: int) -> tuple[float, ...]:
         """The weights of all streams for this output token, the leader's first."""
@@ -213,8 +226,9 @@ def weighted_generate(
     while len(output) < max_new_tokens and (not output or output[-1] != eos_token_id):
         guided = next_log_probs(model, starts[0] + output, dtype)
         if formula.guides_after(starts[0], output):
-            shared = formula.output_of_followers(output)
-            others = [next_log_probs(model, start + shared, dtype) for start in starts[1:]]
+            others = [
+                next_log_probs(model, tokens, dtype) for tokens in formula.negatives(starts, output)
+            ]
             guided = combine([guided, *others], formula, len(output))
         scores = guided
         for process in processors:

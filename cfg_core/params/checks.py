@@ -121,6 +121,21 @@ def check_text(value: object, param: str) -> str:
     return value
 
 
+NO_SUFFIX = "leave it out for another negative"
+
+
+def check_suffix(value: object, param: str) -> str:
+    """Return `value` if it is a text of at least one character."""
+    text = check_text(value, param)
+    if not text:
+        raise GuidanceError(
+            f"{param} is empty, so the negative would be the conditional stream itself:"
+            f" {NO_SUFFIX}.",
+            param,
+        )
+    return text
+
+
 def check_messages(value: object, param: str) -> tuple[Any, ...]:
     """Return the conversation of a follower."""
     if not is_list(value):
@@ -239,5 +254,7 @@ A_SCHEDULE = Kind(
 )
 MESSAGES = Kind(check_messages, OBJECTS)
 TOKENS = Kind(check_token_ids, IDS)
+A_SUFFIX = Kind(check_suffix, TEXT)
+SUFFIX_TOKENS = Kind(partial(check_token_ids, if_empty=NO_SUFFIX), IDS)
 EMBEDS = Kind(check_embeds, TEXT)
 MEDIA = Kind(check_media, {})

@@ -21,11 +21,13 @@ from cfg_core.params.checks import (
     A_SCALE,
     A_SCHEDULE,
     A_SHARE,
+    A_SUFFIX,
     A_TEXT,
     AN_ENTROPY,
     EMBEDS,
     MEDIA,
     MESSAGES,
+    SUFFIX_TOKENS,
     TOKENS,
 )
 from cfg_core.params.field_table import Field
@@ -38,6 +40,8 @@ NEGATIVE_IDS = "negative_prompt_token_ids"
 NEGATIVE_MEDIA = "negative_multi_modal_data"
 NEGATIVE_EMBEDS = "negative_prompt_embeds"
 NEGATIVE_MESSAGES = "negative_messages"
+SUFFIX_TEXT = "negative_suffix"
+SUFFIX_IDS = "negative_suffix_token_ids"
 STREAMS = "guidance_streams"
 SCHEDULE = "guidance_schedule"
 START, END = "guidance_start", "guidance_end"
@@ -81,6 +85,13 @@ ROWS = (
         sent="in chats over HTTP",
         held_as=None,
     ),
+    Field(
+        SUFFIX_TEXT,
+        A_SUFFIX,
+        "Instead of a negative: at each token, the negative is the conditional stream itself,"
+        " followed by this text.",
+    ),
+    Field(SUFFIX_IDS, SUFFIX_TOKENS, "The suffix as token ids."),
     Field(
         STREAMS,
         FOLLOWERS,

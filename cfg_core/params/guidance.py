@@ -17,6 +17,7 @@ from cfg_core.params.fields import (
     NEED_GUIDANCE,
     NEGATIVE_EMBEDS,
     NEGATIVE_IDS,
+    NEGATIVE_MEDIA,
     NEGATIVE_TEXT,
     PART,
     ROWS,
@@ -26,6 +27,8 @@ from cfg_core.params.fields import (
     SCORE_TOKENS,
     START,
     STREAMS,
+    SUFFIX_IDS,
+    SUFFIX_TEXT,
     given_fields,
 )
 from cfg_core.params.follower import FollowerParams
@@ -55,6 +58,8 @@ class GuidanceParams(Cuts, Strength):
         FollowerParams. Without a text of its own, the negative is the prompt with these in the
         places of its own.
     negative_embeds: the negative as embeddings, as `prompt_embeds` of FollowerParams.
+    negative_suffix, negative_suffix_token_ids: instead of a negative, the tokens behind which the
+        conditional stream is its own negative, as text or as token ids.
     streams: instead of a scale and a negative, any number of followers with weights. The leader's
         weight is 1 minus their sum.
     schedule: instead of the scale, (first output token, scale) in ascending order from 0. Each
@@ -79,6 +84,8 @@ class GuidanceParams(Cuts, Strength):
     negative_prompt_token_ids: Sequence[int] | None = None
     negative_media: Any = None
     negative_embeds: Any = field(default=None, compare=False, repr=False)
+    negative_suffix: str | None = None
+    negative_suffix_token_ids: Sequence[int] | None = None
     streams: tuple[FollowerParams, ...] | None = None
     schedule: tuple[tuple[int, float], ...] | None = None
     start: int = 0
@@ -101,6 +108,8 @@ class GuidanceParams(Cuts, Strength):
             raise GuidanceError(f"{BETWEEN} and {PART} are both given: send only one.", PART)
         if self.score_tokens is not None:
             self._refuse_changes()
+        if self.has_suffix:
+            self._refuse_what_has_no_suffix()
         self._refuse_two_formulas()
         self._refuse_what_a_rule_replaces()
         self._refuse_what_needs_guidance()
@@ -110,6 +119,8 @@ class GuidanceParams(Cuts, Strength):
             NEGATIVE_TEXT: self.negative_prompt,
             NEGATIVE_IDS: self.negative_prompt_token_ids,
             NEGATIVE_EMBEDS: self.negative_embeds,
+            SUFFIX_TEXT: self.negative_suffix,
+            SUFFIX_IDS: self.negative_suffix_token_ids,
         }
         given = [name for name, value in own.items() if value is not None]
         if len(given) > 1:
@@ -165,6 +176,27 @@ class GuidanceParams(Cuts, Strength):
                     SCORE_TOKENS,
                 )
 
+    def _refuse_what_has_no_suffix(self) -> None:
+        """Raise GuidanceError for a field that means nothing beside a suffix."""
+        if self.negative_media is not None:
+            raise GuidanceError(
+                f"{NEGATIVE_MEDIA} belong to a negative prompt, and a suffix follows the"
+                " conditional stream with its own images: leave one of the two out.",
+                NEGATIVE_MEDIA,
+            )
+        if self.score_tokens is not None:
+            raise GuidanceError(
+                f"{SCORE_TOKENS} scores tokens that all streams have, and a suffix comes behind"
+                f" them: send {NEGATIVE_IDS} with the suffix in front of these tokens.",
+                SCORE_TOKENS,
+            )
+        if self.between is not None and self.between.restart_negative:
+            raise GuidanceError(
+                f"{BETWEEN}.restart_negative begins a negative prompt anew, and a suffix has the"
+                " whole conditional stream before it: leave one of the two out.",
+                BETWEEN,
+            )
+
     def check_scores(self, *, has_logprobs: bool) -> None:
         """Raise GuidanceError if tokens are to be scored and no log-probabilities are wanted.
 
@@ -209,7 +241,17 @@ class GuidanceParams(Cuts, Strength):
             self.negative_media,
             self.negative_embeds,
         )
-        return any(value is not None for value in own)
+        return self.has_suffix or any(value is not None for value in own)
+
+    @property
+    def has_suffix(self) -> bool:
+        """Whether the negative is the conditional stream with a suffix."""
+        return self.negative_suffix is not None or self.negative_suffix_token_ids is not None
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of a group, with the leader. A suffix needs none of its own."""
+        return 1 if self.has_suffix else len(self.weights)
 
     @property
     def cuts(self) -> Cuts | None:

@@ -62,6 +62,8 @@ class ResolvedGuidance:
 
     weights: one for each stream, the leader's first. They sum to 1. With a timeline they are those
         of the first token.
+    suffix: the tokens behind which the leader is its own negative, which then has the second
+        weight; there are no followers. None: the followers are the negatives.
     timeline: None if all tokens are guided, with the same weights.
     cuts: None if every token may be sampled.
     strength: None if nothing limits it.
@@ -71,6 +73,7 @@ class ResolvedGuidance:
 
     weights: tuple[float, ...]
     followers: tuple[ResolvedFollower, ...]
+    suffix: TokenIds | None = None
     timeline: Timeline | None = None
     cuts: Cuts | None = None
     strength: Strength | None = None
@@ -83,15 +86,18 @@ class ResolvedGuidance:
         params: GuidanceParams,
         followers: tuple[ResolvedFollower, ...],
         prompt_logprobs: int | None = None,
+        suffix: TokenIds | None = None,
     ) -> ResolvedGuidance:
         """What `params` say, with these followers, which have the order of its weights.
 
+        suffix: instead of followers.
         prompt_logprobs: how many the request asks for. Some, if tokens of the prompt are scored.
         """
         tokens = params.score_tokens
         return cls(
             weights=params.weights,
             followers=followers,
+            suffix=suffix,
             timeline=params.timeline,
             cuts=params.cuts,
             strength=params.strength,
@@ -122,6 +128,7 @@ class ResolvedGuidance:
             for one in self.followers
         ]
         parts = {
+            "suffix": self.suffix and self.suffix.packed,
             "timeline": self.timeline and self._plain(self.timeline),
             "cuts": self.cuts and _values(self.cuts),
             "strength": self.strength and self.strength.to_plain(),
@@ -151,6 +158,7 @@ class ResolvedGuidance:
         return cls(
             weights=tuple(sent["weights"]),
             followers=tuple(followers),
+            suffix=_unpacked(sent["suffix"]),
             timeline=timeline,
             cuts=sent["cuts"] and Cuts(**sent["cuts"]),
             strength=sent["strength"] and Strength.of_plain(sent["strength"]),

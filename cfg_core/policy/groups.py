@@ -4,6 +4,10 @@ A *stream* is one token sequence with its own KV block table. The *leader* is th
 stream, the request that the user made; its *followers* are negative or weighted
 streams that receive the leader's tokens. A *group* is a leader with its followers. Classifier-free
 guidance uses a group of two streams.
+
+With a *suffix*, a group has one stream: in each joint step, the leader computes the suffix behind
+its own tokens, and what it says there is the negative. The suffix is computed again for each token,
+and is never a part of the text.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ class Group(NamedTuple):
     cuts: None if every token may be sampled.
     strength: None if how strongly a token is guided does not depend on its rows.
     scored: None if no token of the prompt is scored.
+    suffix: the tokens behind which the leader is its own negative; there are no followers then.
     """
 
     leader: str
@@ -49,11 +54,20 @@ class Group(NamedTuple):
     cuts: Cuts | None = None
     strength: Strength | None = None
     scored: Scored | None = None
+    suffix: tuple[int, ...] = ()
 
     @property
     def streams(self) -> tuple[str, ...]:
         """All stream ids, leader first."""
         return (self.leader, *self.followers)
+
+    @property
+    def blended(self) -> tuple[str, ...]:
+        """What each weight is of: the streams or, with a suffix, the leader and its suffix.
+
+        The suffix has the name that the follower in its place would have.
+        """
+        return (self.leader, follower_id(self.leader, 0)) if self.suffix else self.streams
 
 
 def output_of_followers(output: Sequence[int], since: int = 0) -> list[int]:
@@ -116,7 +130,8 @@ class GroupTable:
         assert set(self._leaders) == {g.leader for g in self._by_stream.values()}
         for stream, group in self._by_stream.items():
             assert stream in group.streams
-            assert len(group.weights) == len(group.streams) >= 2
+            assert len(group.weights) == len(group.blended) >= 2
+            assert not (group.suffix and group.followers)
             assert math.isclose(
                 sum(group.weights), 1.0, abs_tol=1e-9 * max(map(abs, group.weights))
             )

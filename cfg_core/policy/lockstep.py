@@ -12,7 +12,8 @@ The policy:
    step's budget. Otherwise each stream computes at most up to the token before its last one and
    waits there, so that no logits are computed that would have to be thrown away. An image, audio
    or video that the encoder has no room for in the step holds the group in the same way. With a
-   `joint_limit`, all streams must be that far before the group samples.
+   `joint_limit`, all streams must be that far before the group samples. A stream with a suffix
+   samples if the whole suffix fits behind its last token.
 3. The free KV blocks must suffice for everything that is planned. If they do not, whole units are
    preempted: the last one first or, under the priority policy, the one with the greatest rank
    first. One unit always remains. It can finish, so there is no deadlock.
@@ -40,12 +41,15 @@ class StreamState:
     remaining: tokens that it must compute before its next token can be sampled. It is 1 for a
         stream that decodes without drafts, and 0 or less if there is nothing to compute now.
     media: the images, audio and video among them that the encoder has no place for yet.
+    end: how many of the last of these tokens only a joint step computes: its last one and, if it
+        has a suffix, those of the suffix.
     """
 
     id: str
     remaining: int
     follower: bool = False
     media: tuple[MediaItem, ...] = ()
+    end: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,19 +237,19 @@ def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
 def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> None:
     """Grant a joint step if the whole group is running and fits.
 
-    Otherwise grant each stream everything but its last token.
+    Otherwise grant each stream everything but its end.
     """
     remaining = [s.remaining for s in unit.streams]
     needed = sum(remaining) + out.drafting_slots * len(remaining)
     joint = (
         not unit.half_admitted
-        and min(remaining) >= 1
+        and all(s.remaining >= s.end for s in unit.streams)
         and max(remaining) <= min(limit, joint_limit)
         and needed <= out.budget
         and out.media_budget.reaches_all([(s.media, s.remaining) for s in unit.streams])
     )
     for stream in unit.streams:
-        _grant(stream, stream.remaining if joint else stream.remaining - 1, limit, out)
+        _grant(stream, stream.remaining if joint else stream.remaining - stream.end, limit, out)
     if joint:
         out.sampling.update(s.id for s in unit.streams)
 

@@ -48,18 +48,22 @@ class Lengths:
     """The prompts of a group, in tokens.
 
     end: the output token before which the followers leave. None: they stay to the end of the text.
+    suffix: tokens that the leader computes behind its own, instead of followers.
     """
 
     prompt: int
     followers: tuple[int, ...]
     end: int | None = None
+    suffix: int = 0
 
     def room(self, max_tokens: int, max_model_len: int) -> int:
         """The most output tokens, at most `max_tokens`, with which all streams fit the context.
 
-        A follower that leaves before the text ends must not fill its own context before.
+        A follower that leaves before the text ends must not fill its own context before. A suffix
+        is behind the text, so it is always left room for.
         """
-        room, longest = min(max_tokens, max_model_len - self.prompt), max(self.followers)
+        room = min(max_tokens, max_model_len - self.prompt - self.suffix)
+        longest = max(self.followers, default=0)
         if self.end is None or self.end >= room or longest + self.end >= max_model_len:
             room = min(room, max_model_len - longest)
         return room
@@ -67,4 +71,5 @@ class Lengths:
     def totals(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
         """Tokens that the leader and the followers end with, after `num_tokens` output tokens."""
         guided = num_tokens if self.end is None else min(self.end, num_tokens)
-        return self.prompt + num_tokens, tuple(length + guided for length in self.followers)
+        leader = self.prompt + num_tokens + self.suffix
+        return leader, tuple(length + guided for length in self.followers)

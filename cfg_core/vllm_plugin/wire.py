@@ -117,7 +117,7 @@ class ScoredRead:
 class JointRow(NamedTuple):
     """One group of a joint step.
 
-    weights: those of this step, one for each stream; they sum to 1.
+    weights: those of this step, one for each stream or suffix; they sum to 1.
     scoring: None if no scores are wanted of this step.
     """
 
@@ -131,6 +131,13 @@ class JointRow(NamedTuple):
         return self.group.streams
 
 
+class SuffixTokens(NamedTuple):
+    """The last tokens that a leader computes in a step: its suffix, or the beginning of it."""
+
+    leader: str
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepGuidance:
     """What the workers must know about the groups of one step.
@@ -139,12 +146,14 @@ class StepGuidance:
     solo: streams whose sample is taken back.
     drafter_rests: whether the drafter need not read this step's tokens.
     reads: hidden states of this step that scores need, now or in a later step.
+    suffixes: of the joint groups that have one, and the beginnings of those that are not joint.
     """
 
     joint: tuple[JointRow, ...]
     solo: tuple[str, ...]
     drafter_rests: bool = False
     reads: tuple[ScoredRead, ...] = ()
+    suffixes: tuple[SuffixTokens, ...] = ()
 
     @property
     def scores(self) -> bool:
@@ -338,7 +347,7 @@ def columns_of(joint: Sequence[JointRow]) -> StreamColumns:
     top = max((top for top in asked if top is not None), default=None)
     if top is None:
         return StreamColumns()
-    return StreamColumns(max(len(row.streams) for row in joint), top)
+    return StreamColumns(max(len(row.weights) for row in joint), top)
 
 
 def narrowed(lists: LogprobsLists, width: int) -> LogprobsLists:

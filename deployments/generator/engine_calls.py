@@ -186,7 +186,7 @@ class EngineCalls:
             tokens = len(output.new_token_ids)
             guided = min(guided, tokens)
             entry.tokens += tokens
-            entry.run.meter.add_output(tokens, guided, entry.streams)
+            entry.run.meter.add_output(tokens, guided, entry.rows)
             entry.run.meter.longest = max(entry.run.meter.longest, entry.tokens)
             is_gone = output.request_id not in self._states
             if entry.spans is not None:

@@ -123,6 +123,8 @@ class _FollowerPrompts:
     async def _params(self, guidance: Guidance) -> tuple[GuidanceParams, list[int], bool]:
         """The parameters for admission, the lengths of the prompts, and `has_no_tokens`."""
         params = guidance.params
+        if params.has_suffix:  # admission makes its tokens, and counts them
+            return params, [], False
         if params.streams is not None:
             followers = [await self._follower(stream) for stream in params.streams]
             lengths = [len(follower.token_ids or ()) for follower in followers]

@@ -85,12 +85,17 @@ class RunningRequest:
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One choice: a request of the engine process, which has `streams` streams there."""
+    """One choice: a request of the engine process, which has `streams` streams there.
+
+    rows: tokens that are computed for one that is guided: of all streams, and of a suffix.
+    negative_tokens: of its followers' own prompts, or of its suffix.
+    """
 
     request: EngineCoreRequest
     run: RunningRequest
     guidance: ResolvedGuidance | None = field(init=False)
     streams: int = field(init=False)
+    rows: int = field(init=False)
     negative_tokens: int = field(init=False)
     is_sent: bool = False
     tokens: int = 0
@@ -100,8 +105,10 @@ class Choice:
         params = self.request.sampling_params
         self.guidance = ResolvedGuidance.from_extra_args(params and params.extra_args)
         followers = self.guidance.followers if self.guidance is not None else ()
+        suffix = len(self.guidance.suffix or ()) if self.guidance is not None else 0
         self.streams = 1 + len(followers)
-        self.negative_tokens = sum(one.num_tokens for one in followers)
+        self.rows = self.streams + suffix
+        self.negative_tokens = suffix + sum(one.num_tokens for one in followers)
 
     def same_prompts(self) -> frozenset[int]:
         """The followers that read the leader's own prompt; none if it has images or the like."""

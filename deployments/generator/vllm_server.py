@@ -208,7 +208,8 @@ class VllmServer:
                         has_no_tokens=made.has_no_tokens,
                     )
                     note = note_of(call.endpoint, call.body, guidance, outcome)
-                    tokens = made.negative_tokens if call.guidance else meter.negative_tokens
+                    is_known = call.guidance is not None and not guidance.params.has_suffix
+                    tokens = made.negative_tokens if is_known else meter.negative_tokens
                     guided = meter.guided_tokens
                     return guidance_report(
                         guidance, tokens, guided, note, meter.strengths, meter.plain_tokens

@@ -121,7 +121,8 @@ class GenerateRoutes(Routes):
         guidance = read_guidance(body, endpoint)
         if guidance is not None:
             check_number(guidance.streams, generator.args.followers_per_request)
-        shown = guidance.streams if guidance is not None and guidance.params.logprobs else 0
+        params = guidance.params if guidance is not None else None
+        shown = len(params.weights) if params is not None and params.logprobs else 0
         groups = streams_of(endpoint, body, guidance)
         check_answer_size(endpoint, body, groups, self._args.limits.max_answer_bytes, shown)
         demand = demand_of(endpoint, body, guidance, groups)

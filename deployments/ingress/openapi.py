@@ -74,10 +74,13 @@ REPORT: Schema = {
             "description": "Instead of scale: guidance_schedule.",
         },
         "rule": {"type": "object", "description": "Instead of scale: guidance_rule."},
-        "streams": {"type": "integer", "description": "Streams of a choice; 1 if not guided."},
+        "streams": {
+            "type": "integer",
+            "description": "Streams of a choice; 1 if not guided, or with a suffix.",
+        },
         "negative_prompt_tokens": {
             "type": "integer",
-            "description": "Tokens of the followers' own prompts.",
+            "description": "Tokens of the followers' own prompts, or of the suffix.",
         },
         "guided_tokens": {"type": "integer", "description": "Output tokens that were guided."},
         "gate_closed_tokens": {

@@ -11,7 +11,7 @@ from deployments.requests.body import json_type
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 from deployments.requests.guidance_fields import Guidance
 from deployments.requests.shape import number_of
-from deployments.requests.streams import Groups, num_prompts, prompts_of
+from deployments.requests.streams import Groups, num_prompts, num_tokens, prompts_of
 
 USUAL_OUTPUT_TOKENS = 256
 """Estimate of a choice's output tokens if the request sets no limit.
@@ -40,7 +40,8 @@ class Demand:
     """The streams and tokens that one request needs.
 
     streams: all sequences of the request; a guided choice has one more for each follower.
-    tokens: prompts and outputs of all streams, estimated. The engine's own count is in usage.py.
+    tokens: prompts and outputs of all streams, and suffixes, estimated. The engine's own count is
+        in usage.py.
     """
 
     streams: int
@@ -63,8 +64,16 @@ def demand_of(
     prompts = sum(stream.num_tokens for group in groups for stream in group)
     leaders = choices * len(groups)
     guided = min(output, guidance.params.end or output) if guidance is not None else output
-    outputs = leaders * output + (streams - leaders) * guided
+    outputs = leaders * output + (streams - leaders + leaders * _suffix_of(guidance)) * guided
     return Demand(streams=streams, tokens=prompts + outputs)
+
+
+def _suffix_of(guidance: Guidance | None) -> int:
+    """Tokens of the suffix that is computed for each guided token, estimated if it is text."""
+    if guidance is None or not guidance.enabled:
+        return 0
+    params = guidance.params
+    return num_tokens(params.negative_suffix) or len(params.negative_suffix_token_ids or ())
 
 
 def copies_of(endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[int, str]:

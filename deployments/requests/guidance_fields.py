@@ -29,6 +29,8 @@ from cfg_core.params.fields import (
     SCORE_TOKENS,
     STREAM_LOGPROBS,
     STREAMS,
+    SUFFIX_IDS,
+    SUFFIX_TEXT,
     SYNONYMS,
     unknown_field,
 )
@@ -64,7 +66,7 @@ class Guidance:
     """The guidance of one HTTP request.
 
     `read_guidance` makes it from checked fields, and the ingress sends it to the replica. At most
-    one of the three negatives is set, and none of them beside `params.streams`.
+    one of the negatives is set, and none of them beside `params.streams`.
     """
 
     params: GuidanceParams
@@ -81,7 +83,7 @@ class Guidance:
     @property
     def streams(self) -> int:
         """Streams of one group, with the conditional one."""
-        return len(self.params.weights) if self.enabled else 1
+        return self.params.num_streams if self.enabled else 1
 
     @property
     def adapters(self) -> tuple[str | bool, ...]:
@@ -104,6 +106,10 @@ class Guidance:
             return NEGATIVE_TEXT
         if self.params.negative_embeds is not None:
             return NEGATIVE_EMBEDS
+        if self.params.negative_suffix is not None:
+            return SUFFIX_TEXT
+        if self.params.negative_suffix_token_ids is not None:
+            return SUFFIX_IDS
         return NEGATIVE_IDS if self.params.negative_prompt_token_ids is not None else None
 
 

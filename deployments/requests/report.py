@@ -60,7 +60,7 @@ def guidance_report(
     A request with scale 1 gets the object, too, and it says that nothing was guided. If tokens of
     the prompt were scored, it says how many.
 
-    negative_prompt_tokens: of all followers' own prompts.
+    negative_prompt_tokens: of all followers' own prompts, or of the suffix.
     output_tokens: output tokens that came from joint steps, as the engine core counted them.
     note: which field had no effect, and why.
     strengths: of the tokens of joint steps. With limits, those that had none are not guided.

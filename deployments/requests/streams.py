@@ -54,10 +54,11 @@ def streams_of(endpoint: Endpoint, body: Mapping[str, Any], guidance: Guidance |
     It reads all texts and all token ids, so it is called once for each request.
 
     A conversation has one prompt, a completion may have a list of prompts. A negative that is not
-    given starts at the prompt's last token: its stream has one token, and no prefix to share. A
+    given starts at the prompt's last token: its stream has one token, and no prefix to share. One
+    that is the conditional stream with a suffix is no stream of its own. A
     malformed prompt counts as empty, because vLLM will refuse it. Never raises.
     """
-    if guidance is None or not guidance.enabled:
+    if guidance is None or not guidance.enabled or guidance.params.has_suffix:
         return [(conditional,) for conditional in _conditionals(endpoint, body)]
     conditionals = _conditionals(endpoint, body)
     scored = guidance.params.score_tokens or 0  # they follow each prompt of a follower's own

@@ -91,12 +91,13 @@ class Meter:
         self.same: frozenset[int] | None = None
         self.negative_tokens = 0
 
-    def add_output(self, tokens: int, guided: int, streams: int) -> None:
-        """Count new output tokens of one choice, which has so many streams while it is guided.
+    def add_output(self, tokens: int, guided: int, rows: int) -> None:
+        """Count new output tokens of one choice.
 
         guided: how many of the tokens came from joint steps. The others are the leader's alone.
+        rows: how many tokens were computed for each of these, of all streams and of a suffix.
         """
-        self.output_tokens += tokens + guided * (streams - 1)
+        self.output_tokens += tokens + guided * (rows - 1)
         self.guided_tokens += guided
         self.plain_tokens += tokens - guided
 

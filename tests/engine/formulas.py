@@ -1,4 +1,4 @@
-"""Requests beyond the pair with one scale: several streams, windows, schedules and cuts.
+"""Requests beyond the pair with one scale: several streams, windows, schedules, cuts, suffixes.
 
 The expected tokens are those of `cfg_core.reference.weighted_generate` in float32.
 """
@@ -33,6 +33,8 @@ class Request:
 
     @property
     def extra_args(self) -> dict[str, Any]:
+        if self.formula.suffix:
+            return {**self.fields, "negative_suffix_token_ids": list(self.formula.suffix)}
         if self.fields.keys() & {"guidance_schedule", "guidance_rule"}:
             return {**self.fields, "negative_prompt_token_ids": list(self.followers[0])}
         streams = [
@@ -114,13 +116,42 @@ FORMULAS: dict[str, dict[str, Any]] = {
 }
 """By name, the formula as the reference takes it, and `lengths` of the streams' prompts."""
 
+SUFFIXES: dict[str, dict[str, Any]] = {
+    "suffix of one token": {"scales": ((0, 3.0),), "suffix": 1, "lengths": (64,)},
+    "suffix of seven": {"scales": ((0, 2.0),), "suffix": 7, "lengths": (1,)},
+    "suffix of a block": {"scales": ((0, 1.5),), "suffix": 32, "lengths": (31,)},
+    "suffix of forty, schedule": {
+        "scales": ((0, 3.0), (3, 2.0), (5, -1.0)),
+        "suffix": 40,
+        "lengths": (150,),
+    },
+    "suffix in a window, cut": {
+        "scales": ((0, 3.0),),
+        "suffix": 5,
+        "min_p": 0.05,
+        "start": 2,
+        "end": 6,
+    },
+    "suffix, adacad, limits": {
+        "scales": ((0, 1.0),),
+        "rule": {"name": "adacad", "offset": 2.0},
+        "max_kl": 0.3,
+        "min_entropy": MEDIAN_ENTROPY,
+        "suffix": 12,
+    },
+}
+"""More formulas, with the number of tokens of a suffix. No engine with drafts takes them."""
+
 _FIELDS = ("start", "end", "top_k", "min_p", "filter_top_k", "max_kl", "min_entropy", "rule")
 
 
 def request(name: str, seed: int) -> Request:
-    spec = dict(FORMULAS[name])
+    spec = dict({**FORMULAS, **SUFFIXES}[name])
     rng = random.Random(f"{name} {seed}")
-    num_streams = 2 if "scales" in spec else 1 + len(spec["weights"])
+    if "suffix" in spec:
+        spec["suffix"], num_streams = random_ids(rng, spec["suffix"]), 1
+    else:
+        num_streams = 2 if "scales" in spec else 1 + len(spec["weights"])
     lengths = spec.pop("lengths", None) or [rng.randint(1, 80) for _ in range(num_streams)]
     prompt, *followers = (random_ids(rng, length) for length in lengths)
     fields = {f"guidance_{field}": spec[field] for field in _FIELDS if field in spec}
@@ -169,3 +200,9 @@ def error(formula: Formula) -> float:
 def answers(oracle: Oracle) -> tuple[Answer, ...]:
     """An answer for each formula."""
     return tuple(answer(oracle, name) for name in FORMULAS)
+
+
+@functools.lru_cache(maxsize=4)
+def suffix_answers(oracle: Oracle) -> tuple[Answer, ...]:
+    """An answer for each formula with a suffix."""
+    return tuple(answer(oracle, name) for name in SUFFIXES)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.engines import ASYNC
-from tests.engine.formulas import Answer, answers
+from tests.engine.formulas import Answer, answers, suffix_answers
 from tests.engine.oracle import CASES, Oracle
 from tests.engine.scored_texts import NAMES, is_right, scored
 
@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 EVERY = 7  # every seventh case: 11 pairs, all scales
 LIMIT_S = 400
+LONGEST_SUFFIX = 32  # tokens of a step
 SCORED = [(name, 0) for name in NAMES]
 """Names and seeds of the texts that are scored."""
 
@@ -138,7 +139,7 @@ def run(path: EnginePath, folder: Path, oracle: Oracle, **more: Any) -> dict[str
         "options": options,
         "new_tokens": path.new_tokens,
         "drafts": path.drafts,
-        "formulas": [(a.request.name, a.seed) for a in ordered(oracle)],
+        "formulas": [(a.request.name, a.seed) for a in ordered(path, oracle)],
         "scored": SCORED,
     }
     command = [sys.executable, "-m", "tests.engine.path_program", str(folder), json.dumps(setup)]
@@ -160,9 +161,17 @@ def run(path: EnginePath, folder: Path, oracle: Oracle, **more: Any) -> dict[str
     return report
 
 
-def ordered(oracle: Oracle) -> list[Answer]:
-    """All formulas, those first that are the same for each token and cut nothing."""
-    return sorted(answers(oracle), key=lambda answer: bool(answer.request.fields))
+def ordered(path: EnginePath, oracle: Oracle) -> list[Answer]:
+    """All formulas, those first that are the same for each token and cut nothing.
+
+    Without drafts there are also suffixes, as far as the small budget has room for them.
+    """
+    suffixed = [
+        answer
+        for answer in (suffix_answers(oracle) if not path.drafts else ())
+        if len(answer.request.formula.suffix) < LONGEST_SUFFIX
+    ]
+    return sorted([*answers(oracle), *suffixed], key=lambda answer: bool(answer.request.fields))
 
 
 def cause(log: str) -> str:
@@ -187,12 +196,12 @@ def differences(path: EnginePath, report: dict[str, Any], oracle: Oracle) -> lis
     ):
         if report[key] != want:
             wrong.append(f"{key} is {report[key]}, not {want}")
-    texts = [*oracle.guided[::EVERY], *oracle.plain, *(a.token_ids for a in ordered(oracle))]
+    texts = [*oracle.guided[::EVERY], *oracle.plain, *(a.token_ids for a in ordered(path, oracle))]
     texts += oracle.guided[::EVERY]  # again, beside formulas that change
     expected = [text[: path.new_tokens] for text in texts]
     got = [*report["guided"], *report["plain"], *report["formulas"], *report["again"]]
     guided = 2 * len(CASES[::EVERY]) * path.new_tokens + sum(
-        a.request.guided_tokens(path.new_tokens) for a in answers(oracle)
+        a.request.guided_tokens(path.new_tokens) for a in ordered(path, oracle)
     )
     if report["guided_tokens"] != guided:
         wrong.append(f"{report['guided_tokens']} tokens were guided, not {guided}")

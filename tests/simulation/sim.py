@@ -216,6 +216,7 @@ class Rules:
     scored: tokens at the end of all prompts that are scored.
     opens: for each output token, whether markers allow to guide it; None without markers.
     since: for each output token, how many of those before it the followers do not have.
+    suffix: the tokens behind which the leader is its own negative; it has no followers then.
     """
 
     lengths: tuple[int, ...]
@@ -226,6 +227,7 @@ class Rules:
     scored: int = 0
     opens: tuple[bool, ...] | None = None
     since: tuple[int, ...] | None = None
+    suffix: tuple[int, ...] = ()
 
     def guides(self, token: int) -> bool:
         is_open = self.opens is None or self.opens[token]
@@ -277,6 +279,8 @@ class FakeRunner:
     states: dict[int, int] = field(default_factory=dict)
     """The prefix that the state in each block stands for. Nothing can undo a state."""
     sequences: dict[str, Sequence] = field(default_factory=dict)
+    suffixes: dict[str, list[int]] = field(default_factory=dict)
+    """The suffix, or the beginning of it, that each leader computes in the step."""
     hidden: dict[str, list[int]] = field(default_factory=dict)
     """Hidden states of the step, for each stream: the prefixes that they stand for."""
     scorer: Scorer = field(default_factory=Scorer)
@@ -292,6 +296,7 @@ class FakeRunner:
         self._update(output.scheduled_cached_reqs)
         guidance = StepGuidance.of(output) or StepGuidance((), ())
         self._take_drafts(output)
+        self.suffixes = {leader: list(tokens) for leader, tokens in guidance.suffixes}
         self.hidden = {}
         ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
         scores = self._score(guidance)
@@ -374,9 +379,16 @@ class FakeRunner:
             sequence.drafts = own
 
     def _compute(self, stream: str, num_tokens: int) -> int:
-        sequence = self.sequences[stream]
-        start, end = sequence.computed, sequence.computed + num_tokens
+        """Compute tokens of a stream, and behind them its drafts, or its suffix.
+
+        Returns how many tokens and drafts are computed then. The suffix is forgotten at once.
+        """
+        sequence, suffix = self.sequences[stream], self.suffixes.get(stream, [])
+        start, end = sequence.computed, sequence.computed + num_tokens - len(suffix)
         drafts = len(sequence.drafts)
+        assert not suffix or end == len(sequence.tokens), (
+            f"{stream}: a suffix that does not follow its last token"
+        )
         assert end - drafts <= len(sequence.tokens), (
             f"{stream} computes a token that is not sampled yet"
         )
@@ -389,16 +401,16 @@ class FakeRunner:
             )
         elif self.path.asynchronous and end - drafts > sequence.known:
             assert sequence.sampled_at == self.step - 1, f"{stream}: V1 has no input token"
-        sequence.tokens += sequence.drafts
-        self.hidden[stream] = [sequence.prefix(position) for position in range(start, end)]
-        for position in range(start, end):
+        sequence.tokens += [*sequence.drafts, *suffix]
+        self.hidden[stream] = [sequence.prefix(p) for p in range(start, end + len(suffix))]
+        for position in range(start, end + len(suffix)):
             block = self.kv.setdefault(
                 sequence.blocks[position // self.block_size], [0] * self.block_size
             )
             block[position % self.block_size] = sequence.prefix(position)
         if self.path.states:
             self._advance_state(stream, sequence, start, end)
-        del sequence.tokens[len(sequence.tokens) - drafts :]
+        del sequence.tokens[len(sequence.tokens) - drafts - len(suffix) :]
         del sequence.prefixes[len(sequence.tokens) :]
         sequence.computed = end
         return end
@@ -436,6 +448,7 @@ class FakeRunner:
                 sequence.sampled_at -= 0 if self.path.v2 else 1_000
                 continue
             self._check_kv(stream, end - len(sequence.drafts))
+            self._check_suffix(stream)
             tokens[stream] = self._verified(stream, joint.get(stream))
         for stream, new in tokens.items():
             self._keep(stream, new)
@@ -495,10 +508,12 @@ class FakeRunner:
             assert stream not in self.rules or not self.rules[stream].guides(count), (
                 f"{stream} samples token {count} outside a joint step"
             )
+            assert stream not in self.suffixes, f"{stream} computes a suffix, and is not guided"
             return model_token(stream, count)
         leader, rules = row.streams[0], self.rules[row.streams[0]]
         names = tuple(f"{leader}{FOLLOWER_SUFFIX}{i}" for i in range(len(rules.lengths)))
         assert row.streams == (leader, *names), row
+        assert tuple(self.suffixes.get(leader, ())) == rules.suffix, f"{leader}: another suffix"
         self._check_restart(row)
         counts = {self._num_outputs(s) for s in row.streams}
         assert len(counts) == 1, f"{row.streams} blend logits of different positions: {counts}"
@@ -524,6 +539,20 @@ class FakeRunner:
         for stream, length in zip(row.streams[1:], rules.lengths, strict=True):
             own = self.sequences[stream].tokens[length:]
             assert own == output[rules.before_followers(len(output)) :], f"{stream} has {own}"
+
+    def _check_suffix(self, stream: str) -> None:
+        """The suffix stands behind the stream's tokens, in blocks that no other stream has."""
+        sequence, suffix = self.sequences[stream], self.suffixes.get(stream, [])
+        length = len(sequence.tokens)
+        sequence.tokens += suffix
+        self._check_kv(stream, length + len(suffix))
+        del sequence.tokens[length:], sequence.prefixes[length:]
+        if suffix:
+            own = set(sequence.blocks[length // self.block_size :])
+            for name in self.hidden.keys() - {stream}:
+                assert own.isdisjoint(self.sequences[name].blocks), (
+                    f"{stream} writes its suffix into a block of {name}"
+                )
 
     def _check_kv(self, stream: str, end: int) -> None:
         sequence = self.sequences[stream]
@@ -558,6 +587,9 @@ def admitted(fields: dict[str, Any] | None) -> dict[str, Any] | None:
     params = GuidanceParams.from_fields(fields)
     if params is None or not params.enabled:
         return None
+    if params.negative_suffix_token_ids is not None:
+        suffix = TokenIds.of(params.negative_suffix_token_ids)
+        return ResolvedGuidance.of(params, (), suffix=suffix).to_extra_args()
     prompts = [params.negative_prompt_token_ids]
     if params.streams is not None:
         prompts = [stream.token_ids for stream in params.streams]
@@ -648,6 +680,7 @@ class Simulation:
         score: int = 0,
         between: tuple[int, int, bool] | None = None,
         begun: int = 0,
+        suffix: Iterable[int] = (),
     ) -> None:
         """Add a request.
 
@@ -657,7 +690,9 @@ class Simulation:
         score: tokens at the end of `prompt` that are scored. The followers' prompts have them, too.
         between: a start token, an end token, and whether the negative begins anew.
         begun: how many of its tokens it has already.
+        suffix: instead of a negative.
         """
+        suffix = list(suffix)
         scored = prompt[len(prompt) - score :]
         streams = [(weight, [*ids, *scored]) for weight, ids in streams]
         negative = [*(negative or prompt[: len(prompt) - score][-1:]), *scored]
@@ -666,6 +701,8 @@ class Simulation:
             extra = {"guidance_streams": [{"weight": w, "token_ids": ids} for w, ids in streams]}
         elif scale is not None:
             extra = {"negative_prompt_token_ids": negative}
+            if suffix:
+                extra = {"negative_suffix_token_ids": suffix}
             if schedule:
                 extra["guidance_schedule"] = list(schedule)
             else:
@@ -703,7 +740,7 @@ class Simulation:
         self.begun[rid] = begun
         self.stops[rid] = set(stop)
         if streams or (scale is not None and scale != 1):
-            prompts = [ids for _, ids in streams] or [negative]
+            prompts = [ids for _, ids in streams] or [negative] * (not suffix)
             marked = (None, None) if between is None else between_markers(rid, prompt, *between)
             self.runner.rules[rid] = Rules(
                 tuple(map(len, prompts)),
@@ -712,7 +749,9 @@ class Simulation:
                 window[0],
                 1_000_000 if window[1] is None else window[1],
                 score,
-                *marked,
+                opens=marked[0],
+                since=marked[1],
+                suffix=tuple(suffix),
             )
         self.scheduler.add_request(request)
 
@@ -943,6 +982,10 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         between = random_markers(dice, rid, own)
     elif guided and not schedule and window == (0, None):
         score = dice.randint(0, min(len(own) - 1, longest // 2)) if dice.random() < 0.4 else 0
+    suffix = []
+    if guided and not streams and not score and not (between and between[2]):
+        suffix = random_suffix(dice, sim)
+        own = own[-1:] if suffix and dice.random() < 0.2 else own
     room_for = max(1, longest - score)
     max_tokens = rng.randint(1, 30)
     sim.add(
@@ -960,6 +1003,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         score=score,
         between=between,
         begun=0 if score else random_begun(dice, rid, max_tokens, stop),
+        suffix=suffix,
     )
 
 
@@ -968,6 +1012,16 @@ def random_begun(rng: random.Random, rid: str, max_tokens: int, stop: Collection
     ends = (i for i in range(max_tokens) if model_token(rid, i) in stop)
     most = min(max_tokens - 1, next(ends, max_tokens))
     return rng.randint(0, most) if rng.random() < 0.5 else 0
+
+
+def random_suffix(rng: random.Random, sim: Simulation) -> list[int]:
+    """Up to 40 tokens that a step can have; mostly none. Admission refuses the other paths."""
+    scheduler = sim.scheduler.scheduler_config
+    threshold = scheduler.long_prefill_token_threshold or 1_000
+    most = min(40, config.step_budget(sim.scheduler) - 1, threshold - 1)
+    if rng.random() < 0.6 or sim.runner.path.drafts or sim.runner.path.states:
+        return []
+    return [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, most))]
 
 
 def random_markers(rng: random.Random, rid: str, prompt: list[int]) -> tuple[int, int, bool]:

@@ -14,6 +14,7 @@ from cfg_core.policy import lockstep
 from cfg_core.vllm_plugin import config
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.states import States
+from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from tests.simulation.sim import PATHS, Simulation, make_config, simulate
 
 SEEDS = range(6)
@@ -156,6 +157,52 @@ def test_a_solo_decode_whose_input_token_is_in_flight_is_repeated(model_folder, 
     sim.run()
     sim.check_drained()
     assert len(sim.outputs["r"]) == 30
+
+
+SUFFIX_PATHS = [path for path in PATHS if not path.states and not path.drafts]
+
+
+@pytest.mark.parametrize("path", SUFFIX_PATHS, ids=[p.name for p in SUFFIX_PATHS])
+def test_suffixes_that_vllm_cuts_are_taken_back(model_folder, monkeypatch, path):
+    """Without the plan, steps compute what fits of a suffix. Taking back keeps guidance exact."""
+    cut = []
+    take = Suffixes.take
+
+    def taken(self, step):
+        found = take(self, step)
+        cut.extend(s for s in found if len(s.tokens) < len(self._groups[s.leader].suffix))
+        return found
+
+    monkeypatch.setattr(Suffixes, "take", taken)
+    monkeypatch.setattr(
+        lockstep,
+        "plan",
+        lambda snapshot, needs: lockstep.StepPlan(
+            streams := tuple(s.id for unit in snapshot.running for s in unit.streams),
+            frozenset(streams),
+        ),
+    )
+    sim = Simulation(make_config(model_folder, max_num_batched_tokens=40), 60, path)
+    for i in range(12):
+        sim.add(f"r{i}", [7 + i] * 20, 12, scale=2.0, suffix=range(10, 25 + i))
+    sim.run()
+    sim.check_drained()
+    assert cut
+    assert all(len(tokens) == 12 for tokens in sim.outputs.values())
+
+
+def test_a_suffix_takes_blocks_behind_its_leader_alone(model_folder):
+    """Three groups of 40 prompt tokens share all whole blocks, whatever their suffixes are."""
+    sim = Simulation(make_config(model_folder, max_num_batched_tokens=256), 60)
+    for i in range(3):
+        sim.add(f"r{i}", [7] * 40, 4, scale=2.0, suffix=range(10, 20 + i))
+        sim.step()
+    while not all(sim.outputs.values()):
+        sim.step()
+    held = sim.scheduler._roles.held(sim.scheduler.requests)
+    assert len(held) == 2 + 3 * 2
+    sim.run()
+    sim.check_drained()
 
 
 def test_plain_requests_are_scheduled_by_vllm_itself(model_folder, monkeypatch):

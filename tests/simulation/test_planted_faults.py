@@ -21,8 +21,9 @@ from cfg_core.vllm_plugin.core.begun import make_begun, tokens_of
 from cfg_core.vllm_plugin.core.kv_roles import EvenSplit
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.snapshot import SteadyStep
+from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from cfg_core.vllm_plugin.core.timelines import Timelines
-from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, SuffixTokens
 from tests.simulation.sim import PATHS, simulate
 
 plan, make_followers, attach = lockstep.plan, group_scheduler.make_followers, wire.attach
@@ -33,6 +34,7 @@ take_back, update_after_schedule = (
     GuidedScheduler._update_after_schedule,
 )
 read_markers = Markers.read
+plan_group, forget_suffixes = group_scheduler.plan_group, Suffixes.forget
 most_hits, reads_of = scoring.most_hits, scoring.reads_of
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
@@ -159,6 +161,29 @@ def _free_blocks_only(self, group_plan):
     for stream in group_plan.group.followers:
         self.kv_cache_manager.free(self.requests[stream])
     self._groups.remove(group_plan.group.leader)
+
+
+def _suffixes_one_token_short(step, guidance):
+    short = tuple(SuffixTokens(leader, tokens[:-1]) for leader, tokens in guidance.suffixes)
+    attach(step, dataclasses.replace(guidance, suffixes=short))
+
+
+def _plan_one_token_short(*args):
+    made = plan_group(*args)
+    short = made.group._replace(suffix=made.group.suffix[:-1])
+    return dataclasses.replace(made, group=short if short.suffix else made.group)
+
+
+def _place_without_own_tokens(self, held):
+    for leader, group in self._groups.items():
+        self._requests[leader].spec_token_ids = list(group.suffix)
+
+
+def _forget_a_block_too_many(self, taken):
+    forget_suffixes(self, taken)
+    for leader, _ in taken:
+        request = self._requests[leader]
+        request.num_computed_tokens -= min(16, request.num_computed_tokens)
 
 
 def _remove_the_leader_alone(self, stream):
@@ -348,6 +373,17 @@ FAULTS = {
         "reads_of",
         lambda *args: [dataclasses.replace(r, skip=max(0, r.skip - 1)) for r in reads_of(*args)],
     ),
+    "the worker gets suffixes that are one token short": (
+        wire,
+        "attach",
+        _suffixes_one_token_short,
+    ),
+    "suffixes are one token short": (group_scheduler, "plan_group", _plan_one_token_short),
+    "a row without its suffix is joint": (scheduler, "is_complete", lambda group, computed: True),
+    "suffixes follow tokens that are in flight": (Suffixes, "place", _place_without_own_tokens),
+    "suffixes stay in the text": (Suffixes, "forget", lambda self, taken: None),
+    "a shared block is written again": (Suffixes, "forget", _forget_a_block_too_many),
+    "suffixes outlive their window": (Suffixes, "remove", lambda self, leader: None),
     "half a group is preempted": (
         GuidedScheduler,
         "_preempt_unit",

@@ -49,10 +49,15 @@ def each(param: str, words: str, *all_fields: Json, endpoint: str = "completion"
 # --- guidance -------------------------------------------------------------------------------------
 
 IDS, SCORED = "negative_prompt_token_ids", "guidance_score_tokens"
+SUFFIX = "negative_suffix_token_ids"
 
 
 def _ids(value: Any) -> Json:
     return {"guidance_scale": 2, "negative_prompt_ids": value}
+
+
+def _suffixed(value: Any) -> Json:
+    return {"guidance_scale": 2, SUFFIX: value}
 
 
 def _stream(**fields: Any) -> Json:
@@ -94,6 +99,21 @@ VALUES: Sequence[Bad] = [
         "both given: send only one",
         {"guidance_scale": 2, "negative_prompt": "x", IDS: [1]},
         {"guidance_scale": 1, "negative_prompt": "x", IDS: [1]},
+    ),
+    # suffixes
+    bad("negative_suffix", "is empty", guidance_scale=2, negative_suffix=""),
+    bad("negative_suffix", "must be a string, not a list", guidance_scale=2, negative_suffix=[1]),
+    bad(SUFFIX, "is empty: leave it out for another negative", **_suffixed([])),
+    bad(SUFFIX, "must be a list of token ids", **_suffixed("1")),
+    bad(SUFFIX, "both given: send only one", **_suffixed([1]), negative_suffix="x"),
+    bad("negative_suffix", "both given: send only one", negative_prompt="", negative_suffix="x"),
+    bad("guidance_streams", "of all negatives", **_stream(), negative_suffix="x"),
+    bad(SCORED, "a suffix comes behind them", **_suffixed([1]), guidance_score_tokens=2),
+    bad(
+        "guidance_between",
+        "a suffix has the whole conditional stream before it",
+        **_suffixed([1]),
+        guidance_between={"start_token_id": 1, "end_token_id": 2, "restart_negative": True},
     ),
     # names
     bad("guidance_scal", "Did you mean guidance_scale?", guidance_scal=2),

@@ -284,6 +284,7 @@ FOUR_STREAMS = Guidance(
         )
     )
 )
+SUFFIXED = guided(end=4, negative_suffix_token_ids=[1, 2, 3])
 COMPLETION, CHAT = "completion", "chat"
 
 
@@ -347,6 +348,9 @@ COMPLETION, CHAT = "completion", "chat"
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 9}, guided(end=4), 2, 10 + 1 + 9 + 4),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 3}, guided(end=4), 2, 10 + 1 + 3 + 3),
         (COMPLETION, {"prompt": "x" * 40, "max_tokens": 9, "n": 2}, guided(end=4), 4, 11 + 18 + 8),
+        # A suffix is no stream, and is computed for each guided token.
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 9}, SUFFIXED, 1, 10 + 9 + 4 * 3),
+        (COMPLETION, {"prompt": "x" * 40, "max_tokens": 9, "n": 2}, SUFFIXED, 2, 10 + 18 + 8 * 3),
         (CHAT, {}, None, 1, 256),
     ],
 )

@@ -267,3 +267,31 @@ def test_all_may_decode_if_budget_and_every_role_have_room():
     assert all_may_decode(10, 5, 10, Headroom(5, 5, 5))
     assert not all_may_decode(11, 5, 10, Headroom(5, 5, 5))
     assert not all_may_decode(10, 5, 10, Headroom(9, 9, 4))
+
+
+def suffixed(name, prompt=1, suffix=5, **kw):
+    """A running stream with a suffix, which must compute `prompt` tokens of its own."""
+    return Unit((StreamState(name, prompt + suffix, end=1 + suffix),), guided=True, **kw)
+
+
+def test_a_suffix_is_computed_whole_or_not_at_all():
+    for budget, joint in ((7, True), (6, True), (5, False), (1, False)):
+        step = plan(snapshot(suffixed("s"), budget=budget), Needs())
+        assert step.sampling == ({"s"} if joint else set()), budget
+    assert plan(snapshot(suffixed("s"), chunk_limit=5), Needs()).sampling == set()
+    assert plan(snapshot(suffixed("s", prompt=20), budget=25), Needs()).sampling == {"s"}
+
+
+def test_a_prompt_whose_suffix_does_not_fit_stops_before_its_last_token():
+    """So the tokens that it leaves are granted to others."""
+    step = plan(snapshot(suffixed("s", prompt=20), pair("a"), budget=21), Needs())
+    assert step.sampling == {"a", "a-"}
+    step = plan(snapshot(suffixed("s", prompt=20), pair("a"), budget=20), Needs())
+    assert step.sampling == set()
+
+
+def test_the_blocks_of_a_suffix_are_reserved():
+    needs = Needs({"s": 31, "p": 3})
+    running = (plain("p"), suffixed("s", suffix=18))
+    assert plan(snapshot(*running, headroom=Headroom(1, 1, 1)), needs).preempt == (running[1],)
+    assert plan(snapshot(*running, headroom=Headroom(2, 2, 2)), needs).sampling == {"s"}

@@ -18,7 +18,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cfg_core import GuidanceError, GuidanceParams
-from cfg_core.params import FollowerParams, Rule, follower, looks_like_guidance
+from cfg_core.params import (
+    FollowerParams,
+    ResolvedGuidance,
+    Rule,
+    TokenIds,
+    follower,
+    looks_like_guidance,
+)
 from cfg_core.params.checks import check_text, check_token_ids
 from cfg_core.params.field_table import Field
 from cfg_core.params.fields import AMBIGUOUS, FIELDS, ROWS, SYNONYMS
@@ -28,6 +35,12 @@ SCALES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers
 REAL_SCALES = SCALES.filter(lambda s: float(s) != 1.0)
 TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20)
 TEXTS = st.text()
+NEGATIVES = {
+    "negative_prompt": TEXTS,
+    "negative_prompt_token_ids": TOKEN_IDS,
+    "negative_suffix": st.text(min_size=1),
+    "negative_suffix_token_ids": TOKEN_IDS,
+}
 
 
 WEIGHTS = st.floats(-10, 10)
@@ -47,9 +60,9 @@ def valid_params(draw: st.DrawFn) -> GuidanceParams:
     if kind == "streams":
         fields["streams"] = tuple(draw(st.lists(FOLLOWERS, min_size=1, max_size=5)))
     else:
-        negative = draw(st.sampled_from(["negative_prompt", "negative_prompt_token_ids", None]))
+        negative = draw(st.sampled_from([*NEGATIVES, None]))
         if negative is not None:
-            fields[negative] = draw(TEXTS if negative == "negative_prompt" else TOKEN_IDS)
+            fields[negative] = draw(NEGATIVES[negative])
     if kind == "schedule":
         fields["schedule"] = ((0, 2.0), *sorted(draw(CHANGES)))
     elif kind == "rule":
@@ -62,7 +75,9 @@ def valid_params(draw: st.DrawFn) -> GuidanceParams:
     if draw(st.booleans()):
         fields["start"] = draw(st.integers(0, 50))
         fields["end"] = fields["start"] + draw(st.integers(1, 50))
-    elif kind != "schedule" and draw(st.booleans()):
+    elif (
+        kind != "schedule" and not any("suffix" in name for name in fields) and draw(st.booleans())
+    ):
         fields["score_tokens"] = draw(st.integers(1, 50))
     cuts = {"top_k": st.integers(1, 99), "min_p": st.floats(0.01, 1), "filter_top_k": st.just(4)}
     names = draw(st.sets(st.sampled_from(sorted(cuts))))
@@ -307,3 +322,14 @@ def test_weights_of_the_leader_are_the_rest() -> None:
     schedule = GuidanceParams.from_fields({"guidance_schedule": [[0, 3], [5, 1]]})
     assert schedule is not None
     assert schedule.weights == (3.0, -2.0)
+
+
+def test_a_suffix_needs_no_stream_of_its_own() -> None:
+    params = GuidanceParams(scale=2.0, negative_suffix_token_ids=[4, 5])
+    assert params.weights == (2.0, -1.0)
+    assert params.num_streams == 1
+    assert params.has_negative
+    guidance = ResolvedGuidance.of(params, (), suffix=TokenIds.of([4, 5]))
+    sent = json.loads(json.dumps(guidance.to_extra_args(), default=lambda packed: packed.hex()))
+    assert next(iter(sent.values()))["suffix"] == TokenIds.of([4, 5]).packed.hex()
+    assert ResolvedGuidance.from_extra_args(guidance.to_extra_args()) == guidance

@@ -48,6 +48,9 @@ def test_followers_fit_together(pool, leader, followers, fits):
         (Lengths(10, (90,), end=20), 100, 10),
         (Lengths(10, (60,), end=50), 100, 40),
         (Lengths(10, (60,), end=50), 30, 30),
+        (Lengths(10, (), suffix=7), 100, 83),
+        (Lengths(10, (), end=5, suffix=7), 100, 83),
+        (Lengths(10, (), suffix=7), 83, 83),
     ],
 )
 def test_room_for_output(lengths, asked, room):
@@ -58,6 +61,7 @@ def test_followers_end_with_their_window():
     assert Lengths(10, (20, 30), end=8).totals(50) == (60, (28, 38))
     assert Lengths(10, (20, 30), end=8).totals(5) == (15, (25, 35))
     assert Lengths(10, (20, 30)).totals(50) == (60, (70, 80))
+    assert Lengths(10, (), suffix=7).totals(50) == (67, ())
 
 
 def test_the_limit_of_a_role():

@@ -413,6 +413,18 @@ def test_three_streams_in_the_loop(model: LlamaForCausalLM) -> None:
         assert chosen == int((1.5 * c - n + 0.5 * m).argmax())
 
 
+def test_a_suffix_follows_all_tokens_of_the_leader(model: LlamaForCausalLM) -> None:
+    formula = Formula(scales=((0, 3.0),), suffix=(9, 4), end=N - 2)
+    got = weighted_generate(model, PROMPT, [], formula, max_new_tokens=N)
+    assert got.min_gap > 1e-3
+    for token, chosen in enumerate(got.token_ids):
+        before = PROMPT + got.token_ids[:token]
+        row = next_log_probs(model, before, torch.float32)
+        if token < N - 2:
+            row = 3.0 * row - 2.0 * next_log_probs(model, [*before, 9, 4], torch.float32)
+        assert chosen == int(row.argmax())
+
+
 def test_scores_are_the_rows_that_generated_the_text(model: LlamaForCausalLM) -> None:
     formula = Formula(weights=(-1.5, 0.5), top_k=20)
     text = weighted_generate(

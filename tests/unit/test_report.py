@@ -30,6 +30,8 @@ CASES = [
     ("off", {"negative_prompt_ids": [1]}, LONG, "so negative_prompt_token_ids had"),
     ("off", {"negative_messages": [USER], "messages": [USER]}, LONG, "so negative_messages had"),
     ("off", {"guidance_schedule": [[0, 1]], **SCHEDULE}, LONG, "guidance_schedule is 1"),
+    ("off", {"guidance_scale": 1, "negative_suffix": "n"}, LONG, "so negative_suffix had"),
+    ("off", {"negative_suffix_token_ids": [1]}, LONG, "so negative_suffix_token_ids had"),
     ("no system message", {**PAIR, "negative_prompt": "", "messages": [USER]}, SAME, "empty"),
     (
         "no tokens",

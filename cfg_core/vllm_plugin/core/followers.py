@@ -144,9 +144,9 @@ class GroupPlan:
     is_open: bool
 
 
-Fits = Callable[[int, Sequence[int]], bool]
+Fits = Callable[[int, Sequence[int], int], bool]
 """Whether streams of these lengths in tokens, the leader's and the followers', fit the empty KV
-pool together, and the slots of a step."""
+pool together, and the slots of a step; the last is that of the leader's suffix."""
 
 
 def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
@@ -167,9 +167,10 @@ def plan_group(leader: Request, max_model_len: int, fits: Fits) -> GroupPlan:
     guidance = ready.guidance
     followers = tuple(follower.num_tokens for follower in guidance.followers)
     end = None if guidance.timeline is None else guidance.timeline.end
-    lengths = Lengths(leader.num_prompt_tokens, followers, end)
+    suffix = len(guidance.suffix or ())
+    lengths = Lengths(leader.num_prompt_tokens, followers, end, suffix)
     leader.max_tokens = most = lengths.room(leader.max_tokens, max_model_len)
-    if most <= leader.num_output_tokens or not fits(*lengths.totals(most)):
+    if most <= leader.num_output_tokens or not fits(*lengths.totals(most), suffix):
         raise GuidanceError(
             f"its {1 + len(followers)} streams with {most - leader.num_output_tokens} more tokens"
             " each can never fit this engine's KV memory: ask for fewer tokens or streams, shorten"
@@ -193,6 +194,7 @@ def group_of(leader: Request, guidance: ResolvedGuidance) -> Group:
         cuts=cuts,
         strength=strength,
         scored=guidance.scored,
+        suffix=tuple(guidance.suffix or ()),
     )
 
 

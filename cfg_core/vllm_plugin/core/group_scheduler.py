@@ -32,6 +32,7 @@ from cfg_core.vllm_plugin.core.followers import (
 from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.core.speculation import Speculation
 from cfg_core.vllm_plugin.core.states import States
+from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.pace import Pace
 from cfg_core.vllm_plugin.wire import StepGuidance, StreamColumns
@@ -69,6 +70,7 @@ class GroupScheduler(Scheduler):
         self._speculation = Speculation(
             self._groups, self.num_spec_tokens, cost, may_rest=self._steps_alone
         )
+        self._suffixes = Suffixes(self.requests)
         self._timelines = Timelines(self._groups, self.requests, self.num_spec_tokens)
         names = (
             "groups_admitted",
@@ -126,12 +128,17 @@ class GroupScheduler(Scheduler):
             raise GuidanceError(config.refusal(self._cannot_guide))
         return plan_group(leader, self.max_model_len, self._fits)
 
-    def _fits(self, leader_tokens: int, follower_tokens: Sequence[int]) -> bool:
-        """Whether a group whose streams end at these lengths can ever run."""
+    def _fits(self, leader_tokens: int, follower_tokens: Sequence[int], suffix: int) -> bool:
+        """Whether a group whose streams end at these lengths can ever run.
+
+        suffix: tokens of the leader's suffix, which its length contains.
+        """
         streams = 1 + len(follower_tokens)
+        rows = suffix + streams * config.rows_per_stream(self)
         return (
             streams <= self.max_num_active_reqs
-            and streams * config.rows_per_stream(self) <= config.step_budget(self)
+            and rows <= config.step_budget(self)
+            and not 0 < self.scheduler_config.long_prefill_token_threshold < 1 + suffix
             and self._split.fits(leader_tokens, follower_tokens)
         )
 
@@ -154,6 +161,7 @@ class GroupScheduler(Scheduler):
         """Make the followers of a request, which have its output so far, and add them."""
         leader = self.requests[plan.group.leader]
         self._groups.add(plan.group)
+        self._suffixes.add(plan.group)
         if plan.timeline is not None:
             self._timelines.open(plan)
         since = self._timelines.since(leader.request_id)
@@ -163,6 +171,7 @@ class GroupScheduler(Scheduler):
     def _end_window(self, plan: GroupPlan) -> None:
         """Free the followers of a group. Its leader goes on as a plain request."""
         self._groups.remove(plan.group.leader)
+        self._suffixes.remove(plan.group.leader)
         self._speculation.forget(plan.group.leader)
         self._timelines.close(plan.group.leader)
         super().finish_requests(plan.group.followers, RequestStatus.FINISHED_ABORTED)
@@ -195,6 +204,7 @@ class GroupScheduler(Scheduler):
     def _forget(self, stream: str) -> None:
         group = self._groups.remove(stream)
         if group is not None:
+            self._suffixes.remove(group.leader)
             self._speculation.forget(group.leader)
         self._timelines.forget(stream if group is None else group.leader)
 
@@ -230,7 +240,7 @@ class GroupScheduler(Scheduler):
             return outputs
         touched = list(self._scheduled_groups(scheduler_output))
         asked = {
-            g.leader: StreamColumns(len(g.streams), g.logprobs)
+            g.leader: StreamColumns(len(g.weights), g.logprobs)
             for g in touched
             if g.logprobs is not None
         }
@@ -320,4 +330,5 @@ class GroupScheduler(Scheduler):
                 held = [*before, *follower.output_token_ids]
                 assert held == output_of_followers(output, since), group
         self._speculation.check_integrity()
+        self._suffixes.check_integrity([group.leader for group in self._groups])
         self._timelines.check_integrity()

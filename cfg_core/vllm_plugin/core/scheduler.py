@@ -36,7 +36,8 @@ from cfg_core.vllm_plugin import config, wire
 from cfg_core.vllm_plugin.core.group_scheduler import GroupScheduler
 from cfg_core.vllm_plugin.core.scoring import reads_of, scoring_of
 from cfg_core.vllm_plugin.core.snapshot import SteadyStep, is_blocked, take_snapshot
-from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
+from cfg_core.vllm_plugin.core.suffixes import is_complete
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, SuffixTokens
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -99,6 +100,8 @@ class GuidedScheduler(GroupScheduler):
             self._advance_timelines()
         if not self._groups:
             return
+        if self._suffixes:
+            self._suffixes.place(self._timelines.held)
         if self.num_spec_tokens:
             self._even_out_drafts()
         if self._stays_steady():
@@ -157,8 +160,10 @@ class GuidedScheduler(GroupScheduler):
             and self.running == steady.running
             and (not self.waiting or num_streams >= self.max_num_active_reqs)
             and lockstep.all_may_decode(
-                num_streams * (1 + self.num_spec_tokens + self._drafting_slots),
-                num_streams * self._roles.at_most_running(1 + self.num_spec_tokens),
+                num_streams * (1 + self.num_spec_tokens + self._drafting_slots)
+                + self._suffixes.num_tokens,
+                num_streams * self._roles.at_most_running(1 + self.num_spec_tokens)
+                + self._suffixes.blocks(self._roles.at_most_running),
                 config.step_budget(self),
                 self._split.headroom(),
             )
@@ -271,12 +276,14 @@ class GuidedScheduler(GroupScheduler):
         if self.num_spec_tokens and self._groups:
             self._plan_drafts(scheduler_output)
         self._begun.complete(scheduler_output, self.requests)
+        suffixes = self._suffixes.take(scheduler_output) if self._suffixes else ()
         super()._update_after_schedule(scheduler_output)
+        self._suffixes.forget(suffixes)
         self._sampling = frozenset()
         if not self._groups:
             return
         all_decode = not any(request.is_prefill_chunk for request in self.running)
-        guidance = self._guidance(scheduler_output, all_decode)
+        guidance = self._guidance(scheduler_output, all_decode, suffixes)
         if guidance is None:
             return
         wire.attach(scheduler_output, guidance)
@@ -301,11 +308,16 @@ class GuidedScheduler(GroupScheduler):
             drafts = scheduler_output.num_spec_tokens_to_schedule
             scheduler_output.num_spec_tokens_to_schedule = min(drafts, most)
 
-    def _guidance(self, scheduler_output: SchedulerOutput, all_decode: bool) -> StepGuidance | None:
+    def _guidance(
+        self,
+        scheduler_output: SchedulerOutput,
+        all_decode: bool,
+        suffixes: tuple[SuffixTokens, ...] = (),
+    ) -> StepGuidance | None:
         """Find the joint groups and the solo streams of this step, and take solo samples back.
 
-        A stream is also solo if it has another number of drafts than its partners. Returns None if
-        no stream of a group samples or reads scored tokens.
+        A stream is also solo if it has another number of drafts than its partners, or if some of
+        its suffix is missing. Returns None if no stream of a group samples or reads scored tokens.
         """
         steady, scheduled = self._steady, scheduler_output.num_scheduled_tokens
         if (
@@ -313,17 +325,20 @@ class GuidedScheduler(GroupScheduler):
             and all_decode
             and not self.num_spec_tokens
             and scheduled.keys() == steady.streams
+            and suffixes == steady.guidance.suffixes
         ):
             return steady.guidance
         drafts = scheduler_output.scheduled_spec_decode_tokens
         groups = self._scheduled_groups(scheduler_output)
         reads = reads_of(groups, self.requests, scheduled)
+        taken = dict(suffixes)
         joint: list[JointRow] = []
         solo: list[str] = []
         for group in groups:
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
             lengths = {len(drafts.get(s, ())) for s in ready}
-            if len(ready) == len(group.streams) and len(lengths) == 1:
+            is_whole = is_complete(group, taken.get(group.leader, ()))
+            if len(ready) == len(group.streams) and len(lengths) == 1 and is_whole:
                 joint.append(self._joint_row(group))
             else:
                 solo += ready
@@ -333,7 +348,7 @@ class GuidedScheduler(GroupScheduler):
         if not joint and not solo and not reads:
             return None
         rests = self._speculation.rests(scheduled)
-        return StepGuidance(tuple(joint), tuple(solo), rests, tuple(reads))
+        return StepGuidance(tuple(joint), tuple(solo), rests, tuple(reads), suffixes)
 
     def _joint_row(self, group: Group) -> JointRow:
         weights = self._timelines.weights(group.leader) or group.weights

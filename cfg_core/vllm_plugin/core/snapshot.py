@@ -119,8 +119,11 @@ def _group_unit(
 ) -> Unit:
     members = [scheduler.requests[stream] for stream in group.streams]
     running = [r for r in members if r.status == RequestStatus.RUNNING]
+    end = 1 + len(group.suffix)
     return Unit(
-        streams=tuple(_state(scheduler, r, held, r.request_id != group.leader) for r in running),
+        streams=tuple(
+            _state(scheduler, r, held, r.request_id != group.leader, end) for r in running
+        ),
         guided=True,
         missing=tuple(r.request_id for r in members if r.status != RequestStatus.RUNNING),
         rank=rank,
@@ -128,7 +131,11 @@ def _group_unit(
 
 
 def _state(
-    scheduler: Scheduler, request: Request, held: Collection[str], follower: bool = False
+    scheduler: Scheduler,
+    request: Request,
+    held: Collection[str],
+    follower: bool = False,
+    end: int = 1,
 ) -> StreamState:
     remaining = (
         request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
@@ -138,7 +145,7 @@ def _state(
     if request.request_id in held:
         remaining = 0
     items = media.items_of(scheduler, request, request.num_computed_tokens)
-    return StreamState(request.request_id, remaining, follower, items)
+    return StreamState(request.request_id, remaining, follower, items, end)
 
 
 def _waiting_units(
@@ -146,7 +153,9 @@ def _waiting_units(
 ) -> Iterator[WaitingUnit]:
     """Units of the head of the waiting queue, up to the first request that is not ready.
 
-    The prefix cache is looked at only for groups that no step could compute whole without it.
+    The prefix cache is looked at only for groups that no step could compute whole without it. A
+    group with a suffix does not sample in the step that admits it: vLLM adds no drafts to a prompt
+    then.
     """
     front = list(itertools.islice(scheduler.waiting, WAITING_WINDOW))
     budget = _chunk_limit(scheduler) or config.step_budget(scheduler)

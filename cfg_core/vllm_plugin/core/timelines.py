@@ -144,7 +144,7 @@ class Timelines:
         for leader in leaders:
             plan = self._plans.get(leader) or self._over.get(leader)
             if plan is not None and plan.group.logprobs is not None:
-                asked[leader] = StreamColumns(len(plan.group.streams), plan.group.logprobs)
+                asked[leader] = StreamColumns(len(plan.group.weights), plan.group.logprobs)
         return asked
 
     def step_back(self, leader: str) -> None:

@@ -173,12 +173,12 @@ def _guide(
             " (0 is enough; true in a chat) and leave flat_logprobs out.",
             STREAM_LOGPROBS,
         )
-    capacity.check_streams(config, len(params.weights))
+    capacity.check_streams(config, params.num_streams)
     params = with_token_ids(processor, params)
     guidance, names, media = resolve(processor, request, params, prompt)
     prompts = tuple(follower.num_tokens for follower in guidance.followers)
     own = length_from_prompt_token_ids_or_embeds(request.prompt_token_ids, request.prompt_embeds)
-    lengths = Lengths(own, prompts, params.end)
+    lengths = Lengths(own, prompts, params.end, len(guidance.suffix or ()))
     sampling.max_tokens = capacity.max_tokens(config, lengths, sampling, names)
     sampling.extra_args = {**(sampling.extra_args or {}), **guidance.to_extra_args()}
     if any(media):

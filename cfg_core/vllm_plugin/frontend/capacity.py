@@ -114,9 +114,13 @@ def _too_large(config: VllmConfig, prompts: Lengths, max_tokens: int, pool: Pool
     tokens = (pool.limit - pool.watermark) * config.cache_config.block_size
     role = " for each role" if pool.limit < pool.blocks else ""
     times = {1: "twice"}.get(len(prompts.followers), f"{1 + len(prompts.followers)} times")
+    needed = (
+        f"the negative suffix ({prompts.suffix}) and max_tokens ({max_tokens})"
+        if prompts.suffix
+        else f"the negative prompt ({sum(prompts.followers)}) and {times} max_tokens ({max_tokens})"
+    )
     return CapacityError(
-        f"the prompt ({prompts.prompt} tokens), the negative prompt"
-        f" ({sum(prompts.followers)}) and {times} max_tokens ({max_tokens}) can never fit the KV"
-        f" pool of {tokens} tokens{role}: {advice}, or give the engine more KV memory.",
+        f"the prompt ({prompts.prompt} tokens), {needed} can never fit the KV pool of {tokens}"
+        f" tokens{role}: {advice}, or give the engine more KV memory.",
         "max_tokens",
     )

@@ -31,6 +31,7 @@ from cfg_core.params.fields import (
 from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend import capacity, follower_media
 from cfg_core.vllm_plugin.frontend.follower_media import NO_TOKENS, Features, Prompt
+from cfg_core.vllm_plugin.frontend.suffixes import suffix_of
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -80,6 +81,9 @@ def resolve(
 
     prompt: what the caller gave to vLLM, or what vLLM's renderer made of it.
     """
+    if params.has_suffix:
+        suffix = suffix_of(processor, request, params)
+        return ResolvedRequest(ResolvedGuidance.of(params, (), suffix=suffix), (), [])
     ids, scored = request.prompt_token_ids or [], params.score_tokens or 0
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
     leader = _Leader(request, TokenIds.of(ids[len(ids) - scored :]), text)

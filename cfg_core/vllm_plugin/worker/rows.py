@@ -33,7 +33,8 @@ LEAST_LOGIT = -1e30
 class Rows(NamedTuple):
     """Index tensors of the joint groups of one step, on the logits' device.
 
-    A group with fewer streams than others repeats its first follower, with the weight 0.
+    A group with fewer streams than others repeats its first follower, with the weight 0. A suffix
+    is a stream here (suffixes.py), which has a row of logits, and no place in the batch.
 
     of_logits: [streams, rows] int64, the streams' rows of logits. Each stream has one row more than
         drafts.

@@ -12,6 +12,7 @@ import torch
 
 from cfg_core.vllm_plugin.wire import StepGuidance
 from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits
+from cfg_core.vllm_plugin.worker.suffixes import SuffixRows
 
 
 @dataclass
@@ -19,6 +20,9 @@ class RunnerGuidance:
     """Guidance of the current step. Model Runner V2 clears it when the next step begins.
 
     step: what the scheduler sent about this step; None if no stream of a group samples in it.
+    suffixes: where the suffixes of this step are; None if it has none.
+    suffix_rows: [suffixes.names] int64, the rows of hidden states behind these suffixes, on the
+        device (V2 only).
     rows: where the joint groups' rows are; None if no group is joint.
     compact: whether the step's logits have no rows of followers (V1 only).
     stream_logits: of the groups that asked for their streams' log-probabilities; None if no group
@@ -28,6 +32,8 @@ class RunnerGuidance:
     """
 
     step: StepGuidance | None = None
+    suffixes: SuffixRows | None = None
+    suffix_rows: torch.Tensor | None = None
     rows: Rows | None = None
     compact: bool = False
     stream_logits: StreamLogits | None = None
@@ -46,4 +52,5 @@ class RunnerGuidance:
     def clear(self) -> None:
         """Forget the step, at its end."""
         self.step = self.rows = self.stream_logits = self.strengths = None
+        self.suffixes = self.suffix_rows = None
         self.compact = False

@@ -46,15 +46,16 @@ class Stager:
         device: torch.device,
         *,
         affine: bool = False,
+        suffixes: int = 0,
     ) -> Rows | None:
         """As the function `stage`. Equal arguments in a row give the same object.
 
-        names: the stream at each place in the batch.
+        names: the stream at each place in the batch, and the suffixes behind them.
         """
         key = (joint, tuple(names), first_row.tobytes(), device, affine)
         if key != self._key:
             place_of = {name: place for place, name in enumerate(names)}
-            self._rows = stage(joint, place_of, first_row, device, affine=affine)
+            self._rows = stage(joint, place_of, first_row, device, affine=affine, suffixes=suffixes)
             self._key = key
         return self._rows
 
@@ -66,16 +67,18 @@ def stage(
     device: torch.device,
     *,
     affine: bool = False,
+    suffixes: int = 0,
 ) -> Rows | None:
     """The joint groups as index tensors; None if there are none.
 
-    place_of: each stream's place in the batch.
-    first_row: [batch + 1], where the rows of logits of each place begin.
+    place_of: each stream's place in the batch, and those of suffixes behind them.
+    first_row: [batch + suffixes + 1], where the rows of logits of each place begin.
     affine: whether groups may be blended before the head.
+    suffixes: how many places at the end are suffixes, which are not in the batch.
     """
     if not joint:
         return None
-    sizes = np.array([len(group.streams) for group in joint])
+    sizes = np.array([len(group.weights) for group in joint])
     streams, weights = padded(joint, place_of, sizes.max())
     logits = first_row[streams]
     counts = first_row[streams[0] + 1] - logits[0]
@@ -89,6 +92,8 @@ def stage(
     weight = np.ones(len(leader_place))
     leader_place[streams[1:]] = streams[0]
     weight[streams[::-1]] = weights[::-1]  # padding is overwritten by what it repeats
+    batch = len(leader_place) - suffixes
+    leader_place, weight = leader_place[:batch], weight[:batch]
     leading, leader_of = np.unique(leader_place, return_inverse=True)
     return Rows(
         to_device(logits, np.int64, device),
@@ -110,15 +115,15 @@ def stage(
 def padded(
     joint: Sequence[JointRow], place_of: Mapping[str, int], size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places and weights of all streams: [size, groups] each.
+    """Places and weights of all streams and suffixes: [size, groups] each.
 
     A group with fewer streams repeats its first follower, with the weight 0.
     """
     streams = np.empty((size, len(joint)), dtype=np.int64)
     weights = np.zeros((size, len(joint)))
     for i, group in enumerate(joint):
-        n = len(group.streams)
-        streams[:n, i] = [place_of[stream] for stream in group.streams]
+        n = len(group.weights)
+        streams[:n, i] = [place_of[name] for name in group.group.blended]
         streams[n:, i] = streams[1, i]
         weights[:n, i] = group.weights
     return streams, weights
@@ -164,7 +169,7 @@ def stage_logit_blends(
     group_of: [n], the group of each row.
     streams, weights: [streams, n].
     """
-    sizes = np.array([len(joint[group].streams) for group in group_of], dtype=np.int64)
+    sizes = np.array([len(joint[group].weights) for group in group_of], dtype=np.int64)
     blends = []
     for size in np.unique(sizes):
         chosen = sizes == size

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import vllm.envs as envs
 from typing_extensions import override
@@ -35,6 +36,7 @@ from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer, on_cpu
 from cfg_core.vllm_plugin.worker.staging import Stager, first_rows
 from cfg_core.vllm_plugin.worker.strengths import with_strengths
+from cfg_core.vllm_plugin.worker.suffixes import SuffixStager
 
 
 class GuidedRunnerV1(GPUModelRunner):
@@ -59,6 +61,7 @@ class GuidedRunnerV1(GPUModelRunner):
         self._awaits_logits: SchedulerOutput | None = None
         self._head: Head | None = None
         self._stager = Stager()
+        self._suffix_stager = SuffixStager()
         self._scorer = Scorer()
         guide_drafter(self, self.guidance)
 
@@ -97,6 +100,51 @@ class GuidedRunnerV1(GPUModelRunner):
             stock = super()._update_states(scheduler_output)
             return stock
 
+    @override
+    def _prepare_inputs(
+        self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
+    ) -> tuple[torch.Tensor, SpecDecodeMetadata | None, int]:
+        """Call vLLM's method for a batch with suffixes behind the leaders' tokens.
+
+        num_scheduled_tokens: [batch]. The first part of the result is the rows that get logits:
+        [batch + suffixes].
+        """
+        step, batch = StepGuidance.of(scheduler_output), self.input_batch
+        suffixes = self._suffix_stager.stage(step, batch.req_ids, self.device)
+        self.guidance.suffixes = suffixes
+        if step is None or suffixes is None:
+            stock: tuple[torch.Tensor, SpecDecodeMetadata | None, int] = super()._prepare_inputs(
+                scheduler_output, num_scheduled_tokens
+            )
+            return stock
+        for leader, tokens in step.suffixes:
+            place = batch.req_id_to_index[leader]
+            end = batch.num_computed_tokens_cpu[place] + num_scheduled_tokens[place]
+            batch.token_ids_cpu[place, end - len(tokens) : end] = tokens
+            batch.is_token_ids[place, end - len(tokens) : end] = True
+        last, metadata, most = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        return suffixes.rows(last), metadata, most
+
+    @override
+    def _prepare_input_ids(
+        self,
+        scheduler_output: SchedulerOutput,
+        num_reqs: int,
+        total_num_scheduled_tokens: int,
+        cu_num_tokens: np.ndarray,
+    ) -> None:
+        """Call vLLM's method, which puts a token that only the device knows at the end of each
+        request: in front of its suffix.
+
+        cu_num_tokens: [batch], where each request ends.
+        """
+        suffixes = self.guidance.suffixes
+        if suffixes is not None:
+            cu_num_tokens = cu_num_tokens - suffixes.counts
+        super()._prepare_input_ids(
+            scheduler_output, num_reqs, total_num_scheduled_tokens, cu_num_tokens
+        )
+
     def _compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[rows, hidden size] -> [rows, vocabulary], or without the followers' rows.
 
@@ -125,12 +173,17 @@ class GuidedRunnerV1(GPUModelRunner):
         self, scheduler_output: SchedulerOutput, device: torch.device, head: Head | None
     ) -> Rows | None:
         names, step = self.input_batch.req_ids, StepGuidance.of(scheduler_output)
+        first_row = first_rows(names, scheduler_output.scheduled_spec_decode_tokens)
+        suffixes = self.guidance.suffixes
+        if suffixes is not None:
+            names, first_row = suffixes.all_names(names), suffixes.first_row(first_row)
         return self._stager.stage(
             step.joint if step is not None else (),
             names,
-            first_rows(names, scheduler_output.scheduled_spec_decode_tokens),
+            first_row,
             device,
             affine=head is not None and head.affine,
+            suffixes=0 if suffixes is None else len(suffixes.names),
         )
 
     def _can_compact(self) -> bool:
@@ -168,6 +221,8 @@ class GuidedRunnerV1(GPUModelRunner):
             logits, guidance.stream_logits, guidance.strengths = blended(
                 state.logits, guidance.rows
             )
+            if guidance.suffixes is not None:  # their rows are behind those of the batch
+                logits = logits[: self.input_batch.num_reqs]
             self.execute_model_state = state._replace(logits=logits)
 
     @override

@@ -39,6 +39,7 @@ from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer
 from cfg_core.vllm_plugin.worker.staging import Stager, to_device
 from cfg_core.vllm_plugin.worker.strengths import with_strengths
+from cfg_core.vllm_plugin.worker.suffixes import SuffixRows, SuffixStager
 
 
 class GuidedRunnerV2(GPUModelRunner):
@@ -59,6 +60,7 @@ class GuidedRunnerV2(GPUModelRunner):
         rules.load_all()
         self.guidance = RunnerGuidance()
         self._stager = Stager()
+        self._suffix_stager = SuffixStager()
         self._scorer = Scorer()
         self.processors = ProcessorsV2(self, self.guidance, registry)
 
@@ -85,6 +87,45 @@ class GuidedRunnerV2(GPUModelRunner):
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     @override
+    def prepare_inputs(
+        self, scheduler_output: SchedulerOutput, batch_req_state: Any, *args: Any, **kwargs: Any
+    ) -> InputBatch:
+        """Call vLLM's method, then put suffixes behind the leaders' tokens."""
+        batch: InputBatch = super().prepare_inputs(
+            scheduler_output, batch_req_state, *args, **kwargs
+        )
+        guidance = self.guidance
+        suffixes = self._suffix_stager.stage(guidance.step, batch.req_ids, self.device)
+        guidance.suffixes = suffixes
+        if guidance.step is not None and suffixes is not None:
+            self._write_suffixes(guidance.step, suffixes, batch)
+            rows = suffixes.rows(batch.logits_indices)
+            batch.logits_indices = rows[: batch.num_reqs]
+            guidance.suffix_rows = rows[batch.num_reqs :]
+        return batch
+
+    def _write_suffixes(self, step: StepGuidance, suffixes: SuffixRows, batch: InputBatch) -> None:
+        """Write the suffixes into the input ids, and leaders' newest tokens in front of them.
+
+        vLLM has put these tokens at the ends of the requests. A prompt's are where they should be.
+        """
+        ends = batch.query_start_loc_np[1 : batch.num_reqs + 1]
+        place_of = {stream: place for place, stream in enumerate(batch.req_ids)}
+        ids = [token for _, tokens in step.suffixes for token in tokens]
+        at = np.concatenate(
+            [ends[place_of[leader]] - np.arange(len(t), 0, -1) for leader, t in step.suffixes]
+        )
+        batch.input_ids[to_device(at, np.int64, self.device)] = to_device(
+            ids, np.int32, self.device
+        )
+        decoding = np.flatnonzero((suffixes.counts > 0) & ~batch.is_prefilling_np)
+        if len(decoding):
+            before = ends[decoding] - suffixes.counts[decoding] - 1
+            slots = to_device(batch.idx_mapping_np[decoding], np.int64, self.device)
+            newest = self.req_states.last_sampled_tokens.view(-1)[slots]
+            batch.input_ids[to_device(before, np.int64, self.device)] = newest.to(torch.int32)
+
+    @override
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Call vLLM's method, and report strengths and failed logits processors in its output."""
         output = super().sample_tokens(*args, **kwargs)
@@ -108,12 +149,8 @@ class GuidedRunnerV2(GPUModelRunner):
                     hidden_states, input_batch, grammar_output
                 )
                 return stock
-            first_row, device = input_batch.cu_num_logits_np, hidden_states.device
-            affine = self._head is not None and self._head.affine
-            rows = self._stager.stage(
-                step.joint, input_batch.req_ids, first_row, device, affine=affine
-            )
-            self.guidance.rows = rows
+            device, suffixes = hidden_states.device, self.guidance.suffixes
+            self.guidance.rows = rows = self._stage(step, input_batch, device)
             if rows is not None and self._can_compact(rows, input_batch, grammar_output):
                 output = self._sample_leading(hidden_states, input_batch, rows)
             else:
@@ -124,7 +161,23 @@ class GuidedRunnerV2(GPUModelRunner):
             solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
             num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0
+        if suffixes is not None:
+            num_rejected += suffixes.counts_there.to(num_rejected.dtype)
         return output, num_sampled, num_rejected
+
+    def _stage(self, step: StepGuidance, batch: InputBatch, device: torch.device) -> Rows | None:
+        names, first_row = batch.req_ids, batch.cu_num_logits_np
+        suffixes = self.guidance.suffixes
+        if suffixes is not None:
+            names, first_row = suffixes.all_names(names), suffixes.first_row(first_row)
+        return self._stager.stage(
+            step.joint,
+            names,
+            first_row,
+            device,
+            affine=self._head is not None and self._head.affine,
+            suffixes=0 if suffixes is None else len(suffixes.names),
+        )
 
     def _add_scores(self) -> None:
         """Let vLLM's log-probabilities of prompts have those of scored groups, too.
@@ -169,7 +222,7 @@ class GuidedRunnerV2(GPUModelRunner):
         assert rows.merged is not None
         states = hidden_states
         if not has_one_row_each(batch):
-            states = hidden_states[batch.logits_indices]
+            states = self._with_suffixes(hidden_states[batch.logits_indices], hidden_states)
         merged, compute_logits = merge(states, rows.merged), self.model.compute_logits
 
         def of_merged(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -195,14 +248,15 @@ class GuidedRunnerV2(GPUModelRunner):
         compute_logits, merged = self.model.compute_logits, rows.merged
         stream_logits: StreamLogits | None = None
 
-        def blended_logits(hidden_states: torch.Tensor) -> torch.Tensor:
+        def blended_logits(of_batch: torch.Tensor) -> torch.Tensor:
             nonlocal stream_logits
+            states = self._with_suffixes(of_batch, hidden_states)
             if merged is None:
-                logits = compute_logits(hidden_states)
+                logits = compute_logits(states)
             else:
-                logits = compute_logits(merge(hidden_states, merged))[merged.source]
+                logits = compute_logits(merge(states, merged))[merged.source]
             logits, stream_logits, self.guidance.strengths = blended(logits, rows)
-            return logits
+            return logits[: len(of_batch)]
 
         with self._computing_logits(blended_logits):
             output, _, _ = super().sample(hidden_states, batch, grammar_output)
@@ -210,6 +264,14 @@ class GuidedRunnerV2(GPUModelRunner):
             rows.copy_to_followers(per_stream)
         _add_logprobs(output, rows, stream_logits)
         return output
+
+    def _with_suffixes(self, of_batch: torch.Tensor, all_states: torch.Tensor) -> torch.Tensor:
+        """The batch's rows of hidden states, and those of the suffixes behind them.
+
+        all_states: of all tokens of the step.
+        """
+        rows = self.guidance.suffix_rows
+        return of_batch if rows is None else torch.cat([of_batch, all_states[rows]])
 
     @contextmanager
     def _computing_logits(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:

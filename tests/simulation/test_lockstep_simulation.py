@@ -18,6 +18,8 @@ from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from tests.simulation.sim import PATHS, Simulation, make_config, simulate
 
 SEEDS = range(6)
+MOST_SEEDS = 100
+"""Loads that a test looks through for an event that few of them have."""
 guidance_of, stays_steady = GuidedScheduler._guidance, GuidedScheduler._stays_steady
 
 
@@ -90,9 +92,11 @@ def test_without_reserved_blocks_taking_samples_back_keeps_guidance_exact(
             ),
         ][0],
     )
-    for seed in range(15):
+    for seed in range(MOST_SEEDS):
         simulate(model_folder, path, seed)
-    assert taken_back, "no stream was alone in a decode"
+        if taken_back and seed >= 14:
+            return
+    pytest.fail("no stream was alone in a decode")
 
 
 STATE_PATHS = [path for path in PATHS if path.states]
@@ -113,13 +117,15 @@ def test_a_state_that_cannot_be_undone_is_computed_again(model_folder, monkeypat
     The other's state then contains a token that was taken back. Using it is found out.
     """
     monkeypatch.setattr(lockstep, "_fits", lambda *args: True)
-    assert sum(
-        simulate(model_folder, path, seed).scheduler.guidance_stats()["recomputed_streams"]
-        for seed in range(15)
-    )
+    for seed in range(MOST_SEEDS):
+        stats = simulate(model_folder, path, seed).scheduler.guidance_stats()
+        if stats["recomputed_streams"]:
+            break
+    else:
+        pytest.fail("no state had to be computed again")
     monkeypatch.setattr(States, "note_taken_back", lambda *args: None)
     with pytest.raises(AssertionError, match="its state is not that of its"):  # noqa: PT012
-        for seed in range(15):
+        for seed in range(MOST_SEEDS):
             simulate(model_folder, path, seed)
 
 

@@ -48,10 +48,10 @@ def _take_back_at_once(self, request, num_drafts):
     request.is_prefill_chunk, request.spec_token_ids = True, []
 
 
-def _whatever_the_drafts(self, step, all_decode):
+def _whatever_the_drafts(self, step, *more):
     drafts = step.scheduled_spec_decode_tokens
     step.scheduled_spec_decode_tokens = {}
-    guidance = guidance_of(self, step, all_decode)
+    guidance = guidance_of(self, step, *more)
     step.scheduled_spec_decode_tokens = drafts
     return guidance
 

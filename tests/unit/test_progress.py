@@ -95,7 +95,7 @@ def test_what_cannot_be_told_is_not_moved(monkeypatch):
 
 def test_another_meter_goes_on_with_the_counts():
     first, second = Meter(), Meter()
-    first.add_output(4, 3, streams=2)
+    first.add_output(4, 3, rows=2)
     first.strengths.add([0.0, 1.0, 0.5], [0.0, 1.0, 0.25])
     first.longest = 4
     second.go_on(first.counts)

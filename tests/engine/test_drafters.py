@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from cfg_core.vllm_plugin import drafters
@@ -73,6 +74,8 @@ def test_recurrent_models_cannot_draft() -> None:
 
 def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:
     """Without that, its next token would be written to another stream's place, here the last."""
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()  # as a worker on a CPU does
     drafter: Any = object.__new__(GuidedEagleProposer)
     drafter.guidance = SimpleNamespace(solo=("a",))
     metadata = CommonAttentionMetadata(

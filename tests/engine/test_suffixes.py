@@ -208,15 +208,15 @@ def test_prompts_of_more_than_tokens_are_refused(engine: Engine, given: dict[str
 
 
 def test_a_suffix_counts_once_as_a_negative_and_for_each_guided_token() -> None:
-    from deployments.generator.engine_calls import _Entry
+    from deployments.generator.running_request import Choice
 
     params = GuidanceParams(scale=2.0, negative_suffix_token_ids=[4, 5, 6])
     guidance = ResolvedGuidance.of(params, (), suffix=TokenIds.of([4, 5, 6]))
     sampling = SimpleNamespace(extra_args=guidance.to_extra_args())
     request: Any = SimpleNamespace(sampling_params=sampling, mm_features=None)
     run: Any = None
-    entry = _Entry(request, run)
-    assert (entry.streams, entry.rows, entry.negative_tokens) == (1, 4, 3)
+    choice = Choice(request, run)
+    assert (choice.streams, choice.rows, choice.negative_tokens) == (1, 4, 3)
 
 
 # --- engines of their own: they end the other one

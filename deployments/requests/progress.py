@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -53,6 +54,48 @@ def unpack(packed: bytes) -> list[int]:
     return tokens.tolist()
 
 
+class Outputs:
+    """Outputs in order, in 16 bytes for each part and 4 for each of its tokens.
+
+    As tuples, those of a stream that gets its tokens one by one would be nine times as large.
+    """
+
+    def __init__(self, outputs: Sequence[Output] = ()) -> None:
+        self._words = array("I")  # of each output: parts; of each part: choice, end, length, tokens
+        self._ends: list[tuple[str, int | str | None]] = []
+        self.num_tokens = 0
+        self.extend(outputs)
+
+    def extend(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self._words.append(len(output))
+            for part in output:
+                self._add(part)
+
+    def _add(self, part: Part) -> None:
+        if part.finish_reason is not None:
+            self._ends.append((part.finish_reason, part.stop_reason))
+        length = len(part.token_ids) // self._words.itemsize
+        end = 0 if part.finish_reason is None else len(self._ends)
+        self._words.extend((part.choice, end, length))
+        self._words.frombytes(part.token_ids)
+        self.num_tokens += length
+
+    def __iter__(self) -> Iterator[Output]:
+        words, at = self._words, 0
+        while at < len(words):
+            parts, at = [], at + 1
+            for _ in range(words[at - 1]):
+                choice, end, length = words[at : at + 3]
+                at += 3 + length
+                how = self._ends[end - 1] if end else (None, None)
+                parts.append(Part(choice, words[at - length : at].tobytes(), *how))
+            yield tuple(parts)
+
+    def __bool__(self) -> bool:
+        return bool(self._words)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a replica tells with a chunk.
@@ -69,19 +112,13 @@ class Progress:
 class Begun:
     """A stream that another replica has begun, for one that goes on with it."""
 
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     counts: Counts
 
     def tokens_of(self, choice: int) -> list[int]:
         """The tokens of a choice, in order."""
         own = (part for output in self.outputs for part in output if part.choice == choice)
         return [token for part in own for token in unpack(part.token_ids)]
-
-    @property
-    def complete(self) -> frozenset[int]:
-        """The choices that have ended."""
-        parts = (part for output in self.outputs for part in output)
-        return frozenset(part.choice for part in parts if part.finish_reason is not None)
 
 
 class Told:
@@ -93,9 +130,8 @@ class Told:
 
     def __init__(self, checks_texts: bool = True) -> None:
         self.events = 0
-        self.tokens = 0
         self._checks_texts = checks_texts
-        self._outputs: list[Output] = []
+        self._outputs = Outputs()
         self._counts: Counts | None = None
         self._sum = 0
         self._created: str | None = None
@@ -113,20 +149,19 @@ class Told:
         if progress is None:
             self._forget()
         elif self._can_move:
-            self._outputs += progress.outputs
+            self._outputs.extend(progress.outputs)
             self._counts = progress.counts
-            self.tokens += sum(len(p.token_ids) for o in progress.outputs for p in o) // 4
-            if self.tokens > MOST_TOKENS:
+            if self._outputs.num_tokens > MOST_TOKENS:
                 self._forget()
 
     def _forget(self) -> None:
-        self._can_move, self._outputs = False, []
+        self._can_move, self._outputs = False, Outputs()
 
     def begun(self) -> Begun | None:
         """What another replica must know. None if the stream cannot be moved."""
         if not self._can_move or self._counts is None or not self._outputs:
             return None
-        return Begun(tuple(self._outputs), self._counts)
+        return Begun(self._outputs, self._counts)
 
     def unseen(self) -> Unseen:
         """Takes from another replica's events those that the client has."""

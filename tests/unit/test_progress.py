@@ -1,11 +1,12 @@
 """What the ingress keeps of a stream, and what it drops of another replica's."""
 
+import pickle
 import random
 
 import pytest
 
 from deployments.requests import progress
-from deployments.requests.progress import Begun, Part, Progress, Told, pack, unpack
+from deployments.requests.progress import Begun, Outputs, Part, Progress, Told, pack, unpack
 from deployments.requests.usage import Counts, Meter
 
 COUNTS = Counts(4, 3, 1, 2, (1, 0, 1, 0.5))
@@ -26,16 +27,28 @@ def test_tokens_are_packed_without_loss():
     assert unpack(pack([])) == []
 
 
-def test_each_choice_has_its_tokens_and_its_end():
-    begun = Begun(
-        (
-            (Part(0, pack([5])), Part(1, pack([6]))),
-            (Part(1, pack([7, 8]), "stop", "a"),),
-            (Part(0, pack([9])),),
-        ),
-        COUNTS,
-    )
-    assert [begun.tokens_of(choice) for choice in range(3)] == [[5, 9], [6, 7, 8], []]
+PARTS = (
+    (Part(0, pack([5])), Part(1, pack([6]))),
+    (Part(1, pack([7, 8]), "stop", "a"),),
+    (),
+    (Part(0, pack([9, 2**31]), "length"),),
+)
+
+
+def test_each_choice_has_its_tokens():
+    begun = Begun(Outputs(PARTS), COUNTS)
+    assert [begun.tokens_of(choice) for choice in range(3)] == [[5, 9, 2**31], [6, 7, 8], []]
+
+
+def test_outputs_are_kept_without_loss_and_small():
+    kept = Outputs()
+    assert not kept
+    kept.extend(PARTS[:2])
+    kept.extend(PARTS[2:])
+    assert tuple(pickle.loads(pickle.dumps(kept))) == PARTS
+    assert kept.num_tokens == 6
+    one_by_one = Outputs([(Part(0, pack([i])),) for i in range(4_000)])
+    assert len(pickle.dumps(one_by_one)) < 21 * 4_000
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,7 +92,8 @@ def test_what_cannot_be_told_is_not_moved(monkeypatch):
     told.note(event(1), Progress((), COUNTS))
     assert told.begun() is None, "nothing has come"
     told.note(event(1), outputs(1, 2))
-    assert told.begun() == Begun(outputs(1, 2).outputs, COUNTS)
+    assert tuple(told.begun().outputs) == outputs(1, 2).outputs
+    assert told.begun().counts == COUNTS
     told.note(event(2), None)
     assert told.begun() is None
     told.note(event(3), outputs(3))

@@ -1,4 +1,4 @@
-"""What several streams, windows, cuts, limits and rules cost: decode steps of one interleaved run.
+"""What streams, windows, cuts, limits, rules and suffixes cost: decode steps of one interleaved run.
 
 B requests of each kind decode in one engine (greedy, random prompts). `of plain(B)` is their tokens
 per second, relative to B plain requests. `of plain(NB)` is relative to a step of N x B plain
@@ -21,7 +21,7 @@ from typing import Any
 
 from ..report import Report, parser
 from ..turns import take_turns
-from .bench import EMBEDDED, Bench, add_options, model_of
+from .bench import EMBEDDED, SCALE, Bench, add_options, model_of
 
 WINDOW = 8
 """Output tokens inside of the window."""
@@ -34,6 +34,8 @@ NWCAD = {
     "negative_margin": 0.5,
     "conditional_margin": 0.5,
 }
+
+SUFFIX = "negative_suffix_token_ids"
 
 LOADS: dict[str, tuple[int, dict[str, Any]]] = {
     # streams of a request, and its guidance fields beside the followers' prompts
@@ -51,6 +53,9 @@ LOADS: dict[str, tuple[int, dict[str, Any]]] = {
     "2 streams, arr": (2, {"guidance_rule": {"name": "arr"}}),
     "2 streams, nwcad": (2, {"guidance_scale": 1.5, "guidance_rule": NWCAD}),
     "2 streams, adacad, max_kl": (2, {"guidance_rule": ADACAD, "guidance_max_kl": 0.5}),
+    "suffix of 1": (1, {SUFFIX: [100]}),
+    "suffix of 4": (1, {SUFFIX: list(range(100, 104))}),
+    "suffix of 16": (1, {SUFFIX: list(range(100, 116))}),
 }
 
 
@@ -61,6 +66,8 @@ def params(bench: Bench, load: str) -> Any:
     """Those of one request."""
     streams, fields = LOADS[load]
     prompts = [bench.ids(bench.args.prompt) for _ in range(streams - 1)]
+    if SUFFIX in fields:
+        return bench.sampling_params({**fields, "guidance_scale": SCALE})
     if fields.keys() & {"guidance_schedule", "guidance_rule"}:
         return bench.sampling_params({**fields, "negative_prompt_token_ids": prompts[0]})
     followers = [{"weight": -0.5 / len(prompts), "token_ids": ids} for ids in prompts]

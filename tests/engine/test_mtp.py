@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from cfg_core.reference import guided_generate, plain_generate
 from tests.engine import tiny_mtp
@@ -30,6 +31,14 @@ from tests.engine.engines import (
     tokens,
 )
 from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, rounding
+from tests.engine.rosenblatt import (
+    FALSE_ALARM,
+    TEMPERATURE,
+    guided_probs,
+    lenient,
+    places,
+    uniform_p_value,
+)
 from tests.engine.tiny_mtp import FAMILIES, Mtp
 
 pytestmark = pytest.mark.slow
@@ -37,6 +46,7 @@ pytestmark = pytest.mark.slow
 DRAFTS = 4
 SOME = CASES[::7]
 """Eleven pairs of prompts, and all scales."""
+TEXTS_OF_A_CASE = 14
 IN_CI = {"mimo", "deepseek_v3"}
 """Attention with keys of its own, and latent attention with experts."""
 
@@ -163,6 +173,30 @@ def test_again_and_alone(roomy: Engine, bench: Bench) -> None:
     assert differences(alone, [bench.guided[i] for i in some]) == []
 
 
+@pytest.mark.parametrize("faulty", [False, True], ids=["lossless", "with a planted fault"])
+def test_sampled_texts_have_the_guided_distribution(
+    roomy: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch, faulty: bool
+) -> None:
+    """3,696 tokens (rosenblatt.py); the head drafts likely tokens, which are sorted first.
+
+    Kolmogorov-Smirnov, p > 1e-4. With the planted fault, p < 1e-6.
+    """
+    if faulty:
+        lenient(monkeypatch)
+    cases = SOME * TEXTS_OF_A_CASE
+    params = [guided(c, temperature=TEMPERATURE, seed=i) for i, c in enumerate(cases)]
+    before = roomy.stats()["guided_drafts_accepted"]
+    texts = tokens(roomy.generate([case.prompt for case in cases], params))
+    assert roomy.stats()["guided_drafts_accepted"] > before
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for case, text in zip(cases, texts, strict=True):
+        probs = guided_probs(bench.mtp.target, case, text)
+        found.append(places(probs, probs, text, generator))
+    p_value = uniform_p_value(torch.cat(found))
+    assert p_value < 1e-6 if faulty else p_value > FALSE_ALARM
+
+
 @pytest.mark.parametrize("drafts", chosen([1, 2, 3], {"1"}))
 def test_chunked_preempted_and_mixed(bench: Bench, drafts: int) -> None:
     """A pool that is too small. The budget is, too, where vLLM's CPU build can chunk prompts."""
@@ -175,5 +209,23 @@ def test_chunked_preempted_and_mixed(bench: Bench, drafts: int) -> None:
         stats = engine.stats()
         assert stats["group_preemptions"] > 0
         assert stats["guided_drafts_accepted"] > 0
+    finally:
+        engine.close()
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "async": {"async_scheduling": True},
+    "two ranks": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+}
+
+
+@pytest.mark.parametrize("path", chosen(list(PATHS), {"async"}))
+def test_other_paths(bench: Bench, path: str) -> None:
+    engine = bench.start(2, **ROOMY, **PATHS[path])
+    try:
+        params = [*map(guided, SOME), *(plain() for _ in SOME)]
+        got = tokens(engine.generate([case.prompt for case in SOME] * 2, params))
+        assert differences(got, bench.guided + bench.plain) == []
+        assert engine.stats()["guided_drafts_accepted"] > 0
     finally:
         engine.close()

@@ -7,7 +7,6 @@ in tests/simulation.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -19,10 +18,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cfg_core.reference import guide, next_log_probs
+from cfg_core.reference import next_log_probs
 from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
 from tests.engine.formulas import MEDIAN_ENTROPY
 from tests.engine.oracle import CASES, Case, Oracle
+from tests.engine.rosenblatt import (
+    FALSE_ALARM,
+    TEMPERATURE,
+    guided_probs,
+    lenient,
+    places,
+    uniform_p_value,
+)
 from tests.engine.tiny_models import make_model
 
 pytestmark = pytest.mark.slow
@@ -36,11 +43,6 @@ FORMULAS: list[dict[str, Any]] = [
     {"guidance_rule": {"name": "arr"}, "guidance_max_kl": 0.1, "guidance_top_k": 5},
 ]
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)
-FALSE_ALARM = 1e-4
-"""The probability that the Kolmogorov-Smirnov test rejects a lossless sampler.
-
-The seeds are fixed, so it always does or never does.
-"""
 
 
 def drafting(target: Path, draft: Path, **options: Any) -> Engine:
@@ -209,7 +211,6 @@ def test_greedy_texts_are_those_without_speculation(pair: Engine, single: Engine
     assert differences(got, tokens(single.generate(prompts, params))) == []
 
 
-TEMPERATURE = 0.9
 TEXTS, LENGTH = int(os.environ.get("CFG_SERVE_SPECULATED_TEXTS", 336)), 60
 """20,160 tokens in all. For a run by hand in V2's interpreter, set a smaller number of texts."""
 
@@ -218,15 +219,10 @@ TEXTS, LENGTH = int(os.environ.get("CFG_SERVE_SPECULATED_TEXTS", 336)), 60
 def test_sampled_texts_have_the_guided_distribution(
     pair: Engine, monkeypatch: pytest.MonkeyPatch, faulty: bool
 ) -> None:
-    """20,160 tokens, each placed in the exact guided distribution given the tokens before it.
+    """20,160 tokens, each placed in the exact guided distribution given the tokens before it
+    (rosenblatt.py).
 
-    The possible tokens are sorted: those that the drafter overestimates come first. The place of a
-    token is the probability of those before it, plus a random part of its own. The places are
-    independent and uniform in [0, 1) if and only if the sampler is lossless (Rosenblatt, 1952). A
-    sampler that keeps too many drafts moves them towards 0.
-
-    Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps a draft when u / 2, not u, is below p/q: p
-    < 1e-6.
+    Kolmogorov-Smirnov, p > 1e-4. With the planted fault, p < 1e-6.
     """
     if faulty:
         lenient(monkeypatch)
@@ -240,60 +236,26 @@ def test_sampled_texts_have_the_guided_distribution(
         assert 0.1 < count("guided_drafts_accepted") / count("guided_drafts") < 0.99
     target, draft = (load(MODELS / name) for name in ("stories", "stories-draft"))
     generator = torch.Generator().manual_seed(1)
-    places = torch.cat(
+    all_places = torch.cat(
         [place(target, draft, c, t, generator) for c, t in zip(cases, texts, strict=True)]
     )
-    assert len(places) == TEXTS * LENGTH
+    assert len(all_places) == TEXTS * LENGTH
     if faulty:
-        assert uniform_p_value(places) < 1e-6
+        assert uniform_p_value(all_places) < 1e-6
     else:
-        assert uniform_p_value(places) > FALSE_ALARM
-
-
-def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a fault in the acceptance rule."""
-    from vllm.v1.sample import rejection_sampler
-
-    draw = rejection_sampler.generate_uniform_probs
-    monkeypatch.setattr(
-        rejection_sampler, "generate_uniform_probs", lambda *args: 0.5 * draw(*args)
-    )
+        assert uniform_p_value(all_places) > FALSE_ALARM
 
 
 def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@torch.inference_mode()
-def guided_probs(model: Any, case: Case, text: list[int]) -> torch.Tensor:
-    """[tokens, vocabulary]: the exact distribution of each token, given `text` before it."""
-    rows = []
-    for start in (case.prompt, case.negative):
-        logits = model(torch.tensor([[*start, *text[:-1]]])).logits[0, len(start) - 1 :]
-        rows.append(torch.log_softmax(logits.double(), -1))
-    return (guide(*rows, case.scale) / TEMPERATURE).softmax(-1)
-
-
 def place(
     target: Any, draft: Any, case: Case, text: list[int], generator: torch.Generator
 ) -> torch.Tensor:
-    """The places of the tokens of `text`: [tokens] float64 in [0, 1)."""
+    """The places of the tokens of `text`: [tokens]. First are those that `draft` overestimates."""
     probs, liked = guided_probs(target, case, text), guided_probs(draft, case, text)
-    ratio, chosen = liked / probs.clamp_min(1e-300), torch.tensor(text).unsqueeze(-1)
-    below = (probs * (ratio > ratio.gather(-1, chosen))).sum(-1)
-    own = probs.gather(-1, chosen).squeeze(-1)
-    return below + own * torch.rand(len(text), generator=generator, dtype=torch.float64)
-
-
-def uniform_p_value(places: torch.Tensor) -> float:
-    """The p-value of the Kolmogorov-Smirnov test, asymptotic (n is large)."""
-    n, ordered = len(places), places.sort().values
-    steps = torch.arange(n + 1, dtype=torch.float64) / n
-    distance = torch.maximum(steps[1:] - ordered, ordered - steps[:-1]).max().item()
-    return min(
-        1.0,
-        2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * n * distance**2) for k in range(1, 101)),
-    )
+    return places(probs, liked / probs.clamp_min(1e-300), text, generator)
 
 
 # --- backing off

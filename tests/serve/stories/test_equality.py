@@ -84,7 +84,20 @@ FORMULAS: dict[str, tuple[Json, list[str], Formula, Json]] = {
         Formula(weights=(-3.0,), top_k=9, filter_top_k=2),
         {"scale": 4.0, "streams": 2, "guided_tokens": NUM_TOKENS},
     ),
+    "limit": (
+        {"guidance_scale": 4, "negative_prompt": OTHER, "guidance_max_kl": 0.5},
+        [OTHER],
+        Formula(weights=(-3.0,), max_kl=0.5),
+        {"scale": 4.0, "streams": 2, "guided_tokens": NUM_TOKENS},
+    ),
+    "rule": (
+        {"guidance_rule": {"name": "adacad", "offset": 1.0}, "negative_prompt": OTHER},
+        [OTHER],
+        Formula(rule={"name": "adacad", "offset": 1.0}),
+        {"rule": {"name": "adacad", "offset": 1.0}, "streams": 2, "guided_tokens": NUM_TOKENS},
+    ),
 }
+SUFFIX = " The end. It was all a dream."
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -112,7 +125,70 @@ def test_http_gives_the_tokens_of_formulas(
     assert choice.token_ids[:same] == expected.token_ids[:same]
     assert same > NUM_TOKENS // 2
     guidance: Any = answer.model_extra and answer.model_extra["guidance"]
-    assert guidance == {**report, "negative_prompt_tokens": sum(map(len, followers))}
+    said = {"negative_prompt_tokens": sum(map(len, followers))}
+    assert {name: guidance[name] for name in {*report, *said}} == {**report, **said}
+
+
+@pytest.mark.parametrize("as_ids", [False, True], ids=["text", "token ids"])
+def test_http_gives_the_tokens_of_a_negative_suffix(
+    client: openai.OpenAI, http: httpx.Client, model: str, oracle: CausalLM, as_ids: bool
+) -> None:
+    """All choices of a stream have the reference's tokens, and the suffix is in no count."""
+    suffix = token_ids(http, model=model, prompt=SUFFIX, add_special_tokens=False)
+    prompt = token_ids(http, model=model, prompt=PROMPT)
+    of = {"negative_suffix_token_ids": suffix} if as_ids else {"negative_suffix": SUFFIX}
+    chunks = list(
+        client.completions.create(
+            model=model,
+            prompt=PROMPT,
+            n=2,
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={**of, "guidance_scale": 2, "return_token_ids": True, "ignore_eos": True},
+        )
+    )
+    texts: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            shown: Any = choice
+            texts[choice.index] += shown.token_ids or []
+    formula = Formula(weights=(-1.0,), suffix=tuple(suffix))
+    expected = weighted_generate(oracle, prompt, [], formula, max_new_tokens=NUM_TOKENS)
+    same = next((i for i, gap in enumerate(expected.gaps) if gap < 1e-4), NUM_TOKENS)
+    assert [text[:same] for text in texts.values()] == [expected.token_ids[:same]] * 2
+    assert same > NUM_TOKENS // 2
+    last: Any = chunks[-1]
+    assert last.usage.prompt_tokens == len(prompt)
+    assert last.usage.completion_tokens == 2 * NUM_TOKENS
+    guided: Any = next(
+        c.model_extra for c in chunks if c.model_extra and "guidance" in c.model_extra
+    )
+    assert guided["guidance"] == {
+        "scale": 2.0,
+        "streams": 1,
+        "negative_prompt_tokens": len(suffix),
+        "guided_tokens": 2 * NUM_TOKENS,
+    }
+
+
+def test_a_chat_is_guided_by_a_suffix(client: openai.OpenAI, model: str) -> None:
+    def said(**extra: Any) -> tuple[str | None, Any]:
+        answer = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": PROMPT}],
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            extra_body={"ignore_eos": True, **extra},
+        )
+        return answer.choices[0].message.content, (answer.model_extra or {}).get("guidance")
+
+    guided, report = said(guidance_scale=4, negative_suffix=SUFFIX)
+    assert report["streams"] == 1
+    assert report["guided_tokens"] == NUM_TOKENS
+    assert guided != said()[0]
+    assert said(guidance_scale=1, negative_suffix=SUFFIX)[0] == said()[0]
 
 
 def test_several_streams_in_a_stream_of_chunks_with_their_logprobs(

@@ -1,4 +1,4 @@
-"""What streams, windows, cuts, limits, rules and suffixes cost: decode steps of one interleaved run.
+"""What streams, windows, cuts, limits, rules and suffixes cost: steps of one interleaved run.
 
 B requests of each kind decode in one engine (greedy, random prompts). `of plain(B)` is their tokens
 per second, relative to B plain requests. `of plain(NB)` is relative to a step of N x B plain

@@ -13,7 +13,7 @@ GPUs. With `--haproxy`, HAProxy is in front, and connects to the routers without
 
 Clients send guided and plain requests whose right answers are known, streamed and not. For each
 fault the table has the requests in flight, their outcomes, the time until clients got the last
-error, and the time until the service was restored.
+error, the longest pause of a stream, and the time until the service was restored.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import json
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from tools.serving.process import REPOSITORY, ServeProcess, haproxy_env, shipped
 RAY_CPU = REPOSITORY / "tests" / "support" / "ray_cpu"
 
 REPLICAS = ROUTERS = 2
+RETRIED, MOVED = "retried_requests", "moved_streams"
 RECOVERY_LIMIT_S = 300
 CALM_S = 5.0
 """Service counts as restored when everything runs and no client got an error for this long."""
@@ -120,22 +122,21 @@ class Stage:
             return ready and self.server.replicas() >= REPLICAS
         return False
 
-    def retried(self) -> dict[str, float]:
-        """Return the number of retried requests of each router.
+    def counted(self) -> Counter[str]:
+        """How many requests all routers have sent again, and how many streams they have moved.
 
         A scrape reaches only one router, so it scrapes several times.
         """
-        found: dict[str, float] = {}
+        found: dict[tuple[str, str], float] = {}
         for _ in range(12):
             with suppress(httpx.HTTPError):
                 told = httpx.get(f"{self.server.url}/metrics", timeout=5).text
-                found |= {
-                    i: float(n)
-                    for i, n in re.findall(
-                        r'cfg_serve_retried_requests_total{ingress="(\w+)"} (\S+)', told
-                    )
-                }
-        return found
+                counters = rf'cfg_serve_({RETRIED}|{MOVED})_total{{ingress="(\w+)"}} (\S+)'
+                found |= {(name, i): float(n) for name, i, n in re.findall(counters, told)}
+        totals: Counter[str] = Counter()
+        for (name, _), number in found.items():
+            totals[name] += int(number)
+        return totals
 
     def add_node(self) -> None:
         self.cluster.add(gpus=1) if self.workers else self.cluster.add(engine=1)
@@ -212,9 +213,11 @@ class Row:
     lost: int
     wrong: int
     retried: int
+    moved: int
     told: dict[str, int]
     last_error_s: float | None
     slowest_s: float
+    pause_s: float
     whole_s: float | None
 
     def __str__(self) -> str:
@@ -223,14 +226,15 @@ class Row:
         whole = "not reached" if self.whole_s is None else f"{self.whole_s:.0f}"
         return (
             f"| {self.fault} | {self.in_flight} | {self.asked} | {self.right} | {self.lost} |"
-            f" {self.wrong} | {self.retried} | {told} | {last} | {self.slowest_s:.0f} | {whole} |"
+            f" {self.wrong} | {self.retried} | {self.moved} | {told} | {last} |"
+            f" {self.slowest_s:.0f} | {self.pause_s:.1f} | {whole} |"
         )
 
 
 HEADER = (
     "| fault | in flight | asked until whole | right | lost without an error | wrong | retried,"
-    " unseen | errors told | last error told after, s | longest request, s | whole again after,"
-    " s |\n" + "|---" * 11 + "|"
+    " unseen | moved | errors told | last error told after, s | longest request, s | longest pause"
+    " of a stream, s | whole again after, s |\n" + "|---" * 13 + "|"
 )
 
 
@@ -238,7 +242,7 @@ async def strike(stage: Stage, load: Load, name: str) -> Row:
     """Run clients, inject a fault, wait until the service is restored, and judge all requests."""
     told, breaks = FAULTS[name]
     load.outcomes.clear()
-    retried = await asyncio.to_thread(stage.retried)
+    before = await asyncio.to_thread(stage.counted)
     stop = asyncio.Event()
     clients = asyncio.ensure_future(load.run(stop))
     await asyncio.sleep(8)
@@ -248,10 +252,8 @@ async def strike(stage: Stage, load: Load, name: str) -> Row:
     stop.set()
     await clients
     seen = [outcome for outcome in load.outcomes if outcome.ended > at]
-    since = await asyncio.to_thread(stage.retried)
-    return judge(
-        told, seen, at, whole_s, int(sum(n - retried.get(router, 0) for router, n in since.items()))
-    )
+    # A router that was killed has taken its counts with it.
+    return judge(told, seen, at, whole_s, await asyncio.to_thread(stage.counted) - before)
 
 
 async def until_whole(stage: Stage, load: Load, at: float) -> float | None:
@@ -267,7 +269,9 @@ async def until_whole(stage: Stage, load: Load, at: float) -> float | None:
     return None
 
 
-def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retried: int) -> Row:
+def judge(
+    told: str, seen: list[Outcome], at: float, whole_s: float | None, counted: Counter[str]
+) -> Row:
     kinds = [outcome.kind for outcome in seen]
     errors = [outcome for outcome in seen if outcome.kind not in ("right", "wrong", "lost")]
     return Row(
@@ -277,10 +281,12 @@ def judge(told: str, seen: list[Outcome], at: float, whole_s: float | None, retr
         right=kinds.count("right"),
         lost=kinds.count("lost"),
         wrong=kinds.count("wrong"),
-        retried=retried,
+        retried=counted[RETRIED],
+        moved=counted[MOVED],
         told={kind: kinds.count(kind) for kind in sorted({e.kind for e in errors})},
         last_error_s=max((e.ended - at for e in errors), default=None),
         slowest_s=max(outcome.ended - outcome.started for outcome in seen),
+        pause_s=max(outcome.pause for outcome in seen),
         whole_s=whole_s,
     )
 

@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ class Service:
         await asyncio.sleep(HOLD_S)
         stop.set()
         await asking
-        return judge(name, self.load.outcomes, at, taken, 0)
+        return judge(name, self.load.outcomes, at, taken, Counter())
 
 
 HEADER = (

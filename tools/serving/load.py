@@ -56,6 +56,7 @@ class Outcome:
     kind: right, wrong, lost (the answer ended without an error but is not complete), or the error
         that the client got.
     first: time of the first byte of the body.
+    pause: the longest time between two lines of a stream.
     """
 
     question: Question
@@ -63,6 +64,7 @@ class Outcome:
     started: float
     kind: str = "lost"
     first: float | None = None
+    pause: float = 0.0
     ended: float = 0.0
     detail: str = ""
 
@@ -125,9 +127,11 @@ class Load:
                     (await answer.aread()).decode()[:200],
                 )
                 return
-            text, done = "", False
+            text, done, last = "", False, None
             async for line in answer.aiter_lines():
-                outcome.first = outcome.first or time.monotonic()
+                now = time.monotonic()
+                outcome.first = outcome.first or now
+                outcome.pause, last = max(outcome.pause, now - (last or now)), now
                 if line.startswith("event: error"):
                     outcome.kind = "error event"
                 elif line == "data: [DONE]":

@@ -25,13 +25,14 @@ The seeds are fixed, so it always does or never does.
 """
 
 
-def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a fault in vLLM's acceptance rule: a draft is kept if u / 2, not u, is below p / q."""
+def lenient(monkeypatch: pytest.MonkeyPatch, factor: float = 0.5) -> None:
+    """Plant a fault in vLLM's acceptance rule: a draft is kept if `factor * u`, not u, is below
+    p / q."""
     from vllm.v1.sample import rejection_sampler
 
     draw = rejection_sampler.generate_uniform_probs
     monkeypatch.setattr(
-        rejection_sampler, "generate_uniform_probs", lambda *args: 0.5 * draw(*args)
+        rejection_sampler, "generate_uniform_probs", lambda *args: factor * draw(*args)
     )
 
 

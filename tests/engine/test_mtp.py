@@ -179,10 +179,10 @@ def test_sampled_texts_have_the_guided_distribution(
 ) -> None:
     """3,696 tokens (rosenblatt.py); the head drafts likely tokens, which are sorted first.
 
-    Kolmogorov-Smirnov, p > 1e-4. With the planted fault, p < 1e-6.
+    Kolmogorov-Smirnov, p > 1e-4. The planted fault keeps all drafts: p < 1e-6.
     """
     if faulty:
-        lenient(monkeypatch)
+        lenient(monkeypatch, factor=0.0)
     cases = SOME * TEXTS_OF_A_CASE
     params = [guided(c, temperature=TEMPERATURE, seed=i) for i, c in enumerate(cases)]
     before = roomy.stats()["guided_drafts_accepted"]

@@ -95,6 +95,11 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(self._words)
 
+    def copy(self) -> Outputs:
+        same = Outputs()
+        same._words, same._ends, same.num_tokens = self._words[:], self._ends[:], self.num_tokens
+        return same
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -161,7 +166,7 @@ class Told:
         """What another replica must know. None if the stream cannot be moved."""
         if not self._can_move or self._counts is None or not self._outputs:
             return None
-        return Begun(self._outputs, self._counts)
+        return Begun(self._outputs.copy(), self._counts)
 
     def unseen(self) -> Unseen:
         """Takes from another replica's events those that the client has."""

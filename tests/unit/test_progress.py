@@ -92,8 +92,10 @@ def test_what_cannot_be_told_is_not_moved(monkeypatch):
     told.note(event(1), Progress((), COUNTS))
     assert told.begun() is None, "nothing has come"
     told.note(event(1), outputs(1, 2))
-    assert tuple(told.begun().outputs) == outputs(1, 2).outputs
-    assert told.begun().counts == COUNTS
+    begun = told.begun()
+    told.note(event(2), outputs(3))
+    assert tuple(begun.outputs) == outputs(1, 2).outputs, "it does not grow"
+    assert begun.counts == COUNTS
     told.note(event(2), None)
     assert told.begun() is None
     told.note(event(3), outputs(3))

@@ -67,7 +67,12 @@ PROMPTS = [prompt for prompt, _ in PAIRS]
 
 
 class Oracle:
-    """The answers of the model in `folder`. They are computed on first use, and then cached."""
+    """The answers of the model in `folder`. They are computed on first use, and then cached.
+
+    takes_suffixes: whether engines of this model take a `negative_suffix`.
+    """
+
+    takes_suffixes = True
 
     def __init__(self, folder: Path) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

@@ -164,11 +164,12 @@ def run(path: EnginePath, folder: Path, oracle: Oracle, **more: Any) -> dict[str
 def ordered(path: EnginePath, oracle: Oracle) -> list[Answer]:
     """All formulas, those first that are the same for each token and cut nothing.
 
-    Without drafts there are also suffixes, as far as the small budget has room for them.
+    Where the engine takes suffixes, there are also these, as far as the small budget has room.
     """
+    takes_suffixes = oracle.takes_suffixes and not path.drafts
     suffixed = [
         answer
-        for answer in (suffix_answers(oracle) if not path.drafts else ())
+        for answer in (suffix_answers(oracle) if takes_suffixes else ())
         if len(answer.request.formula.suffix) < LONGEST_SUFFIX
     ]
     return sorted([*answers(oracle), *suffixed], key=lambda answer: bool(answer.request.fields))

@@ -36,6 +36,8 @@ PREEMPTS = {(name, "align") for name in FEW_BLOCKS}
 class RecurrentOracle(Oracle):
     """The reference instead of `generate`, and without a cache."""
 
+    takes_suffixes = False
+
     @functools.cached_property
     def guided(self) -> list[list[int]]:
         return [

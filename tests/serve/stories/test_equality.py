@@ -140,8 +140,7 @@ def test_http_gives_the_tokens_of_a_negative_suffix(
     chunks = list(
         client.completions.create(
             model=model,
-            prompt=PROMPT,
-            n=2,
+            prompt=[PROMPT, PROMPT],
             max_tokens=NUM_TOKENS,
             temperature=0,
             stream=True,
@@ -160,7 +159,7 @@ def test_http_gives_the_tokens_of_a_negative_suffix(
     assert [text[:same] for text in texts.values()] == [expected.token_ids[:same]] * 2
     assert same > NUM_TOKENS // 2
     last: Any = chunks[-1]
-    assert last.usage.prompt_tokens == len(prompt)
+    assert last.usage.prompt_tokens == 2 * len(prompt)
     assert last.usage.completion_tokens == 2 * NUM_TOKENS
     guided: Any = next(
         c.model_extra for c in chunks if c.model_extra and "guidance" in c.model_extra

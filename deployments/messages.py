@@ -14,7 +14,7 @@ return it, or `Failed`. Imports neither Ray, vLLM nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from cfg_core.errors import CfgServeError
 from deployments.requests.endpoints import Endpoint
 from deployments.requests.group import GroupRequest
 from deployments.requests.guidance_fields import Guidance
-from deployments.requests.progress import Begun, Progress
+from deployments.requests.progress import Begun, Progress, told_together
 from deployments.requests.usage import Usage
 
 
@@ -64,6 +64,16 @@ class Chunk:
     text: str
     usage: Usage | None = None
     progress: Progress | None = None
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Chunks of a stream in a row, at least one, as one."""
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    return Chunk(
+        "".join(chunk.text for chunk in chunks),
+        usages[-1] if usages else None,
+        told_together([chunk.progress for chunk in chunks]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

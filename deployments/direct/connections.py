@@ -6,7 +6,6 @@ import asyncio
 import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import cast
 
 from typing_extensions import override
@@ -16,7 +15,7 @@ from deployments.direct import protocol
 from deployments.direct.address import Address
 from deployments.direct.protocol import FrameError, FrameReader, frame
 from deployments.health.replica_health import Failure, health
-from deployments.messages import LOST, Chunk, GenerateCall, Item
+from deployments.messages import LOST, Chunk, GenerateCall, Item, joined
 
 CONNECT_LIMIT_S = 5.0
 """Seconds for connecting and for both proofs."""
@@ -154,15 +153,14 @@ class DirectItems:
         item = self._arrived.popleft()
         if not (isinstance(item, Chunk) and self._arrived):
             return item
-        texts, usage, chars = [item.text], item.usage, len(item.text)
+        chunks, chars = [item], len(item.text)
         while self._arrived and isinstance(more := self._arrived[0], Chunk):
             if chars > JOINED_CHARS:
                 break
             self._arrived.popleft()
-            texts.append(more.text)
+            chunks.append(more)
             chars += len(more.text)
-            usage = more.usage or usage
-        return replace(item, text="".join(texts), usage=usage)
+        return joined(chunks)
 
     def cancel(self) -> None:
         if self._end is None:

@@ -13,7 +13,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from deployments.requests.usage import Counts
@@ -111,6 +111,18 @@ class Progress:
 
     outputs: tuple[Output, ...]
     counts: Counts
+
+
+def told_together(told: Sequence[Progress | None]) -> Progress | None:
+    """What several chunks in a row tell together, at least one; None if one of them tells nothing.
+
+    A part that is missing cannot be made up for by what follows.
+    """
+    known = [progress for progress in told if progress is not None]
+    if len(known) < len(told):
+        return None
+    outputs = tuple(output for progress in known for output in progress.outputs)
+    return replace(known[-1], outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True)

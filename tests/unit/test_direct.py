@@ -26,7 +26,8 @@ from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
-from deployments.requests.usage import Usage
+from deployments.requests.progress import Part, Progress, pack
+from deployments.requests.usage import Counts, Usage
 from deployments.routing.call_placer import CallPlacer
 
 pytestmark = pytest.mark.timeout(20)
@@ -151,6 +152,19 @@ async def test_chunks_that_have_arrived_come_joined_with_the_last_usage(replica)
     assert await answer.next() == Chunk("d")
     with pytest.raises(StopAsyncIteration):
         await answer.next()
+
+
+async def test_joined_chunks_tell_of_all_outputs_behind_them(replica):
+    """Else another replica would go on with a stream without some of its tokens."""
+    first, second = (Counts(n, 0, 0, n, (0, 0, 0, 0.0)) for n in (1, 3))
+    outputs = [((Part(0, pack([token])),),) for token in range(3)]
+    told = [Progress(outputs[0], first), Progress((), first), Progress(outputs[1], second)]
+    chunks = [Chunk(text, progress=one) for text, one in zip("abc", told, strict=True)]
+    answer = await replica.call(*chunks, Heartbeat(Usage()), *chunks, Chunk("d"))
+    await asyncio.sleep(0.1)
+    assert await answer.next() == Chunk("abc", None, Progress(outputs[0] + outputs[1], second))
+    await answer.next()
+    assert await answer.next() == Chunk("abcd"), "what the last one had is not told"
 
 
 async def test_joined_chunks_are_of_limited_length(replica):

@@ -1,5 +1,6 @@
 """Token ids as bytes: what they are equal to, and that long ones are not walked in Python."""
 
+import gc
 import pickle
 import sys
 from random import Random
@@ -32,11 +33,13 @@ def lines_run(function):
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # finalizers of others would count, too
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(before)
+        gc.enable()
     return lines
 
 

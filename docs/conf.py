@@ -37,6 +37,7 @@ SIDEBAR: dict[str, tuple[str, ...]] = {
         "docs/recipes/json",
         "docs/recipes/several-negatives",
         "docs/recipes/passages",
+        "docs/recipes/thinking",
         "docs/recipes/images",
         "docs/recipes/token-models",
         "docs/digits",

@@ -3,8 +3,9 @@
 B requests of each kind decode in one engine (greedy, random prompts). `of plain(B)` is their tokens
 per second, relative to B plain requests. `of plain(NB)` is relative to a step of N x B plain
 requests, as many as there are streams, so it shows what groups cost beyond their streams. `of a
-pair` is relative to B pairs with one scale, which are blended before the head. For windows, only
-steps behind the end are timed.
+pair` is relative to B pairs with one scale, which are blended before the head, and `of rows` to B
+pairs whose scale is too large for that: both their rows go through the head, as with limits and
+rules. For windows, only steps behind the end are timed.
 
     python -m benchmarks.engine.formulas [--model chat] [--batches 1 8] [--turns 8] [--out FILE]
     python -m benchmarks.engine.formulas --loads max_kl min_entropy adacad arr nwcad --batches 1 32
@@ -36,6 +37,8 @@ NWCAD = {
 }
 
 SUFFIX = "negative_suffix_token_ids"
+AFTER_HEAD = "2 streams, scale 12"
+"""A pair whose weights are too large to be blended before the head."""
 
 LOADS: dict[str, tuple[int, dict[str, Any]]] = {
     # streams of a request, and its guidance fields beside the followers' prompts
@@ -44,6 +47,7 @@ LOADS: dict[str, tuple[int, dict[str, Any]]] = {
     "3 streams": (3, {}),
     "4 streams": (4, {}),
     "8 streams": (8, {}),
+    AFTER_HEAD: (2, {"guidance_scale": 12.0}),
     "2 streams, cut": (2, {"guidance_top_k": 50}),
     "2 streams, schedule": (2, {"guidance_schedule": [[i, 1.5 + 0.01 * i] for i in range(64)]}),
     BEHIND: (2, {"guidance_end": WINDOW}),
@@ -59,7 +63,8 @@ LOADS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-TITLES = ("tokens/s, of plain(B)", "of plain(NB)", "of a pair")
+RATIOS = ("of_plain", "of_streams", "of_pair", "of_rows")
+TITLES = ("tokens/s, of plain(B)", "of plain(NB)", "of a pair", "of rows")
 
 
 def params(bench: Bench, load: str) -> Any:
@@ -68,7 +73,7 @@ def params(bench: Bench, load: str) -> Any:
     prompts = [bench.ids(bench.args.prompt) for _ in range(streams - 1)]
     if SUFFIX in fields:
         return bench.sampling_params({**fields, "guidance_scale": SCALE})
-    if fields.keys() & {"guidance_schedule", "guidance_rule"}:
+    if fields.keys() & {"guidance_scale", "guidance_schedule", "guidance_rule"}:
         return bench.sampling_params({**fields, "negative_prompt_token_ids": prompts[0]})
     followers = [{"weight": -0.5 / len(prompts), "token_ids": ids} for ids in prompts]
     return bench.sampling_params({**fields, "guidance_streams": followers} if prompts else None)
@@ -83,7 +88,7 @@ def step_ms(bench: Bench, load: str, requests: int) -> float:
 
 def chosen(parts: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
     """The loads whose name has one of these parts, behind those that they are compared with."""
-    compared = ("plain", "2 streams")
+    compared = ("plain", "2 streams", AFTER_HEAD)
     return {
         load: one
         for load, one in LOADS.items()
@@ -107,6 +112,7 @@ def measure(bench: Bench, batch: int, turns: int, parts: Sequence[str]) -> list[
             "of_plain": took.ratio("plain", load),
             "of_streams": took.ratio("plain" if streams == 1 else f"{streams} x plain", load),
             "of_pair": took.ratio("2 streams", load),
+            "of_rows": took.ratio(AFTER_HEAD, load),
         }
         for load, (streams, _) in loads.items()
     ]
@@ -114,7 +120,7 @@ def measure(bench: Bench, batch: int, turns: int, parts: Sequence[str]) -> list[
 
 def main() -> None:
     options = parser(__doc__)
-    add_options(options, EMBEDDED, tokens=40, turns=8)
+    add_options(options, (*EMBEDDED, "0.6b"), tokens=40, turns=8)
     options.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     options.add_argument("--loads", nargs="+", default=[], help="only those with these parts")
     args = options.parse_args()
@@ -129,7 +135,7 @@ def main() -> None:
         for batch in batches:
             for row in measure(bench, batch, args.turns, args.loads):
                 rows.append(row)
-                ratios = (f"{row[name]:.2f}" for name in ("of_plain", "of_streams", "of_pair"))
+                ratios = (f"{row[name]:.2f}" for name in RATIOS)
                 report.row(batch, row["load"], f"{row['ms']:.1f}", *ratios)
         report.end(batches=batches, rows=rows)
 

@@ -20,6 +20,9 @@ import torch
 from cfg_core.params import Cuts
 
 NEVER = float("-inf")
+LEAST = -1e30
+"""Instead of a forbidden token's log-probability where a product with 0 has to be 0."""
+
 LARGEST_WEIGHT = 1e20
 """Weights are clamped to this magnitude, so that the blend stays finite in float32.
 

@@ -21,10 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfg_core.blend.formula import LARGEST_WEIGHT, NEVER
+from cfg_core.blend.formula import LARGEST_WEIGHT, LEAST
 from cfg_core.errors import ConfigError
 from cfg_core.params import Strength
 from cfg_core.params.rules import kinds
+
+LEAST_PROBABILITY = 1e-37
+"""Instead of a probability of 0, whose logarithm no other number can be subtracted from."""
 
 Compute: TypeAlias = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 """(conditional [n, V], negative [n, V], scale [n, 1], arguments [n, 1] each) -> scales [n, 1].
@@ -77,13 +80,16 @@ def nwcad(
 
 def js_divergence(p: Tensor, q: Tensor) -> Tensor:
     """JSD of rows of log-probabilities [n, V], in nats: [n, 1]."""
-    middle = torch.logaddexp(p, q) - math.log(2)
-    halves = _terms(p, middle) + _terms(q, middle)
-    return (halves.sum(-1, keepdim=True) / 2).clamp(min=0)
+    p_exp, q_exp = p.exp(), q.exp()
+    middle = ((p_exp + q_exp) / 2).clamp_(min=LEAST_PROBABILITY).log_()
+    halves = _divergence(p, p_exp, middle) + _divergence(q, q_exp, middle)
+    return (halves / 2).clamp(min=0)
 
 
-def _terms(p: Tensor, middle: Tensor) -> Tensor:
-    return torch.where(p == NEVER, 0.0, p.exp() * (p - middle))
+def _divergence(logp: Tensor, p: Tensor, other: Tensor) -> Tensor:
+    """KL(p || other), [n, 1]. `other` is finite, so that forbidden tokens add 0."""
+    found: Tensor = torch.linalg.vecdot(p, logp.clamp(min=LEAST).sub_(other))
+    return found.unsqueeze(-1)
 
 
 def _margin(logp: Tensor) -> Tensor:

@@ -15,19 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from cfg_core.blend.formula import LEAST, NEVER
 from cfg_core.params import Strength
 
-NEVER = float("-inf")
 ROUNDS = 32
 """The most steps of a row. Four are enough for most rows; after eight the relative error is at most
 3e-4 at a spread of logits up to 8. Where logits lie further apart, the divergence has plateaus,
 over which only halving leads."""
 
-CLOSE = 1e-5
-"""A relative change of the strength that ends the steps of a row."""
+CLOSE = 1e-4
+"""A relative change of the strength that ends the steps of a row. What is left after a step of
+Newton's method is about the square of it."""
 
-LEAST = -1e30
-"""Instead of the log-probability of a forbidden token."""
+SMALL = 40.0
+"""The largest push, in nats, whose double the exponential function bears in float32."""
 
 SMALLEST = 1e-30
 """Instead of a spread of 0, which no step can be divided by."""
@@ -104,23 +105,53 @@ def largest_strength(
 
     leader_SV: log-probabilities. push_SV: finite, the same shape.
 
-    KL grows with the strength t, from about t^2 var / 2. So its root is nearly straight, and
-    Newton's method on the root needs few steps from the straight line. A step that leaves what is
-    known to be too little and too much is replaced by the middle, as ratios go. A row whose t
-    hardly moves keeps it, so it does not depend on other rows. A CPU, which nobody waits for, ends
-    when all rows keep theirs.
+    A CPU, which nobody waits for, searches only for rows whose limit binds.
     """
-    size_S1 = push_SV.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
-    tilted = _Tilted(leader_SV.clamp(min=LEAST), push_SV / size_S1)  # squares of 1e20 are finite
-    fits_S1 = tilted.divergence(size_S1)[0] <= max_kl_S1
-    ends_early = push_SV.device.type == "cpu"
-    if ends_early and fits_S1.all():
-        return torch.ones_like(size_S1)
-    wanted_S1 = (2 * max_kl_S1).sqrt()
+    tilted = _Tilted.of(leader_SV, push_SV)
+    if push_SV.device.type != "cpu":
+        whole_S1, _ = tilted.divergence(tilted.size_S1)
+        found_S1 = _search(tilted, whole_S1, max_kl_S1) / tilted.size_S1
+        return torch.where(whole_S1 <= max_kl_S1, 1.0, found_S1)
+    strength_S1 = torch.ones_like(max_kl_S1)
+    is_small_S = tilted.size_S1[:, 0] <= SMALL
+    for rows, is_small in ((_places(is_small_S), True), (_places(~is_small_S), False)):
+        if len(rows):
+            strength_S1[rows] = _largest(tilted.rows(rows, is_small), max_kl_S1[rows])
+    return strength_S1
+
+
+def _largest(tilted: _Tilted, max_kl_S1: torch.Tensor) -> torch.Tensor:
+    """As `largest_strength`, on a CPU."""
+    whole_S1, _ = tilted.divergence(tilted.size_S1)
+    strength_S1 = torch.ones_like(whole_S1)
+    rows = _places(~(whole_S1 <= max_kl_S1)[:, 0])
+    if len(rows):
+        own = tilted.rows(rows, tilted.is_small)
+        strength_S1[rows] = _search(own, whole_S1[rows], max_kl_S1[rows]) / own.size_S1
+    return strength_S1
+
+
+def _places(chosen_S: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(chosen_S)[:, 0]
+
+
+def _search(tilted: _Tilted, whole_S1: torch.Tensor, max_kl_S1: torch.Tensor) -> torch.Tensor:
+    """The t of [0, size] whose divergence is `max_kl_S1`, [s, 1].
+
+    whole_S1: the divergence at `size`. Where it is below the limit, the result means nothing.
+
+    KL grows with t, from about t^2 var / 2. So its root is nearly straight, and Newton's method on
+    the root needs few steps. It begins where a parabola through both ends is as high as the limit.
+    A step that leaves what is known to be too little and too much is replaced by the middle, as
+    ratios go. A row whose t hardly moves keeps it, so it does not depend on other rows.
+    """
+    wanted_S1, size_S1 = (2 * max_kl_S1).sqrt(), tilted.size_S1
     low_S1, high_S1 = torch.zeros_like(size_S1), size_S1
-    _, variance_S1 = tilted.divergence(low_S1)
-    t_S1 = torch.minimum(wanted_S1 / variance_S1.sqrt().clamp(min=SMALLEST), size_S1)
-    is_done_S1 = fits_S1
+    slope_S1 = tilted.variance_S1.sqrt()
+    bend_S1 = ((2 * whole_S1).sqrt() / size_S1 - slope_S1) / size_S1
+    tilt_S1 = (slope_S1**2 + 4 * bend_S1 * wanted_S1).clamp(min=0).sqrt()
+    t_S1 = torch.minimum(2 * wanted_S1 / (slope_S1 + tilt_S1).clamp(min=SMALLEST), size_S1)
+    is_done_S1 = torch.zeros_like(t_S1, dtype=torch.bool)
     for _ in range(ROUNDS):
         kl_S1, variance_S1 = tilted.divergence(t_S1)
         is_low_S1 = kl_S1 <= max_kl_S1
@@ -132,14 +163,14 @@ def largest_strength(
         slope_S1 = t_S1 * variance_S1 / root_S1.clamp(min=SMALLEST)
         newton_S1 = t_S1 - (root_S1 - wanted_S1) / slope_S1
         middle_S1 = torch.where(low_S1 > 0, (low_S1 * high_S1).sqrt(), high_S1 / 4)
-        is_known_S1 = (newton_S1 >= low_S1) & (newton_S1 <= high_S1)
+        is_known_S1 = (newton_S1 >= low_S1) & (newton_S1 <= high_S1) & (kl_S1 > 0)
         next_S1 = torch.where(is_known_S1, newton_S1, middle_S1)
         has_moved_S1 = (next_S1 - t_S1).abs() > CLOSE * t_S1
         t_S1 = torch.where(is_done_S1, t_S1, next_S1)
         is_done_S1 = is_done_S1 | ~has_moved_S1
-        if ends_early and is_done_S1.all():
+        if t_S1.device.type == "cpu" and is_done_S1.all():
             break
-    return torch.where(fits_S1, 1.0, t_S1 / size_S1)
+    return t_S1
 
 
 def entropy(logp_NV: torch.Tensor) -> torch.Tensor:
@@ -148,27 +179,72 @@ def entropy(logp_NV: torch.Tensor) -> torch.Tensor:
     return -negative_N
 
 
-class _Tilted:
-    """p_t = softmax(leader + t push), for rows of log-probabilities and finite pushes."""
+class _Tilted(NamedTuple):
+    """p_t = softmax(leader + t push), for rows of log-probabilities and pushes.
 
-    def __init__(self, leader_SV: torch.Tensor, push_SV: torch.Tensor) -> None:
-        mean_S1 = torch.linalg.vecdot(leader_SV.exp(), push_SV).unsqueeze(-1)
-        # A constant in the push changes nothing but the rounding, which is least around the mean.
-        self._leader_SV, self._push_SV = leader_SV, push_SV - mean_S1
-        self._squares_SV = self._push_SV**2
+    push_SV: in units of `size_S1`, the largest push of a row, so that squares of 1e20 are finite;
+        and around its mean, because a constant changes nothing but the rounding.
+    squares_SV: of `push_SV`.
+    variance_S1: of the push at t = 0.
+    is_small: whether no push is above SMALL. The divergence is simpler then.
+    """
+
+    leader_SV: torch.Tensor
+    push_SV: torch.Tensor
+    squares_SV: torch.Tensor
+    size_S1: torch.Tensor
+    variance_S1: torch.Tensor
+    is_small: bool = False
+
+    @classmethod
+    def of(cls, leader_SV: torch.Tensor, push_SV: torch.Tensor) -> _Tilted:
+        """leader_SV: log-probabilities. push_SV: finite, the same shape."""
+        size_S1 = push_SV.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
+        p_SV, push_SV = leader_SV.exp(), push_SV / size_S1
+        push_SV -= torch.linalg.vecdot(p_SV, push_SV).unsqueeze(-1)
+        squares_SV = push_SV**2
+        variance_S1 = torch.linalg.vecdot(p_SV, squares_SV).unsqueeze(-1)
+        return cls(leader_SV, push_SV, squares_SV, size_S1, variance_S1)
+
+    def rows(self, rows: torch.Tensor, is_small: bool) -> _Tilted:
+        """Some of the rows, [n] int64, in order."""
+        if len(rows) == len(self.size_S1):
+            return self._replace(is_small=is_small)
+        return _Tilted(
+            self.leader_SV[rows],
+            self.push_SV[rows],
+            self.squares_SV[rows],
+            self.size_S1[rows],
+            self.variance_S1[rows],
+            is_small,
+        )
 
     def divergence(self, t_S1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """KL(p_t || leader) and the variance of the push under p_t: [s, 1] each.
 
         The variance times t is the slope of the divergence over t.
         """
-        logp_SV = torch.addcmul(self._leader_SV, self._push_SV, t_S1)
-        logp_SV -= logp_SV.amax(-1, keepdim=True)  # up to the logarithm of `total`
-        p_SV = logp_SV.exp()
-        total_S1 = p_SV.sum(-1, keepdim=True)
-        mean_S1, square_S1, kl_S1 = (
-            torch.linalg.vecdot(p_SV, values_SV).unsqueeze(-1) / total_S1
-            for values_SV in (self._push_SV, self._squares_SV, logp_SV.sub_(self._leader_SV))
-        )
-        kl_S1 -= total_S1.log()
+        if self.is_small:  # the sum of p is at least 1, because the push has the mean 0
+            p_SV = torch.addcmul(self.leader_SV, self.push_SV, t_S1).exp_()
+            total_S1 = p_SV.sum(-1, keepdim=True)
+            mean_S1, square_S1 = self._means(p_SV, total_S1)
+            kl_S1 = t_S1 * mean_S1 - total_S1.log()
+        else:
+            leader_SV = self.leader_SV.clamp(min=LEAST)
+            logp_SV = torch.addcmul(leader_SV, self.push_SV, t_S1)
+            logp_SV -= logp_SV.amax(-1, keepdim=True)  # up to the logarithm of `total`
+            p_SV = logp_SV.exp()
+            total_S1 = p_SV.sum(-1, keepdim=True)
+            mean_S1, square_S1 = self._means(p_SV, total_S1)
+            grown_S1 = torch.linalg.vecdot(p_SV, logp_SV.sub_(leader_SV)).unsqueeze(-1)
+            kl_S1 = grown_S1 / total_S1 - total_S1.log()
         return kl_S1.clamp(min=0), (square_S1 - mean_S1**2).clamp(min=0)
+
+    def _means(
+        self, p_SV: torch.Tensor, total_S1: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The means of the push and of its square, under weights whose sum is `total_S1`."""
+        return (
+            torch.linalg.vecdot(p_SV, self.push_SV).unsqueeze(-1) / total_S1,
+            torch.linalg.vecdot(p_SV, self.squares_SV).unsqueeze(-1) / total_S1,
+        )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from cfg_core.blend.strength import CLOSE, LEAST, ROUNDS, SMALLEST, StrengthRows
+from cfg_core.blend.formula import LEAST
+from cfg_core.blend.strength import CLOSE, ROUNDS, SMALLEST, StrengthRows
 
 try:
     import triton
@@ -145,18 +146,21 @@ if triton is not None:
             size = tl.maximum(size, tl.max(tl.abs(push), 0))
             entropy -= tl.sum(tl.exp(own) * own, 0)
         mean = tl.full((), 0.0, tl.float32)
+        square = tl.full((), 0.0, tl.float32)
         for first in range(0, vocabulary, BLOCK):
             own, push = load_row(leader, out, first, normaliser, vocabulary, LEAST, BLOCK)
-            mean += tl.sum(tl.exp(own) * (push / size), 0)
+            push = push / size
+            mean += tl.sum(tl.exp(own) * push, 0)
+            square += tl.sum(tl.exp(own) * push * push, 0)
         kl, variance = tilt(leader, out, normaliser, size, mean, size, vocabulary, LEAST, BLOCK)
         binds = kl > max_kl
         wanted = tl.sqrt(2 * max_kl)
-        t = size
+        slope = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
+        bend = (tl.sqrt(2 * kl) / size - slope) / size
+        tilted = tl.sqrt(tl.maximum(slope * slope + 4 * bend * wanted, 0.0))
+        t = tl.minimum(2 * wanted / tl.maximum(slope + tilted, SMALLEST), size)
         low = tl.full((), 0.0, tl.float32)
         high = size
-        if binds:
-            kl, variance = tilt(leader, out, normaliser, size, mean, low, vocabulary, LEAST, BLOCK)
-            t = tl.minimum(wanted / tl.maximum(tl.sqrt(variance), SMALLEST), size)
         step = 0
         moves = binds
         while moves & (step < ROUNDS):
@@ -167,7 +171,7 @@ if triton is not None:
             slope = t * variance / tl.maximum(root, SMALLEST)
             newton = t - (root - wanted) / slope
             middle = tl.where(low > 0, tl.sqrt(low * high), high / 4)
-            is_known = (newton >= low) & (newton <= high)
+            is_known = (newton >= low) & (newton <= high) & (kl > 0)
             last = t
             t = tl.where(is_known, newton, middle)
             moves = tl.abs(t - last) > CLOSE * last

@@ -139,6 +139,20 @@ SUFFIXES: dict[str, dict[str, Any]] = {
         "min_entropy": MEDIAN_ENTROPY,
         "suffix": 12,
     },
+    "suffix, gate, cuts": {
+        "scales": ((0, 3.0),),
+        "min_entropy": MEDIAN_ENTROPY,
+        "top_k": 30,
+        "filter_top_k": 20,
+        "suffix": 20,
+    },
+    "suffix, gate in a window": {
+        "scales": ((0, 3.0), (6, 1.5)),
+        "min_entropy": 1.0,
+        "suffix": 9,
+        "start": 1,
+        "end": 9,
+    },
 }
 """More formulas, with the number of tokens of a suffix. No engine with drafts takes them."""
 

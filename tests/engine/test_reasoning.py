@@ -1,8 +1,7 @@
 """Reasoning under guidance: parser, budget of thinking tokens, and a grammar after the reasoning.
 
-The model is the one of configs/cfg.yaml with two of its unused special tokens renamed to `<think>`
-and `</think>`, and a template that opens the reasoning. It was not trained to close it, so
-`thinking_token_budget` does. Expected texts come from `cfg_core.reference` in float32.
+The model is the one of configs/cfg.yaml with markers of reasoning (examples/thinker.py). Expected
+texts come from `cfg_core.reference` in float32.
 """
 
 from __future__ import annotations
@@ -10,20 +9,22 @@ from __future__ import annotations
 import functools
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from cfg_core.reference import FORBIDDEN, Formula, weighted_generate
+from examples import thinker
+from tests.docs.snippets import ROOT, snippets_of
 from tests.engine.in_process_server import Server, events
+from tests.support.remembering import Reference
 
-RENAMED = {"<repo_name>": "<think>", "<reponame>": "</think>"}
-OPEN = "<|im_start|>assistant\n<think>\n"
+RECIPE = ROOT / "docs/recipes/thinking.md"
+
 BUDGET = 10
 """The newline of the template counts, so the model thinks for one token less."""
 NEW_TOKENS = 24
@@ -45,24 +46,7 @@ STEP = r"Step [1-9]: [a-z]{2,6} the tea"
 def reasoner(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chat model with `<think>`, `</think>` and a template that opens the reasoning."""
     folder = tmp_path_factory.mktemp("reasoner") / "reasoner"
-    folder.mkdir()
-    for file in chat_model.iterdir():
-        if file.name == "model.safetensors":
-            (folder / file.name).symlink_to(file.resolve())
-        else:
-            shutil.copy(file, folder)
-    tokenizer = folder / "tokenizer.json"
-    content = json.loads(tokenizer.read_text())
-    vocabulary = content["model"]["vocab"]
-    for token in content["added_tokens"]:
-        if token["content"] in RENAMED:
-            vocabulary[RENAMED[token["content"]]] = vocabulary.pop(token["content"])
-            token.update(content=RENAMED[token["content"]], special=False)
-    tokenizer.write_text(json.dumps(content))
-    template = folder / "chat_template.jinja"
-    opening = OPEN.removesuffix("<think>\n")
-    assert template.read_text().count(opening) == 1
-    template.write_text(template.read_text().replace(opening, OPEN))
+    thinker.make(chat_model, folder)
     return folder
 
 
@@ -86,7 +70,6 @@ def expected_ids(folder: Path, part: str | None = None) -> list[int]:
     part: only this part is guided.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     start, end = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
     between = {None: None, "thinking": (start, end), "answer": (end, start)}[part]
 
@@ -100,12 +83,12 @@ def expected_ids(folder: Path, part: str | None = None) -> list[int]:
     def ids(system: str) -> list[int]:
         chat = [{"role": "system", "content": system}, CHAT["messages"][1]]
         text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        assert text.endswith(OPEN)
+        assert text.endswith(thinker.OPENED)
         found: list[int] = tokenizer(text).input_ids
         return found
 
     text = weighted_generate(
-        model,
+        Reference(folder),
         ids("You are a pirate."),
         [ids(HELPFUL)],
         Formula(scales=((0, 1.5),), between=between),
@@ -136,6 +119,18 @@ def test_one_part_is_guided(idle: Server, reasoner: Path, part: str, guided: int
     assert answer["guidance"]["guided_tokens"] == guided
     assert answer["guidance"]["gate_closed_tokens"] == NEW_TOKENS - guided
     assert expected_ids(reasoner, "thinking") != expected_ids(reasoner, "answer")
+
+
+def test_the_recipe(idle: Server) -> None:
+    """The request of docs/recipes/thinking.md: its thought is guided, and its answer is not."""
+    (request,) = [x.text for x in snippets_of(RECIPE) if x.kind == "curl"]
+    body = json.loads(request[request.index("'{") + 1 : request.rindex("'")])
+    del body["model"]
+    answer = idle.answer(body)
+    thought = body["thinking_token_budget"]
+    after = answer["usage"]["completion_tokens"] - thought
+    assert answer["guidance"]["guided_tokens"] == thought
+    assert answer["guidance"]["gate_closed_tokens"] == after > 0
 
 
 def test_a_stream_tells_reasoning_from_content(idle: Server) -> None:

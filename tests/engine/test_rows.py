@@ -21,14 +21,18 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.output import SamplerOutput as SamplerOutputV2
 
+from cfg_core.blend import CutRows, cut
 from cfg_core.params import Cuts, Rule, Strength
 from cfg_core.policy.groups import Group
-from cfg_core.vllm_plugin.wire import JointRow
+from cfg_core.vllm_plugin.core.gates import PROBE_WEIGHTS
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, logit_blends, scoring, staging
 from cfg_core.vllm_plugin.worker import rows as rows_module
+from cfg_core.vllm_plugin.worker.gates import ProbesV1, drop_open
 from cfg_core.vllm_plugin.worker.head import merge
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
 from cfg_core.vllm_plugin.worker.staging import Stager
+from cfg_core.vllm_plugin.worker.staging import stage as stage_rows
 
 HIDDEN, VOCABULARY = 16, 50
 DEVICE = torch.device("meta")
@@ -182,6 +186,50 @@ def test_rows_are_staged_again_when_anything_moves(changes: dict[str, Any]) -> N
     assert second.leading == expected.leading
     assert second.of_logits.shape == expected.of_logits.shape
     assert staged(stager) is not first
+
+
+PROBED = ["a", "p", "q", "b+", "b-"]
+
+
+def probe(leader: str, min_entropy: float) -> JointRow:
+    """A probe of a group with a suffix, a cut, and a rule that would read two rows."""
+    strength = replace(RULED, min_entropy=min_entropy)
+    options: dict[str, Any] = {"suffix": (5, 6), "strength": strength, "cuts": Cuts(top_k=40)}
+    group = Group(leader, (), (1.0, 0.0), needs_rows=True, **options)
+    return JointRow(group, PROBE_WEIGHTS, probe=True)
+
+
+def test_probes_are_their_leaders_own_rows_beside_rows_of_pairs() -> None:
+    torch.manual_seed(1)
+    cpu = torch.device("cpu")
+    logits = torch.randn(len(PROBED), VOCABULARY) * 3
+    step = StepGuidance((probe("q", 1e9), JOINT[1], probe("a", 1e-9)), ())
+    rows = stage_rows(step.joint, {n: i for i, n in enumerate(PROBED)}, np.arange(6), cpu)
+    assert rows is not None
+    assert rows.leading == [0, 1, 2, 3]
+    out, _, strengths = blended(logits.clone(), rows)
+    assert strengths is not None
+    cut_row = cut(logits[2:3], logits[2:3].log_softmax(-1), probe_cuts(rows))
+    assert torch.equal(out[2], cut_row[0])
+    assert strengths[0, [0, 2]].tolist() == [1, 0]
+    assert ProbesV1().dropped(step, PROBED, strengths) == [0]
+    num_sampled, num_rejected = torch.ones(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
+    drop_open(step, PROBED, strengths, num_sampled, num_rejected)
+    assert num_sampled.tolist() == [0, 1, 1, 1, 1]
+    assert num_rejected.tolist() == [1, 0, 0, 0, 0]
+
+
+def probe_cuts(rows: Rows) -> CutRows:
+    (group,) = rows.logit_blends
+    assert group.cuts is not None
+    return group.cuts.part(slice(0, 1))
+
+
+def test_v2_drops_open_probes_without_waiting_for_the_device() -> None:
+    numbers = torch.empty(5, dtype=torch.int32, device=DEVICE)
+    strengths = torch.empty(2, 5, device=DEVICE)
+    drop_open(StepGuidance((probe("a", 0.5),), ()), PROBED, strengths, numbers, numbers.clone())
+    drop_open(StepGuidance((A,), ()), NAMES, None, numbers, numbers)
 
 
 def test_no_groups_have_no_rows() -> None:
@@ -347,10 +395,10 @@ def test_rows_in_pieces_are_those_computed_at_once(monkeypatch: pytest.MonkeyPat
         assert torch.equal(got, want)
 
 
-def test_no_piece_is_so_large_that_its_memory_is_mapped_anew(
+def test_pieces_stay_in_a_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a vocabulary of 262,144, eight rows are computed at once at most."""
+    """Of a vocabulary of 262,144, one row of each stream is computed at once."""
     sizes = []
 
     def recording(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -372,4 +420,4 @@ def test_no_piece_is_so_large_that_its_memory_is_mapped_anew(
     rows = staged(Stager(), joint, device=CPU, names=names, first_row=np.arange(41))
     blended(torch.randn(40, 262_144), rows)
     assert len(sizes) >= 3
-    assert max(sizes) <= 8 << 20
+    assert max(sizes) <= 2 << 20

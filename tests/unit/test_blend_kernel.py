@@ -25,8 +25,9 @@ CAPABILITIES = {"sm_80": 80, "sm_90": 90}
 def compare() -> None:
     """Run in the interpreter: all rows but the leaders' stay, and those are PyTorch's blend."""
     generator = torch.Generator().manual_seed(0)
-    cases = itertools.product((2, 3, 5), (1, 3), (1, 7, BLOCK, BLOCK + 900), POINTERS, (1.0, 1e30))
-    for streams, groups, vocabulary, dtype, largest in cases:
+    shapes = itertools.product((2, 3, 5), (1, 3), (1, 7, BLOCK, BLOCK + 900))
+    kinds = itertools.cycle(itertools.product((1.0, 1e30), POINTERS))
+    for (streams, groups, vocabulary), (largest, dtype) in zip(shapes, kinds, strict=False):
         num_rows = streams * groups + 2
         logits = (torch.randn(num_rows, vocabulary, generator=generator) * 4).to(dtype)
         forbidden = torch.rand(num_rows, vocabulary, generator=generator) < 0.2
@@ -71,9 +72,9 @@ def compare_merged(generator: torch.Generator) -> None:
 def compare_weakened(generator: torch.Generator) -> None:
     """Regions and gates that bind and do not, at scales up to the largest: PyTorch's strengths."""
     cases = itertools.product(
-        (1, 7, BLOCK, BLOCK + 900), POINTERS, (0.5, 3.0, 1e20, -1e4), (0.01, 0.5, float("inf"))
+        (0.01, 0.5, float("inf")), (0.5, 3.0, 1e20, -1e4), (1, 7, BLOCK, BLOCK + 900)
     )
-    for vocabulary, dtype, scale, limit in cases:
+    for (limit, scale, vocabulary), dtype in zip(cases, itertools.cycle(POINTERS), strict=False):
         logits = (torch.randn(2, 4, vocabulary, generator=generator) * 3).to(dtype)
         forbidden = torch.rand(logits.shape, generator=generator) < 0.2
         forbidden[..., -1] = False
@@ -137,7 +138,7 @@ def test_the_kernels_compile_for_gpus(capability, dtype, tmp_path, monkeypatch):
         merge = ASTSource(blend_kernel.merge_kernel, types, {"STREAMS": streams, "BLOCK": BLOCK})
         compiled.append(triton.compile(merge, target=target))
     constants = {"BLOCK": strength_kernel.BLOCK, "ROUNDS": strength_kernel.ROUNDS}
-    constants |= {"CLOSE": 1e-5, "LEAST": -1e30, "SMALLEST": 1e-30}
+    constants |= {name: getattr(strength_kernel, name) for name in ("CLOSE", "LEAST", "SMALLEST")}
     types = {"leaders": POINTERS[dtype], "places": "*i64", "vocabulary": "i32", "stride": "i32"}
     types |= dict.fromkeys(("outs", "max_kls", "min_entropies", "strengths"), "*fp32")
     types |= {"out_stride": "i32", **dict.fromkeys(constants, "constexpr")}

@@ -108,3 +108,15 @@ def test_rows_without_limits() -> None:
     assert made.max_kl.tolist() == [[2], [float("inf")]]
     assert made.min_entropy.tolist() == [[0], [1]]
     assert made.part(slice(1, 2)).rows.tolist() == [3]
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    """Beside small and huge pushes, and whether the limits of the others bind."""
+    logits = streams(2.0)
+    whole = guided(logits, 4.0)
+    limits = rows_of([Strength(max_kl=0.5)] * len(whole))
+    _, alike = weaken(logits[0], whole, limits)
+    others = torch.where(torch.arange(len(whole)).unsqueeze(-1) < 6, whole, 1e3 * whole)
+    _, unlike = weaken(logits[0], others, limits)
+    assert (alike[:6] < 1).any()
+    torch.testing.assert_close(unlike[:6], alike[:6], atol=0, rtol=3e-7)

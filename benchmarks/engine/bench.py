@@ -5,8 +5,9 @@ process with one thread does it. On a GPU, the engine has its own process, CUDA 
 scheduling, as it comes. A load is a batch of texts of `tokens` tokens. Prompts and negatives are
 random tokens.
 
-`300m`, `1b` and `8b` are Llamas with random weights. The last two have the shapes of Llama 3, need
-a GPU, and have no tokenizer, so their tokens are not made text.
+`300m`, `0.6b`, `1b` and `8b` are Llamas with random weights. All but `300m` have no tokenizer, so
+their tokens are not made text. `0.6b` has the vocabulary of Qwen3, 151,936. `1b` and `8b` have the
+shapes of Llama 3, and need a GPU.
 """
 
 from __future__ import annotations
@@ -31,10 +32,18 @@ if not CUDA:
 EMBEDDED = {"chat": CHAT, "stories": STORIES}
 LARGER = "300m"
 SHAPES = {
+    "0.6b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "vocab_size": 151936,
+    },
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
 }
-"""Those of Llama 3. vLLM fills in the weights (`load_format: dummy`)."""
+"""About that of Qwen3-0.6B, and those of Llama 3. vLLM fills in the weights (`load_format:
+dummy`)."""
 MODELS = (*EMBEDDED, LARGER, *SHAPES)
 SCALE = 1.5
 FIRST_ID = 100
@@ -86,16 +95,15 @@ def _make_shape(folder: Path, name: str) -> Path:
     """A configuration without weights."""
     from transformers import LlamaConfig
 
+    shape = {"vocab_size": 128256, "num_attention_heads": 32, **SHAPES[name]}
     LlamaConfig(
-        vocab_size=128256,
-        num_attention_heads=32,
         num_key_value_heads=8,
         max_position_embeddings=8192,
         rope_theta=500000.0,
-        tie_word_embeddings=name == "1b",
+        tie_word_embeddings=name != "8b",
         architectures=["LlamaForCausalLM"],
         dtype="bfloat16",
-        **SHAPES[name],
+        **shape,
     ).save_pretrained(folder)
     return folder
 
@@ -130,15 +138,15 @@ class Bench:
 
     def sizes(self) -> dict[str, int]:
         """Parameters of the model, and their bytes. A head that shares its weights counts once."""
+        width = torch.empty(0, dtype=getattr(torch, self.args.dtype)).element_size()
         if self.args.model in SHAPES:
             weights = sum(weight.numel() for weight in self.in_transformers("meta").parameters())
-            return {"parameters": weights, "bytes": 2 * weights}
+            return {"parameters": weights, "bytes": weights * width}
         weights = 0
         for path in self._model.glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:
                 names = file.keys()
                 weights += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-        width = torch.empty(0, dtype=getattr(torch, self.args.dtype)).element_size()
         return {"parameters": weights, "bytes": weights * width}
 
     def in_transformers(self, device: str) -> Any:

@@ -115,20 +115,33 @@ class ScoredRead:
 
 
 class JointRow(NamedTuple):
-    """One group of a joint step.
+    """One group of a joint step, or the leader of one in a probe.
 
     weights: those of this step, one for each stream or suffix; they sum to 1.
     scoring: None if no scores are wanted of this step.
+    probe: whether the leader runs without its suffix, so that its sample counts only where its gate
+        is closed (core/gates.py).
     """
 
     group: Group
     weights: tuple[float, ...]
     scoring: Scoring | None = None
+    probe: bool = False
 
     @property
     def streams(self) -> tuple[str, ...]:
         """All stream ids, leader first."""
         return self.group.streams
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """The suffix whose row is blended; empty if there is none."""
+        return () if self.probe else self.group.suffix
+
+    @property
+    def blended(self) -> tuple[str, ...]:
+        """What each weight is of. In a probe, the leader is its own negative."""
+        return 2 * self.streams if self.probe else self.group.blended
 
 
 class SuffixTokens(NamedTuple):
@@ -142,7 +155,7 @@ class SuffixTokens(NamedTuple):
 class StepGuidance:
     """What the workers must know about the groups of one step.
 
-    joint: the groups that sample in this step.
+    joint: the groups that sample in this step, and the leaders that probe their gates.
     solo: streams whose sample is taken back.
     drafter_rests: whether the drafter need not read this step's tokens.
     reads: hidden states of this step that scores need, now or in a later step.
@@ -252,18 +265,25 @@ def mark_guided_tokens(
     """
     if guidance is None:
         return GuidedCounts()
-    total, full, closed, leaders = 0, 0, 0, {row.streams[0] for row in guidance.joint}
+    total, full, closed, rows = 0, 0, 0, {row.streams[0]: row for row in guidance.joint}
     for output in outputs:
-        if output.new_token_ids and output.request_id in leaders:
+        if output.new_token_ids and output.request_id in rows:
             count = len(output.new_token_ids)
             marked = _marked(count)
             if output.request_id in strengths:
                 own = strengths[output.request_id][:, :count].tolist()
+                if _is_idle_rule(rows[output.request_id]):
+                    own[1] = [1.0] * count
                 marked = {**marked, _STRENGTHS: own}
                 full, closed = full + own[0].count(1.0), closed + own[0].count(0.0)
             output.kv_transfer_params = marked
             total += count
     return GuidedCounts(total, full, closed)
+
+
+def _is_idle_rule(row: JointRow) -> bool:
+    """Whether a rule would have computed the scale of a row that is guided at scale 1."""
+    return row.probe and row.group.strength is not None and row.group.strength.rule is not None
 
 
 def guided_tokens(output: EngineCoreOutput) -> int:

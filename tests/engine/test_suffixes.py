@@ -5,6 +5,7 @@ Suffixes of different lengths, pairs and plain requests run in one batch.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +20,17 @@ from cfg_core.errors import GuidanceError
 from cfg_core.params import GuidanceParams, ResolvedGuidance, TokenIds
 from cfg_core.reference import next_log_probs, weighted_generate
 from tests.engine.engines import ROOMY, SMALL_POOL, Engine, differences, guided, plain, tokens
-from tests.engine.formulas import MAX_MODEL_LEN, NEW_TOKENS, Answer, suffix_answers
+from tests.engine.formulas import (
+    MAX_MODEL_LEN,
+    MEDIAN_ENTROPY,
+    NEW_TOKENS,
+    Answer,
+    suffix_answers,
+)
 from tests.engine.options import only
 from tests.engine.oracle import CASES, PROMPTS, Oracle, random_ids
 from tests.engine.test_requests import structured
+from tests.support.fixed_cost import FixedCost
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +43,15 @@ def asking(one: Answer, length: int, **options: Any) -> Any:
     return plain(**{"extra_args": one.request.extra_args, "max_tokens": length, **options})
 
 
+IN_INTERPRETER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+NEVER_OPEN = 1e9
+THRESHOLDS = [1e-9, 0.7, MEDIAN_ENTROPY, NEVER_OPEN]
+COUNTED = ["guided_tokens", "gate_closed_tokens", "full_strength_tokens"]
+SAVING = ["gate_probes", "gate_saved_tokens"]
+
+
 def check(engine: Engine, oracle: Oracle) -> None:
-    length = 9 if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" else NEW_TOKENS
+    length = 9 if IN_INTERPRETER else NEW_TOKENS
     answers = suffix_answers(oracle)
     prompts = [one.request.prompt for one in answers] + [case.prompt for case in PAIRS] + PLAIN
     params = [asking(one, length) for one in answers]
@@ -50,6 +65,50 @@ def check(engine: Engine, oracle: Oracle) -> None:
     assert engine.stats()["guided_tokens"] - before == inside
 
 
+def counts(engine: Engine, before: dict[str, int], names: Sequence[str]) -> list[int]:
+    after = engine.stats()
+    return [after[name] - before[name] for name in names]
+
+
+def check_saving(engine: Engine) -> None:
+    """Whether closed gates save the rows of suffixes or not, texts and what is told of them are the
+    same: greedy and sampled, with penalties, cuts, rules, limits, windows and schedules."""
+    rng = random.Random(8)
+    length = 6 if IN_INTERPRETER else 20
+    more: list[dict[str, Any]] = [
+        {"guidance_scale": 3.0, "guidance_min_p": 0.02},
+        {"guidance_rule": {"name": "adacad", "offset": 1.0}, "guidance_max_kl": 0.5},
+        {"guidance_schedule": [[0, 2.0], [4, 3.0]], "guidance_start": 2, "guidance_end": 13},
+    ]
+    prompts, params = [], []
+    for threshold, fields in itertools.product(THRESHOLDS, more[: 1 if IN_INTERPRETER else None]):
+        prompts += [random_ids(rng, rng.randint(1, 70))] * 2
+        suffix = list(random_ids(rng, rng.choice((1, 5, 30))))
+        extra = {**fields, "negative_suffix_token_ids": suffix, "guidance_min_entropy": threshold}
+        options = {"max_tokens": length, "extra_args": extra, "logprobs": 1}
+        seeded = {"temperature": 1.0, "seed": len(params), "presence_penalty": 0.5, "top_p": 0.95}
+        params += [plain(**options), plain(**{**options, **seeded})]
+    found, told = [], []
+    engine.scheduler._probes.cost = FixedCost()
+    for saves in (True, False):
+        engine.scheduler._probes.saves = saves
+        before = engine.stats()
+        found.append(engine.generate(prompts, params))
+        told.append(counts(engine, before, COUNTED))
+        saved = counts(engine, before, SAVING)
+        assert saves == (saved[0] > 20 / (1 + 4 * IN_INTERPRETER)) == (saved[1] > 0), saved
+    engine.scheduler._probes.saves = True
+    assert told[0] == told[1]
+    assert 0 < told[0][1] < told[0][0]
+    assert differences(*map(tokens, found)) == []
+    for one, other in zip(*found, strict=True):
+        pairs = zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True)
+        for mine, its in pairs:
+            assert {t: p.logprob for t, p in mine.items()} == pytest.approx(
+                {t: p.logprob for t, p in its.items()}, abs=1e-4
+            )
+
+
 @pytest.fixture(scope="module")
 def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
     engine = Engine(model_folder("llama"), max_model_len=MAX_MODEL_LEN, **ROOMY)
@@ -61,6 +120,35 @@ def engine(model_folder: Callable[[str], Path]) -> Iterator[Engine]:
 def test_in_one_batch(engine: Engine, llama: Oracle) -> None:
     check(engine, llama)
     assert engine.stats()["follower_blocks"] == 0
+
+
+@pytest.mark.v2
+def test_closed_gates_save_the_suffix_and_change_nothing(engine: Engine) -> None:
+    check_saving(engine)
+
+
+def test_a_gate_that_never_opens_needs_the_suffix_once(engine: Engine, llama: Oracle) -> None:
+    fields = {"guidance_scale": 3.0, "negative_suffix_token_ids": [5] * 30}
+    params = plain(extra_args={**fields, "guidance_min_entropy": NEVER_OPEN}, max_tokens=9)
+    engine.scheduler._probes.cost = FixedCost()
+    before = engine.stats()
+    found = tokens(engine.generate([PROMPTS[1]], [params]))
+    assert found == [llama.hf(PROMPTS[1], max_new_tokens=9)]
+    assert counts(engine, before, [*COUNTED, *SAVING, "joint_steps"]) == [9, 9, 0, 8, 240, 1]
+
+
+def test_what_shows_the_negative_computes_it(engine: Engine) -> None:
+    extra = {
+        "guidance_scale": 3.0,
+        "negative_suffix": "abc",
+        "guidance_min_entropy": NEVER_OPEN,
+        "guidance_logprobs": True,
+    }
+    before = engine.stats()
+    (output,) = engine.generate([PROMPTS[1]], [plain(extra_args=extra, max_tokens=4, logprobs=0)])
+    for shown in output.outputs[0].logprobs:
+        assert all(len(entry.negatives) == 1 for entry in shown.values())
+    assert counts(engine, before, SAVING) == [0, 0]
 
 
 @torch.inference_mode()
@@ -231,6 +319,7 @@ def test_chunked_and_preempted_and_async(
     engine = Engine(model_folder("llama"), max_model_len=MAX_MODEL_LEN, **options)
     try:
         check(engine, llama)
+        check_saving(engine)
         assert options is not SMALL_POOL or engine.stats()["group_preemptions"] > 0
     finally:
         engine.close()

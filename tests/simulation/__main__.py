@@ -22,6 +22,8 @@ COUNTED = (
     "windows_opened",
     "windows_closed",
     "scored_tokens",
+    "gate_probes",
+    "gate_saved_tokens",
 )
 
 

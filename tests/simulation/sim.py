@@ -56,8 +56,18 @@ from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.policy.pool import EVEN
 from cfg_core.vllm_plugin import config, guided_engine_args
 from cfg_core.vllm_plugin.core import grammar_manager
-from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, guided_tokens
+from cfg_core.vllm_plugin.core.gates import PROBE_WEIGHTS
+from cfg_core.vllm_plugin.wire import (
+    JointRow,
+    StepGuidance,
+    Strengths,
+    attach_strengths,
+    guided_tokens,
+    token_strengths,
+)
+from cfg_core.vllm_plugin.worker import gates
 from cfg_core.vllm_plugin.worker.scoring import Scorer
+from tests.support.fixed_cost import FixedCost
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -196,6 +206,7 @@ class Sequence:
     lives: int = 0  # how often it was preempted and resumed
     states: list[int] = field(default_factory=list)  # blocks of its recurrent state
     state_at: int | None = None  # the entry of `states` that has its current state
+    in_vain: int = 0  # open probes since its last token
 
     def prefix(self, position: int) -> int:
         """A number that stands for all tokens up to `position`."""
@@ -217,6 +228,7 @@ class Rules:
     opens: for each output token, whether markers allow to guide it; None without markers.
     since: for each output token, how many of those before it the followers do not have.
     suffix: the tokens behind which the leader is its own negative; it has no followers then.
+    gates: for each output token, whether its gate is open; None without gates.
     """
 
     lengths: tuple[int, ...]
@@ -228,6 +240,7 @@ class Rules:
     opens: tuple[bool, ...] | None = None
     since: tuple[int, ...] | None = None
     suffix: tuple[int, ...] = ()
+    gates: tuple[bool, ...] | None = None
 
     def guides(self, token: int) -> bool:
         is_open = self.opens is None or self.opens[token]
@@ -241,6 +254,13 @@ class Rules:
             return (1.0 - sum(self.weights), *self.weights)
         scale = [scale for first, scale in self.scales if first <= token][-1]
         return (scale, 1 - scale)
+
+
+def random_gates(leader: str, percent: int) -> tuple[bool, ...]:
+    """Gates of which so many are open, mostly in runs."""
+    runs = (zlib.crc32(f"{leader}|{index // 3}".encode()) for index in range(MOST_TOKENS))
+    lone = (zlib.crc32(f"{leader}!{index}".encode()) for index in range(MOST_TOKENS))
+    return tuple((a if b % 4 else b // 4) % 100 < percent for a, b in zip(runs, lone, strict=True))
 
 
 def between_markers(
@@ -285,10 +305,16 @@ class FakeRunner:
     """Hidden states of the step, for each stream: the prefixes that they stand for."""
     scorer: Scorer = field(default_factory=Scorer)
     step: int = 0
+    saved: int = 0
+    """Tokens of suffixes that were not computed for a token."""
+    probes: gates.ProbesV1 = field(default_factory=gates.ProbesV1)
+    blind: set[str] = field(default_factory=set)
+    """On V1, the leaders that probe behind an open probe. They have no token to begin with."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.step += 1
         self.scorer.forget(output.finished_req_ids)
+        self.probes.forget(output.finished_req_ids)
         for stream in output.finished_req_ids:
             self.sequences.pop(stream, None)
         for new in output.scheduled_new_reqs:
@@ -297,18 +323,45 @@ class FakeRunner:
         guidance = StepGuidance.of(output) or StepGuidance((), ())
         self._take_drafts(output)
         self.suffixes = {leader: list(tokens) for leader, tokens in guidance.suffixes}
-        self.hidden = {}
+        self.hidden, batch = {}, list(output.num_scheduled_tokens)
+        self.blind = {batch[place] for place in self.probes.blind_places(guidance, batch)}
         ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
         scores = self._score(guidance)
         self.rejections = []
-        sampled = self._sample(guidance, ends)
+        strengths = self._strengths(guidance, batch)
+        sampled = self._sample(guidance, ends, self._dropped(guidance, batch, strengths))
         self._propose(guidance, ends)
-        return ModelRunnerOutput(
+        made = ModelRunnerOutput(
             req_ids=list(ends),
             req_id_to_index={r: i for i, r in enumerate(ends)},
             sampled_token_ids=sampled,
             prompt_logprobs_dict=scores,
         )
+        gated = [r.streams[0] for r in guidance.joint if r.group.strength is not None]
+        places = {leader: batch.index(leader) for leader in gated}
+        rows = {leader: slice(place, place + 1) for leader, place in places.items()}
+        attach_strengths(made, Strengths(strengths.numpy(), rows))
+        return made
+
+    def _strengths(self, guidance: StepGuidance, batch: list[str]) -> torch.Tensor:
+        """[2, batch]: 0 for leaders whose gate is closed, and for the rows of blind probes."""
+        strengths = torch.ones(2, len(batch))
+        for leader in (row.streams[0] for row in guidance.joint):
+            rules = self.rules[leader]
+            is_closed = rules.gates is not None and not rules.gates[self._num_outputs(leader)]
+            if is_closed or leader in self.blind:
+                strengths[:, batch.index(leader)] = 0
+        return strengths
+
+    def _dropped(
+        self, guidance: StepGuidance, batch: list[str], strengths: torch.Tensor
+    ) -> set[str]:
+        """The leaders whose probes the workers' own code drops."""
+        if not self.path.v2:
+            return {batch[place] for place in self.probes.dropped(guidance, batch, strengths)}
+        sampled = torch.ones(len(batch), dtype=torch.int32)
+        gates.drop_open(guidance, batch, strengths, sampled, torch.zeros_like(sampled))
+        return {name for name, count in zip(batch, sampled.tolist(), strict=True) if not count}
 
     def _score(self, guidance: StepGuidance) -> dict[str, LogprobsTensors | None]:
         """Let the worker's own code collect hidden states, which must be those of each stream."""
@@ -384,6 +437,11 @@ class FakeRunner:
         Returns how many tokens and drafts are computed then. The suffix is forgotten at once.
         """
         sequence, suffix = self.sequences[stream], self.suffixes.get(stream, [])
+        if stream in self.blind:
+            return self._compute_blind(stream, sequence)
+        assert self.path.v2 or self.path.drafts or not sequence.rejected, (
+            f"{stream}: V1 would compute a token behind one that it does not have"
+        )
         start, end = sequence.computed, sequence.computed + num_tokens - len(suffix)
         drafts = len(sequence.drafts)
         assert not suffix or end == len(sequence.tokens), (
@@ -415,6 +473,16 @@ class FakeRunner:
         sequence.computed = end
         return end
 
+    def _compute_blind(self, stream: str, sequence: Sequence) -> int:
+        """V1 computes the position that the host says, behind the text."""
+        assert sequence.rejected, f"{stream} has all tokens that the scheduler counts"
+        self.hidden[stream] = [0]
+        position = sequence.computed + sequence.rejected
+        block = sequence.blocks[position // self.block_size]
+        self.kv.setdefault(block, [0] * self.block_size)[position % self.block_size] = -1
+        sequence.computed += 1
+        return len(sequence.tokens)
+
     def _advance_state(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
         """Add tokens to the state, as the kernels do and vLLM's `preprocess_mamba` prepares.
 
@@ -433,7 +501,9 @@ class FakeRunner:
         )
         self.states[block], sequence.state_at = sequence.prefix(end - 1), now
 
-    def _sample(self, guidance: StepGuidance, ends: dict[str, int]) -> list[list[int]]:
+    def _sample(
+        self, guidance: StepGuidance, ends: dict[str, int], opened: Collection[str]
+    ) -> list[list[int]]:
         joint = {s: row for row in guidance.joint for s in row.streams}
         tokens: dict[str, list[int]] = {}
         for stream, end in ends.items():
@@ -447,6 +517,12 @@ class FakeRunner:
                 sequence.computed -= 1 + len(sequence.drafts)
                 sequence.sampled_at -= 0 if self.path.v2 else 1_000
                 continue
+            if stream in opened:
+                sequence.in_vain += 1
+                assert sequence.in_vain <= 1 + self.path.asynchronous, f"{stream} probes again"
+                self._keep(stream, [])
+                sequence.sampled_at -= 0 if self.path.v2 else 1_000
+                continue
             self._check_kv(stream, end - len(sequence.drafts))
             self._check_suffix(stream)
             tokens[stream] = self._verified(stream, joint.get(stream))
@@ -457,6 +533,7 @@ class FakeRunner:
     def _keep(self, stream: str, new: list[int]) -> None:
         sequence = self.sequences[stream]
         sequence.tokens += new
+        sequence.in_vain = 0 if new else sequence.in_vain
         rejected = len(sequence.drafts) + 1 - len(new)
         sequence.computed -= rejected
         sequence.rejected += rejected
@@ -511,6 +588,8 @@ class FakeRunner:
             assert stream not in self.suffixes, f"{stream} computes a suffix, and is not guided"
             return model_token(stream, count)
         leader, rules = row.streams[0], self.rules[row.streams[0]]
+        if row.probe:
+            return self._probed(leader, row)
         names = tuple(f"{leader}{FOLLOWER_SUFFIX}{i}" for i in range(len(rules.lengths)))
         assert row.streams == (leader, *names), row
         assert tuple(self.suffixes.get(leader, ())) == rules.suffix, f"{leader}: another suffix"
@@ -520,6 +599,17 @@ class FakeRunner:
         count = counts.pop() + ahead
         assert rules.guides(count), f"token {count} of {leader} must not be guided: {rules}"
         assert row.weights == rules.weights_at(count), (row, count)
+        return model_token(leader, count)
+
+    def _probed(self, leader: str, row: JointRow) -> int:
+        """The token of a leader that runs without its suffix."""
+        rules, count = self.rules[leader], self._num_outputs(leader)
+        assert row.weights == PROBE_WEIGHTS, row
+        assert leader not in self.suffixes, f"{leader} computes a suffix in a probe"
+        assert rules.guides(count), f"token {count} of {leader} must not be guided: {rules}"
+        assert rules.gates is not None, f"{leader} has no gate"
+        assert not rules.gates[count], f"token {count} of {leader} was sampled alone"
+        self.saved += len(rules.suffix)
         return model_token(leader, count)
 
     def _num_outputs(self, stream: str) -> int:
@@ -604,9 +694,19 @@ def begun_with(tokens: list[int], extra: dict[str, Any] | None) -> dict[str, Any
 
 class Simulation:
     """An engine core in miniature: `add`, `abort`, `step`, `run`, with every invariant checked on
-    each step."""
+    each step.
 
-    def __init__(self, config: VllmConfig, num_blocks: int, path: EnginePath = V1) -> None:
+    token_cost: what gates take for the cost of one more token, in steps. By default, probes pay
+        where a gate is not nearly always open.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        num_blocks: int,
+        path: EnginePath = V1,
+        token_cost: float = 1.0,
+    ) -> None:
         self.config = config
         # vLLM's CPU platform turns it off.
         config.scheduler_config.async_scheduling = path.asynchronous
@@ -640,6 +740,7 @@ class Simulation:
                 hash_block_size=hash_block_size,
                 log_stats=False,
             )
+        self.scheduler._probes.cost = FixedCost(token_cost)
         assert self.scheduler.use_v2_model_runner == path.v2
         self.runner = FakeRunner(self.block_size, path)
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput, list[Rejection]]] = deque()
@@ -681,6 +782,7 @@ class Simulation:
         between: tuple[int, int, bool] | None = None,
         begun: int = 0,
         suffix: Iterable[int] = (),
+        gate: int | None = None,
     ) -> None:
         """Add a request.
 
@@ -691,6 +793,7 @@ class Simulation:
         between: a start token, an end token, and whether the negative begins anew.
         begun: how many of its tokens it has already.
         suffix: instead of a negative.
+        gate: how many percent of the tokens have an open gate; None without gates.
         """
         suffix = list(suffix)
         scored = prompt[len(prompt) - score :]
@@ -703,6 +806,8 @@ class Simulation:
             extra = {"negative_prompt_token_ids": negative}
             if suffix:
                 extra = {"negative_suffix_token_ids": suffix}
+            if gate is not None:
+                extra["guidance_min_entropy"] = 1.0
             if schedule:
                 extra["guidance_schedule"] = list(schedule)
             else:
@@ -752,6 +857,7 @@ class Simulation:
                 opens=marked[0],
                 since=marked[1],
                 suffix=tuple(suffix),
+                gates=None if gate is None else random_gates(rid, gate),
             )
         self.scheduler.add_request(request)
 
@@ -812,6 +918,7 @@ class Simulation:
                 self.guided[one.request_id] = self.guided.get(one.request_id, 0) + guided_tokens(
                     one
                 )
+                self._check_gates(one.request_id, token_strengths(one)[0])
                 if one.finish_reason is not None:
                     self.finished[one.request_id] = str(one.finish_reason)
         if self.runner.path.drafts and not self.runner.path.asynchronous and output.req_ids:
@@ -823,6 +930,13 @@ class Simulation:
             ids = [r for r in output.req_ids if r in self.runner.sequences]
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [list(d) for d in drafts]))
         self.scheduler.check_integrity()
+
+    def _check_gates(self, rid: str, strengths: list[float]) -> None:
+        """The last tokens of an output were guided where their gates were open."""
+        rules, end = self.runner.rules.get(rid), len(self.outputs[rid])
+        if rules is not None and rules.gates is not None:
+            wanted = list(map(float, rules.gates[end - len(strengths) : end]))
+            assert strengths == wanted, f"{rid}: {strengths} is the strength of other tokens"
 
     def check_computed(self) -> None:
         """Scheduler and worker agree on how far each running stream has been computed."""
@@ -868,6 +982,7 @@ class Simulation:
         assert stats["running"] == stats["waiting"] == stats["groups"] == 0, stats
         assert stats["free_blocks"] == stats["total_blocks"], stats
         assert not self.scheduler.requests
+        assert stats["gate_saved_tokens"] <= self.runner.saved, "suffixes were not saved"
         for rid, tokens in self.outputs.items():
             rules = self.runner.rules.get(rid)
             new = range(self.begun[rid], len(tokens))
@@ -986,6 +1101,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     if guided and not streams and not score and not (between and between[2]):
         suffix = random_suffix(dice, sim)
         own = own[-1:] if suffix and dice.random() < 0.2 else own
+    gate = random_gate(random.Random(f"gate {own}")) if suffix else None
     room_for = max(1, longest - score)
     max_tokens = rng.randint(1, 30)
     sim.add(
@@ -1004,6 +1120,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         between=between,
         begun=0 if score else random_begun(dice, rid, max_tokens, stop),
         suffix=suffix,
+        gate=gate,
     )
 
 
@@ -1022,6 +1139,11 @@ def random_suffix(rng: random.Random, sim: Simulation) -> list[int]:
     if rng.random() < 0.6 or sim.runner.path.drafts or sim.runner.path.states:
         return []
     return [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, most))]
+
+
+def random_gate(rng: random.Random) -> int | None:
+    """How many percent of a text's gates are open; None for none."""
+    return rng.choice((None, 0, 5, 20, 50, 90, 100))
 
 
 def random_markers(rng: random.Random, rid: str, prompt: list[int]) -> tuple[int, int, bool]:

@@ -1,14 +1,17 @@
 """Spans of the streams of one choice, and trace headers for vLLM, without an engine."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.vllm_plugin import wire
 from deployments.config.tracing import TracingArgs
 from deployments.generator.engine_calls import EngineCalls
+from deployments.generator.progress import Progress
 from deployments.generator.running_request import Choice, RunningRequest
 from deployments.generator.stream_spans import ChoiceSpans, TracedRequest
 from deployments.generator.vllm_server import VllmServer
@@ -31,7 +34,7 @@ def made_by(exporter, outputs, *, followers=1, ends_at=None, aborted=False, keep
     keeps: how many tokens the frontend keeps of that output.
     """
     tracing = Tracing(TracingArgs(otlp_traces_endpoint="http://nowhere:4317"), {})
-    states = {"r": SimpleNamespace(parent_req=None)}
+    states = {"r": SimpleNamespace(parent_req=None, request_index=0)}
 
     def process(given, timestamp):
         (output,) = given
@@ -39,15 +42,10 @@ def made_by(exporter, outputs, *, followers=1, ends_at=None, aborted=False, keep
             states.pop("r")
             del output.new_token_ids[keeps:]
 
-    async def nothing(*_):
-        pass
-
-    engine = SimpleNamespace(
-        output_processor=SimpleNamespace(request_states=states, process_outputs=process),
-        engine_core=SimpleNamespace(add_request_async=nothing, abort_requests_async=nothing),
-        input_processor=None,
-    )
-    calls = EngineCalls(engine, SimpleNamespace(processed=lambda _: None))
+    engine = MagicMock(AsyncLLM)  # spans need no more of it than these two
+    engine.output_processor = SimpleNamespace(request_states=states, process_outputs=process)
+    engine.engine_core = engine.input_processor = MagicMock()
+    calls = EngineCalls(engine, MagicMock(Progress))
     request = SimpleNamespace(request_id="r", sampling_params=None)
     with tracing.begin("replica") as parent:
         entry = Choice(request, RunningRequest(Meter(), 8))

@@ -101,3 +101,16 @@ def test_what_only_errors_in_cycles_hold_is_freed(monkeypatch):
         assert file() is None
     finally:
         gc.enable()
+
+
+def test_thresholds_of_a_start_end_with_it():
+    before = gc.get_threshold()
+
+    def fails():
+        with memory.quick_start():
+            assert gc.get_threshold() == memory.STARTING
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert gc.get_threshold() == before

@@ -29,6 +29,7 @@ from cfg_core.vllm_plugin.core.followers import (
     make_followers,
     plan_group,
 )
+from cfg_core.vllm_plugin.core.gates import Probes
 from cfg_core.vllm_plugin.core.kv_roles import KVRoles, split_pool
 from cfg_core.vllm_plugin.core.speculation import Speculation
 from cfg_core.vllm_plugin.core.states import States
@@ -71,7 +72,14 @@ class GroupScheduler(Scheduler):
             self._groups, self.num_spec_tokens, cost, may_rest=self._steps_alone
         )
         self._suffixes = Suffixes(self.requests)
+        self._probes = Probes(
+            self.requests,
+            saves=self.parallel_config.pipeline_parallel_size == 1,
+            asynchronous=self.scheduler_config.async_scheduling,
+            holds=not self.use_v2_model_runner,
+        )
         self._timelines = Timelines(self._groups, self.requests, self.num_spec_tokens)
+        self._held: frozenset[str] = frozenset()  # streams that the coming step must leave out
         names = (
             "groups_admitted",
             "joint_steps",
@@ -162,6 +170,7 @@ class GroupScheduler(Scheduler):
         leader = self.requests[plan.group.leader]
         self._groups.add(plan.group)
         self._suffixes.add(plan.group)
+        self._probes.add(plan.group)
         if plan.timeline is not None:
             self._timelines.open(plan)
         since = self._timelines.since(leader.request_id)
@@ -172,6 +181,7 @@ class GroupScheduler(Scheduler):
         """Free the followers of a group. Its leader goes on as a plain request."""
         self._groups.remove(plan.group.leader)
         self._suffixes.remove(plan.group.leader)
+        self._probes.remove(plan.group.leader)
         self._speculation.forget(plan.group.leader)
         self._timelines.close(plan.group.leader)
         super().finish_requests(plan.group.followers, RequestStatus.FINISHED_ABORTED)
@@ -205,6 +215,7 @@ class GroupScheduler(Scheduler):
         group = self._groups.remove(stream)
         if group is not None:
             self._suffixes.remove(group.leader)
+            self._probes.remove(group.leader)
             self._speculation.forget(group.leader)
         self._timelines.forget(stream if group is None else group.leader)
 
@@ -246,15 +257,15 @@ class GroupScheduler(Scheduler):
         }
         asked |= self._timelines.logprobs_asked(scheduler_output.num_scheduled_tokens)
         guidance = StepGuidance.of(scheduler_output)
+        strengths = wire.strengths_of(model_runner_output)
+        self._probes.hear(scheduler_output, guidance, strengths)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
         self._timelines.forget_ended()
         events = outcome.follower_events(touched, outputs) if self._is_traced else {}
         outcome.hide({follower for group in touched for follower in group.followers}, outputs)
         outcome.fit_logprobs(guidance, outputs, asked)
-        counts = wire.mark_guided_tokens(
-            guidance, outcome.each(outputs), wire.strengths_of(model_runner_output)
-        )
+        counts = wire.mark_guided_tokens(guidance, outcome.each(outputs), strengths)
         self._counts["guided_tokens"] += counts.tokens
         self._counts["full_strength_tokens"] += counts.full_strength
         self._counts["gate_closed_tokens"] += counts.gate_closed
@@ -304,8 +315,9 @@ class GroupScheduler(Scheduler):
             "held_ms": int(1000 * self._pace.held_s),
             "groups": len(self._groups),
             "guided_streams": sum(len(group.streams) for group in self._groups),
-            "held_streams": sum(stream in self.requests for stream in self._timelines.held),
+            "held_streams": sum(stream in self.requests for stream in self._held),
             **self._counts,
+            **self._probes.counts,
             **self._speculation.stats(),
             **stats.blocks(self, self._groups, self._roles),
         }
@@ -330,5 +342,7 @@ class GroupScheduler(Scheduler):
                 held = [*before, *follower.output_token_ids]
                 assert held == output_of_followers(output, since), group
         self._speculation.check_integrity()
-        self._suffixes.check_integrity([group.leader for group in self._groups])
+        leaders = [group.leader for group in self._groups]
+        self._suffixes.check_integrity(leaders)
+        self._probes.check_integrity(leaders)
         self._timelines.check_integrity()

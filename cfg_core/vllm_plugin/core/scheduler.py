@@ -98,10 +98,11 @@ class GuidedScheduler(GroupScheduler):
             self._recompute()
         if self._timelines:
             self._advance_timelines()
+        self._held = self._timelines.held | self._probes.held
         if not self._groups:
             return
         if self._suffixes:
-            self._suffixes.place(self._timelines.held)
+            self._suffixes.place(self._held, self._probes.coming(len(self.running)))
         if self.num_spec_tokens:
             self._even_out_drafts()
         if self._stays_steady():
@@ -115,7 +116,7 @@ class GuidedScheduler(GroupScheduler):
             self._split.headroom(),
             admits=admits,
             likely_hits=self._likely_hits,
-            held=self._timelines.held,
+            held=self._held,
             joint_limit=self._states.joint_limit,
         )
         plan = lockstep.plan(snapshot, self._roles)
@@ -140,7 +141,7 @@ class GuidedScheduler(GroupScheduler):
 
     def _advance_timelines(self) -> None:
         """Open and close windows whose time has come."""
-        changes = self._timelines.advance()
+        changes = self._timelines.advance(self._probes.in_flight)
         for plan in changes.closing:
             self._end_window(plan)
         for plan in changes.opening:
@@ -218,7 +219,7 @@ class GuidedScheduler(GroupScheduler):
         vLLM stop admitting requests in this step. The safety net then drops its row.
         """
         allowed = max(num_new_tokens, 0)
-        if request.request_id in self._timelines.held:
+        if request.request_id in self._held:
             return 0
         if self.num_prefill_lookahead:
             allowed = super()._reserve_prefill_lookahead(
@@ -287,7 +288,8 @@ class GuidedScheduler(GroupScheduler):
         if guidance is None:
             return
         wire.attach(scheduler_output, guidance)
-        self._counts["joint_steps"] += len(guidance.joint)
+        self._probes.scheduled(scheduler_output, guidance)
+        self._counts["joint_steps"] += sum(not row.probe for row in guidance.joint)
         self._counts["solo_rows"] += len(guidance.solo)
         if self._steady is None and all_decode and not guidance.scores:
             scheduled = scheduler_output.num_scheduled_tokens.keys()
@@ -317,7 +319,8 @@ class GuidedScheduler(GroupScheduler):
         """Find the joint groups and the solo streams of this step, and take solo samples back.
 
         A stream is also solo if it has another number of drafts than its partners, or if some of
-        its suffix is missing. Returns None if no stream of a group samples or reads scored tokens.
+        its suffix is missing and it is no probe. Returns None if no stream of a group samples or
+        reads scored tokens.
         """
         steady, scheduled = self._steady, scheduler_output.num_scheduled_tokens
         if (
@@ -337,8 +340,12 @@ class GuidedScheduler(GroupScheduler):
         for group in groups:
             ready = [s for s in group.streams if self._samples(s, scheduler_output)]
             lengths = {len(drafts.get(s, ())) for s in ready}
-            is_whole = is_complete(group, taken.get(group.leader, ()))
-            if len(ready) == len(group.streams) and len(lengths) == 1 and is_whole:
+            suffix = taken.get(group.leader, ())
+            is_whole = len(ready) == len(group.streams) and len(lengths) == 1
+            probe = self._probes.row(group, suffix) if is_whole else None
+            if probe is not None:
+                joint.append(probe)
+            elif is_whole and is_complete(group, suffix):
                 joint.append(self._joint_row(group))
             else:
                 solo += ready

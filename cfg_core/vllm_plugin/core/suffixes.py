@@ -60,19 +60,21 @@ class Suffixes:
             if leader in self._requests:
                 self._requests[leader].spec_token_ids = []
 
-    def place(self, held: Collection[str]) -> None:
+    def place(self, held: Collection[str], alone: Collection[str] = ()) -> None:
         """Put each suffix behind its leader, if it may run in the coming step.
 
         A leader whose newest token is still in a pipeline has nothing that a suffix could follow.
 
         held: streams that may not run.
+        alone: leaders that run without their suffix (gates.py).
         """
         for leader, group in self._groups.items():
             request = self._requests[leader]
             end = request.num_tokens + request.num_output_placeholders
             may_run = request.status == RequestStatus.RUNNING and leader not in held
             has_own = may_run and request.num_computed_tokens < end
-            request.spec_token_ids = list(group.suffix) if has_own else []
+            is_placed = has_own and leader not in alone
+            request.spec_token_ids = list(group.suffix) if is_placed else []
 
     def take(self, scheduler_output: SchedulerOutput) -> tuple[SuffixTokens, ...]:
         """Take the suffixes out of a step that was scheduled. Returns what is computed of them."""

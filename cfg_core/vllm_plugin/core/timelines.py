@@ -17,7 +17,7 @@ at a start token, and made anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -154,28 +154,30 @@ class Timelines:
 
     # --- before each step -------------------------------------------------------------------------
 
-    def advance(self) -> Changes:
+    def advance(self, unknown: Collection[str] = ()) -> Changes:
         """Look at each request's next token.
 
         `held` and `weights` are of the coming step afterwards.
+
+        unknown: leaders of which nobody knows yet whether their last step had a token (gates.py).
         """
         changes = Changes()
         for plan in list(self._plans.values()):
-            self._look_at(plan, changes)
+            self._look_at(plan, changes, plan.group.leader in unknown)
         for stream in changes.held:
             self._requests[stream].spec_token_ids = []
         changes.others |= bool(changes.held or self.held)
         self.held = frozenset(changes.held)
         return changes
 
-    def _look_at(self, plan: GroupPlan, changes: Changes) -> None:
+    def _look_at(self, plan: GroupPlan, changes: Changes, is_unknown: bool) -> None:
         leader, timeline = plan.group.leader, plan.timeline
         request, is_open = self._requests[leader], leader in self._groups
         assert timeline is not None
         if request.num_stale_output_tokens:
             return  # it is not resumed before these have come
         streams = plan.group.streams if is_open else (leader,)
-        if not self._is_certain(request, timeline):
+        if not self._is_certain(request, timeline, is_unknown):
             changes.held += streams
             return
         token = request.num_output_tokens + request.num_output_placeholders
@@ -198,17 +200,18 @@ class Timelines:
         else:
             changes.opening.append(plan)
 
-    def _is_certain(self, request: Request, timeline: Timeline) -> bool:
+    def _is_certain(self, request: Request, timeline: Timeline, is_unknown: bool) -> bool:
         """Whether the same rules apply to the next token however many drafts are accepted.
 
-        The drafts are those in flight and those of the coming step.
+        The drafts are those in flight and those of the coming step. Tokens in flight may not exist
+        either if `is_unknown`.
         """
         in_flight = request.num_output_placeholders
         if in_flight and timeline.between is not None:
             return False  # any of them may be a marker
-        if not self._drafts or not in_flight:
+        if not in_flight or not (self._drafts or is_unknown):
             return True
-        # The first of the tokens in flight is certain, and the last may be a rejected draft.
+        # The last of the tokens in flight may be a rejected draft, or an open probe's.
         change = timeline.next_change(request.num_output_tokens)
         return change is None or request.num_output_tokens + in_flight + self._drafts < change
 

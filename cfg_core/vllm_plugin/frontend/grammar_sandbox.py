@@ -165,7 +165,8 @@ class GrammarSandbox:
 
         Under `auto`, a grammar that costs the compiler of vLLM's choice more than FIRST_CPU_S goes
         to llguidance, which computes masks only when they are needed. If llguidance cannot express
-        it, the first compiler gets as much time as the limits allow.
+        it, or gives up, the first compiler tries again. Both have as much time then as the limits
+        allow.
         """
         if not self._may_choose:
             return await self._try(request, None, self._limits.cpu_s)
@@ -173,11 +174,11 @@ class GrammarSandbox:
         first = await self._try(request, None, patience)
         if not first.get("costly"):
             return first
-        second = await self._try(request, GUIDANCE, patience)
-        if "refused" not in second or second["costly"]:
+        second = await self._try(request, GUIDANCE, self._limits.cpu_s)
+        if "refused" not in second or second.get("out_of_cpu"):
             return second
         if not first.get("out_of_cpu"):
-            return first
+            return second if second["costly"] else first
         return await self._try(request, XGRAMMAR, self._limits.cpu_s)
 
     async def _try(

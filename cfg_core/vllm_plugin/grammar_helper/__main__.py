@@ -11,6 +11,7 @@ the helper.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import selectors
@@ -20,6 +21,7 @@ import sys
 import time
 from typing import Any, BinaryIO
 
+from cfg_core.memory import quick_start
 from cfg_core.vllm_plugin.grammar_helper import frames
 from cfg_core.vllm_plugin.grammar_helper.forks import Fork, die_with_parent
 from cfg_core.vllm_plugin.grammar_helper.frames import HEADER, frame, read_exactly
@@ -138,11 +140,13 @@ def main() -> None:
 
 
 def _prepared(settings: dict[str, Any]) -> Any:
-    from cfg_core.vllm_plugin.grammar_helper.trial import Trial, quiet
+    with quick_start():
+        from cfg_core.vllm_plugin.grammar_helper.trial import Trial, quiet
 
-    quiet()
-    trial = Trial(settings)
-    trial.warm_up()
+        quiet()
+        trial = Trial(settings)
+        trial.warm_up()
+    gc.freeze()  # a collection in a fork would write to the pages that it shares
     return trial
 
 

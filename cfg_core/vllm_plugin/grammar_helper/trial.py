@@ -215,11 +215,13 @@ class Trial:
             if step == 0:
                 _check_first(tokens, allowed)
             onward = tokens[tokens != self._eos]
-            if (
-                not len(onward)
-                or not grammar.accept_tokens("trial", [int(onward[chance.randrange(len(onward))])])
-                or grammar.is_terminated()
-            ):
+            if not len(onward):
+                break
+            token = int(onward[chance.randrange(len(onward))])
+            is_accepted = grammar.accept_tokens("trial", [token])
+            if error_of(grammar):
+                raise _gave_up(step)
+            if not is_accepted or grammar.is_terminated():
                 break
         return slowest
 
@@ -247,11 +249,15 @@ def _check_mask(grammar: Any, step: int, slowest: float, most_ms: float) -> None
             costly=True,
         )
     if error_of(grammar):
-        raise RefusedTrial(
-            f"The grammar is too complex: its compiler gave up at step {step + 1}. Simplify it, or"
-            " nest fewer repetitions.",
-            costly=True,
-        )
+        raise _gave_up(step)
+
+
+def _gave_up(step: int) -> RefusedTrial:
+    return RefusedTrial(
+        f"The grammar is too complex: its compiler gave up at step {step + 1}. Simplify it, or"
+        " nest fewer repetitions.",
+        costly=True,
+    )
 
 
 def _check_first(tokens: np.ndarray, allowed: list[int] | None) -> None:

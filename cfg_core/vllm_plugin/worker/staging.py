@@ -123,7 +123,7 @@ def padded(
     weights = np.zeros((size, len(joint)))
     for i, group in enumerate(joint):
         n = len(group.weights)
-        streams[:n, i] = [place_of[name] for name in group.group.blended]
+        streams[:n, i] = [place_of[name] for name in group.blended]
         streams[n:, i] = streams[1, i]
         weights[:n, i] = group.weights
     return streams, weights
@@ -173,12 +173,12 @@ def stage_logit_blends(
     blends = []
     for size in np.unique(sizes):
         chosen = sizes == size
-        groups = [joint[row].group for row in group_of[chosen]]
+        rows = [joint[row] for row in group_of[chosen]]
         blends.append(
             LogitBlend(
                 to_device(streams[:size, chosen], np.int64, device),
                 to_device(weights[:size, chosen], np.float32, device),
-                *stage_limits(groups, device),
+                *stage_limits([row.group for row in rows], device, [row.probe for row in rows]),
             )
         )
     return tuple(blends)
@@ -199,15 +199,21 @@ def stage_draft_blends(
 
 
 def stage_limits(
-    groups: Sequence[Group], device: torch.device
+    groups: Sequence[Group], device: torch.device, probes: Sequence[bool] | None = None
 ) -> tuple[CutRows | None, StrengthRows | None, tuple[RuleRows, ...]]:
-    """What changes the blend of rows, whose groups are given; None if nothing does."""
+    """What changes the blend of rows, whose groups are given; None if nothing does.
+
+    probes: which of the rows are probes, for which no rule computes a scale. None: none.
+    """
     put = partial(to_device, device=device)
     strengths = [group.strength for group in groups]
+    ruled = strengths
+    if probes is not None:
+        ruled = [None if is_probe else own for own, is_probe in zip(strengths, probes, strict=True)]
     return (
         CutRows.of([group.cuts for group in groups], put),
         StrengthRows.of(strengths, put),
-        RuleRows.of(strengths, put),
+        RuleRows.of(ruled, put),
     )
 
 

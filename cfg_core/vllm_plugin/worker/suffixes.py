@@ -76,7 +76,7 @@ def stage_suffixes(
     counts = np.zeros(len(place_of), dtype=np.int64)
     for leader, tokens in step.suffixes:
         counts[place_of[leader]] = len(tokens)
-    joint = [row.group for row in step.joint if row.group.suffix]
+    joint = [row.group for row in step.joint if row.suffix]
     leaders = [place_of[group.leader] for group in joint]
     return SuffixRows(
         tuple(group.blended[1] for group in joint),

@@ -29,6 +29,7 @@ from cfg_core.vllm_plugin.wire import StepGuidance
 from cfg_core.vllm_plugin.worker.begun_v1 import adding, begun_of
 from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
+from cfg_core.vllm_plugin.worker.gates import ProbesV1
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
@@ -37,6 +38,9 @@ from cfg_core.vllm_plugin.worker.scoring import Scorer, on_cpu
 from cfg_core.vllm_plugin.worker.staging import Stager, first_rows
 from cfg_core.vllm_plugin.worker.strengths import with_strengths
 from cfg_core.vllm_plugin.worker.suffixes import SuffixStager
+
+ANY_TOKEN = 0
+"""What a blind probe reads, which has no token: what it computes is dropped."""
 
 
 class GuidedRunnerV1(GPUModelRunner):
@@ -63,6 +67,7 @@ class GuidedRunnerV1(GPUModelRunner):
         self._stager = Stager()
         self._suffix_stager = SuffixStager()
         self._scorer = Scorer()
+        self._probes = ProbesV1()
         guide_drafter(self, self.guidance)
 
     @override
@@ -81,6 +86,7 @@ class GuidedRunnerV1(GPUModelRunner):
         self.processors.begin(scheduler_output)
         self.guidance.clear()
         self._scorer.forget(scheduler_output.finished_req_ids)
+        self._probes.forget(scheduler_output.finished_req_ids)
         self._awaits_logits = scheduler_output
         try:
             return super().execute_model(scheduler_output, *args, **kwargs)
@@ -110,6 +116,8 @@ class GuidedRunnerV1(GPUModelRunner):
         [batch + suffixes].
         """
         step, batch = StepGuidance.of(scheduler_output), self.input_batch
+        for place in self._probes.blind_places(step, batch.req_ids) if step is not None else ():
+            batch.token_ids_cpu[place, batch.num_computed_tokens_cpu[place]] = ANY_TOKEN
         suffixes = self._suffix_stager.stage(step, batch.req_ids, self.device)
         self.guidance.suffixes = suffixes
         if step is None or suffixes is None:
@@ -214,7 +222,8 @@ class GuidedRunnerV1(GPUModelRunner):
         guidance.step = StepGuidance.of(state.scheduler_output)
         if guidance.step is None:
             return
-        self._discard(guidance.solo)
+        names, place_of = self.input_batch.req_ids, self.input_batch.req_id_to_index
+        self._discard([place_of[stream] for stream in guidance.solo])
         if guidance.rows is None:
             guidance.rows = self._stage(state.scheduler_output, state.logits.device, None)
         if guidance.rows is not None:
@@ -224,6 +233,8 @@ class GuidedRunnerV1(GPUModelRunner):
             if guidance.suffixes is not None:  # their rows are behind those of the batch
                 logits = logits[: self.input_batch.num_reqs]
             self.execute_model_state = state._replace(logits=logits)
+            if guidance.strengths is not None:
+                self._discard(self._probes.dropped(guidance.step, names, guidance.strengths))
 
     @override
     def _sample(
@@ -300,11 +311,10 @@ class GuidedRunnerV1(GPUModelRunner):
             return drafts
         return [drafts[leader] for leader in rows.leader_place.tolist()]
 
-    def _discard(self, solo: tuple[str, ...]) -> None:
-        """Make vLLM drop the samples of these streams."""
-        if solo:
-            place_of = self.input_batch.req_id_to_index
-            self.discard_request_mask.np[[place_of[stream] for stream in solo]] = True
+    def _discard(self, places: list[int]) -> None:
+        """Make vLLM drop the samples of these places in the batch."""
+        if places:
+            self.discard_request_mask.np[places] = True
             self.discard_request_mask.copy_to_gpu(self.input_batch.num_reqs)
 
     def _withhold_generators(self) -> dict[int, torch.Generator]:

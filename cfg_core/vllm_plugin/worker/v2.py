@@ -32,6 +32,7 @@ from cfg_core.vllm_plugin.worker.compact_v2 import (
     spread,
 )
 from cfg_core.vllm_plugin.worker.drafter_v2 import guide_drafter
+from cfg_core.vllm_plugin.worker.gates import drop_open
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v2 import ProcessorsV2
 from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits, blended, widen
@@ -161,6 +162,7 @@ class GuidedRunnerV2(GPUModelRunner):
             solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
             num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0
+        drop_open(step, input_batch.req_ids, self.guidance.strengths, num_sampled, num_rejected)
         if suffixes is not None:
             num_rejected += suffixes.counts_there.to(num_rejected.dtype)
         return output, num_sampled, num_rejected

@@ -59,11 +59,14 @@ class Chunk:
     usage: the tokens that the engine has processed for the call so far; None if it is not told. The
         first Chunk of a stream has it, and the one that ends it.
     progress: what another replica needs to go on behind it; None if none can.
+    leaves: the replica is to stop. The ingress should move the stream to another one; until it has,
+        or if it cannot, the stream goes on here.
     """
 
     text: str
     usage: Usage | None = None
     progress: Progress | None = None
+    leaves: bool = False
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
@@ -73,6 +76,7 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         "".join(chunk.text for chunk in chunks),
         usages[-1] if usages else None,
         told_together([chunk.progress for chunk in chunks]),
+        any(chunk.leaves for chunk in chunks),
     )
 
 
@@ -94,9 +98,12 @@ class Heartbeat:
     """A sign that the replica works on the call.
 
     usage: see Chunk.
+    progress, leaves: of an answer that is not streamed: see Chunk. None and False in streams.
     """
 
     usage: Usage
+    progress: Progress | None = None
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,9 @@ class Failed:
 
 
 Item: TypeAlias = Chunk | Whole | Heartbeat | Failed
+
+OTHER_MODEL = "The stream was begun with other weights than this replica has."
+"""Why a replica does not go on with a stream."""
 
 LOST = "The engine was lost: send the request again."
 """What a client is told if its call was lost with a replica."""

@@ -78,6 +78,15 @@ PATCHES: tuple[Patch, ...] = (
             ),
         )
     ),
+    _patch(
+        target="ray.serve._private.replica:Replica.perform_graceful_shutdown",
+        by=f"{_GENERATOR}.drain:announced",
+        reason="A replica that is to stop asks the ingress to move its streams elsewhere.",
+        upstream="Serve waits for running requests, and tells the replica after them",
+        test="tests/contract/test_drain.py",
+        needed_while="ray.serve._private.replica:ReplicaActor.perform_graceful_shutdown "
+        "calls self._replica_impl.perform_graceful_shutdown",
+    ),
     Patch(
         target="uvicorn.protocols.http.auto:AutoHTTPProtocol",
         by="deployments.proxy.heads:bounded",

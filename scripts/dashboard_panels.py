@@ -227,6 +227,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "preempted": rate_of_replicas("group_preemptions"),
                 "windows opened": rate_of_replicas("windows_opened"),
                 "gates closed": rate_of_replicas("gate_closed_tokens"),
+                "gates probed": rate_of_replicas("gate_probes"),
+                "suffix tokens saved": rate_of_replicas("gate_saved_tokens"),
                 "full strength": rate_of_replicas("full_strength_tokens"),
                 "windows closed": rate_of_replicas("windows_closed"),
             },
@@ -354,7 +356,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                     f"sum by (kind) (increase(cfg_serve_replica_failures_total{{{INGRESS}}}[5m]))"
                 ),
                 "retries": f"sum (increase(cfg_serve_retried_requests_total{{{INGRESS}}}[5m]))",
-                "moved streams": f"sum (increase(cfg_serve_moved_streams_total{{{INGRESS}}}[5m]))",
+                "streams moved, {{reason}}": (
+                    f"sum by (reason) (increase(cfg_serve_moved_streams_total{{{INGRESS}}}[5m]))"
+                ),
             },
         ),
         Panel(

@@ -38,6 +38,9 @@ CPUS_PER_GPU, MEMORY_GIB_PER_GPU = 4, 32
 SERVE_DEFAULT_DRAIN_S = 20
 """Serve's default for graceful_shutdown_timeout_s, in seconds."""
 
+SUCCESSOR_S = 10
+"""Seconds that the replicas of a pod that ends wait for their successors in other pods."""
+
 RAY_MARGIN_S = 30
 """Seconds that a pod gets after its last stream, so that Ray can leave the cluster."""
 
@@ -86,6 +89,7 @@ def render(path: Path, image: str, gpus_per_pod: int | None = None, gated: bool 
         "min_pods": low,
         "max_pods": high,
         "drain_s": drain_s,
+        "node_drain_s": drain_s + SUCCESSOR_S,
         "grace_s": drain_s + RAY_MARGIN_S,
     }
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)

@@ -4,7 +4,8 @@
     python scripts/record_example.py [URL]
 
 The real page chooses its first example and generates. What is recorded are the requests that it
-sent, and what the server answered. tests/chat/test_playground.py says when that is out of date.
+sent, and what the server answered. tests/chat/test_playground_first_view.py says when that is
+out of date.
 """
 
 from __future__ import annotations

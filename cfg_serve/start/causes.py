@@ -151,6 +151,11 @@ TABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         " `kv_cache_memory_bytes`.",
     ),
     (
+        r"The current node timed out during startup",
+        "this machine is too busy to start Ray, which waits 30 seconds for its own processes: end"
+        " other programs, and start again.",
+    ),
+    (
         r"total number of attention heads \(\d+\) must be divisible",
         "set a `tensor_parallel_size` that divides the number of attention heads.",
     ),

@@ -96,6 +96,13 @@ class GeneratorArgs(YamlArgs):
     package.module:Class, option: value}`.
     """
 
+    drain_after_s: float | None = Field(default=2.0, ge=0)
+    """Seconds for which a replica that is to stop (a scale-down, a rolling update, a node that is
+    drained) lets its answers end by themselves. Then they go on on other replicas that have the
+    same model and room for them, the oldest first. What cannot go on elsewhere ends where it is,
+    within Serve's `graceful_shutdown_timeout_s`. `null`: nothing goes on elsewhere.
+    """
+
     engine: dict[str, Any] = Field(default_factory=dict)
     """Options of the vLLM engine, by the field names of vLLM's AsyncEngineArgs."""
 

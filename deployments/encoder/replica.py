@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from cfg_core.errors import CfgServeError, RequestError
+from cfg_core.memory import quick_start
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
 from cfg_core.prefill_only.types import Output, too_many_values
 from deployments.config.encoders import EncoderArgs
@@ -55,9 +56,9 @@ class Embedder:
     """
 
     async def __init__(self, args: EncoderArgs) -> None:  # type: ignore[misc] # Serve awaits it
-        from cfg_core.prefill_only.async_engine import AsyncEngine
+        with log_handlers_kept(), quick_start():  # the executor may be vLLM's
+            from cfg_core.prefill_only.async_engine import AsyncEngine
 
-        with log_handlers_kept():  # the executor may be vLLM's
             self._engine = await asyncio.to_thread(AsyncEngine.load, args.model, args.options)
         logger.info("%s computes in %s.", args.model, self._engine.info.dtype)
         self._max_answer_bytes = args.options.max_answer_bytes

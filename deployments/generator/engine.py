@@ -87,6 +87,8 @@ class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
                     replayed = self.calls.replayed(run, run.replay, outputs)
                     async with aclosing(replayed):
                         async for output in replayed:
+                            for sample in output.outputs:
+                                check_finished(sample)
                             yield output
                 async for output in spaced:
                     for sample in output.outputs:

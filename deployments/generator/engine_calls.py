@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from vllm.utils import length_from_prompt_token_ids_or_embeds
@@ -34,6 +35,9 @@ MEDIA_LOST = (
 
 After this, vLLM sends it whole.
 """
+
+REPLAYED_AT_ONCE = 64
+"""Outputs of an answer that goes on here which are read before other tasks have their turn."""
 
 
 def watch_beams(serving: Any) -> None:
@@ -63,6 +67,7 @@ class EngineCalls:
         self._entries: dict[str, Choice] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._input_processor = engine.input_processor
+        self._abort_everywhere = engine.abort
         self._add = engine.engine_core.add_request_async
         self._abort = engine.engine_core.abort_requests_async
         self._process = engine.output_processor.process_outputs
@@ -122,24 +127,47 @@ class EngineCalls:
     ) -> AsyncGenerator[Any]:
         """Yield what vLLM makes of the outputs that another replica's engine has sent.
 
-        Then the engine gets what is not complete, and the rest of `outputs` is its own.
+        Then the engine gets what is not complete, and the rest of `outputs` is its own. vLLM makes
+        one output of an answer in one piece, at its end.
         """
         first = asyncio.ensure_future(anext(outputs))  # adds the request
         try:
             if not await replay.has_all(first):
                 await first
             run.meter.go_on(replay.counts)
-            for told in replay.outputs():
+            for number, told in enumerate(replay.outputs(), 1):
                 self._process(told, time.monotonic())
-                yield await (anext(outputs) if first.done() else first)
+                if not replay.is_whole:
+                    yield await (anext(outputs) if first.done() else first)
+                if not number % REPLAYED_AT_ONCE:
+                    await asyncio.sleep(0)
+            await self._admit_rest(run, replay)
+            if replay.is_whole:
+                yield await first
         finally:
             first.cancel()
+
+    async def _admit_rest(self, run: RunningRequest, replay: Replay) -> None:
+        """Hand the choices to the engine process that were not complete elsewhere."""
         for entry in [entry for entry in self._entries.values() if entry.run is run]:
             entry.tokens = replay.length(entry.request)
             if entry.request.request_id in self._states:
                 await self._admit(entry)
             else:
                 self._leave(entry)
+
+    @asynccontextmanager
+    async def ending(self, run: RunningRequest) -> AsyncIterator[None]:
+        """At the end of the block, abort what is left of a request, which nobody reads any more.
+
+        vLLM does it when Python ends its generators. That may be later: a traceback may hold them.
+        """
+        try:
+            yield
+        finally:
+            left = [name for name, entry in self._entries.items() if entry.run is run]
+            if left:
+                await self._abort_everywhere(left, internal=True)
 
     def _prompt_of(self, request_id: str) -> str:
         """An id that is the same for all choices of a prompt."""
@@ -171,6 +199,7 @@ class EngineCalls:
             (self._entries.get(output.request_id), output, guided_tokens(output))
             for output in outputs
         ]
+        choices = [self._index_of(output.request_id) for output in outputs]
         for entry, output, _ in known:
             if entry is not None:
                 entry.run.meter.strengths.add(*token_strengths(output))
@@ -180,9 +209,11 @@ class EngineCalls:
                 versions.chosen().tell_reason(output, MEDIA_LOST)
         result = self._process(outputs, timestamp, *args, **kwargs)
         self._progress.processed(timestamp)
-        for entry, output, guided in known:
+        for (entry, output, guided), choice in zip(known, choices, strict=True):
             if entry is None:
                 continue
+            if entry.run.recorder is not None:
+                entry.run.recorder.note_of_engine(choice, output)
             tokens = len(output.new_token_ids)
             guided = min(guided, tokens)
             entry.tokens += tokens
@@ -194,6 +225,11 @@ class EngineCalls:
             if is_gone:
                 self._leave(entry)
         return result
+
+    def _index_of(self, request_id: str) -> int:
+        """Which of its request's choices this is, counted from 0."""
+        state = self._states.get(request_id)
+        return 0 if state is None else int(state.request_index)
 
     # --- places in the engine ---------------------------------------------------------------------
 

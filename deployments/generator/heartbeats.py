@@ -4,7 +4,8 @@ The ingress charges an API key for what the engine did. Before the first item, h
 this every HEARTBEAT_S. Later, items report it themselves: the first one, the last one, and one in
 each HEARTBEAT_S between them. A client that leaves in the middle is charged what was reported last.
 The first heartbeat comes sooner: it tells the ingress that the replica has begun with the request
-(admission/queue.py, Place.begun).
+(admission/queue.py, Place.begun). Of an answer that is not streamed, heartbeats also tell what
+another replica needs to go on with it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from dataclasses import replace
 
 from deployments.http.text_answers import is_last
 from deployments.messages import Chunk, Heartbeat, Whole
+from deployments.requests.progress import Progress
 from deployments.requests.usage import Usage
 
 FIRST_S, HEARTBEAT_S = 0.05, 0.5
 
 
 async def with_heartbeats(
-    items: AsyncIterator[Chunk | Whole], usage: Callable[[], Usage], every_s: float = HEARTBEAT_S
+    items: AsyncIterator[Chunk | Whole],
+    usage: Callable[[], Usage],
+    every_s: float = HEARTBEAT_S,
+    progress: Callable[[], Progress | None] = lambda: None,
 ) -> AsyncGenerator[Chunk | Whole | Heartbeat]:
     """Yield `items`, with heartbeats before the first one.
 
@@ -36,7 +41,7 @@ async def with_heartbeats(
     wait_s = min(FIRST_S, every_s)
     try:
         while not (await asyncio.wait({first}, timeout=wait_s))[0]:
-            yield Heartbeat(usage())
+            yield Heartbeat(usage(), progress())
             wait_s = every_s
         if (item := first.result()) is not None:
             told = time.monotonic()

@@ -1,4 +1,4 @@
-"""A replica goes on with a stream that another one has begun.
+"""A replica goes on with an answer that another one has begun.
 
 vLLM's frontend first reads again what the other replica's has read: the same outputs, in the same
 parts. So the detokenizer, the parsers and the counters of its serving class are where they were,
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 
 class Replay:
-    """The choices of one request that goes on here."""
+    """The choices of one request that goes on here.
 
-    def __init__(self, begun: Begun) -> None:
+    is_whole: whether its answer comes in one piece, after all outputs.
+    """
+
+    def __init__(self, begun: Begun, is_whole: bool = False) -> None:
         self._begun = begun
+        self.is_whole = is_whole
         self._choices: dict[int, tuple[EngineCoreRequest, RequestState]] = {}
         self._are_all_here = asyncio.Event()
 

@@ -17,10 +17,12 @@ from ray.serve.config import RequestRouterConfig
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
+from cfg_core.memory import quick_start
 from deployments import serve_patches
 from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
+from deployments.generator.drain import Drain, follow
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.generator.ray_cluster import name_cluster
 from deployments.health.beacon import Beacon
@@ -30,6 +32,7 @@ from deployments.observability import json_lines, spans
 from deployments.observability.log_handlers import log_handlers_kept
 from deployments.observability.spans import Span
 from deployments.requests.usage import Meter
+from deployments.routing.call_placer import MODEL
 from deployments.routing.serve_routers import GroupRouter
 
 logger = logging.getLogger("ray.serve")
@@ -81,7 +84,7 @@ class ModelReplica:
         os.environ.setdefault(*STOP_STRINGS)  # before vllm is imported
         if json_lines.is_wanted(logger) and args.num_workers == 1:
             json_lines.use_in_vllm(os.environ)  # the file may be elsewhere on other nodes
-        with log_handlers_kept():
+        with log_handlers_kept(), quick_start():
             from cfg_core.vllm_plugin.versions import tested
 
             # before our modules import what another vLLM may have moved
@@ -97,6 +100,8 @@ class ModelReplica:
         self._pulse = Pulse(self._server.stats, args.hang_timeout_s)
         self._beacon = Beacon(address, args.hang_timeout_s)
         self._calls = 0
+        self._drain = Drain(args.drain_after_s)
+        follow(self._drain)
         self._listener = await start_listener(address, self.generate, args.direct_calls)
         self._watchdogs = [
             asyncio.create_task(exit_with_engine(self._engine_is_dead)),
@@ -120,17 +125,21 @@ class ModelReplica:
         self._calls += 1
         meter = Meter()
         span = self._span(call)
+        entry = self._drain.enter()
         try:
-            answer = self._server.generate(call, meter, span)
-            async with aclosing(with_heartbeats(answer, lambda: meter.usage)) as items:
+            recorder = self._server.recorder(call, meter)
+            answer = self._server.generate(call, meter, span, recorder)
+            items = with_heartbeats(answer, lambda: meter.usage, progress=recorder.take_whole)
+            async with aclosing(items):
                 async for item in items:
-                    yield item
+                    yield self._drain.marked(entry, item)
         except CfgServeError as error:
             if span is not None:
                 span.fail(error)
             request_id = call.headers.get("x-request-id")
             yield replace(self._failed(error, request_id), usage=meter.usage)
         finally:
+            self._drain.leave(entry)
             if span is not None:
                 span.end()
 
@@ -178,7 +187,8 @@ class ModelReplica:
     async def record_routing_stats(self) -> dict[str, Any]:
         """Called by Serve every PULSE_S, for GroupRouter."""
         direct = self._listener.address.report() if self._listener else {}
-        return self._pulse.stats | {"calls": self._calls} | self._beacon.address | direct
+        own = {"calls": self._calls, MODEL: self._server.model}
+        return self._pulse.stats | own | self._beacon.address | direct
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for autoscaling.GuidedLoad."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pydantic
+import vllm
 from starlette.datastructures import Headers, State
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest
@@ -31,7 +33,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from cfg_core.cpu_features import CPUINFO, read
-from cfg_core.errors import RequestError
+from cfg_core.errors import EngineError, RequestError
 from cfg_core.lanes import num_chars
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG, merged
@@ -45,17 +47,18 @@ from deployments.generator.engine import GeneratorEngine
 from deployments.generator.engine_calls import watch_beams
 from deployments.generator.engine_errors import checked, naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
-from deployments.generator.guided_requests import GuidedRequests
+from deployments.generator.guided_requests import GuidedRequests, PreparedRequest
 from deployments.generator.incomplete_answers import align_with_streams
 from deployments.generator.media_in_bodies import check_body, reading_media
 from deployments.generator.media_turns import take_turns
+from deployments.generator.model_fingerprint import of_engine
 from deployments.generator.progress import Recorder
 from deployments.generator.renderer_lanes import use_lanes
 from deployments.generator.replays import Replay
 from deployments.generator.running_request import RunningRequest
 from deployments.generator.stream_spans import TracedRequest
 from deployments.generator.validation import parse, parsed
-from deployments.messages import Chunk, GenerateCall, Whole
+from deployments.messages import OTHER_MODEL, Chunk, GenerateCall, Whole
 from deployments.observability.client_texts import hide_client_texts
 from deployments.observability.spans import TRACE_HEADERS, Span
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
@@ -82,9 +85,15 @@ class VllmServer:
     """
 
     def __init__(
-        self, engine: GeneratorEngine, state: State, share: int, max_text_chars: int
+        self,
+        engine: GeneratorEngine,
+        state: State,
+        share: int,
+        max_text_chars: int,
+        model: str = "",
     ) -> None:
         self._engine = engine
+        self.model = model
         self._state = state
         self._share = share
         self._max_text_chars = max_text_chars
@@ -123,16 +132,24 @@ class VllmServer:
         take_turns(engine.renderer)
         hide_client_texts()
         share = app.admission.streams_at_once(config.scheduler_config.max_num_seqs)
-        return await cls.around(engine, state, share, app.max_text_chars)
+        of_yaml = {"frontend": app.frontend, "logits_processors": app.logits_processors}
+        model = await asyncio.to_thread(of_engine, config, vllm.__version__, of_yaml)
+        return await cls.around(engine, state, share, app.max_text_chars, model)
 
     @classmethod
     async def around(
-        cls, engine: GeneratorEngine, state: State, share: int, max_text_chars: int
+        cls,
+        engine: GeneratorEngine,
+        state: State,
+        share: int,
+        max_text_chars: int,
+        model: str = "",
     ) -> VllmServer:
         """A server around an engine that runs, with the state of vLLM's API server in front of it.
 
         share: streams that one request may have in the engine at once.
         max_text_chars: of texts that are only tokenized or rendered.
+        model: its fingerprint (model_fingerprint.py).
         """
         show_stream_logprobs(state)
         align_with_streams(state)
@@ -140,7 +157,7 @@ class VllmServer:
         for serving in (state.openai_serving_completion, state.openai_serving_chat):
             watch_beams(serving)
         await engine.grammars.loaded()
-        return cls(engine, state, share, max_text_chars)
+        return cls(engine, state, share, max_text_chars, model)
 
     @property
     def errored(self) -> bool:
@@ -169,21 +186,33 @@ class VllmServer:
 
     # --- generation ---------------------------------------------------------------------------
 
+    def recorder(self, call: GenerateCall, meter: Meter) -> Recorder:
+        """What is told of the answer of a call, for `generate`."""
+        return Recorder(meter, call.endpoint, self.model, is_whole=not call.body.get("stream"))
+
     async def generate(
-        self, call: GenerateCall, meter: Meter, span: Span | None = None
+        self,
+        call: GenerateCall,
+        meter: Meter,
+        span: Span | None = None,
+        recorder: Recorder | None = None,
     ) -> AsyncGenerator[Chunk | Whole, None]:
         """Serve one request, leader and negative.
 
         Yields the chunks of a stream as vLLM words them, or the pieces of one JSON text. Raises
-        RequestError before the first item if the request can never be served. Closing the iterator,
-        or cancelling the task that waits for it, aborts the group in the engine.
+        RequestError before the first item if the request can never be served, and EngineError if it
+        was begun with another model. Closing the iterator, or cancelling the task that waits for
+        it, aborts the group in the engine.
 
         meter: must be new; holds at any moment what the engine has done for this request.
         span: the request's span in this process, if it is traced.
+        recorder: what `recorder` returned, if the caller tells what it says.
         """
-        recorder = Recorder(meter, call.endpoint)
+        if call.begun is not None and call.begun.model != self.model:
+            raise EngineError(OTHER_MODEL)
+        recorder = recorder or self.recorder(call, meter)
         traced = traced_of(call, span)
-        replay = None if call.begun is None else Replay(call.begun)
+        replay = None if call.begun is None else Replay(call.begun, recorder.is_whole)
         run = RunningRequest(meter, self._share, traced, recorder, replay)
         call = replace(call, headers=self._headers(call.headers, span))
         renderer = self._engine.renderer
@@ -193,39 +222,41 @@ class VllmServer:
                 await self._engine.grammars.read_body(call.body, call.client)
                 made = await self._requests.make(call)
             with PENDING.holding(made.pending):
-                run.begin()
-                output = await self._first(call, made.request, run)
+                async with self._engine.calls.ending(run):
+                    run.begin()
+                    output = await self._first(call, made.request, run)
+                    report = functools.partial(self._report, call, made, meter)
+                    if isinstance(output, pydantic.BaseModel):
+                        text = await _text_of(call.endpoint, output)
+                        for piece in sse.pieces(sse.complete(text, report())):
+                            yield Whole(piece)
+                        return
+                    async with aclosing(output):
+                        told = run.within(output)
+                        chunks = sse.chunks(call.endpoint, told, report, run.own_failure)
+                        async for chunk in chunks:
+                            yield Chunk(chunk, progress=recorder.take())
 
-                def report() -> dict[str, Any] | None:
-                    guidance = call.guidance or made.in_xargs
-                    if guidance is None:
-                        return None
-                    outcome = Outcome(
-                        longest=meter.longest,
-                        guided=meter.guided_tokens,
-                        vocabulary=self._vocabulary,
-                        same=meter.same or frozenset(),
-                        has_no_tokens=made.has_no_tokens,
-                    )
-                    note = note_of(call.endpoint, call.body, guidance, outcome)
-                    is_known = call.guidance is not None and not guidance.params.has_suffix
-                    tokens = made.negative_tokens if is_known else meter.negative_tokens
-                    guided = meter.guided_tokens
-                    return guidance_report(
-                        guidance, tokens, guided, note, meter.strengths, meter.plain_tokens
-                    )
-
-                if isinstance(output, pydantic.BaseModel):
-                    text = await _json_of(output, endpoints.SERVED[call.endpoint].dump)
-                    if call.endpoint == "messages" and not getattr(output, "stop_sequence", None):
-                        text = sse.without_stop_sequence(text)
-                    for piece in sse.pieces(sse.complete(text, report())):
-                        yield Whole(piece)
-                    return
-                async with aclosing(output):
-                    stream = run.within(output)
-                    async for chunk in sse.chunks(call.endpoint, stream, report, run.own_failure):
-                        yield Chunk(chunk, progress=recorder.take())
+    def _report(
+        self, call: GenerateCall, made: PreparedRequest, meter: Meter
+    ) -> dict[str, Any] | None:
+        """The `guidance` object of an answer. None without guidance."""
+        guidance = call.guidance or made.in_xargs
+        if guidance is None:
+            return None
+        outcome = Outcome(
+            longest=meter.longest,
+            guided=meter.guided_tokens,
+            vocabulary=self._vocabulary,
+            same=meter.same or frozenset(),
+            has_no_tokens=made.has_no_tokens,
+        )
+        note = note_of(call.endpoint, call.body, guidance, outcome)
+        is_known = call.guidance is not None and not guidance.params.has_suffix
+        tokens = made.negative_tokens if is_known else meter.negative_tokens
+        return guidance_report(
+            guidance, tokens, meter.guided_tokens, note, meter.strengths, meter.plain_tokens
+        )
 
     def _headers(self, given: Mapping[str, str], span: Span | None) -> dict[str, str]:
         """Headers for vLLM, which warns of a trace's if it does not trace by itself."""
@@ -356,6 +387,14 @@ def frontend_args(frontend: Mapping[str, Any]) -> Any:
     """vLLM's object for the `frontend` of AppArgs."""
     adapters = [LoRAModulePath(**adapter) for adapter in frontend.get("lora_modules", ())]
     return versions.chosen().frontend_args({**frontend, "lora_modules": adapters or None})
+
+
+async def _text_of(endpoint: Endpoint, answer: pydantic.BaseModel) -> str:
+    """An answer in one piece, as JSON text."""
+    text = await _json_of(answer, endpoints.SERVED[endpoint].dump)
+    if endpoint == "messages" and not getattr(answer, "stop_sequence", None):
+        return sse.without_stop_sequence(text)
+    return text
 
 
 async def _json_of(

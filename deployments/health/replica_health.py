@@ -4,6 +4,7 @@ Whoever notices something of a replica tells it here:
 
 - Serve's router: the reports, which say where the beacons are, and replicas found dead.
 - The answer to a call (replica_client/answers.py): an engine that is dead, a call that is lost.
+- The chunks of a stream, in the same place: that its replica is to stop.
 - A connection for direct calls (direct/connections.py): whether it could be made.
 
 Whoever chooses or waits asks here: the router for `usable` replicas, a connection whether it may be
@@ -46,6 +47,10 @@ Meanwhile Serve's own health checks decide about a silent replica. The process o
 exits within a second, and answers until then.
 """
 
+LEAVES_FOR_S = 60.0
+"""Seconds for which it counts that a replica leaves. By then the controller has taken it off the
+list, or the next chunk of one of its streams says it again."""
+
 COUNTED = (Failure.SILENT, Failure.DEAD)
 """The failures of which /metrics tells."""
 
@@ -58,6 +63,7 @@ class ReplicaHealth:
         self._lock = threading.Lock()
         # replica -> failure -> until when it counts
         self._failing: defaultdict[Hashable, dict[Failure, float]] = defaultdict(dict)
+        self._leaving: dict[Hashable, float] = {}  # until when it counts
         self._times: Counter[Failure] = Counter()
         self._reports: dict[str, Mapping[Any, Mapping[str, Any]]] = {}  # by deployment
         self._monitor = BeaconMonitor()
@@ -85,6 +91,14 @@ class ReplicaHealth:
                 self._times[failure] += not self._is_failing(replica, failure)
                 self._failing[replica][failure] = self._now() + COUNTS_FOR_S[failure]
 
+    def leaves(self, replica: Hashable | None) -> None:
+        """Note that a replica is to stop, which is no failure; None: an unknown one."""
+        if replica is not None:
+            with self._lock:
+                now = self._now()
+                self._leaving = {r: until for r, until in self._leaving.items() if until > now}
+                self._leaving[replica] = now + LEAVES_FOR_S
+
     def connected(self, replica: Hashable) -> None:
         """Note that a connection could be made."""
         with self._lock:
@@ -95,11 +109,16 @@ class ReplicaHealth:
     def usable(self, replicas: Iterable[R]) -> list[R]:
         """Those of `replicas` that may get a call now.
 
-        A silent one is among them only if all others are dead or silent, too.
+        One that leaves is among them only if all others are dead or silent, and a silent one only
+        if there is no other.
         """
         why = {replica: self.why(replica) for replica in list(self._failing)}
         alive = [replica for replica in replicas if why.get(replica) is not Failure.DEAD]
-        return [replica for replica in alive if why.get(replica) is None] or alive
+        well = [replica for replica in alive if why.get(replica) is None]
+        return [replica for replica in well if not self.is_leaving(replica)] or well or alive
+
+    def is_leaving(self, replica: Hashable) -> bool:
+        return self._leaving.get(replica, -math.inf) > self._now()
 
     def why(self, replica: Hashable) -> Failure | None:
         """Why a replica should get no call now, DEAD or SILENT; None if it may get some."""

@@ -28,7 +28,7 @@ from deployments.replica_client.generators import Generators
 FORWARDED_HEADERS = ("x-request-id", "x-session-id", "traceparent")
 """Headers that vLLM's serving classes read. No other header of the client leaves the ingress.
 
-A call that is traced has the `traceparent` of its own span (replica_client/generator.py).
+A call that is traced has the `traceparent` of its own span (replica_client/admitted.py).
 """
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})

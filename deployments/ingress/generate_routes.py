@@ -16,7 +16,8 @@ from deployments.admission.entries import Share
 from deployments.admission.tenants import ANONYMOUS
 from deployments.ingress.app import Routes, app, client_of, forwarded_headers, span_of, tenant_of
 from deployments.messages import GenerateCall
-from deployments.replica_client.generator import GenerateJob, GeneratorClient
+from deployments.replica_client.admitted import GenerateJob
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.demand import (
     Demand,
     check_answer_size,

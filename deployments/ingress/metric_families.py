@@ -130,8 +130,10 @@ READ = (
     Family(
         "moved_streams",
         "counter",
-        "Streams whose replica was lost after the first byte, and that were sent to another one. "
-        "One may be moved several times.",
+        "Streams that went on on another replica after the first byte, and answers that are not "
+        "streamed behind their tokens, by why: their replica was `lost`, or it was `drained`. One "
+        "may be moved several times.",
+        ("reason",),
     ),
     Family(
         "replica_failures",
@@ -165,7 +167,7 @@ READ = (
         guided_streams="Streams of the groups in the engine.",
         held_streams=(
             "Streams held back in the coming step, because a window or a schedule is about to "
-            "change."
+            "change, or a gate is not known yet."
         ),
     ),
     *_families(
@@ -180,11 +182,13 @@ READ = (
             "back."
         ),
         group_preemptions="Groups preempted because KV blocks were lacking.",
-        guided_tokens="Output tokens sampled in joint steps.",
+        guided_tokens="Output tokens sampled in joint steps, or alone where their gate was closed.",
         full_strength_tokens=(
             "Of these, in requests with a trust region, a gate or a rule: those that it left whole."
         ),
         gate_closed_tokens="Of these: those whose gate was closed, so that they were not guided.",
+        gate_probes="Steps of a leader alone, to see whether its gate is closed.",
+        gate_saved_tokens="Tokens of suffixes that closed gates have saved.",
         scored_tokens="Known tokens scored under guidance.",
         windows_opened="Windows of guidance that have begun.",
         windows_closed="Windows of guidance that have ended before their request.",

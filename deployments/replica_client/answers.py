@@ -11,7 +11,8 @@ from typing import Protocol
 from cfg_core.errors import CfgServeError, DeadlineError, EngineDeadError
 from deployments.direct.connections import ConnectionLostError
 from deployments.health.replica_health import Failure, health
-from deployments.messages import LOST, Chunk, Failed, Item, Whole
+from deployments.messages import LOST, Chunk, Failed, Heartbeat, Item, Whole
+from deployments.requests.progress import Told
 from deployments.requests.usage import Usage
 from deployments.routing.dispatches import Dispatch
 
@@ -26,12 +27,18 @@ class Items(Protocol):
         """Cancel the call, so that its group leaves the engine."""
 
 
+class LeavingError(Exception):
+    """The replica is to stop, and another one can go on with the answer. No client is told."""
+
+
 class Answer:
     """The items of a replica's answer to one call.
 
     deadline: by the event loop's clock; None: no deadline.
     dispatch: which replica has the call.
     on_sign: called, without arguments, each time an item arrives.
+    told: gets what heartbeats tell of an answer that is not streamed.
+    may_leave: whether another replica can go on with that now.
     usage: what the engine had done for the call according to the last report.
     failure: the error that the client of a stream got after its beginning, if any.
     is_complete: nothing more will be read. Until then, ending the request must cancel the call.
@@ -43,10 +50,13 @@ class Answer:
         deadline: float | None = None,
         dispatch: Dispatch | None = None,
         on_sign: Callable[[], None] = lambda: None,
+        told: Told | None = None,
+        may_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._items, self._deadline = items, deadline
         self._dispatch = dispatch or Dispatch()
         self._on_sign = on_sign
+        self._told, self._may_leave = told, may_leave
         self._heard_at = time.monotonic()
         self._waiting: asyncio.Timeout | None = None
         self._is_silent = False
@@ -59,7 +69,8 @@ class Answer:
 
         Raises StopAsyncIteration at the end. Raises CfgServeError: what the replica sent as
         `Failed`, what Serve raised, EngineDeadError if the replica fell silent, DeadlineError if
-        the deadline has passed. In the last two cases the call is cancelled.
+        the deadline has passed. In the last two cases the call is cancelled, as it is by
+        LeavingError.
         """
         while True:
             try:
@@ -74,13 +85,20 @@ class Answer:
                 raise
             self._heard_at = time.monotonic()
             self._on_sign()
+            if isinstance(item, Chunk | Heartbeat) and item.leaves:
+                health().leaves(self._dispatch.replica)
             if isinstance(item, Chunk | Whole):
                 return item
+            if isinstance(item, Heartbeat) and item.leaves and self._may_leave():
+                self.cancel()
+                raise LeavingError
 
     def _reported(self, item: Item) -> Item:
         """Keep the usage that `item` reports, and raise the error that it carries."""
         if item.usage is not None:
             self.usage = item.usage
+        if isinstance(item, Heartbeat) and self._told is not None:
+            self._told.note_heartbeat(item.progress)
         if isinstance(item, Failed):
             self.is_complete = True
             raise item.error

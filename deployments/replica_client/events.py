@@ -64,7 +64,7 @@ async def events(answer: Chunks, first: Chunk) -> AsyncIterator[str]:
 
     A failure before that ends the stream with an error event. A replica that is lost after the last
     event is not a failure, because its answer is complete. If a client leaves, also before the
-    first event, whoever ends the request cancels the call (replica_client/generator.py).
+    first event, whoever ends the request cancels the call (replica_client/admitted.py).
     """
     text = first.text
     try:

@@ -1,14 +1,16 @@
-"""How far a stream is: what another replica needs to go on with it.
+"""How far an answer is: what another replica needs to go on with it.
 
 vLLM's serving classes word a stream as a function of the outputs that they read: which tokens came,
 of which choices, and in which parts. So a replica that lets its serving class read the same outputs
 again words the same events again, and its parsers and counters are where they were. The ingress
 keeps these outputs for each stream (`Told`), and sends them to another replica if the first one is
-lost (`Begun`). Clients never see them. Imports neither vllm nor ray.
+lost (`Begun`). Clients never see them. An answer that is not streamed goes on in the same way, and
+nothing of it has been sent. Imports neither vllm nor ray.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 import zlib
 from array import array
@@ -22,10 +24,14 @@ MOST_TOKENS = 2**17
 """Output tokens of all choices of a stream that are kept. A longer one is not moved."""
 
 _END_OF_EVENT = "\n\n"
-_CREATED = re.compile(r'"created":(\d+)')
-_OF_ONE_REPLICA = re.compile(r'"created":\d+|"id":"chatcmpl-tool-\w+"')
-"""What differs between two replicas that word the same event. Quotes in a model's text are escaped,
-so this cannot be a part of it."""
+_OF_ONE_REPLICA = re.compile(
+    r'"(?P<name>created|created_at)":(?P<time>\d+)'
+    r'|"(?:resp|msg|rs|fc|fco|ctc|call|call_\d+|tool|chatcmpl-tool|mcp|mcpo|ws)[_-][0-9a-f]{16}"'
+    r'|(?<="id":)"[0-9A-Za-z]{9}"'  # a tool call in Mistral's way
+    r'|(?<="signature":)"[0-9a-f]{32}"'  # of reasoning in /v1/messages
+)
+"""What differs between two replicas that word the same event: their clocks, and random ids. Quotes
+in a model's text are escaped, so this cannot be a part of it."""
 
 
 class Part(NamedTuple):
@@ -93,6 +99,7 @@ class Outputs:
             yield tuple(parts)
 
     def __bool__(self) -> bool:
+        """Whether anything was told."""
         return bool(self._words)
 
     def copy(self) -> Outputs:
@@ -107,10 +114,13 @@ class Progress:
 
     outputs: those that vLLM's serving class has read since the chunk before.
     counts: of the engine's work at that time.
+    model: the fingerprint of what the replica computes with (generator/model_fingerprint.py), in
+        the first chunk of a stream; empty in the others.
     """
 
     outputs: tuple[Output, ...]
     counts: Counts
+    model: str = ""
 
 
 def told_together(told: Sequence[Progress | None]) -> Progress | None:
@@ -122,20 +132,65 @@ def told_together(told: Sequence[Progress | None]) -> Progress | None:
     if len(known) < len(told):
         return None
     outputs = tuple(output for progress in known for output in progress.outputs)
-    return replace(known[-1], outputs=outputs)
+    model = next((progress.model for progress in known if progress.model), "")
+    return replace(known[-1], outputs=outputs, model=model)
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A stream that another replica has begun, for one that goes on with it."""
+    """A stream that another replica has begun, for one that goes on with it.
+
+    model: the fingerprint of what that replica computes with. One with another must not go on.
+    """
 
     outputs: Outputs
     counts: Counts
+    model: str = ""
 
     def tokens_of(self, choice: int) -> list[int]:
         """The tokens of a choice, in order."""
         own = (part for output in self.outputs for part in output if part.choice == choice)
         return [token for part in own for token in unpack(part.token_ids)]
+
+
+class OfOneReplica:
+    """What the events of one replica have of their own, and a number for all else in them.
+
+    created: when the stream was created, as its first events say. None before that.
+    ids: the random ids of its items, in the order in which they come.
+    checksum: of the events so far, whichever replica worded them.
+    """
+
+    def __init__(self) -> None:
+        self.created: str | None = None
+        self.ids: dict[str, int] = {}
+        self.checksum = 0
+
+    def read(self, text: str) -> None:
+        """Note the next events."""
+        words = _OF_ONE_REPLICA.sub(self._take, text)
+        self.checksum = zlib.crc32(words.encode(), self.checksum)
+
+    def _take(self, found: re.Match[str]) -> str:
+        if found["time"] is None:
+            self.ids.setdefault(found[0], len(self.ids))
+        elif self.created is None:
+            self.created = found["time"]
+        return ""
+
+    def worded_by(self, other: OfOneReplica, text: str) -> str:
+        """The next events of this replica as the other one would word them."""
+        theirs = list(other.ids)
+
+        def translated(found: re.Match[str]) -> str:
+            self._take(found)
+            if found["time"] is None:
+                number = self.ids[found[0]]
+                return theirs[number] if number < len(theirs) else found[0]
+            is_own = found["time"] == self.created and other.created is not None
+            return f'"{found["name"]}":{other.created}' if is_own else found[0]
+
+        return _OF_ONE_REPLICA.sub(translated, text)
 
 
 class Told:
@@ -150,8 +205,8 @@ class Told:
         self._checks_texts = checks_texts
         self._outputs = Outputs()
         self._counts: Counts | None = None
-        self._sum = 0
-        self._created: str | None = None
+        self._model = ""
+        self._words = OfOneReplica()
         self._can_move = True
 
     def note(self, text: str, progress: Progress | None) -> None:
@@ -160,68 +215,69 @@ class Told:
         progress: None if the replica cannot tell (any more).
         """
         self.events += text.count(_END_OF_EVENT)
-        self._sum = checksum(text, self._sum)
-        if self._created is None and (found := _CREATED.search(text)) is not None:
-            self._created = found[1]
+        self._words.read(text)
         if progress is None:
             self._forget()
         elif self._can_move:
             self._outputs.extend(progress.outputs)
             self._counts = progress.counts
+            self._model = progress.model or self._model
             if self._outputs.num_tokens > MOST_TOKENS:
                 self._forget()
 
+    def note_heartbeat(self, progress: Progress | None) -> None:
+        """Note what a heartbeat tells of an answer that is not streamed.
+
+        Before the engine has the request, heartbeats tell nothing, and those of streams never do.
+        """
+        if progress is not None or self:
+            self.note("", progress)
+
     def _forget(self) -> None:
         self._can_move, self._outputs = False, Outputs()
+
+    def __bool__(self) -> bool:
+        return self._counts is not None
 
     def begun(self) -> Begun | None:
         """What another replica must know. None if the stream cannot be moved."""
         if not self._can_move or self._counts is None or not self._outputs:
             return None
-        return Begun(self._outputs.copy(), self._counts)
+        return Begun(self._outputs.copy(), self._counts, self._model)
 
     def unseen(self) -> Unseen:
         """Takes from another replica's events those that the client has."""
-        return Unseen(self.events, self._sum if self._checks_texts else None, self._created)
+        return Unseen(self.events, copy.deepcopy(self._words), self._checks_texts)
 
 
 class Unseen:
     """The events of a replica that went on with a stream, without those that the client has.
 
     events: how many it has.
-    total: their checksum; None: they are only counted.
-    created: when the stream was created, as its first events say.
+    words: what these have of the replica that worded them.
+    checks_texts: whether the events that are dropped must have the same characters.
     """
 
-    def __init__(self, events: int, total: int | None, created: str | None) -> None:
-        self._left, self._total, self._created = events, total, created
-        self._sum = 0
-        self._theirs: str | None = None
+    def __init__(self, events: int, words: OfOneReplica, checks_texts: bool) -> None:
+        self._left, self._words, self._checks_texts = events, words, checks_texts
+        self._theirs = OfOneReplica()
 
     def of(self, text: str) -> str:
-        """The part of `text` that the client does not have.
+        """The part of `text` that the client does not have, with the ids and times that it knows.
 
         Raises ValueError if it has other events than this replica words.
         """
-        if self._theirs is None and (found := _CREATED.search(text)) is not None:
-            self._theirs = found[1]
         if self._left:
             text = self._after_known(text)
-        if self._theirs is not None and self._created is not None:
-            text = text.replace(f'"created":{self._theirs}', f'"created":{self._created}')
-        return text
+        return self._theirs.worded_by(self._words, text)
 
     def _after_known(self, text: str) -> str:
         end = 0
         while self._left and (found := text.find(_END_OF_EVENT, end)) >= 0:
             end = found + len(_END_OF_EVENT)
             self._left -= 1
-        self._sum = checksum(text[:end], self._sum)
-        if not self._left and self._total not in (None, self._sum):
+        self._theirs.read(text[:end])
+        differs = self._theirs.checksum != self._words.checksum
+        if not self._left and self._checks_texts and differs:
             raise ValueError("another replica words the stream in another way")
         return text[end:]
-
-
-def checksum(text: str, before: int) -> int:
-    """A number for all events so far, whichever replica worded them."""
-    return zlib.crc32(_OF_ONE_REPLICA.sub("", text).encode(), before)

@@ -14,12 +14,16 @@ from typing import Any, TypeVar
 from deployments.direct.address import Address, address_in
 from deployments.health.replica_health import Failure, health
 from deployments.messages import GenerateCall
+from deployments.requests.group import GroupRequest
 from deployments.routing.dispatches import dispatched
 from deployments.routing.fleets import Fleet, generator_fleet
 from deployments.routing.loads import report_age_s
 from deployments.routing.placement import Costs, Placer
 
 R = TypeVar("R", bound=Hashable)
+
+MODEL = "model_fingerprint"
+"""Key in a replica's report: the fingerprint of what it computes with."""
 
 
 class CallPlacer:
@@ -36,14 +40,19 @@ class CallPlacer:
         self._placer = Placer(Costs(**costs))
         self._fleet: Fleet | None = None  # None until there has been a replica
         self._addresses: dict[Hashable, Address | None] = {}
+        self._models: dict[Hashable, object] = {}  # their fingerprints, of those that tell it
 
     def rank(self, name: str, call: GenerateCall, among: Iterable[R]) -> list[R]:
         """Those of the replicas `among` that may get this call, the best first.
 
-        From now on, the call counts as load of the first replica.
+        From now on, the call counts as load of the first replica. A stream that was begun elsewhere
+        gets a replica with the same model. Only if there is none, it gets another, which refuses.
         """
+        usable = health().usable(among)
         with self._lock:
-            ranked = self._placer.rank(name, call.group, health().usable(among), time.monotonic())
+            if call.begun is not None:
+                usable = [r for r in usable if self._has(r, call.begun.model)] or usable
+            ranked = self._placer.rank(name, call.group, usable, time.monotonic())
         if ranked:
             dispatched(call.call_id, ranked[0])
         return ranked
@@ -53,11 +62,27 @@ class CallPlacer:
         with self._lock:
             return self._placer.least_loaded(health().usable(among), time.monotonic())
 
-    def can_place(self) -> bool:
-        """Whether a replica is known that has not failed."""
+    def can_place(self, model: str) -> bool:
+        """Whether a replica with this model is known that has not failed, and does not leave."""
+        return bool(self._staying(model))
+
+    def has_room(self, group: GroupRequest, model: str) -> bool:
+        """Whether such a replica has room for a group now."""
+        staying, now = self._staying(model), time.monotonic()
         with self._lock:
-            replicas = list(self._addresses)
-        return any(health().why(replica) is None for replica in replicas)
+            return any(self._placer.has_room(group, replica, now) for replica in staying)
+
+    def _staying(self, model: str) -> list[Hashable]:
+        with self._lock:
+            replicas = [replica for replica in self._addresses if self._has(replica, model)]
+        return [
+            replica
+            for replica in replicas
+            if health().why(replica) is None and not health().is_leaving(replica)
+        ]
+
+    def _has(self, replica: Hashable, model: str) -> bool:
+        return self._models.get(replica, "") == model
 
     def direct(self, call: GenerateCall) -> tuple[Hashable, Address] | None:
         """The best replica for a direct call, and its address; the call is planned there.
@@ -98,6 +123,7 @@ class CallPlacer:
             for replica, stats in reports.items():
                 self._placer.report(replica, stats, now, report_age_s(stats, unix_time_s))
             self._addresses = {r: address_in(stats) for r, stats in reports.items()}
+            self._models = {r: stats.get(MODEL, "") for r, stats in reports.items()}
         if deployment is not None:
             self._fleet = generator_fleet(deployment)
             _placers[deployment] = self
@@ -111,6 +137,7 @@ class CallPlacer:
         with self._lock:
             self._placer.forget(replica)
             self._addresses.pop(replica, None)
+            self._models.pop(replica, None)
         if self._fleet is not None:
             self._fleet.counts.left(replica)
         self._publish()
@@ -126,6 +153,12 @@ class CallPlacer:
 
 
 _placers: dict[str, CallPlacer] = {}
+
+
+def can_go_on(deployment: str, model: str) -> bool:
+    """Whether a replica of `deployment` can go on with what was begun with this model."""
+    placer = placer_of(deployment)
+    return placer is not None and placer.can_place(model)
 
 
 def placer_of(deployment: str) -> CallPlacer | None:

@@ -51,6 +51,8 @@ GENERATOR = ReportKeys(
         "guided_tokens",
         "full_strength_tokens",
         "gate_closed_tokens",
+        "gate_probes",
+        "gate_saved_tokens",
         "scored_tokens",
         "windows_opened",
         "windows_closed",

@@ -267,7 +267,7 @@ class Placer:
             return best_first(replicas)
         wanted = [home, guess.replica if guess else None]
         compared = best_first(shortlist(request, replicas, self._index, wanted, self._rng))
-        if not self._has_room(request, compared[0], now):
+        if not self.has_room(request, compared[0], now):
             free = [r for r in replicas if self._reported_room(request, r)]
             if free:
                 more = self._rng.sample(free, min(len(free), MAX_COMPARED))
@@ -302,7 +302,8 @@ class Placer:
         asked, share = self._index.asked(chunk, now), self._share.value
         return elsewhere(asked, share) if asked else self._reuse.elsewhere(share)
 
-    def _has_room(self, request: GroupRequest, replica: Hashable, now: float) -> bool:
+    def has_room(self, request: GroupRequest, replica: Hashable, now: float) -> bool:
+        """Whether the replica has blocks and slots for all streams of the request now."""
         load = self.loads([replica], now)[replica]
         return not any(lacks(request, load, blocks_needed(request, replica, load, self._index)))
 

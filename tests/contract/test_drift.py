@@ -41,7 +41,7 @@ def changed_vllm(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.survey  # a minute, for a tool that only a change of vLLM's version needs
 def test_planted_changes_are_found_and_named_with_our_module(changed_vllm):
     command = [sys.executable, "scripts/versions/drift.py", str(changed_vllm), "--tests"]
     done = subprocess.run(

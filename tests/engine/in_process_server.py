@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cfg_core.grammars.trials import GrammarLimits
 from deployments.config.args import AppArgs
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import Endpoint
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 class Server:
     """A VllmServer and the event loop that it lives in.
+
+    The process that checks grammars starts with the first grammar, as few tests send one.
 
     frontend: fields of vLLM's FrontendArgs. engine: fields of its AsyncEngineArgs.
     """
@@ -44,7 +47,11 @@ class Server:
             "kv_cache_memory_bytes": 64 << 20,
             "max_num_seqs": 8,
         }
-        options = {"engine": {**basics, **engine}, "frontend": frontend or {}}
+        options: dict[str, Any] = {
+            "engine": {**basics, **engine},
+            "frontend": frontend or {},
+            "grammars": GrammarLimits(at_start=False),
+        }
         self.vllm: Any = self.run(VllmServer.start(AppArgs(model=str(model), **options)))
 
     def run(self, coroutine: Awaitable[T], limit_s: float = 120.0) -> T:
@@ -54,7 +61,8 @@ class Server:
         return self.run(self.texts(body, **options))
 
     def answer(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
-        return json.loads("".join(self.ask(body, **options)))
+        answer: dict[str, Any] = json.loads("".join(self.ask(body, **options)))
+        return answer
 
     async def texts(
         self,
@@ -87,7 +95,7 @@ class Server:
     async def idle(self, limit_s: float = 10.0) -> dict[str, int]:
         """Wait until the engine holds nothing. Returns the counts at that time."""
         end = time.monotonic() + limit_s
-        stats = await self.vllm.stats()
+        stats: dict[str, int] = await self.vllm.stats()
         while stats["running"] + stats["waiting"] and time.monotonic() < end:
             await asyncio.sleep(0.02)
             stats = await self.vllm.stats()
@@ -97,8 +105,9 @@ class Server:
         stats = self.run(self.idle())
         assert stats["running"] == stats["waiting"] == stats["groups"] == 0
         assert stats["free_blocks"] == stats["total_blocks"]
-        assert not self.vllm._engine.calls._entries
-        assert not self.vllm._engine.calls._sending
+        calls = self.vllm._engine.calls
+        assert not calls._entries, calls._entries
+        assert not calls._sending, calls._sending
 
     @contextmanager
     def share(self, streams: int) -> Iterator[None]:

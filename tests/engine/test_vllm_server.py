@@ -321,6 +321,39 @@ def test_cancelling_ends_what_runs_and_what_waits(server: Server, stream: bool) 
     server.run(leave())
 
 
+def test_what_nobody_reads_is_aborted_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if something holds vLLM's generator, as a traceback may."""
+    engine, held = server.vllm._engine, list[Any]()
+    generate = engine.generate
+
+    def holding(*args: Any, **kwargs: Any) -> Any:
+        held.append(generate(*args, **kwargs))
+        return held[-1]
+
+    monkeypatch.setattr(engine, "generate", holding)
+    body = {
+        "prompt": STORY,
+        "n": 3,
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "stream": True,
+        **GUIDED,
+    }
+
+    def leaves(text: str) -> None:
+        raise InterruptedError
+
+    async def leave() -> None:
+        with pytest.raises(InterruptedError):
+            await server.texts(body, on_text=leaves)
+        assert held
+        assert not engine.calls._entries
+
+    server.run(leave())
+
+
 # --- long texts
 
 

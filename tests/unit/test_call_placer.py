@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,10 @@ from deployments.health.replica_health import Failure, ReplicaHealth
 from deployments.messages import GenerateCall
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
+from deployments.requests.progress import Begun, Outputs
+from deployments.requests.usage import Counts
 from deployments.routing import call_placer, fleets
-from deployments.routing.call_placer import CallPlacer, placer_of
+from deployments.routing.call_placer import MODEL, CallPlacer, placer_of
 from deployments.routing.dispatches import dispatched, expected
 from deployments.routing.fleets import generator_fleet
 
@@ -161,9 +164,47 @@ def test_threads_may_place_calls_at_once():
 
 def test_a_stream_is_not_sent_to_a_replica_that_has_failed():
     made = placer()
-    assert made.can_place()
+    assert made.can_place("")
     made.died("a")
-    assert made.can_place()
+    assert made.can_place("")
     replica_health.health().failed("b", Failure.SILENT)
-    assert not made.can_place()
-    assert not CallPlacer().can_place(), "no replica is known"
+    assert not made.can_place("")
+    assert not CallPlacer().can_place(""), "no replica is known"
+
+
+def begun(name: str, model: str) -> GenerateCall:
+    counts = Counts(0, 0, 0, 0, (0, 0, 0, 0.0))
+    return replace(call(name), begun=Begun(Outputs(), counts, model))
+
+
+def test_a_stream_that_was_begun_goes_on_with_the_same_model():
+    made = placer(a=report("a", **{MODEL: "x"}), b=report("b", **{MODEL: "y"}))
+    assert {made.direct(begun(str(n), "x"))[0] for n in range(8)} == {"a"}
+    assert {made.direct(begun(str(n), "y"))[0] for n in range(8)} == {"b"}
+    assert made.can_place("x")
+    assert made.can_place("y")
+    assert not made.can_place("z")
+    assert made.rank("1", begun("1", "z"), "ab"), "Serve would ask for ever; the replica refuses"
+    made.died("a")
+    assert not made.can_place("x")
+
+
+def test_a_replica_that_leaves_gets_nothing_if_there_is_another():
+    made = placer()
+    replica_health.health().leaves("a")
+    assert {made.direct(call(str(n)))[0] for n in range(8)} == {"b"}
+    assert made.can_place("")
+    replica_health.health().leaves("b")
+    assert not made.can_place("")
+    assert made.direct(call("8")), "a new call is better there than nowhere"
+
+
+def test_room_is_that_of_replicas_which_stay():
+    full = {"running": 64}
+    group = call("1").group
+    assert placer(a=report("a", **full), b=report("b")).has_room(group, "")
+    assert not placer(a=report("a", **full), b=report("b", **full)).has_room(group, "")
+    assert not placer(a=report("a", **{MODEL: "x"})).has_room(group, "")
+    made = placer(a=report("a", **full), b=report("b"))
+    replica_health.health().leaves("b")
+    assert not made.has_room(group, "")

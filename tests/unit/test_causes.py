@@ -58,6 +58,11 @@ CASES = [
     ("RuntimeError: No CUDA GPUs are available", "its CPU build"),
     ("ModuleNotFoundError: No module named 'soundfile'", "install the package of that module"),
     (
+        "Exception: The current node timed out during startup. This could happen because some of"
+        " the raylet failed to startup or the GCS has become overloaded.",
+        "too busy to start Ray",
+    ),
+    (
         "ValueError: total number of attention heads (9) must be divisible by tensor parallel size"
         " (2).",
         "`tensor_parallel_size` that divides",

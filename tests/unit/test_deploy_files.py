@@ -176,7 +176,13 @@ def test_pods_wait_for_streams(manifest, cluster):
     assert longest_s > 0
     assert manifest[0]["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
     for group in cluster["workerGroupSpecs"]:
-        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > longest_s
+        spec = group["template"]["spec"]
+        (drain_s,) = (
+            float(one["value"])
+            for one in spec["containers"][0]["env"]
+            if one["name"] == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+        )
+        assert longest_s < drain_s < spec["terminationGracePeriodSeconds"]
 
 
 def test_probes_use_declared_ports(cluster):

@@ -6,14 +6,25 @@ import random
 import pytest
 
 from deployments.requests import progress
-from deployments.requests.progress import Begun, Outputs, Part, Progress, Told, pack, unpack
+from deployments.requests.progress import (
+    Begun,
+    Outputs,
+    Part,
+    Progress,
+    Told,
+    pack,
+    told_together,
+    unpack,
+)
 from deployments.requests.usage import Counts, Meter
 
 COUNTS = Counts(4, 3, 1, 2, (1, 0, 1, 0.5))
 
 
-def event(number, created=1700000000, tool="chatcmpl-tool-ab12"):
-    said = f'"text":"\\"created\\":7 {number}","tools":[{{"id":"{tool}"}}]'
+def event(number, created=1700000000, ids=10):
+    """One item has three events. Quotes in texts are escaped."""
+    tool, item = f"chatcmpl-tool-{ids:016x}", f"msg_{ids + 1 + number // 3:016x}"
+    said = f'"text":"\\"created\\":7 {number}","tools":[{{"id":"{tool}"}}],"item_id":"{item}"'
     return f'data: {{"id":"x","created":{created},{said}}}\n\n'
 
 
@@ -70,9 +81,12 @@ def test_what_the_client_has_is_dropped_however_events_are_grouped(seed):
         told.note(text, outputs(1))
         seen += text.count("\n\n")
     unseen = told.unseen()
-    again = grouped([event(i, 1700000009, "chatcmpl-tool-ff99") for i in range(total)])
+    again = grouped([event(i, 1700000009, ids=90) for i in range(total)])
     rest = "".join(unseen.of(text) for text in again)
-    wanted = "".join(event(i, tool="chatcmpl-tool-ff99") for i in range(seen, total))
+    known = 2 + (seen - 1) // 3  # ids that the client has seen
+    wanted = "".join(event(i) for i in range(seen, total))
+    for number in range(known, 2 + total // 3):
+        wanted = wanted.replace(f"_{10 + number:016x}", f"_{90 + number:016x}")
     assert rest == wanted
 
 
@@ -107,6 +121,15 @@ def test_what_cannot_be_told_is_not_moved(monkeypatch):
     assert long.begun() is not None
     long.note(event(2), outputs(4))
     assert long.begun() is None
+
+
+def test_the_model_is_told_once_and_travels_with_what_is_kept():
+    first = Progress((), COUNTS, "model a")
+    assert told_together([first, outputs(1), outputs(2)]).model == "model a"
+    told = Told()
+    told.note(event(1), first)
+    told.note(event(2), outputs(1))
+    assert told.begun().model == "model a"
 
 
 def test_another_meter_goes_on_with_the_counts():

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from deployments.health.replica_health import COUNTS_FOR_S, Failure, ReplicaHealth
+from deployments.health.replica_health import COUNTS_FOR_S, LEAVES_FOR_S, Failure, ReplicaHealth
 
 DEAD, SILENT, UNREACHABLE = Failure.DEAD, Failure.SILENT, Failure.UNREACHABLE
 
@@ -55,6 +55,23 @@ def test_a_silent_replica_is_the_last_choice_and_a_dead_one_is_not_used(health, 
     assert health.usable("abc") == ["b", "c"]
     clock.now += COUNTS_FOR_S[SILENT]
     assert health.usable("abc") == ["a", "b", "c"]
+
+
+def test_a_replica_that_leaves_is_used_last_of_those_that_are_well_and_has_not_failed(
+    health, clock
+):
+    health.leaves("a")
+    health.leaves(None)
+    assert health.usable("abc") == ["b", "c"]
+    assert health.why("a") is None
+    assert health.failures() == {"silent": 0, "dead": 0}
+    health.failed("b", SILENT)
+    assert health.usable("ab") == ["a"]
+    assert [health.is_leaving(replica) for replica in "ab"] == [True, False]
+    clock.now += LEAVES_FOR_S
+    assert health.usable("ac") == ["a", "c"]
+    health.leaves("b")
+    assert "a" not in health._leaving, "it does not grow"
 
 
 def test_dead_counts_before_silent(health, clock):

@@ -79,7 +79,7 @@ export const PRESETS = [
     note: "Without a chat: both streams continue a text. The negative one knows of no horror.",
     state: {
       mode: "text", prompt: "A horror story about a small town:\n\nIt was",
-      away_prompt: "A story about a small town:\n\nIt was", scales: "1, 1.5, 2",
+      away_prompt: "A story about a small town:\n\nIt was", scales: "1, 2, 3",
     },
   },
 ];

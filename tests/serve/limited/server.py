@@ -6,7 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.engine.adapters import make_adapter
-from tools.serving.process import REPOSITORY, Json, ServeProcess, shipped_config
+from tests.support.quick_starts import python_path
+from tools.serving.process import REPOSITORY, Json, ServeProcess, grammars_later, shipped_config
 
 KEY = "some-key"
 """A key without limits."""
@@ -41,7 +42,8 @@ def limited_server(folder: Path) -> ServeProcess:
         "admission": {"streams_per_replica": 2, "max_queued_streams": 2},
         "access": {"max_body_bytes": 4096, "keys": keys()},
     }
-    return ServeProcess(config, {"PYTHONPATH": str(Path(__file__).parent), "USUAL_KEY": KEY})
+    environment = {"PYTHONPATH": python_path(Path(__file__).parent), "USUAL_KEY": KEY}
+    return ServeProcess(grammars_later(config), environment)
 
 
 def keys() -> list[Json]:

@@ -1,27 +1,39 @@
 """Two generators on different nodes, and an encoder that scales to zero.
 
-The tests kill an engine and a node, and check what clients get. chaos.py has the other faults.
+The tests stop a node, kill an engine and a node, and check what clients get. tools/chaos has the
+other faults.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from tools.serving.cluster import Cluster
 from tools.serving.load import Load, Outcome
-from tools.serving.process import Json, ServeProcess, shipped_config
+from tools.serving.process import REPOSITORY, Json, ServeProcess, grammars_later, shipped_config
+from tools.serving.questions import OF_ALL_APIS
 
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 240
 SILENCE_S = 5.0  # the default of silence_timeout_s
-ENCODER, ENGINE = "ServeReplica:cfg:Embedder", "EngineCore"
+ENCODER, ENGINE, REPLICA = (
+    "ServeReplica:cfg:Embedder",
+    "EngineCore",
+    "ServeReplica:cfg:ModelReplica",
+)
+DRAIN_S = 0.3
 EMBEDDING = {"model": "all-MiniLM-L6-v2", "input": "The cat sat on the mat."}
 
 
@@ -29,6 +41,7 @@ def config() -> Json:
     config = shipped_config()
     application = config["applications"][0]
     application["args"]["encoders"][0]["scales_to_zero"] = True
+    application["args"]["drain_after_s"] = DRAIN_S
     router, replica, embedder = application["deployments"]
     router["ray_actor_options"]["resources"] = embedder["ray_actor_options"]["resources"] = {
         "ingress": 1
@@ -43,7 +56,7 @@ def config() -> Json:
         "metrics_interval_s": 1,
         "look_back_period_s": 2,
     }
-    return config
+    return grammars_later(config)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +75,30 @@ def server(nodes: Cluster) -> Iterator[ServeProcess]:
         yield process
 
 
+@pytest.fixture
+def deploy(nodes: Cluster, tmp_path: Path) -> Callable[[int], subprocess.Popen[bytes]]:
+    """Sets the number of replicas of the generator, and does not wait for them."""
+
+    def deploy(replicas: int) -> subprocess.Popen[bytes]:
+        changed = config()
+        changed["applications"][0]["deployments"][1]["num_replicas"] = replicas
+        path = tmp_path / "changed.yaml"
+        path.write_text(yaml.safe_dump(changed))
+        command = ["run", "--non-blocking", "--address", nodes.address, str(path)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "ray.serve.scripts", *command], cwd=REPOSITORY, env=nodes.env
+        )
+
+    return deploy
+
+
+def counted(server: ServeProcess, name: str) -> dict[str, float]:
+    """The values of a counter of the ingress, by its other label."""
+    told = httpx.get(f"{server.url}/metrics", timeout=30).text
+    pattern = rf'^cfg_serve_{name}_total{{ingress="\w+",\w+="(\w+)"}} (\S+)$'
+    return {label: float(value) for label, value in re.findall(pattern, told, re.MULTILINE)}
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
@@ -71,7 +108,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def struck(server: ServeProcess, strike: Callable[[], object]) -> tuple[float, list[Outcome]]:
     """Run six clients, and call `strike`. Return the time of that call, and all outcomes."""
-    load = Load(server.url, clients=6)
+    load = Load(server.url, 6, OF_ALL_APIS)
 
     async def run() -> float:
         await load.learn()
@@ -110,6 +147,71 @@ def check(at: float, outcomes: list[Outcome], told_within_s: float) -> None:
     )
 
 
+def test_a_node_is_told_to_stop_and_its_streams_go_on_on_the_other(
+    server: ServeProcess, nodes: Cluster
+) -> None:
+    """SIGTERM, as Kubernetes sends it to the first process of a pod. Ray drains the node."""
+
+    def stop() -> None:
+        nodes.nodes[1].terminate()
+        wait_for(lambda: not nodes.find(REPLICA, nodes.nodes[1]))
+
+    assert leaving(server, stop) < 25  # Ray would kill it after 30
+    nodes.add(engine=1)
+    wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
+
+
+@pytest.mark.survey  # the replica leaves as in the test above
+def test_a_replica_stops_and_its_streams_go_on_on_the_other(
+    server: ServeProcess,
+    nodes: Cluster,
+    deploy: Callable[[int], subprocess.Popen[bytes]],
+) -> None:
+    """A scale-down. It takes seconds, whatever clients ask for."""
+
+    def stop() -> None:
+        deploying = deploy(1)
+        wait_for(lambda: server.replicas() == 1)
+        at = time.monotonic()
+        wait_for(lambda: len(nodes.find(REPLICA)) == 1)
+        assert time.monotonic() - at < 15
+        assert deploying.wait(LIMIT_S) == 0
+
+    leaving(server, stop)
+    deploy(2).wait(LIMIT_S)
+    wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
+
+
+def leaving(server: ServeProcess, stop: Callable[[], None]) -> float:
+    """The seconds that `stop` takes, which ends a replica and returns when it is gone.
+
+    Clients notice nothing, whatever they ask for. What failed earlier is the other tests' affair.
+    """
+    failures, load = counted(server, "replica_failures"), Load(server.url, 6, OF_ALL_APIS)
+    before = counted(server, "moved_streams")
+
+    async def run() -> float:
+        await load.learn()
+        ended = asyncio.Event()
+        clients = asyncio.ensure_future(load.run(ended))
+        await asyncio.sleep(2)
+        at = time.monotonic()
+        await asyncio.to_thread(stop)
+        took = time.monotonic() - at
+        ended.set()
+        await clients
+        return took
+
+    took = asyncio.run(run())
+    assert [outcome for outcome in load.outcomes if outcome.kind != "right"] == []
+    moved = counted(server, "moved_streams")
+    assert moved["drained"] > before.get("drained", 0)
+    assert moved["lost"] == before.get("lost", 0)
+    assert max(outcome.pause for outcome in load.outcomes) < 5
+    assert counted(server, "replica_failures") == failures
+    return took
+
+
 def test_an_engine_dies_and_its_requests_go_to_the_other(
     server: ServeProcess, nodes: Cluster
 ) -> None:
@@ -136,4 +238,4 @@ def test_a_node_dies_and_its_requests_go_to_the_other(server: ServeProcess, node
     Nothing reports that the node is dead. Its requests are given up for lack of heartbeats.
     """
     wait_for(lambda: len(nodes.find(ENGINE)) == server.replicas() == 2)
-    check(*struck(server, nodes.nodes[1].kill), told_within_s=SILENCE_S + 3)
+    check(*struck(server, nodes.nodes[2].kill), told_within_s=SILENCE_S + 3)

@@ -31,9 +31,10 @@ from deployments.http.text_answers import DONE
 from deployments.messages import Chunk, Failed, GenerateCall, Heartbeat, Whole
 from deployments.observability import spans
 from deployments.observability.spans import Span, Tracing
+from deployments.replica_client.admitted import AdmittedRequest
 from deployments.replica_client.answers import Answer, deadline_in
 from deployments.replica_client.events import EventStream, events
-from deployments.replica_client.generator import GeneratorClient, _AdmittedRequest
+from deployments.replica_client.generator import GeneratorClient
 from deployments.requests.demand import Demand
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
@@ -321,7 +322,7 @@ def test_a_client_that_leaves_before_the_first_event_cancels_the_call() -> None:
     async def main() -> None:
         place: Any = SimpleNamespace(begun=lambda: None, leave=lambda: None)
         job: Any = SimpleNamespace(settle=settled.append, span=None)
-        request = _AdmittedRequest(job, place, on_end=lambda _: None)
+        request = AdmittedRequest(job, place, on_end=lambda _: None)
         request.answer = answer_of(items)
         first = await request.answer.next()
         assert isinstance(first, Chunk)
@@ -367,7 +368,7 @@ def test_a_replica_whose_connection_was_lost_is_suspected_and_not_given_up() -> 
     assert health().usable(["r", "other"]) == ["other"]
 
 
-def admitted_request(span: Span) -> _AdmittedRequest:
+def admitted_request(span: Span) -> AdmittedRequest:
     call = GenerateCall(
         endpoint="completion",
         body={},
@@ -377,7 +378,7 @@ def admitted_request(span: Span) -> _AdmittedRequest:
     )
     job: Any = SimpleNamespace(span=span, settle=lambda _: None, call=call)
     place: Any = SimpleNamespace(leave=lambda: None)
-    return _AdmittedRequest(job, place, on_end=lambda _: None)
+    return AdmittedRequest(job, place, on_end=lambda _: None)
 
 
 def test_each_try_of_a_call_has_a_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,10 +73,14 @@ def answer(url: str, body: Json) -> tuple[str, Any]:
     """The text of an answer, and its guidance object."""
     found = post(url, body)
     assert found.status_code == 200, found.text
-    told = found.json()
-    choice = told["choices"][0]
+    return told(found.json())
+
+
+def told(answer: Json) -> tuple[str, Any]:
+    """The same of an answer that is not streamed."""
+    choice = answer["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
-    return text, told.get("guidance")
+    return text, answer.get("guidance")
 
 
 def streamed(url: str, body: Json) -> tuple[str, Any]:

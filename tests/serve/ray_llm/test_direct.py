@@ -99,7 +99,7 @@ def server() -> Iterator[RayLlmProcess]:
         yield process
 
 
-@pytest.mark.slow
+@pytest.mark.survey  # a server for one test; the routes are tested above, without Ray
 @pytest.mark.timeout(900)
 def test_direct_streaming(server: RayLlmProcess) -> None:
     plain, none = answer(server.url, {**OPTIONS, "prompt": PROMPTS[0]})

@@ -1,4 +1,8 @@
-"""Ray Data: the engine is in an actor of Ray's, which is patched for what its arguments say."""
+"""Ray Data: the engine is in an actor of Ray's, which is patched for what its arguments say.
+
+Its cluster and its actors take minutes to start. What travels with the arguments is shown without
+Ray in tests/contract/test_ray_llm.py.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ import pytest
 from benchmarks.oracle import FOLDER
 from tools.serving.process import REPOSITORY, STOCK
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.survey, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
     "flags",
     [
         pytest.param([], id="guided_engine_args"),
-        pytest.param(["--by-hand"], id="by-hand", marks=pytest.mark.survey),
+        pytest.param(["--by-hand"], id="by-hand"),
     ],
 )
 def test_200_rows_are_those_of_an_offline_engine(flags: list[str]) -> None:

@@ -1,11 +1,12 @@
 """Ray Serve LLM with `guided`: two models, an adapter, Ray's prefix-aware router, autoscaling.
 
-What our own server answers is asked first, then it is stopped, and Ray's must answer the same.
+Our own replica is asked first, then it is stopped, and Ray's server must answer the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cfg_core.reference import guided_generate
 from tests.engine.adapters import make_adapter
+from tests.engine.engines import of_these_tests
+from tests.engine.in_process_server import Server
 from tests.serve.ray_llm.bodies import (
     CHATS,
     COMPLETIONS,
@@ -28,15 +31,17 @@ from tests.serve.ray_llm.bodies import (
     in_xargs,
     post,
     streamed,
+    told,
 )
-from tests.serve.ray_llm.process import RayLlmProcess, llm_config
-from tools.serving.process import REPOSITORY, Json, ServeProcess, shipped_config
+from tests.serve.ray_llm.process import ENGINE, RayLlmProcess, llm_config
+from tools.serving.process import REPOSITORY, Json
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.survey, pytest.mark.timeout(900)]
 
 STORIES, DRAFT = (REPOSITORY / "models" / name for name in ("stories", "stories-draft"))
 ADAPTER = "stories:one"
 ADAPTED: Json = {**COMPLETIONS[0], "model": ADAPTER}
+ONE_PROCESS: Json = {"distributed_executor_backend": "uni"}  # no worker beside the engine's process
 WITH_LORA: Json = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 ROUTER = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
 Answers = dict[str, list[tuple[str, Any]]]
@@ -51,30 +56,27 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(adapters: Path) -> Answers:
-    """What our own server answers."""
-    config = shipped_config()
-    args = config["applications"][0]["args"]
-    args["engine"] |= WITH_LORA
-    args["frontend"]["lora_modules"] = [{"name": ADAPTER, "path": str(adapters / "one")}]
-    with ServeProcess(config) as process:
-        asked = {"completions": COMPLETIONS, "chats": CHATS, "adapted": [ADAPTED]}
+    """What our own replica answers; tests/serve/stories shows that HTTP changes nothing of it."""
+    lora = {"lora_modules": [{"name": ADAPTER, "path": str(adapters / "one")}]}
+    asked = {"completions": COMPLETIONS, "chats": CHATS, "adapted": [ADAPTED]}
+    with of_these_tests(), closing(Server(STORIES, lora, **ENGINE, **WITH_LORA)) as replica:
         return {
-            name: [answer(process.url, body) for body in bodies] for name, bodies in asked.items()
+            name: [told(replica.answer(body)) for body in bodies] for name, bodies in asked.items()
         }
 
 
 @pytest.fixture(scope="module")
 def server(ours: Answers, adapters: Path) -> Iterator[RayLlmProcess]:
-    """Ray's, after ours has stopped."""
+    """Ray's, after our replica has stopped."""
     scaled = {
         "num_replicas": "auto",
         "autoscaling_config": {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 64},
         "request_router_config": {"request_router_class": ROUTER},
     }
-    stories = llm_config("stories", str(STORIES), scaled, **WITH_LORA)
+    stories = llm_config("stories", str(STORIES), scaled, **WITH_LORA, **ONE_PROCESS)
     stories["lora_config"] = {"dynamic_lora_loading_path": f"s3://{adapters}"}
     stories["server_cls"] = "tests.serve.ray_llm.adapters.LocalAdapters"
-    with RayLlmProcess(stories, llm_config("draft", str(DRAFT))) as process:
+    with RayLlmProcess(stories, llm_config("draft", str(DRAFT), **ONE_PROCESS)) as process:
         yield process
 
 

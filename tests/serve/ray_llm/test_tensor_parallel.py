@@ -17,9 +17,10 @@ from cfg_core.reference import guided_generate
 from cfg_core.vllm_plugin import SCHEDULER, WORKER
 from tests.serve.ray_llm.bodies import GUIDANCE, OPTIONS, PROMPTS, SEA, answer, in_xargs, streamed
 from tests.serve.ray_llm.process import IMPORT_PATH, RayLlmProcess, llm_config
+from tests.support.quick_starts import python_path
 from tools.serving.process import REPOSITORY, Json
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.survey, pytest.mark.timeout(900)]
 
 PLATFORM = REPOSITORY / "tests" / "support" / "ray_cpu"
 STORIES = REPOSITORY / "models" / "stories"
@@ -28,10 +29,7 @@ BY_HAND: Json = {"scheduler_cls": SCHEDULER, "worker_cls": WORKER}
 
 @pytest.fixture(
     scope="module",
-    params=[
-        IMPORT_PATH,
-        pytest.param("ray.serve.llm:build_openai_app", marks=pytest.mark.survey),
-    ],
+    params=[IMPORT_PATH, "ray.serve.llm:build_openai_app"],
 )
 def server(request: pytest.FixtureRequest) -> Iterator[RayLlmProcess]:
     """Ours, and Ray's own builder with engine arguments that were written by hand."""
@@ -40,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RayLlmProcess]:
         "stories", str(STORIES), tensor_parallel_size=2, **({} if is_ours else BY_HAND)
     )
     del config["accelerator_config"]
-    env = {"PYTHONPATH": f"{REPOSITORY}:{PLATFORM}"}
+    env = {"PYTHONPATH": python_path(REPOSITORY, PLATFORM)}
     resources = {"CPU": 8, "GPU": 2}
     with RayLlmProcess(config, import_path=request.param, env=env, resources=resources) as process:
         yield process

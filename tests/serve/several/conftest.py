@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.engine import tiny_models
-from tools.serving.process import ServeProcess, shipped_config
+from tools.serving.process import ServeProcess, grammars_later, shipped_config
 
 STORIES, TINY, ENCODER = "stories", "tiny", "all-MiniLM-L6-v2"
 CONTEXTS = {STORIES: 512, TINY: 256}
@@ -45,7 +45,7 @@ def server(tiny_folder: Path) -> Iterator[ServeProcess]:
         "metrics_interval_s": 1,
         "look_back_period_s": 2,
     }
-    with ServeProcess(config) as process:
+    with ServeProcess(grammars_later(config)) as process:
         yield process
 
 

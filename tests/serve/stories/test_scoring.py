@@ -191,10 +191,13 @@ def harness(task: Path, url: str, model: str, **options: Any) -> tuple[float, li
 @pytest.mark.parametrize(
     ("scale", "options"),
     [
-        (2, {"num_concurrent": 4, "negative_prompt": NEGATIVE}),
-        (3, {"negative_from": "Tell"}),
+        pytest.param(
+            *(2, {"num_concurrent": 4, "negative_prompt": NEGATIVE}),
+            marks=pytest.mark.survey,
+            id="one negative",
+        ),
+        pytest.param(3, {"negative_from": "Tell"}, id="negatives from contexts"),
     ],
-    ids=["one negative", "negatives from contexts"],
 )
 def test_the_harness_scores_as_the_reference(
     server: Any,

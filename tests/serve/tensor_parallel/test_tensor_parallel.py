@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from cfg_core.reference import CausalLM, Generation, guided_generate, plain_generate
-from tools.serving.process import REPOSITORY, Json, ServeProcess, shipped_config
+from tests.support.quick_starts import python_path
+from tools.serving.process import REPOSITORY, Json, ServeProcess, grammars_later, shipped_config
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,8 @@ NUM_TOKENS = 24
 def server() -> Iterator[ServeProcess]:
     config, big = shipped_config(), shipped_config("llama-8b-tp2")
     application = config["applications"][0]
+    del application["args"]["encoders"]
+    application["deployments"] = [d for d in application["deployments"] if d["name"] != "Embedder"]
     engine = application["args"]["engine"]
     del engine["distributed_executor_backend"]
     engine["tensor_parallel_size"] = 2
@@ -34,9 +37,8 @@ def server() -> Iterator[ServeProcess]:
     replica |= {key: real[key] for key in ("placement_group_bundles", "placement_group_strategy")}
     del replica["ray_actor_options"]["runtime_env"]["env_vars"]["VLLM_ENABLE_V1_MULTIPROCESSING"]
     resources = json.dumps({"CPU": 4, "GPU": 2})
-    with ServeProcess(
-        config, {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources}
-    ) as process:
+    env = {"PYTHONPATH": python_path(PLATFORM), "RAY_OVERRIDE_RESOURCES": resources}
+    with ServeProcess(grammars_later(config), env) as process:
         yield process
 
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import yaml
 
-from tools.chaos import ENGINE, REPLICA, Row, chaos_config, judge
+from tools.chaos.judging import Row, judge
+from tools.chaos.stage import ENGINE, REPLICA, chaos_config
 from tools.serving.cluster import Cluster
 from tools.serving.load import Load
 from tools.serving.process import REPOSITORY, ServeProcess, free_port

@@ -26,8 +26,9 @@ from typing import Any
 
 import httpx
 
-from tools.serving.load import QUESTIONS, Load, Outcome
+from tools.serving.load import Load, Outcome
 from tools.serving.process import ServeProcess, shipped_config
+from tools.serving.questions import QUESTIONS
 
 SHARES = {"guided": 35, "plain": 25, "embeddings": 20, "left": 10, "malformed": 10}
 MEAN_PAUSE_S = 0.5

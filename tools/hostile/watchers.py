@@ -25,7 +25,8 @@ from typing import Any
 
 import httpx
 
-from tools.serving.load import QUESTIONS, Load
+from tools.serving.load import Load
+from tools.serving.questions import QUESTIONS
 
 TEXTS = [
     f"The {animal} went to the {place}."

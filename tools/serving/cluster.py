@@ -111,6 +111,10 @@ class Node:
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to `ray start`, as Kubernetes does to a pod's first process."""
+        self._process.terminate()
+
     def close(self) -> None:
         self.kill()
         with suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
 """Clients that know the right answers, and record the outcome and the times of each request.
 
-The requests are greedy. They are guided or plain, and streamed or not. The right texts are
+The requests are those of questions.py, guided or plain, streamed or not. The right texts are
 requested before any fault is injected.
 """
 
@@ -12,41 +12,10 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
-PROMPTS = (
-    "Once upon a time",
-    "A story about the sea.",
-    "The little dog",
-    "In the garden there was",
-    "One day a girl",
-)
-GUIDANCE = {"guidance_scale": 2.0, "negative_prompt": "A story about the farm."}
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request that has exactly one right answer."""
-
-    prompt: str
-    guided: bool
-    tokens: int
-
-    def body(self, stream: bool) -> dict[str, Any]:
-        body = {
-            "prompt": self.prompt,
-            "max_tokens": self.tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        return {**body, "stream": stream, **(GUIDANCE if self.guided else {})}
-
-
-QUESTIONS = tuple(
-    Question(p, guided, n) for p in PROMPTS for guided in (True, False) for n in (40, 160)
-)
+from tools.serving.questions import BETWEEN_CHOICES, QUESTIONS, Question
 
 
 @dataclass
@@ -75,6 +44,7 @@ class Load:
 
     url: str
     clients: int
+    questions: tuple[Question, ...] = QUESTIONS
     answers: dict[Question, str] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     timeout_s: float = 240.0
@@ -82,9 +52,10 @@ class Load:
     async def learn(self) -> None:
         """Ask each question once, one after another. These are the right answers."""
         async with httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s) as client:
-            for question in QUESTIONS:
-                answer = await client.post("/v1/completions", json=question.body(False))
-                self.answers[question] = answer.raise_for_status().json()["choices"][0]["text"]
+            for question in self.questions:
+                answer = await client.post(question.api.path, json=question.body(False))
+                told = answer.raise_for_status().json()
+                self.answers[question] = question.api.text_of(told)
 
     async def run(self, stop: asyncio.Event, seed: int = 0) -> None:
         """Let all clients ask random questions until `stop` is set."""
@@ -93,7 +64,7 @@ class Load:
 
             async def ask_on() -> None:
                 while not stop.is_set():
-                    outcome = await self.ask(client, rng.choice(QUESTIONS), rng.random() < 0.7)
+                    outcome = await self.ask(client, rng.choice(self.questions), rng.random() < 0.7)
                     self.outcomes.append(outcome)
                     if outcome.kind != "right":
                         await asyncio.sleep(0.5)
@@ -110,40 +81,44 @@ class Load:
         return outcome
 
     async def _whole(self, client: httpx.AsyncClient, question: Question, outcome: Outcome) -> None:
-        answer = await client.post("/v1/completions", json=question.body(False))
+        answer = await client.post(question.api.path, json=question.body(False))
         outcome.first = time.monotonic()
         if answer.status_code != 200:
             outcome.kind, outcome.detail = str(answer.status_code), answer.text[:200]
             return
-        self._judge(outcome, answer.json()["choices"][0]["text"])
+        self._judge(outcome, question.api.text_of(answer.json()))
 
     async def _streamed(
         self, client: httpx.AsyncClient, question: Question, outcome: Outcome
     ) -> None:
-        async with client.stream("POST", "/v1/completions", json=question.body(True)) as answer:
+        api, body = question.api, question.body(True)
+        async with client.stream("POST", api.path, json=body) as answer:
             if answer.status_code != 200:
-                outcome.kind, outcome.detail = (
-                    str(answer.status_code),
-                    (await answer.aread()).decode()[:200],
-                )
+                outcome.kind = str(answer.status_code)
+                outcome.detail = (await answer.aread()).decode()[:200]
                 return
-            text, done, last = "", False, None
+            texts, done, last, numbers = dict[int, str](), False, None, list[int]()
             async for line in answer.aiter_lines():
                 now = time.monotonic()
                 outcome.first = outcome.first or now
                 outcome.pause, last = max(outcome.pause, now - (last or now)), now
                 if line.startswith("event: error"):
                     outcome.kind = "error event"
-                elif line == "data: [DONE]":
+                elif line.startswith(api.last):
                     done = True
                 elif line.startswith("data: ") and outcome.kind == "error event":
                     outcome.detail = json.loads(line[6:])["error"]["message"]
-                elif line.startswith("data: "):
-                    text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+                elif line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    for choice, piece in api.pieces_of(event):
+                        texts[choice] = texts.get(choice, "") + piece
+                    numbers += [event["sequence_number"]] if "sequence_number" in event else []
         if outcome.kind == "error event":
             outcome.kind = "lost" if done else outcome.kind
         elif done:
-            self._judge(outcome, text)
+            self._judge(outcome, BETWEEN_CHOICES.join(texts[choice] for choice in sorted(texts)))
+        if numbers != list(range(len(numbers))):
+            outcome.kind, outcome.detail = "wrong", f"events {numbers[-20:]}"
 
     def _judge(self, outcome: Outcome, text: str) -> None:
         right = self.answers[outcome.question]

@@ -218,6 +218,16 @@ def shipped_config(name: str = "stories") -> Json:
     return config
 
 
+def grammars_later(config: Json) -> Json:
+    """Let the processes that check grammars start with the first grammar, as none may come.
+
+    Such a process takes as much CPU time to start as an engine, most of it to import vLLM.
+    """
+    for application in config["applications"]:
+        application["args"]["grammars"] = {"at_start": False}
+    return config
+
+
 def config_with_model(folder: Path, name: str, **engine: Any) -> Json:
     """Return configs/cfg.yaml with the model in `folder`, served as `name`, in float32."""
     config = shipped_config("cfg")

@@ -1,0 +1,1 @@
+"""Faults under a served cluster, and what clients see of them (`python -m tools.chaos`)."""

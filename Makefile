@@ -43,9 +43,9 @@ endif
 test-quick: setup-dev  ## run the tests that need no engine: unit, contract, the simulation's seeds (4 minutes)
 	@exec $(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not slow" tests/unit tests/contract tests/simulation
 
-survey: setup-dev  ## play what `make test` plays only in part: all architectures, paths and ranks (two hours)
+survey: setup-dev  ## play what `make test` plays only in part: architectures, paths, Ray, clients (two hours)
 	@$(BIN)/python -m tools.architectures --all
-	@$(BIN)/python -m pytest --survey tests/engine
+	@$(BIN)/python -m pytest --survey
 
 beside: setup-dev  ## run contract tests and the simulation on another vLLM, without a GPU (VERSION=..., ARGS=tests)
 	@$(BIN)/python scripts/versions/beside.py $(VERSION) -m pytest -n 2 --no-loadscope-reorder $(or $(ARGS),tests/contract tests/simulation)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.quick_starts import quick_starts
 
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # else ray.init() writes a token file into the home directory
@@ -17,10 +21,20 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # The models are too small for threads. Two engines that wait for each other's core in a loop
+    # take several times as long, and more than vLLM waits for a start.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-# Not in a fixture, because ray and vllm read these when they are imported.
+if not Path("/dev/nvidiactl").exists():
+    # Else each process compiles C++ with its first log-probabilities, for many seconds.
+    ENVIRONMENT["TORCHDYNAMO_DISABLE"] = "1"
+# A server is ten processes, which would each compile what they import if none may keep it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Not in a fixture, because torch, ray and vllm read these when they are imported.
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+quick_starts()
 
 # A busy machine is slow, not wrong: no time limit on single examples, none on making them.
 settings.register_profile(
@@ -42,6 +56,7 @@ ALONE = (
     *("docs/test_programs.py", "examples/test_programs.py", "package/test_failed_starts.py"),
     "serve/ray_llm/test_ray_data.py",
 )
+MOST_FILES, SLOW_FILE_S = 50, 20
 HERE = Path(__file__).parent
 
 
@@ -61,6 +76,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _group
     return scheduler
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting what is collected: it is alive until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which files took longest, with their set-ups: what to look at if CI gets slow."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    slow = [(file, took) for file, took in seconds.most_common(MOST_FILES) if took > SLOW_FILE_S]
+    if slow:
+        terminalreporter.section(f"files of {sum(seconds.values()):.0f} s")
+    for file, took in slow:
+        terminalreporter.write_line(f"{took:6.0f} s  {file}")
 
 
 def _group(nodeid: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,24 @@ CLIENTS = ["openai_client.py", "langchain_chat.py", "llama_index_chat.py", "lite
 SHOWS_GUIDANCE = [name for name in CLIENTS if "langchain" not in name]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_is_guided(name: str, url: str, tmp_path: Path) -> None:
-    out = run(COMMANDS[name], tmp_path, CFG_SERVE_URL=url).stdout
+@pytest.fixture(scope="module")
+def shown_by(url: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """What a client shows. Each runs once."""
+
+    @cache
+    def shown_by(name: str) -> str:
+        folder = tmp_path_factory.mktemp("client")
+        return run(COMMANDS[name], folder, CFG_SERVE_URL=url).stdout
+
+    return shown_by
+
+
+@pytest.mark.parametrize(
+    "name",
+    [CLIENTS[0], *(pytest.param(name, marks=pytest.mark.survey) for name in CLIENTS[1:])],
+)
+def test_a_client_is_guided(name: str, shown_by: Callable[[str], str]) -> None:
+    out = shown_by(name)
     (plain,) = re.findall(r"^plain: +(\S.*)$", out, re.MULTILINE)
     (guided,) = re.findall(r"^guided: +(\S.*)$", out, re.MULTILINE)
     (stream,) = re.findall(r"^stream: +(\S.*)$", out, re.MULTILINE)
@@ -26,8 +43,8 @@ def test_a_client_is_guided(name: str, url: str, tmp_path: Path) -> None:
     assert told == (["40", "40"] if name in SHOWS_GUIDANCE else [])
 
 
-def test_the_openai_client_shows_each_stream_and_a_refusal(url: str, tmp_path: Path) -> None:
-    out = run(COMMANDS["openai_client.py"], tmp_path, CFG_SERVE_URL=url).stdout
+def test_the_openai_client_shows_each_stream_and_a_refusal(shown_by: Callable[[str], str]) -> None:
+    out = shown_by("openai_client.py")
     number = r"\s+(-?\d+\.\d+)"
     row = rf"guided{number}  conditional{number}  negative{number}  KL{number}$"
     found = [[float(x) for x in line] for line in re.findall(row, out, re.MULTILINE)]
@@ -51,6 +68,7 @@ def test_passages_are_answered_from_more_often_with_guidance(url: str, tmp_path:
     assert right["2"] >= 10
 
 
+@pytest.mark.survey  # four scales of all instructions; the one below reads its outputs
 def test_the_notebook(url: str, tmp_path: Path) -> None:
     command = COMMANDS["instructions.ipynb"]
     assert "--inplace" in command

@@ -8,12 +8,17 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Response, expect
 
-from tests.chat.test_playground import answers, choices, generate, streams
+from cfg_core.cpu_features import CPUINFO, has_bfloat16, read
+from tests.serve.playground_steps import answers, choices, generate, streams
 from tools.serving.process import Json, ServeProcess
 
 AGAIN = "make the recording again: scripts/record_example.py"
 CLEAR = 12
 """Tokens at the beginning of a greedy answer that other CPUs round to the same ones."""
+SAME_TYPE, OTHER_TYPE = 0.1, 0.5
+"""Nats by which a log-probability may differ from the recorded one. bfloat16 and float32 were 0.34
+apart in a blend of scale 1.5.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +29,10 @@ def recorded(chat_server: ServeProcess) -> Json:
 
 def text_of(answer: Json) -> str:
     return "".join(token["token"] for token in answer["content"]).removesuffix("<|im_end|>")
+
+
+def likely(token: Json) -> dict[str, float]:
+    return {entry["token"]: entry["logprob"] for entry in token["top_logprobs"]}
 
 
 def sent_by(response: Response) -> Json:
@@ -54,7 +63,13 @@ def test_finish_is_explained(page: Page) -> None:
 
 
 def test_the_recording_is_what_this_server_answers(page: Page, recorded: Json) -> None:
-    """The same requests, the same fields, and the same words; else it is out of date."""
+    """The same requests, the same fields, and the same words; else it is out of date.
+
+    The recording was computed in bfloat16. A CPU without it computes in float32: there, its text
+    may part from the recorded one where another token was nearly as likely.
+    """
+    is_same_type = has_bfloat16(read(CPUINFO)) is not False
+    rounding = SAME_TYPE if is_same_type else OTHER_TYPE
     told = streams(page)
     page.get_by_label("Example").select_option(index=1)
     generate(page)
@@ -64,9 +79,12 @@ def test_the_recording_is_what_this_server_answers(page: Page, recorded: Json) -
         assert answer["request"]["body"].items() <= sent.items(), AGAIN
         content = [t for c in choices(response) if c["logprobs"] for t in c["logprobs"]["content"]]
         for ours, theirs in zip(answer["content"][:CLEAR], content[:CLEAR], strict=True):
-            assert ours["token"] == theirs["token"], AGAIN
             assert theirs.keys() - ours.keys() <= {"bytes", "token_id"}, AGAIN
-            assert ours["logprob"] == pytest.approx(theirs["logprob"], abs=0.1), AGAIN
+            if not is_same_type and ours["token"] != theirs["token"]:
+                assert ours["logprob"] - likely(ours)[theirs["token"]] < rounding, AGAIN
+                break
+            assert ours["token"] == theirs["token"], AGAIN
+            assert ours["logprob"] == pytest.approx(theirs["logprob"], abs=rounding), AGAIN
         assert answer["finish_reason"] in ("length", "stop")
         if "guidance_scale" in sent:
             assert answer["guidance"]["guided_tokens"] == len(answer["content"])

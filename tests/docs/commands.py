@@ -63,8 +63,9 @@ def _without_redirections(words: list[str]) -> list[str]:
 
 
 def _is_placeholder(word: str) -> bool:
-    """Whether the last part is in capitals (OUT.svg, RESULT.json), or is made by set-up."""
-    return Path(word).stem.isupper() or word.startswith("models/SmolLM2")
+    """Whether the last part is in capitals (OUT.svg, RESULT.json), or set-up or a page makes it."""
+    made = ("models/SmolLM2", "models/thinker")
+    return Path(word).stem.isupper() or word.startswith(made)
 
 
 def _make(arguments: list[str]) -> None:

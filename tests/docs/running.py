@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from tests.docs.snippets import ROOT, Snippet, of_kind
+from tests.support.quick_starts import python_path
 
 ON_THE_PAGE = "http://127.0.0.1:8000"
 """What the first shell snippet of a page puts into ADDRESS, for its others."""
@@ -137,7 +138,7 @@ def run_program(snippet: Snippet, folder: Path) -> str:
         command = ["-c", prelude + text]  # as typed into an interpreter
     done = subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment_of(snippet),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -145,6 +146,26 @@ def run_program(snippet: Snippet, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+UNCOMPILED = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_USE_AOT_COMPILE": "0",  # else vLLM fails where torch may not compile
+    "VLLM_USE_BYTECODE_HOOK": "0",
+}
+
+
+def environment_of(snippet: Snippet) -> dict[str, str]:
+    """README's program runs as a reader's: compiled, with an engine in a process of its own.
+
+    The others are faster: the engine is in their process, and the model is not compiled. To compile
+    it takes minutes on a slow machine.
+    """
+    env = {**os.environ, "PYTHONPATH": python_path(ROOT)}
+    if snippet.page == "README.md":
+        env.pop("TORCHDYNAMO_DISABLE", None)
+        return env
+    return {**env, **UNCOMPILED, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def minilm() -> str:

@@ -42,6 +42,10 @@ EXCEPTED = {
     ): "needs its weights; tests/encoders/test_late_interaction.py runs the like",
     ("docs/ray-llm.md", "ray.data.llm"): "needs pandas; tests/serve/ray_llm runs the like",
     (
+        "docs/recipes/thinking.md",
+        "guidance_in",
+    ): "asks the server of another model; tests/engine/test_reasoning.py sends the request",
+    (
         "docs/digits.md",
         "fold -w 8",
     ): "asks the server of another model; tests/digits has its pictures",

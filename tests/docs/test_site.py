@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 import shutil
@@ -19,11 +18,25 @@ LOADED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"(?:http
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project, of which a test may break a page."""
+    copy = tmp_path_factory.mktemp("site") / "copy"
+    left_out = shutil.ignore_patterns(".*", "build", "__pycache__", "SmolLM2*", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def site(copy: Path) -> Path:
     """The site, built with warnings as errors."""
-    folder = tmp_path_factory.mktemp("site")
-    assert importlib.import_module("docs").build(folder / "site", folder / "cache") == 0
-    return folder / "site"
+    done = built(copy)
+    assert done.returncode == 0, done.stderr
+    return copy / "build/docs"
+
+
+def built(project: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(project / "scripts/docs.py")]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_every_page_is_in_the_sidebar_of_the_first(site: Path) -> None:
@@ -56,14 +69,11 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
         assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", text), style
 
 
-def test_a_broken_anchor_stops_the_build(tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    left_out = shutil.ignore_patterns(".*", "build", "__pycache__", "SmolLM2*", "*.egg-info")
-    shutil.copytree(ROOT, copy, ignore=left_out)
-    script = [sys.executable, str(copy / "scripts/docs.py")]
+def test_a_broken_anchor_stops_the_build(copy: Path, site: Path) -> None:
+    """The build goes on from that of `site`."""
     page = copy / "docs/tune.md"
     page.write_text(page.read_text() + "\nSee [nothing](speed.md#nothing).\n")
-    done = subprocess.run(script, capture_output=True, text=True)
+    done = built(copy)
     assert done.returncode != 0
     assert "nothing" in done.stderr
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line]

@@ -177,8 +177,12 @@ async def test_the_size_of_a_call_is_bounded(path, inputs, options, field, words
 
 
 async def test_a_long_prompt_is_processed_in_a_thread(engine):
-    """The event loop gets its turn every few milliseconds while 100 long texts are made."""
-    longest, done = 0.0, asyncio.Event()
+    """The event loop gets its turn every few milliseconds while 100 long texts are made.
+
+    On its own thread they would take it from the first to the last one. Where other programs have
+    the machine, a turn takes longer, and so does the whole.
+    """
+    longest, done, start = 0.0, asyncio.Event(), time.monotonic()
 
     async def look() -> None:
         nonlocal longest
@@ -192,7 +196,7 @@ async def test_a_long_prompt_is_processed_in_a_thread(engine):
     assert len(await engine.run(["wab"] * 100, options)) == 100
     done.set()
     await looking
-    assert longest < 0.2
+    assert longest < max(0.2, (time.monotonic() - start) / 4)
 
 
 async def test_a_small_call_of_another_tenant_does_not_wait(engine):

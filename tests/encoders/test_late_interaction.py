@@ -88,8 +88,12 @@ def check(folder: Path, oracle: Any, **options: Any) -> None:
             tensors = [torch.from_numpy(rows) for rows in documents]
             expected = oracle.similarity([torch.from_numpy(vectors)], tensors)[0].numpy()
             np.testing.assert_allclose(scores, expected, atol=1e-4, rtol=0)
-            assert (scores.argsort() == expected.argsort()).all()
+            in_our_order = expected[scores.argsort()]
+            assert (np.diff(in_our_order) > -EQUAL).all()
 
+
+EQUAL = 1e-5
+"""Scores that are nearer to each other may be in either order: CPUs round sums differently."""
 
 FAMILIES = ["bert", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "qwen3"]
 

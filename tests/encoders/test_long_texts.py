@@ -103,6 +103,8 @@ async def test_others_do_not_wait_for_long_texts(engine):
     """/tokenize must read a whole text.
 
     Six texts of 800,000 characters run at once, while short requests measure how long they wait.
+    On the event loop, others would wait for at least one whole text. Where other programs have the
+    machine, a turn takes longer, and so does a text.
     """
     long = words(200_000, 1)
     waits, ticks = [], []
@@ -127,8 +129,9 @@ async def test_others_do_not_wait_for_long_texts(engine):
     watched = time.perf_counter() - start
     await asyncio.gather(*heavy)
     ticker.cancel()
-    assert max(waits) < 0.5, waits
-    assert max(ticks) < 0.25, max(ticks)
+    one_text = (time.perf_counter() - start) / len(heavy)
+    assert max(waits) < max(0.5, one_text), waits
+    assert max(ticks) < max(0.25, one_text / 2), max(ticks)
     assert watched < 5
 
 

@@ -5,6 +5,7 @@ The expected values are those of `cfg_core.reference.weighted_scores` in float32
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +26,9 @@ REGION = 1e-3
 """By how much of a trust region two correct engines may differ, from rounding."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scored:
-    """A request of formulas.py, continued by a known text."""
+    """A request of formulas.py, continued by a known text. `scored` makes each one once."""
 
     request: Request
     continuation: tuple[int, ...]
@@ -40,6 +41,7 @@ class Scored:
         extra = {**self.request.extra_args, "guidance_score_tokens": len(self.continuation)}
         return plain(extra_args=extra, prompt_logprobs=top, **{"max_tokens": 2, **options})
 
+    @functools.lru_cache(maxsize=2048)  # noqa: B019 - of one session
     def want(self, oracle: Oracle, limit: float = 1.0) -> list[torch.Tensor]:
         """The reference's rows. `limit` multiplies the trust region."""
         one = self.request
@@ -64,6 +66,7 @@ class Scored:
         ]
 
 
+@functools.cache
 def scored(name: str, seed: int) -> Scored:
     rng = random.Random(f"scored {name} {seed}")
     return Scored(request(name, seed), random_ids(rng, rng.choice(LENGTHS)))

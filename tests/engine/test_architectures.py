@@ -1,7 +1,8 @@
 """Rows of tools/architectures are measured again: one of each kind that no other test here has.
 
 `make survey` measures all, and docs/models.md says what was found. Windows, experts, recurrent
-states and images have tests of their own, and so have all kinds of heads (test_head.py).
+states (test_recurrent.py), latent attention (test_mtp.py) and images have tests of their own, and
+so have all kinds of heads (test_head.py).
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ pytestmark = pytest.mark.slow
 NAMES = (
     "BloomForCausalLM",  # alibi
     "GptOssForCausalLM",  # sinks, with windows and experts
-    "DeepseekV3ForCausalLM",  # latent attention
-    "MiniCPMForCausalLM",  # a stand-in for a config of remote code, drawn weights
-    "Qwen3_5ForCausalLM",  # linear attention, bfloat16
     "compressed-tensors w8a8, int8",  # quantised
 )
 LIMIT_S = 900

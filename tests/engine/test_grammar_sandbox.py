@@ -109,6 +109,21 @@ def slow(i: int = 0) -> dict[str, Any]:
     return {"structural_tag": json.dumps({"type": "structural_tag", "format": schema})}
 
 
+async def test_the_compiler_that_takes_a_costly_grammar_has_the_whole_limit(
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine, 128 tools at a vocabulary of 152k took llguidance more than a second."""
+    tried: list[tuple[str | None, float]] = []
+
+    async def attempt(request: Any, compiler: str | None, cpu_s: float) -> dict[str, Any]:
+        tried.append((compiler, cpu_s))
+        return {"refused": "It is costly.", "costly": compiler is None}
+
+    monkeypatch.setattr(sandbox, "_try", attempt)
+    await sandbox._tried({})
+    assert tried == [(None, 1.0), ("guidance", LIMITS.cpu_s)]
+
+
 def forks() -> int:
     """The number of trials that run now.
 
@@ -216,9 +231,9 @@ COSTLY = {
         "type": "object",
         "properties": {f"t{i}": {"type": "string", "maxLength": 3000 + i} for i in range(60)},
     },
-    "2,000 properties": {
+    "400 properties": {  # llguidance gives up 500 at the first token
         "type": "object",
-        "properties": {f"p{i}": {"type": "string", "maxLength": 900 + i} for i in range(2000)},
+        "properties": {f"p{i}": {"type": "string", "maxLength": 900 + i} for i in range(400)},
     },
 }
 
@@ -248,6 +263,27 @@ def tag_of(schema: dict[str, Any], name: str = "f") -> str:
     tag = {"type": "tag", "begin": begin, "content": content, "end": "}</tool_call>"}
     tools = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag]}
     return json.dumps({"type": "structural_tag", "format": tools})
+
+
+async def test_what_llguidance_gives_up_gets_to_xgrammar(
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance compiles 1,000 properties, and stops at the first token ("2000 items").
+
+    On a slow machine, xgrammar needs more than its first second for them.
+    """
+    properties = {f"p{i}": {"type": "string"} for i in range(1000)}
+    outputs = {"json": json.dumps({"type": "object", "properties": properties})}
+    request = {"outputs": outputs, "allowed": None, "mask_ms": LIMITS.mask_ms}
+    given_up = await sandbox._try(request, "guidance", 10.0)
+    assert "gave up at step 1" in given_up["refused"]
+    assert given_up["costly"]
+
+    from cfg_core.vllm_plugin.frontend import grammar_sandbox
+
+    monkeypatch.setattr(grammar_sandbox, "FIRST_CPU_S", 0.05)
+    monkeypatch.setattr(sandbox, "_limits", dataclasses.replace(LIMITS, cpu_s=12.0))
+    assert (await sandbox._tried(request))["backend"] == "xgrammar"
 
 
 async def test_the_order_of_keys_makes_no_second_trial(sandbox: Any) -> None:

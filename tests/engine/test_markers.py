@@ -90,7 +90,7 @@ def all_marked(oracle: Oracle) -> list[Marked]:
 def check(engine: Engine, oracle: Oracle) -> None:
     v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     length = 9 if v2 else NEW_TOKENS
-    marked, pairs = all_marked(oracle), CASES[::18]
+    marked, pairs = all_marked(oracle)[:: 2 if v2 else 1], CASES[::18]
     prompts = [one.case.prompt for one in marked] + [case.prompt for case in pairs] + PLAIN
     params = [asking(one, length) for one in marked]
     params += [guided(case, max_tokens=length) for case in pairs]

@@ -1,11 +1,12 @@
 """Models with recurrent state: groups of several streams, windows, schedules, cuts and scores.
 
-The requests and what is expected are those of test_formulas.py and test_scoring.py. Everything runs
-twice, so the second time begins with cached states where there are any.
+The requests and what is expected are those of test_formulas.py and test_scoring.py. Where states
+are cached, everything runs twice, so the second time begins with cached ones.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,34 +14,43 @@ import pytest
 import torch
 
 from cfg_core.errors import REQUEST_FAULT
+from tests.engine.chosen import chosen
 from tests.engine.engines import ROOMY, Engine, differences, plain, tokens
 from tests.engine.formulas import MAX_MODEL_LEN, answers, request
 from tests.engine.scored_texts import NAMES, is_right, scored, values
-from tests.engine.test_recurrent import CACHING, MODELS, RecurrentOracle
+from tests.engine.test_recurrent import CACHING, MODELS, RecurrentOracle, oracle_in
 
 pytestmark = pytest.mark.slow
 
 LENGTH = 12
-ROUNDS = 2
+KINDS = ("align", "none", "tight")
+"""With cached states, without, and with cached ones in a small pool."""
+IN_CI = {"mamba2 tight", "falcon_h1 none", "falcon_h1 tight"}
+ROWS = chosen(list(itertools.product(MODELS, KINDS)), IN_CI, name=" ".join)
 FEW_BLOCKS = {"mamba2": 18, "falcon_h1": 28, "granite_hybrid": 28}
 """The group of eight streams takes most of them, so others wait for it."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=ROWS)
+def row(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A model, and a kind of engine."""
+    name, kind = request.param
+    return name, kind
 
 
 @pytest.fixture(scope="module")
-def oracle(name: str, model_folder: Callable[[str], Path]) -> RecurrentOracle:
-    return RecurrentOracle(model_folder(name))
+def oracle(row: tuple[str, str], model_folder: Callable[[str], Path]) -> RecurrentOracle:
+    return oracle_in(model_folder(row[0]))
 
 
-@pytest.fixture(scope="module", params=["align", "none", "tight"])
-def engine(
-    request: pytest.FixtureRequest, name: str, model_folder: Callable[[str], Path]
-) -> Iterator[Engine]:
-    kind = str(request.param)
+@pytest.fixture(scope="module")
+def rounds(row: tuple[str, str]) -> range:
+    return range(1 if row[1] == "none" else 2)
+
+
+@pytest.fixture(scope="module")
+def engine(row: tuple[str, str], model_folder: Callable[[str], Path]) -> Iterator[Engine]:
+    name, kind = row
     options = {**ROOMY, "max_model_len": MAX_MODEL_LEN}
     options["enable_prefix_caching"] = CACHING.get(kind, True)
     if kind == "tight":
@@ -52,19 +62,19 @@ def engine(
 
 
 @torch.inference_mode()
-def test_formulas(engine: Engine, oracle: RecurrentOracle) -> None:
+def test_formulas(engine: Engine, oracle: RecurrentOracle, rounds: range) -> None:
     every = answers(oracle)
     prompts = [one.request.prompt for one in every]
     params = [plain(extra_args=one.request.extra_args, max_tokens=LENGTH) for one in every]
-    for _ in range(ROUNDS):
+    for _ in rounds:
         got = tokens(engine.generate(prompts, params))
         assert differences(got, [one.token_ids[:LENGTH] for one in every]) == []
 
 
 @torch.inference_mode()
-def test_scores(engine: Engine, oracle: RecurrentOracle) -> None:
+def test_scores(engine: Engine, oracle: RecurrentOracle, rounds: range) -> None:
     every = [scored(name, 0) for name in NAMES]
-    for _ in range(ROUNDS):
+    for _ in rounds:
         outputs = engine.generate([one.prompt for one in every], [one.asking() for one in every])
         for one, output in zip(every, outputs, strict=True):
             assert is_right(one, oracle, values(one, output.prompt_logprobs)), one.request.name

@@ -222,11 +222,11 @@ def test_sampled_texts_have_the_guided_distribution(
     """20,160 tokens, each placed in the exact guided distribution given the tokens before it
     (rosenblatt.py).
 
-    Kolmogorov-Smirnov, p > 1e-4. With the planted fault, p < 1e-6.
+    Kolmogorov-Smirnov, p > 1e-4. With the planted fault, p < 1e-6, and half of the tokens show it.
     """
     if faulty:
         lenient(monkeypatch)
-    cases = stories(pair, (0.5, 1.5, 3.0), TEXTS)
+    cases = stories(pair, (0.5, 1.5, 3.0), TEXTS // 2 if faulty else TEXTS)
     params = [
         guided(case, temperature=TEMPERATURE, max_tokens=LENGTH, seed=i)
         for i, case in enumerate(cases)
@@ -239,7 +239,7 @@ def test_sampled_texts_have_the_guided_distribution(
     all_places = torch.cat(
         [place(target, draft, c, t, generator) for c, t in zip(cases, texts, strict=True)]
     )
-    assert len(all_places) == TEXTS * LENGTH
+    assert len(all_places) == len(cases) * LENGTH
     if faulty:
         assert uniform_p_value(all_places) < 1e-6
     else:

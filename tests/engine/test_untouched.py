@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.engine.engines import ENVIRONMENT
 from tests.engine.oracle import PROMPTS, Oracle
+from tests.support.quick_starts import python_path
 
 PROGRAM = """
 import inspect, json, sys
@@ -47,7 +48,7 @@ def test_an_unguided_engine_runs_what_vllm_ships(
     """A process of its own, because the tests' process has run guided engines."""
     prompts = json.dumps([list(prompt) for prompt in PROMPTS[:2]])
     command = [sys.executable, "-c", PROGRAM, str(model_folder("llama")), prompts]
-    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path(Path(__file__).parents[2])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     num_rows, replaced, applied, ours, got = json.loads(done.stdout.splitlines()[-1])

@@ -51,6 +51,7 @@ LINES += [story(f"story-{i}", 30 + 2 * i, ignore_eos=True, **GUIDED) for i in ra
 NAMES = ["plain", "guided", *BAD, *(f"story-{i}" for i in range(30))]
 
 
+@pytest.mark.survey
 def test_a_batch_goes_on_after_a_kill(tmp_path: Path) -> None:
     requests, answers = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     requests.write_text("\n".join(LINES) + "\n")
@@ -138,7 +139,9 @@ def test_a_batch_of_chats(chat_model: Path, tmp_path: Path) -> None:
 # ---- vLLM's own server and batch runner ----------------------------------------------------------
 
 
+@pytest.mark.survey
 def test_vllm_serve(tmp_path: Path) -> None:
+    """CI starts the same server in tests/engine/test_vllm_serve.py."""
     port = str(free_port())
     out = run(COMMANDS["vllm_serve.sh"], tmp_path, MODEL="models/stories", PORT=port).stdout
     plain, guided = (json.loads(line)["choices"][0]["text"] for line in out.splitlines() if line)
@@ -149,6 +152,7 @@ def test_vllm_serve(tmp_path: Path) -> None:
         assert probe.connect_ex(("127.0.0.1", int(port))), "the server runs on"
 
 
+@pytest.mark.survey
 def test_vllms_batch_runner(chat_model: Path, tmp_path: Path) -> None:
     """The command of the page, with what `vllm_serve.sh` tells vLLM on a CPU."""
     (command,) = re.findall(r"^\.venv.*run_batch[^`]*", README, re.MULTILINE)

@@ -88,9 +88,7 @@ class Watchers:
     async def learn(self) -> None:
         """Request the right answers, one by one."""
         async with self.client() as client:
-            for question in QUESTIONS:
-                answer = await client.post("/v1/completions", json=question.body(False))
-                self.load.answers[question] = answer.raise_for_status().json()["choices"][0]["text"]
+            await self.load.learn_with(client)
             self.vectors = [
                 (await embed(client, [text])).json()["data"][0]["embedding"] for text in TEXTS
             ]

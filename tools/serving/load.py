@@ -22,8 +22,8 @@ from tools.serving.questions import BETWEEN_CHOICES, QUESTIONS, Question
 class Outcome:
     """The result of one request, as the client saw it. Times are those of time.monotonic().
 
-    kind: right, wrong, lost (the answer ended without an error but is not complete), or the error
-        that the client got.
+    kind: right, wrong, lost (the answer ended without an error but is not complete), new (nobody
+        knew the right answer), or the error that the client got.
     first: time of the first byte of the body.
     pause: the longest time between two lines of a stream.
     """
@@ -45,17 +45,25 @@ class Load:
     url: str
     clients: int
     questions: tuple[Question, ...] = QUESTIONS
-    answers: dict[Question, str] = field(default_factory=dict)
+    answers: dict[tuple[Question, bool], str] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     timeout_s: float = 240.0
 
     async def learn(self) -> None:
-        """Ask each question once, one after another. These are the right answers."""
+        """Ask each question once, one after another. These are the right answers.
+
+        A stream has its own: vLLM writes the arguments of a tool call anew, but streams them as
+        the model wrote them. Raises AssertionError for an error.
+        """
         async with httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s) as client:
-            for question in self.questions:
-                answer = await client.post(question.api.path, json=question.body(False))
-                told = answer.raise_for_status().json()
-                self.answers[question] = question.api.text_of(told)
+            await self.learn_with(client)
+
+    async def learn_with(self, client: httpx.AsyncClient) -> None:
+        """As `learn`, with a client that the caller has made."""
+        for question in self.questions:
+            for stream in (False, True):
+                outcome = await self.ask(client, question, stream)
+                assert outcome.kind == "new", (question, outcome)
 
     async def run(self, stop: asyncio.Event, seed: int = 0) -> None:
         """Let all clients ask random questions until `stop` is set."""
@@ -121,7 +129,11 @@ class Load:
             outcome.kind, outcome.detail = "wrong", f"events {numbers[-20:]}"
 
     def _judge(self, outcome: Outcome, text: str) -> None:
-        right = self.answers[outcome.question]
+        right = self.answers.get((outcome.question, outcome.stream))
+        if right is None:
+            self.answers[outcome.question, outcome.stream] = text
+            outcome.kind = "new"
+            return
         outcome.kind = "right" if text == right else "lost" if right.startswith(text) else "wrong"
         if outcome.kind != "right":
             outcome.detail = f"{text[-60:]!r} for {right[-60:]!r}"

@@ -12,9 +12,16 @@ import yaml
 from cfg_serve.check.lines import Lines
 from cfg_serve.errors import CommandError
 
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
 
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in one mapping. YAML itself takes the last one in silence."""
+
+    # A table of its own: lm-format-enforcer, which vLLM may import, makes texts of all dates.
+    yaml_constructors = yaml.SafeLoader.yaml_constructors | {
+        _TIMESTAMP: yaml.constructor.SafeConstructor.construct_yaml_timestamp
+    }
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """As usual; a value that is none of its type, such as a date 2026-13-01, has its line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cfg_serve.check.command import problems as told
 from cfg_serve.check.file import problems
@@ -209,6 +210,16 @@ def test_files_that_cannot_be_read(text: str, words: str, tmp_path: Path) -> Non
     path.write_text(text)
     (sentence,) = told(path, with_ray=False)
     assert sentence.startswith(f"{path}{words}")
+
+
+def test_dates_are_read_where_a_library_has_changed_yaml(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """lm-format-enforcer does, in each process that imports it."""
+    table = yaml.SafeLoader.yaml_constructors
+    monkeypatch.setitem(table, "tag:yaml.org,2002:timestamp", table["tag:yaml.org,2002:str"])
+    assert yaml.safe_load("a: 2026-13-01") == {"a": "2026-13-01"}
+    test_files_that_cannot_be_read("a: 2026-13-01", ":1: month must be in 1..12.", tmp_path)
 
 
 @pytest.mark.parametrize(("text", "sentences"), BROKEN, ids=lambda value: repr(value)[-60:])
